@@ -10,11 +10,11 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
+use lb_config::endpoints;
 use lb_core::endpoint::EndpointList;
 use lb_core::report_keys::{BackendKey, Keys, ServiceKey};
 use lb_document::diagnostic::{Faults, utf8};
 use lb_user::config::{self, Environment};
-use lb_user::source::endpoints;
 
 mod agent;
 

@@ -1,6 +1,6 @@
 //! Keys of a document: one row for each, which gives what is accepted, what is refused, and what the pages say.
 //!
-//! The rows of the configuration are in `lb-user/src/config/keys.rs`, those of endpoint files beside their reader. What a value decides
+//! The rows of the configuration are in `lb-config/src/keys.rs`, those of endpoint files beside their reader. What a value decides
 //! is not known here.
 
 use std::ops::Range;

@@ -85,8 +85,7 @@ pub fn is_bpffs(directory: impl AsFd) -> bool {
     rustix::fs::fstatfs(directory).is_ok_and(|stat| stat.f_type == BPF_FS)
 }
 
-/// The directory of pins that is used unless another is named.
-pub const DEFAULT_PINS: &str = "/sys/fs/bpf/socklb";
+pub use lb_common::abi::DEFAULT_PINS;
 
 /// The pins of one client task.
 #[derive(Clone, Debug, PartialEq, Eq)]

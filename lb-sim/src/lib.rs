@@ -1,12 +1,14 @@
 //! The planner: the same decisions as the daemon's ([`lb_core`]), for a whole fleet at once, in numbers and pictures.
 //!
-//! In reading order: a fleet and its subsets ([`fleet`]), what they are worth ([`metrics`]), and that over many fleets
+//! In reading order: a fleet and its subsets ([`fleet`]), or a job before a list as a daemon reads it ([`listed`]), what they are worth ([`metrics`]), and that over many fleets
 //! ([`sweep`]), which to choose ([`advice`]), a fleet in virtual time ([`traffic`]), and pictures of all of it
 //! ([`report`]); then one module per command. Must not know of kernels, sockets or clocks: the same arguments give the
 //! same output on every machine.
 #![forbid(unsafe_code)]
 
 pub mod fleet;
+
+pub mod listed;
 
 pub mod metrics;
 
@@ -20,6 +22,8 @@ pub mod report;
 
 mod commands {
     pub mod arguments;
+
+    pub mod lists;
 
     pub mod subset;
 

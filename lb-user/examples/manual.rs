@@ -11,10 +11,10 @@ use anyhow::{Context, Result};
 use clap::CommandFactory;
 use clap_complete::Shell;
 use clap_mangen::Man;
+use lb_config::endpoints;
 use lb_document::key::{Section, entries};
 use lb_user::cli::Cli;
 use lb_user::config::{keys, reference};
-use lb_user::source::endpoints;
 use roff::{Inline, Roff, bold, roman};
 
 /// What the overview says after the commands, which know nothing of it. As in

@@ -1,153 +1,16 @@
-//! Turns the configuration file into values that cannot be wrong.
+//! The configuration of this host: its file, and what it may ask about the process that reads it.
 //!
-//! Everything that the text alone decides is decided here, and all faults are reported at once, so that nothing behind
-//! it checks again. Must not look at the host: whether a cgroup exists is for the datapath, what an endpoint file says
-//! for its source. Variables, the host name and files of keys come in through [`Environment`].
-
-use std::net::SocketAddr;
-use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-use lb_common::abi::{MAX_CLIENTS, MAX_SERVICES};
-use lb_core::endpoint::EndpointList;
-use lb_core::limits::Limits;
-use lb_core::report_keys::{Keys, ServiceKey};
-use lb_core::service::{Accounting, Service, Task};
-
-use crate::error::chain;
-use lb_document::diagnostic::{Faults, Report};
-use lb_document::{self as document, Table};
-
-pub mod keys;
-
-pub mod reference;
-
-mod paths;
-
-mod limits;
-
-mod metrics;
-
-mod admin;
-
-mod reclaim;
-
-mod service;
-
-mod template;
-
-mod source;
-
-mod subset;
-
-mod policy;
-
-mod ejection;
-
-mod health;
-
-mod probe;
-
-mod reports;
-
-mod client;
-
-mod cgroup;
-
-mod task;
+//! What its text says is for [`lb_config`] to know.
 
 mod file;
 
+use std::path::Path;
+
 pub use file::{ConfigError, DEFAULT_PATH, MAX_FILE_BYTES, read, read_paths, read_with};
-pub use metrics::Metrics;
-pub use paths::Paths;
-pub use probe::{AGENT_PORT, Probe, ProbeFrom, ProbeKind};
-pub use reports::Reports;
+pub use lb_config::*;
+use lb_core::report_keys::{Keys, ServiceKey};
 
-/// What the operator configured.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// The configuration file.
-    pub path: PathBuf,
-    /// The client tasks, in the order of the file; at least one.
-    pub clients: Vec<Client>,
-    /// The addresses of all services, used by a client or not: no backend may have one.
-    pub addresses: Vec<SocketAddr>,
-    /// Where state is kept.
-    pub paths: Paths,
-    /// Sizes of every client task's maps.
-    pub limits: Limits,
-    /// Where metrics are read.
-    pub metrics: Metrics,
-    /// The group whose members may change what the daemon does, by name or number.
-    pub admins: Option<String>,
-    /// How far apart two passes over the flow records are.
-    pub reclaim_interval: Duration,
-    /// How backends' agents are asked.
-    pub reports: Reports,
-}
-
-/// One cgroup whose connects are balanced.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Client {
-    /// The job it is a task of.
-    pub job: String,
-    /// Unique among the clients; letters, digits, `_` and `-`.
-    pub name: String,
-    /// Relative to the cgroup2 mount; not below that of another client.
-    pub cgroup: PathBuf,
-    /// Which task of its job it is.
-    pub task: Task,
-    /// The services that it dials, at least one.
-    pub services: Vec<ClientService>,
-    /// How much is recorded of its flows.
-    pub accounting: Accounting,
-}
-
-/// A service as one client task sees it, and where its endpoints come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClientService {
-    /// The service; its seed is that of the client's job.
-    pub service: Service,
-    /// Where its endpoints come from.
-    pub source: Source,
-    /// How its backends are probed, if they are.
-    pub probe: Option<Probe>,
-}
-
-/// Where the endpoints of a service come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The configuration itself.
-    Static(EndpointList),
-    /// A file that is watched.
-    File(PathBuf),
-}
-
-/// An endpoint file that a configuration names, right or wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamedFile {
-    /// The address of its service, if that can be read.
-    pub service: Option<SocketAddr>,
-    /// The file.
-    pub path: PathBuf,
-    /// Where the configuration names it.
-    pub span: Range<usize>,
-}
-
-/// What a configuration may ask about the process that reads it.
-pub trait Environment {
-    /// The value of an environment variable, if it is set.
-    fn variable(&self, name: &str) -> Option<String>;
-    /// The name of the host, if the kernel tells it.
-    fn host_name(&self) -> Option<String>;
-    /// The keys in a file.
-    ///
-    /// # Errors
-    /// Why there are none, in words that name the file and hold nothing of a key.
-    fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String>;
-}
+use crate::error::chain;
 
 /// This process on this host.
 pub struct Host;
@@ -169,70 +32,70 @@ impl Environment for Host {
     }
 }
 
-/// Reads the text of a configuration; `path` is where it stands, and what the paths in it are relative to.
-///
-/// # Errors
-/// All faults of the text.
-pub fn parse(text: &str, path: &Path, env: &dyn Environment) -> Result<Config, Faults> {
-    parse_with(text, path, env, |_, _, _| ())
-}
+#[cfg(test)]
+pub mod tests {
+    use std::path::PathBuf;
 
-fn parse_with(
-    text: &str,
-    path: &Path,
-    env: &dyn Environment,
-    look: impl FnOnce(&[NamedFile], &[SocketAddr], &mut Report<'_>),
-) -> Result<Config, Faults> {
-    let mut report = Report::new(path, text);
-    let root = document::read(text, &mut report);
-    let root = Table::root("a configuration", &root);
-    root.check_keys(&keys::names(), &mut report);
-    let (config, files) = read_root(&root, path, env, &mut report);
-    look(&files, &config.addresses, &mut report);
-    report.finish(Some(config))
-}
+    use super::*;
 
-// Returns what could be read: it is a configuration only if nothing was reported.
-fn read_root(
-    root: &Table<'_>,
-    path: &Path,
-    env: &dyn Environment,
-    report: &mut Report<'_>,
-) -> (Config, Vec<NamedFile>) {
-    let directory = path.parent().unwrap_or(Path::new(""));
-    let services = root.tables(&keys::service::SECTION, MAX_SERVICES as usize, report);
-    let clients = root.tables(&keys::client::SECTION, MAX_CLIENTS, report);
-    for (key, example) in [
-        ("client", "write [[client]] with a job and a cgroup"),
-        ("service", "write [[service]] with a name, an address and backends"),
-    ] {
-        if root.get(key).is_none_or(|item| item.is_empty_list()) {
-            report.add_absent(0..0, format!("no {key} is configured"), example.to_owned());
+    /// The shortest configuration.
+    pub const LEAST: &str = "[[client]]\njob = 'j'\ncgroup = 'c'\n\
+         [[service]]\nname = 's'\naddress = '10.96.0.10:80'\nbackends = { static = [] }\n";
+
+    /// An environment of nothing.
+    struct Nothing;
+
+    impl Environment for Nothing {
+        fn variable(&self, _: &str) -> Option<String> {
+            None
+        }
+
+        fn host_name(&self) -> Option<String> {
+            None
+        }
+
+        fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
+            Err(format!("{}: there is no such file", path.display()))
         }
     }
-    let paths = paths::read(root, directory, report);
-    let limits = limits::read(root, report);
-    let metrics = metrics::read(root, report);
-    let admins = admin::read(root, report);
-    let reclaim_interval = reclaim::read(root, report);
-    let reports = reports::read(root, directory, env, report);
-    let around = probe::Around { directory, env, reports: &reports };
-    let services = service::read(&services, around, report);
-    let clients = client::read(&clients, &services, limits, env, report);
-    let addresses = services.addresses();
-    let config = Config {
-        path: path.to_owned(),
-        clients,
-        addresses,
-        paths,
-        limits,
-        metrics,
-        admins,
-        reclaim_interval,
-        reports,
-    };
-    (config, services.into_files())
-}
 
-#[cfg(test)]
-pub mod tests;
+    /// Reads a configuration that must be right, without an environment.
+    pub fn good(text: &str) -> Config {
+        let read = parse(text, Path::new("/etc/socklb/socklb.toml"), &Nothing);
+        read.unwrap_or_else(|faults| panic!("{faults}\nin\n{text}"))
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named_with_its_cause() {
+        let error = read(Path::new("/nonexistent/socklb.toml"), &Host).unwrap_err();
+        assert_eq!(error.to_string(), "read /nonexistent/socklb.toml");
+        let cause = std::error::Error::source(&error).unwrap().to_string();
+        assert_eq!(cause, "No such file or directory (os error 2)");
+        let error = read(Path::new("/dev/zero"), &Host).unwrap_err();
+        let cause = std::error::Error::source(&error).unwrap().to_string();
+        assert_eq!(cause, "it is not a regular file");
+        let long = tempfile::NamedTempFile::new().unwrap();
+        long.as_file().set_len(MAX_FILE_BYTES + 1).unwrap();
+        assert!(matches!(read(long.path(), &Host), Err(ConfigError::TooLong { .. })));
+    }
+
+    #[test]
+    fn paths_are_read_whatever_else_is_wrong() {
+        let run = |text: &str| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), text).unwrap();
+            read_paths(file.path()).map(|paths| paths.run)
+        };
+        assert_eq!(run("colour = 1\n[[client]]\njob = 1").unwrap(), PathBuf::from("/run/socklb"));
+        assert_eq!(run("[paths]\nrun = '/r'\n[limits\n").unwrap(), PathBuf::from("/r"));
+        assert!(matches!(run("[limits\n"), Err(ConfigError::Faulty(_))));
+        assert!(matches!(run("[paths]\nrun = 1"), Err(ConfigError::Faulty(_))));
+    }
+
+    #[test]
+    fn no_name_of_a_variable_panics() {
+        for name in ["", "=", "A=B", "A\0"] {
+            assert_eq!(Host.variable(name), None);
+        }
+    }
+}

@@ -3,8 +3,6 @@
 //! The directory of a file is watched, so that a file that is renamed into place is seen. A file that cannot be used is
 //! reported and changes nothing; the last one that could be used is kept on disk as well, for a start without it.
 
-pub mod endpoints;
-
 pub mod last_good;
 
 use std::fs::{self, File};
@@ -15,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use lb_config::endpoints;
 use lb_core::endpoint::EndpointList;
 use lb_core::feed::{List, ReadFailure, Version};
 use lb_core::service::Service;

@@ -16,13 +16,15 @@ use crate::command::{cargo, output, root};
 use crate::object::{self, Record};
 
 /// The edges that our crates may have, each a decision: normal and build dependencies only.
-const EDGES: [(&str, Allowed); 15] = [
+const EDGES: [(&str, Allowed); 16] = [
     ("lb-common", Allowed::Exactly(&["bytemuck", "network-types"])),
     ("lb-core", Allowed::Exactly(&["hkdf", "lb-common", "sha2", "thiserror", "xxhash-rust"])),
     // It draws what others have computed.
     ("lb-svg", Allowed::Exactly(&[])),
     // The planner decides as the daemon does and picks as the kernel does, and knows neither of them.
-    ("lb-sim", Allowed::Ours(&["lb-common", "lb-core", "lb-svg", "lb-view"])),
+    ("lb-sim", Allowed::Ours(&["lb-common", "lb-config", "lb-core", "lb-svg", "lb-view"])),
+    // What the planner reads as the daemon does.
+    ("lb-config", Allowed::Ours(&["lb-common", "lb-core", "lb-document"])),
     // It runs where backends are, and has a kernel program answer in its place (`lb-kernel`). Its status is a table as the daemon's are
     // (`lb-view`).
     (
@@ -50,6 +52,7 @@ const EDGES: [(&str, Allowed); 15] = [
         Allowed::Ours(&[
             "lb-agent",
             "lb-common",
+            "lb-config",
             "lb-core",
             "lb-document",
             "lb-host",
@@ -62,7 +65,18 @@ const EDGES: [(&str, Allowed); 15] = [
     // The tests drive the program as an operator does, never as a library; what it shows they read by its types.
     ("lb-tests", Allowed::Ours(&["lb-common", "lb-svg", "lb-view"])),
     // A fuzzer calls what reads text and datagrams, thousands of times a second.
-    ("lb-fuzz", Allowed::Ours(&["lb-agent", "lb-common", "lb-core", "lb-document", "lb-http", "lb-user"])),
+    (
+        "lb-fuzz",
+        Allowed::Ours(&[
+            "lb-agent",
+            "lb-common",
+            "lb-config",
+            "lb-core",
+            "lb-document",
+            "lb-http",
+            "lb-user",
+        ]),
+    ),
     ("xtask", Allowed::Ours(&[])),
 ];
 

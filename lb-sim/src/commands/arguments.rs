@@ -143,28 +143,33 @@ impl NumberRange {
     }
 }
 
-/// The numbers of a fleet, without an algorithm.
+/// The numbers of a fleet, without an algorithm. Where a list or a configuration is read, they may say less.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct FleetArguments {
     /// Client tasks of the job, 1 to 65536
-    #[arg(long, value_name = "M", value_parser = clients)]
-    pub clients: u32,
+    #[arg(long, value_name = "M", value_parser = clients, required_unless_present_any = ["endpoints", "config"])]
+    pub clients: Option<u32>,
     /// Backends of the service, 1 to 65536
-    #[arg(long, value_name = "N", value_parser = backends)]
-    pub backends: u32,
+    #[arg(long, value_name = "N", value_parser = backends, required_unless_present_any = ["endpoints", "config"])]
+    pub backends: Option<u32>,
     /// Backends that each client task wants, 1 to 65536
-    #[arg(long, value_name = "K", value_parser = size)]
-    pub size: u32,
-    /// The job's seed: the daemon takes XXH64 of JOB/SERVICE
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    pub seed: u64,
+    #[arg(long, value_name = "K", value_parser = size, required_unless_present_any = ["endpoints", "config"])]
+    pub size: Option<u32>,
+    /// The job's seed: the daemon takes XXH64 of JOB/SERVICE [default: 0, or that of the configuration]
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
 }
 
 impl FleetArguments {
     /// The fleet with this algorithm.
+    ///
+    /// # Panics
+    /// If there is a list in place of a number of backends.
     pub fn fleet(&self, algorithm: Algorithm) -> Fleet {
         let Self { clients, backends, size, seed } = *self;
-        Fleet { algorithm, clients, backends, size, seed }
+        let [clients, backends, size] =
+            [clients, backends, size].map(|number| number.expect("it is required where there is no list"));
+        Fleet { algorithm, clients, backends, size, seed: seed.unwrap_or(0) }
     }
 }
 

@@ -5,10 +5,13 @@
 
 use anyhow::Result;
 use clap::Args;
+use lb_core::subset::Algorithm;
 use serde::Serialize;
 
 use super::arguments::{Algorithms, FleetArguments, size, variation};
+use super::lists::ListArguments;
 use crate::fleet::{Fleet, Sharing};
+use crate::listed::ListedJob;
 use crate::metrics::interval::Interval;
 use crate::metrics::overlap::{Overlap, distinct, overlap};
 use crate::metrics::unequal::{DRAWS, Inequality, UnequalLoads};
@@ -19,11 +22,13 @@ use crate::table::{TextTable, percent, ratio};
 /// A fleet, and what to look at.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// How subsets are chosen: one or several, separated by commas, or all
-    #[arg(long, value_name = "A,B,..", default_value = "rocksteadier")]
-    algorithm: Algorithms,
+    /// How subsets are chosen: one or several, separated by commas, or all [default: rocksteadier, or as the configuration says]
+    #[arg(long, value_name = "A,B,..")]
+    algorithm: Option<Algorithms>,
     #[command(flatten)]
     job: FleetArguments,
+    #[command(flatten)]
+    list: ListArguments,
     /// With structural weights, as the daemon has them; aperture forms always have their own
     #[arg(long)]
     weighted: bool,
@@ -88,12 +93,17 @@ struct Utilization {
 
 /// Prints what the algorithms are worth.
 pub fn run(options: &Options) -> Result<()> {
-    let FleetArguments { clients, backends, size, seed } = options.job;
-    let block = options.block.unwrap_or(backends.div_ceil(10));
     let inequality = Inequality { skew: options.skew, missing: options.missing };
     let inequality = Some(inequality).filter(|inequality| !inequality.is_none());
+    let algorithms = options.algorithm.as_ref().map(|algorithms| &algorithms.0[..]);
+    let jobs = options.list.jobs(&options.job, algorithms)?;
+    if !jobs.is_empty() {
+        return of_list(options, &jobs, inequality);
+    }
+    let Fleet { clients, backends, size, seed, .. } = options.job.fleet(Algorithm::Rocksteadier);
+    let block = options.block.unwrap_or(backends.div_ceil(10));
     let mut results = Vec::new();
-    for &algorithm in &options.algorithm.0 {
+    for &algorithm in algorithms.unwrap_or(&[Algorithm::Rocksteadier]) {
         let fleet = options.job.fleet(algorithm);
         fleet.check_size()?;
         results.push(Balance::of(&fleet, options.weighted, block, inequality));
@@ -110,6 +120,108 @@ pub fn run(options: &Options) -> Result<()> {
         results,
     };
     if options.json { output::json(&document) } else { output::text(document.text()) }
+}
+
+/// Prints how even a job before a list is, as its daemons share.
+fn of_list(options: &Options, jobs: &[ListedJob], inequality: Option<Inequality>) -> Result<()> {
+    let mut results = Vec::new();
+    for job in jobs {
+        job.check_size()?;
+        results.push(ListedBalance::of(job, inequality));
+    }
+    let job = jobs.first().expect("there is one");
+    let document = ListedDocument {
+        schema: output::SCHEMA,
+        clients: job.tasks,
+        endpoints: job.list.as_slice().len(),
+        seed: job.service.seed.to_string(),
+        inequality,
+        results,
+    };
+    if options.json { output::json(&document) } else { output::text(document.text()) }
+}
+
+#[derive(Serialize)]
+struct ListedDocument {
+    schema: u32,
+    clients: u32,
+    endpoints: usize,
+    seed: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inequality: Option<Inequality>,
+    results: Vec<ListedBalance>,
+}
+
+/// How even a job before a list is, of the endpoints that ask for connections.
+#[derive(Serialize)]
+struct ListedBalance {
+    algorithm: &'static str,
+    connections: BackendConnections,
+    /// The mean load over the largest, both for what weights entitle to.
+    raw: f64,
+    /// The same of clients that are unequal or absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unequal: Option<Interval>,
+}
+
+impl ListedBalance {
+    fn of(job: &ListedJob, inequality: Option<Inequality>) -> Self {
+        let (subsets, capacities) = (job.subsets(), job.capacities());
+        let connections = subsets.connections(&capacities);
+        let Spread { mean, rsd, .. } = Spread::of_counts(&connections);
+        let raw = |rates: &[f64]| capacity_utilization(&subsets.loads(&capacities, rates), &capacities);
+        let draws = |inequality: Inequality| {
+            Interval::of(inequality.draws(job.tasks, job.service.seed).map(|rates| raw(&rates)))
+        };
+        Self {
+            algorithm: job.algorithm(),
+            connections: BackendConnections {
+                min: connections.iter().copied().min().unwrap_or(0),
+                mean,
+                max: connections.iter().copied().max().unwrap_or(0),
+                rsd,
+            },
+            raw: raw(&vec![1.0; job.tasks as usize]),
+            unequal: inequality.map(draws),
+        }
+    }
+}
+
+impl ListedDocument {
+    fn text(&self) -> String {
+        let Self { clients, endpoints, seed, .. } = self;
+        let mut table = TextTable::new(["algorithm", "min", "mean", "max", "rsd", "raw", "unequal"]);
+        for ListedBalance { algorithm, connections, raw, unequal } in &self.results {
+            let unequal = unequal.map_or_else(
+                || "-".into(),
+                |unequal| format!("{} ± {}", ratio(unequal.mean), ratio(unequal.high - unequal.mean)),
+            );
+            table.row([
+                (*algorithm).to_owned(),
+                connections.min.to_string(),
+                format!("{:.1}", connections.mean),
+                connections.max.to_string(),
+                percent(connections.rsd),
+                ratio(*raw),
+                unequal,
+            ]);
+        }
+        format!(
+            "{clients} clients, {endpoints} endpoints, seed {seed}\n\n{table}\n\
+             Of the endpoints that ask for connections. min, mean, max, rsd: connections of one. raw: mean load over largest load, for what\n\
+             weights entitle to. unequal: the same of clients that are unequal or absent.\n"
+        )
+    }
+}
+
+/// The part of all capacity that can be used before the first backend is full, of loads over capacity.
+fn capacity_utilization(loads: &[f64], capacities: &[u16]) -> f64 {
+    let capacities = capacities.iter().filter(|capacity| **capacity > 0).map(|capacity| f64::from(*capacity));
+    let (all, sum) = capacities
+        .zip(loads)
+        .fold((0.0, 0.0), |(all, sum), (capacity, load)| (all + capacity, sum + capacity * load));
+    let most = loads.iter().copied().fold(0.0, f64::max);
+    if most > 0.0 { sum / all / most } else { 0.0 }
 }
 
 impl Balance {

@@ -4,25 +4,32 @@
 //! any size. Must not know how subsets are chosen.
 
 use std::fmt;
+use std::net::SocketAddr;
 
 use anyhow::{Result, bail};
 use clap::Args;
+use lb_core::membership::Member;
 use lb_core::subset::Algorithm;
 use lb_core::weights::Graph;
 use serde::ser::{Serialize, Serializer};
 
 use super::arguments::{FleetArguments, algorithm};
+use super::lists::ListArguments;
 use crate::fleet::{Fleet, Sharing};
+use crate::listed::ListedJob;
 use crate::output;
+use crate::table::{TextTable, percent};
 
 /// A fleet, and which of its clients to show.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// How subsets are chosen
-    #[arg(long, value_name = "A", default_value = "rocksteadier", value_parser = algorithm)]
-    algorithm: Algorithm,
+    /// How subsets are chosen [default: rocksteadier, or as the configuration says]
+    #[arg(long, value_name = "A", value_parser = algorithm)]
+    algorithm: Option<Algorithm>,
     #[command(flatten)]
     job: FleetArguments,
+    #[command(flatten)]
+    list: ListArguments,
     /// Only this client task, counted from 0
     #[arg(long, value_name = "I")]
     client: Option<u32>,
@@ -36,12 +43,12 @@ pub struct Options {
 
 /// Prints the subsets.
 pub fn run(options: &Options) -> Result<()> {
-    let fleet = options.job.fleet(options.algorithm);
-    if let Some(client) = options.client
-        && client >= fleet.clients
-    {
-        bail!("--client {client} is not below --clients {}", fleet.clients);
+    let algorithms = options.algorithm.as_ref().map(std::slice::from_ref);
+    if let [job] = &options.list.jobs(&options.job, algorithms)?[..] {
+        return of_list(options, job);
     }
+    let fleet = options.job.fleet(options.algorithm.unwrap_or(Algorithm::Rocksteadier));
+    check_client(options, fleet.clients)?;
     let structural = options.weights && !fleet.algorithm.is_aperture();
     let subsets = match options.client {
         // Structural weights follow from all subsets; everything else about one client from its own.
@@ -60,6 +67,97 @@ pub fn run(options: &Options) -> Result<()> {
         }
     };
     if options.json { output::json(&SubsetDocument::of(&subsets)) } else { output::text(subsets) }
+}
+
+fn check_client(options: &Options, clients: u32) -> Result<()> {
+    if let Some(client) = options.client
+        && client >= clients
+    {
+        bail!("--client {client} is not below the number of clients, which is {clients}");
+    }
+    Ok(())
+}
+
+/// Prints the subsets of a job before a list, as its daemons compute them.
+fn of_list(options: &Options, job: &ListedJob) -> Result<()> {
+    check_client(options, job.tasks)?;
+    job.check_size()?;
+    let memberships = (0..).zip(job.memberships());
+    let wanted = memberships.filter(|(client, _)| options.client.is_none_or(|only| only == *client));
+    let subsets = wanted.map(|(client, membership)| ListedSubset {
+        client,
+        size: membership.size,
+        members: membership.members.into_iter().map(ListedMember::of).collect(),
+    });
+    let document = ListedDocument {
+        schema: output::SCHEMA,
+        algorithm: job.algorithm(),
+        clients: job.tasks,
+        endpoints: job.list.as_slice().len(),
+        seed: job.service.seed.to_string(),
+        subsets: subsets.collect(),
+    };
+    if options.json { output::json(&document) } else { output::text(document) }
+}
+
+#[derive(serde::Serialize)]
+struct ListedDocument {
+    schema: u32,
+    algorithm: &'static str,
+    clients: u32,
+    endpoints: usize,
+    seed: String,
+    subsets: Vec<ListedSubset>,
+}
+
+/// What one client uses of a list.
+#[derive(serde::Serialize)]
+struct ListedSubset {
+    client: u32,
+    /// The size that was asked for; none without a subset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<u32>,
+    members: Vec<ListedMember>,
+}
+
+#[derive(serde::Serialize)]
+struct ListedMember {
+    index: u32,
+    address: SocketAddr,
+    /// The part of the client's connects that it gets.
+    share: f64,
+    /// How many clients of the job use it.
+    connections: u32,
+    /// What it gets from all of them over what its weight entitles it to.
+    load: f64,
+}
+
+impl ListedMember {
+    fn of(Member { endpoint, share, connections, load, target, .. }: Member) -> Self {
+        let load = if target > 0.0 { load / target } else { 0.0 };
+        Self { index: endpoint.index, address: endpoint.address, share, connections, load }
+    }
+}
+
+impl fmt::Display for ListedDocument {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { algorithm, clients, endpoints, seed, .. } = self;
+        writeln!(f, "{algorithm}: {clients} clients, {endpoints} endpoints, seed {seed}\n")?;
+        let mut table = TextTable::new(["client", "backend", "index", "share", "connections", "load"]);
+        for ListedSubset { client, members, .. } in &self.subsets {
+            for ListedMember { index, address, share, connections, load } in members {
+                table.row([
+                    client.to_string(),
+                    address.to_string(),
+                    index.to_string(),
+                    percent(*share),
+                    connections.to_string(),
+                    format!("{load:.2}"),
+                ]);
+            }
+        }
+        write!(f, "{table}")
+    }
 }
 
 /// Subsets of a fleet, in the order of its clients.

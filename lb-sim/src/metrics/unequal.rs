@@ -48,6 +48,12 @@ impl Inequality {
         ((1.0 + self.skew * self.skew) / present - 1.0).sqrt()
     }
 
+    /// What each client sends, draw by draw.
+    pub fn draws(self, clients: u32, seed: u64) -> impl Iterator<Item = Vec<f64>> {
+        (0..DRAWS)
+            .map(move |number| self.rates(clients, &mut SplitMix64::new(mix64(&[seed, 9, number.into()]))))
+    }
+
     /// What each client sends in one draw.
     fn rates(self, clients: u32, rng: &mut SplitMix64) -> Vec<f64> {
         let mut rates = Skew::Variation(self.skew).rates(clients, rng);
@@ -76,10 +82,9 @@ pub fn guarantee(raw: f64, missing: u32) -> f64 {
 impl UnequalLoads {
     /// Of a fleet whose clients share like this, with a graph of its subsets.
     pub fn of(fleet: &Fleet, graph: &Graph, sharing: &Sharing, inequality: Inequality) -> Self {
-        let draw = |number: u32| {
-            let mut rng = SplitMix64::new(mix64(&[fleet.seed, 9, number.into()]));
+        let draw = |rates: Vec<f64>| {
             let mut loads = vec![0.0; fleet.backends as usize];
-            for (client, rate) in (0..).zip(inequality.rates(fleet.clients, &mut rng)) {
+            for (client, rate) in (0..).zip(rates) {
                 let subset = graph.row(client);
                 let weights = sharing.weights(graph, client, subset);
                 for (backend, weight) in subset.iter().zip(weights) {
@@ -88,7 +93,7 @@ impl UnequalLoads {
             }
             (raw_utilization(&loads), Spread::of(&loads).rsd)
         };
-        let draws: Vec<(f64, f64)> = (0..DRAWS).map(draw).collect();
+        let draws: Vec<(f64, f64)> = inequality.draws(fleet.clients, fleet.seed).map(draw).collect();
         let is_weighted = !matches!(sharing, Sharing::Even);
         let has_guarantee = is_weighted && inequality.skew == 0.0;
         Self {

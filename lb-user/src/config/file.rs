@@ -1,6 +1,6 @@
 //! The configuration as a file: whether it can be read at all, and how far.
 //!
-//! What its text says is for [`parse`](super::parse) to know.
+//! What its text says is for [`lb_config`] to know.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,9 +9,8 @@ use std::path::{Path, PathBuf};
 use lb_host::regular_file;
 use thiserror::Error;
 
-use super::{Config, Environment, NamedFile, Paths, parse_with, paths};
+use lb_config::{Config, Environment, NamedFile, Paths, parse_paths, parse_with};
 use lb_document::diagnostic::{Faults, Report, utf8};
-use lb_document::{self as document, Table};
 
 /// The longest configuration that is read, to bound memory and time when the wrong file is named: every service with
 /// a hundred static endpoints needs less than 1 MiB.
@@ -63,16 +62,7 @@ pub fn read(path: &Path, env: &dyn Environment) -> Result<Config, ConfigError> {
 /// the text.
 pub fn read_paths(path: &Path) -> Result<Paths, ConfigError> {
     let bytes = read_file(path)?;
-    let text = utf8(&bytes, path)?;
-    let mut syntax = Report::new(path, text);
-    let root = document::read(text, &mut syntax);
-    let root = Table::root("a configuration", &root);
-    if root.get("paths").is_none() && !syntax.is_clean() {
-        return Ok(syntax.finish(None)?);
-    }
-    let mut report = Report::new(path, text);
-    let paths = paths::read(&root, path.parent().unwrap_or(Path::new("")), &mut report);
-    Ok(report.finish(Some(paths))?)
+    Ok(parse_paths(utf8(&bytes, path)?, path)?)
 }
 
 /// As [`read`], and shows to `look` the endpoint files that the text names, whatever else is wrong with it, and the

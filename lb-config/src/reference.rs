@@ -15,7 +15,7 @@ pub fn page() -> String {
     let mut page = format!(
         "# Configuration: every key of `socklb.toml`\n\n{INTRODUCTION}\n\n\
          Also installed as `man socklb.toml`. Written by `cargo run --package lb-user --example configuration` from\n\
-         `lb-user/src/config/keys.rs`.\n"
+         `lb-config/src/keys.rs`.\n"
     );
     for sections in SECTIONS {
         let Section { header, text, .. } = sections[0];
@@ -30,7 +30,7 @@ mod tests {
 
     #[test]
     fn the_documentation_is_what_the_rows_say() {
-        let text = include_str!("../../../docs/reference/configuration.md");
+        let text = include_str!("../../docs/reference/configuration.md");
         assert!(
             text == page(),
             "docs/reference/configuration.md is stale: `cargo run --package lb-user --example configuration` writes it"

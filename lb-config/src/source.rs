@@ -12,7 +12,7 @@ use super::keys::backends::{FILE, SECTION, STATIC};
 use super::keys::path;
 use super::keys::service::BACKENDS;
 use super::{NamedFile, Source};
-use crate::source::endpoints::{self, Entry};
+use crate::endpoints::{self, Entry};
 use lb_document::diagnostic::{Report, quote};
 use lb_document::kind::Kind as _;
 use lb_document::{Item, Table, address};

@@ -10,7 +10,7 @@ const SERVICE: &str = "10.96.0.10:80";
 
 #[test]
 fn the_documentation_has_every_key() {
-    let text = include_str!("../../../../docs/guide/endpoint-files.md");
+    let text = include_str!("../../../docs/guide/endpoint-files.md");
     let table = markdown(&[&keys::SECTION]);
     assert!(text.contains(&table), "docs/guide/endpoint-files.md must have this table:\n{table}");
 }

@@ -214,7 +214,7 @@ section! {
     paths, "[paths]", "[paths]",
     "each overridden by an option of the same name on every command (`--pins`, `--run`, `--state`)";
 
-    PINS "pins": Text<Cow<'static, str>>(&["/sys/fs/bpf/other"], path), Is(Cow::Borrowed(lb_kernel::DEFAULT_PINS)),
+    PINS "pins": Text<Cow<'static, str>>(&["/sys/fs/bpf/other"], path), Is(Cow::Borrowed(abi::DEFAULT_PINS)),
         "directory in a bpf file system";
     RUN "run": Text<Cow<'static, str>>(&["/run/other"], path), Is(Cow::Borrowed("/run/socklb")), "directory of the daemon's socket";
     STATE "state": Text<Cow<'static, str>>(&["/srv/socklb"], path), Is(Cow::Borrowed("/var/lib/socklb")),
@@ -286,22 +286,23 @@ section! {
 /// An errno by its name.
 pub type Errno = (&'static str, i32);
 
-const EHOSTUNREACH: Errno = ("EHOSTUNREACH", libc::EHOSTUNREACH);
+const EHOSTUNREACH: Errno = ("EHOSTUNREACH", 113);
 
 /// Errors that connect(2) gives by itself, so that callers handle them. EPERM is not among them: a hook that refuses
-/// gives it where the kernel has no `bpf_set_retval` (before 5.18), and callers take it for a firewall.
+/// gives it where the kernel has no `bpf_set_retval` (before 5.18), and callers take it for a firewall. The numbers are those of
+/// Linux (`asm-generic/errno.h`), whatever machine reads the file.
 pub const ERRNOS: [Errno; 11] = [
-    ("ECONNREFUSED", libc::ECONNREFUSED),
+    ("ECONNREFUSED", 111),
     EHOSTUNREACH,
-    ("ENETUNREACH", libc::ENETUNREACH),
-    ("ETIMEDOUT", libc::ETIMEDOUT),
-    ("EADDRNOTAVAIL", libc::EADDRNOTAVAIL),
-    ("EAGAIN", libc::EAGAIN),
-    ("ENETDOWN", libc::ENETDOWN),
-    ("EHOSTDOWN", libc::EHOSTDOWN),
-    ("ECONNABORTED", libc::ECONNABORTED),
-    ("ECONNRESET", libc::ECONNRESET),
-    ("EACCES", libc::EACCES),
+    ("ENETUNREACH", 101),
+    ("ETIMEDOUT", 110),
+    ("EADDRNOTAVAIL", 99),
+    ("EAGAIN", 11),
+    ("ENETDOWN", 100),
+    ("EHOSTDOWN", 112),
+    ("ECONNABORTED", 103),
+    ("ECONNRESET", 104),
+    ("EACCES", 13),
 ];
 
 /// The longest name of a job, client or service in bytes: the kernel's copy ends with a zero.

@@ -238,7 +238,7 @@ fn a_good_file_is_read_whole() {
 /// An operator who removes the `# ` before a key of the packaged example gets what that key says.
 #[test]
 fn the_packaged_example_is_right_with_all_that_it_suggests() {
-    let text = include_str!("../../../packaging/examples/socklb.toml");
+    let text = include_str!("../../packaging/examples/socklb.toml");
     let is_suggested = |line: &str| {
         let key = line.split(['=', ' ']).next().unwrap_or_default();
         line.starts_with('[')
@@ -356,40 +356,6 @@ fn a_line_that_cannot_be_parsed_makes_no_other_fault() {
         ],
     );
     check("[[client]]\njob = 'j'\njob = 'k'\ncgroup = 'c'\n", &["3:1: duplicate key"]);
-}
-
-#[test]
-fn a_file_that_cannot_be_read_is_named_with_its_cause() {
-    let error = read(Path::new("/nonexistent/socklb.toml"), &Host).unwrap_err();
-    assert_eq!(error.to_string(), "read /nonexistent/socklb.toml");
-    let cause = std::error::Error::source(&error).unwrap().to_string();
-    assert_eq!(cause, "No such file or directory (os error 2)");
-    let error = read(Path::new("/dev/zero"), &Host).unwrap_err();
-    let cause = std::error::Error::source(&error).unwrap().to_string();
-    assert_eq!(cause, "it is not a regular file");
-    let long = tempfile::NamedTempFile::new().unwrap();
-    long.as_file().set_len(MAX_FILE_BYTES + 1).unwrap();
-    assert!(matches!(read(long.path(), &Host), Err(ConfigError::TooLong { .. })));
-}
-
-#[test]
-fn paths_are_read_whatever_else_is_wrong() {
-    let run = |text: &str| {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), text).unwrap();
-        read_paths(file.path()).map(|paths| paths.run)
-    };
-    assert_eq!(run("colour = 1\n[[client]]\njob = 1").unwrap(), PathBuf::from("/run/socklb"));
-    assert_eq!(run("[paths]\nrun = '/r'\n[limits\n").unwrap(), PathBuf::from("/r"));
-    assert!(matches!(run("[limits\n"), Err(ConfigError::Faulty(_))));
-    assert!(matches!(run("[paths]\nrun = 1"), Err(ConfigError::Faulty(_))));
-}
-
-#[test]
-fn no_name_of_a_variable_panics() {
-    for name in ["", "=", "A=B", "A\0"] {
-        assert_eq!(Host.variable(name), None);
-    }
 }
 
 proptest! {

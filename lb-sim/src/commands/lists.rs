@@ -1,0 +1,150 @@
+//! The list that a daemon reads as the fleet of a command: `--endpoints FILE`, or `--config FILE` with one of its services.
+//!
+//! The texts are read by the daemon's own reader. Must not know what the commands do with the list.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use lb_config::{Client, ClientService, Config, Environment, Source, endpoints};
+use lb_core::endpoint::EndpointList;
+use lb_core::report_keys::{Keys, Numbered, ServiceKey};
+use lb_core::service::{Service, Size, Subset};
+use lb_core::subset::Algorithm;
+
+use super::arguments::FleetArguments;
+use crate::listed::ListedJob;
+
+/// Where a list is from.
+#[derive(Clone, Debug, Args)]
+pub struct ListArguments {
+    /// An endpoint file as the daemon reads it (TOML, or JSON as of Prometheus), in place of --backends
+    #[arg(long, value_name = "FILE", conflicts_with = "backends")]
+    endpoints: Option<PathBuf>,
+    /// A configuration of the daemon: its service and job say all of --clients, --size, --seed and the algorithm that is not given
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["backends", "endpoints"])]
+    config: Option<PathBuf>,
+    /// Which service of the configuration, if it has several
+    #[arg(long, value_name = "NAME", requires = "config")]
+    service: Option<String>,
+    /// Which client of the configuration, if several use the service
+    #[arg(long, value_name = "NAME", requires = "config")]
+    of_client: Option<String>,
+}
+
+/// The longest configuration that is read, as by the daemon.
+const MAX_CONFIG_BYTES: usize = 16 << 20;
+
+impl ListArguments {
+    /// The job before the list, if one is named, for each of these algorithms, or for that of the configuration.
+    pub fn jobs(&self, fleet: &FleetArguments, algorithms: Option<&[Algorithm]>) -> Result<Vec<ListedJob>> {
+        let (service, tasks, list) = match (&self.endpoints, &self.config) {
+            (Some(path), _) => {
+                let list = endpoints::parse(&read(path, endpoints::MAX_FILE_BYTES)?, path, None, &[])?;
+                let Some((clients, size)) = fleet.clients.zip(fleet.size) else {
+                    bail!("--endpoints has the backends alone: write --clients and --size as well");
+                };
+                let subset = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(size) };
+                let service = Service::new("service", unused_address(&list), subset, fleet.seed.unwrap_or(0));
+                (service, clients, list)
+            }
+            (None, Some(path)) => self.of_configuration(path, fleet)?,
+            (None, None) => return Ok(Vec::new()),
+        };
+        let own = match service.subset {
+            Subset::Sized { algorithm, .. } => algorithm,
+            Subset::All => Algorithm::Rocksteadier,
+        };
+        let algorithms = algorithms.unwrap_or(std::slice::from_ref(&own));
+        let job = |&algorithm: &Algorithm| {
+            let subset = match (service.subset, fleet.size) {
+                (_, Some(size)) => Subset::Sized { algorithm, size: Size::Fixed(size) },
+                (Subset::Sized { size, .. }, None) => Subset::Sized { algorithm, size },
+                (Subset::All, None) => Subset::All,
+            };
+            let service = Service { subset, ..service.clone() };
+            ListedJob { service, tasks, list: list.clone() }
+        };
+        Ok(algorithms.iter().map(job).collect())
+    }
+
+    fn of_configuration(&self, path: &Path, fleet: &FleetArguments) -> Result<(Service, u32, EndpointList)> {
+        let bytes = read(path, MAX_CONFIG_BYTES)?;
+        let text =
+            std::str::from_utf8(&bytes).with_context(|| format!("{}: it is no text", path.display()))?;
+        let config = lb_config::parse(text, path, &AnyTask)?;
+        let (client, service) = self.find(&config, path)?;
+        let list = match &service.source {
+            Source::Static(list) => list.clone(),
+            Source::File(file) => {
+                let bytes = read(file, endpoints::MAX_FILE_BYTES)?;
+                endpoints::parse(&bytes, file, service.service.address, &config.addresses)?
+            }
+        };
+        let seed = fleet.seed.unwrap_or(service.service.seed);
+        Ok((Service { seed, ..service.service.clone() }, fleet.clients.unwrap_or(client.task.count), list))
+    }
+
+    /// The one service of the configuration that is meant, and a client that uses it.
+    fn find<'c>(&self, config: &'c Config, path: &Path) -> Result<(&'c Client, &'c ClientService)> {
+        let all = config
+            .clients
+            .iter()
+            .flat_map(|client| client.services.iter().map(move |service| (client, service)));
+        let is_meant = |(client, service): &(&Client, &ClientService)| {
+            self.service.as_ref().is_none_or(|name| *name == service.service.name)
+                && self.of_client.as_ref().is_none_or(|name| *name == client.name)
+        };
+        let found: Vec<_> = all.clone().filter(is_meant).collect();
+        let names = |found: &[(&Client, &ClientService)]| {
+            let names =
+                found.iter().map(|(client, service)| format!("{} of {}", service.service.name, client.name));
+            names.collect::<Vec<_>>().join(", ")
+        };
+        match found[..] {
+            [one] => Ok(one),
+            [] => bail!(
+                "{}: no such service of a client: it has {}",
+                path.display(),
+                names(&all.collect::<Vec<_>>())
+            ),
+            _ => bail!("{}: which one? Write --service and --of-client: {}", path.display(), names(&found)),
+        }
+    }
+}
+
+/// The planner computes every task of a job, on a host that is none of theirs: what a configuration asks of its own is made up.
+struct AnyTask;
+
+impl Environment for AnyTask {
+    fn variable(&self, _: &str) -> Option<String> {
+        Some("0".into())
+    }
+
+    fn host_name(&self) -> Option<String> {
+        Some("host-0".into())
+    }
+
+    fn service_keys(&self, _: &Path) -> Result<Keys<ServiceKey>, String> {
+        Ok(Keys::new(Numbered { id: 1, key: ServiceKey::from_bytes([0; 32]) }, None))
+    }
+}
+
+/// An address that no endpoint has, of their family.
+fn unused_address(list: &EndpointList) -> SocketAddr {
+    let is_v6 = list.as_slice().first().is_some_and(|endpoint| endpoint.address.is_ipv6());
+    SocketAddr::new(if is_v6 { [0; 16].into() } else { [0; 4].into() }, 0)
+}
+
+fn read(path: &Path, most: usize) -> Result<Vec<u8>> {
+    let what = || format!("read {}", path.display());
+    let mut bytes = Vec::new();
+    File::open(path).with_context(what)?.take(most as u64 + 1).read_to_end(&mut bytes).with_context(what)?;
+    if bytes.len() > most {
+        bail!("{} is longer than {most} bytes: that is no such file", path.display());
+    }
+    Ok(bytes)
+}

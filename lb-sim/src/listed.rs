@@ -1,0 +1,114 @@
+//! A job before the backends of a list, as a daemon reads it: holes among the indexes, weights, lame ducks.
+//!
+//! What its tasks use is computed by the daemon's own code, [`Memberships`], so that what a daemon decided comes out again. Must not
+//! know where the list is from.
+
+use lb_core::endpoint::EndpointList;
+use lb_core::membership::{Membership, Memberships};
+use lb_core::service::{Service, Subset};
+use lb_core::weights::Graph;
+use thiserror::Error;
+
+use crate::fleet::MAX_CONNECTIONS;
+
+/// A job and its service.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ListedJob {
+    /// The service: how subsets are chosen, how large they are, and the seed.
+    pub service: Service,
+    /// Client tasks of the job.
+    pub tasks: u32,
+    /// The service's endpoints.
+    pub list: EndpointList,
+}
+
+/// A job with more members than fit into memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "{tasks} clients may have {members} members of this list, and at most {MAX_CONNECTIONS} can be planned at once (fewer clients, or \
+     a smaller size)"
+)]
+pub struct TooManyMembers {
+    tasks: u32,
+    members: u64,
+}
+
+/// What all tasks of the job use.
+#[derive(Clone, Debug)]
+pub struct ListedSubsets {
+    /// Of each task, the indexes of its members.
+    pub graph: Graph,
+    /// Of each task, the part of its connects that each member gets.
+    pub shares: Vec<Vec<f64>>,
+}
+
+impl ListedJob {
+    /// The algorithm's name; `all` without a subset.
+    pub const fn algorithm(&self) -> &'static str {
+        match self.service.subset {
+            Subset::All => "all",
+            Subset::Sized { algorithm, .. } => algorithm.name(),
+        }
+    }
+
+    /// Checks that what all tasks use fits into memory.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn check_size(&self) -> Result<(), TooManyMembers> {
+        let endpoints = u32::try_from(self.list.as_slice().len()).unwrap_or(u32::MAX);
+        let size = self.service.subset.most_members().min(endpoints);
+        let members = u64::from(self.tasks) * u64::from(size);
+        if members > MAX_CONNECTIONS { Err(TooManyMembers { tasks: self.tasks, members }) } else { Ok(()) }
+    }
+
+    /// What each task uses, task by task.
+    pub fn memberships(&self) -> impl Iterator<Item = Membership> {
+        let memberships = Memberships::new(&self.service, self.tasks, &self.list);
+        (0..self.tasks).map(move |task| memberships.of(task))
+    }
+
+    /// What all tasks use.
+    pub fn subsets(&self) -> ListedSubsets {
+        let mut graph = Graph::new(self.list.index_space());
+        let mut shares = Vec::new();
+        for membership in self.memberships() {
+            graph.push(membership.members.iter().map(|member| member.endpoint.index));
+            shares.push(membership.members.iter().map(|member| member.share).collect());
+        }
+        ListedSubsets { graph, shares }
+    }
+
+    /// Capacities of the endpoints that ask for connections, by index; 0 for those that do not, and for holes.
+    pub fn capacities(&self) -> Vec<u16> {
+        let mut capacities = vec![0; self.list.index_space() as usize];
+        for endpoint in self.list.as_slice().iter().filter(|endpoint| endpoint.is_wanted()) {
+            capacities[endpoint.index as usize] = endpoint.weight;
+        }
+        capacities
+    }
+}
+
+impl ListedSubsets {
+    /// What each backend gets for its capacity where tasks send at these rates, by index; of those with a capacity.
+    pub fn loads(&self, capacities: &[u16], rates: &[f64]) -> Vec<f64> {
+        let mut loads = vec![0.0; capacities.len()];
+        for ((row, shares), rate) in self.graph.rows().zip(&self.shares).zip(rates) {
+            for (backend, share) in row.iter().zip(shares) {
+                loads[*backend as usize] += rate * share;
+            }
+        }
+        let wanted = loads.iter().zip(capacities).filter(|(_, capacity)| **capacity > 0);
+        wanted.map(|(load, capacity)| load / f64::from(*capacity)).collect()
+    }
+
+    /// How many tasks use each backend with a capacity.
+    pub fn connections(&self, capacities: &[u16]) -> Vec<u32> {
+        let all = self.graph.connections();
+        all.into_iter()
+            .zip(capacities)
+            .filter(|(_, capacity)| **capacity > 0)
+            .map(|(count, _)| count)
+            .collect()
+    }
+}
