@@ -321,7 +321,11 @@ fn unknown_names_are_refused_with_those_there_are() {
 fn a_client_past_the_count_is_refused() {
     let fleet = "subset --clients 10 --backends 10 --size 3";
     text(&format!("{fleet} --client 9"));
-    check_refused(&format!("{fleet} --client 10"), 1, "socklb-sim: --client 10 is not below --clients 10");
+    check_refused(
+        &format!("{fleet} --client 10"),
+        1,
+        "socklb-sim: --client 10 is not below the number of clients, which is 10",
+    );
     check_refused(&format!("{fleet} --client -1"), 2, "-1");
 }
 

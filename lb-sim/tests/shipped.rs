@@ -1,6 +1,7 @@
 //! The scenarios that come with the program, compared with the figures that they are about.
 
 use lb_sim::traffic::ejections::{EjectionRow, EjectionTotal};
+use lb_sim::traffic::figures::RunFigures;
 use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::tally::{Row, Total};
 use lb_sim::traffic::{Report, play, shipped};
@@ -251,5 +252,51 @@ fn a_fleet_that_dies_and_returns_is_found_at_once_and_taken_back() {
             with.most.failed <= 5 && with.most.trials <= 10 && with.counts.trials <= 100 * 60,
             "{with:?}"
         );
+    }
+}
+
+/// A shipped scenario with one seed, which is enough to see what it shows.
+fn figures_of_one_seed(name: &str) -> Vec<RunFigures> {
+    let text = shipped::text(name).expect("it comes with the program");
+    let text: String =
+        text.lines().filter(|line| !line.starts_with("seeds = ")).map(|line| format!("{line}\n")).collect();
+    let scenario = Scenario::read(name, name, &text).unwrap_or_else(|fault| panic!("{fault}"));
+    play(&scenario, scenario.seed).figures.expect("requests cost CPU time").runs
+}
+
+#[track_caller]
+fn figures<'a>(runs: &'a [RunFigures], name: &str) -> &'a RunFigures {
+    runs.iter().find(|figures| figures.run == name).expect("a run of the scenario")
+}
+
+#[test]
+fn the_sinkhole_takes_a_share_and_more_unless_errors_count() {
+    let runs = figures_of_one_seed("sinkhole");
+    let errors = |name: &str| figures(&runs, name).error_share.mean;
+    // Round robin gives it its share of half of the time: a fortieth.
+    assert!((0.023..0.027).contains(&errors("round-robin")), "{}", errors("round-robin"));
+    for policy in ["least-loaded", "p2c"] {
+        let (heeded, not) = (errors(policy), errors(&format!("{policy}-errors-not-counted")));
+        assert!(heeded < 0.003 && not > 0.03, "{policy}: {heeded} {not}");
+    }
+}
+
+#[test]
+fn a_limit_of_active_requests_helps_and_backfires() {
+    let runs = figures_of_one_seed("active-limit");
+    let p99 = |name: &str| figures(&runs, name).latency_ms.p99.mean;
+    assert!(p99("limit-100") < p99("no-limit") / 5.0, "{} {}", p99("limit-100"), p99("no-limit"));
+    assert_eq!(figures(&runs, "limit-100").errors.mean, 0.0);
+    assert_eq!(figures(&runs, "long-no-limit").errors.mean, 0.0);
+    let refused = figures(&runs, "long-limit-100").error_share.mean;
+    assert!((0.4..0.6).contains(&refused), "half of what is asked for is on its way: {refused}");
+}
+
+#[test]
+fn bursts_are_worked_off_sooner_where_loads_are_compared() {
+    let runs = figures_of_one_seed("bursts");
+    let p99 = |name: &str| figures(&runs, name).latency_ms.p99.mean;
+    for policy in ["least-loaded", "p2c"] {
+        assert!(3.0 * p99(policy) < p99("round-robin"), "{policy}: {} {}", p99(policy), p99("round-robin"));
     }
 }

@@ -28,10 +28,10 @@ pub struct ListArguments {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["backends", "endpoints"])]
     config: Option<PathBuf>,
     /// Which service of the configuration, if it has several
-    #[arg(long, value_name = "NAME", requires = "config")]
+    #[arg(long, value_name = "NAME")]
     service: Option<String>,
     /// Which client of the configuration, if several use the service
-    #[arg(long, value_name = "NAME", requires = "config")]
+    #[arg(long, value_name = "NAME")]
     of_client: Option<String>,
 }
 
@@ -52,6 +52,9 @@ impl ListArguments {
                 (service, clients, list)
             }
             (None, Some(path)) => self.of_configuration(path, fleet)?,
+            (None, None) if self.service.is_some() || self.of_client.is_some() => {
+                bail!("--service and --of-client name what a configuration has: write --config as well");
+            }
             (None, None) => return Ok(Vec::new()),
         };
         let own = match service.subset {

@@ -330,6 +330,8 @@ pub struct RunTable {
     pub rate: Option<Rate>,
     /// How unequal the tasks of all jobs are.
     pub skew: Option<SkewChoice>,
+    /// How long requests with a cost are held beside it, in all jobs.
+    pub wait: Option<Span>,
     /// How often a client tries again, in all jobs.
     pub retries: Option<Within<0, 10>>,
 }

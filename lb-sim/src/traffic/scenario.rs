@@ -112,6 +112,8 @@ pub struct Run {
     pub rate: Option<Rate>,
     /// How unequal tasks are.
     pub skew: Option<SkewChoice>,
+    /// How long requests with a cost are held beside it.
+    pub wait: Option<Span>,
     /// How often a client tries again.
     pub retries: Option<u32>,
 }
@@ -414,8 +416,9 @@ fn runs(tables: &[Spanned<RunTable>]) -> Result<Vec<Run>, SpannedFault> {
             return Err((spanned.span(), format!("a run {name:?} is there already: write another name")));
         }
         let size = table.size.map(|size| size.0);
-        let RunTable { shares, lame_duck, ejection, policy, error_decay, active_limit, rate, skew, .. } =
-            *table;
+        let RunTable {
+            shares, lame_duck, ejection, policy, error_decay, active_limit, rate, skew, wait, ..
+        } = *table;
         let retries = table.retries.map(|retries| retries.0);
         runs.push(Run {
             name,
@@ -429,6 +432,7 @@ fn runs(tables: &[Spanned<RunTable>]) -> Result<Vec<Run>, SpannedFault> {
             active_limit,
             rate,
             skew,
+            wait,
             retries,
         });
     }

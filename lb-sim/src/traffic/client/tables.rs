@@ -1,6 +1,6 @@
 //! What a client's picks read: its tables as the kernel would have them.
 //!
-//! Where a service ejects backends, state words and members are those of the [`Ejector`]; where connections are kept, only a
+//! Where a service ejects backends, state words and members are those of the ejector; where connections are kept, only a
 //! backend whose connection is up can be chosen. Must not change anything.
 
 use std::cell::Cell;

@@ -135,7 +135,7 @@ fn demand(scenario: &Scenario, job: &JobTable, run: &Run, timeout_us: u64) -> De
     let rate = job.rate.map(|rate| run.rate.unwrap_or(rate).0);
     let interval = job.interval.map(|interval| 1e6 / float(interval.us));
     let cost_us = job.cost.map_or(0.0, |cost| cost.0.mean() * 1e6);
-    let held_us = cost_us + float(job.wait.unwrap_or(job.lasts).us.max(timeout_us));
+    let held_us = cost_us + float(run.wait.or(job.wait).unwrap_or(job.lasts).us.max(timeout_us));
     let users = job.closed.map(|closed| {
         let round_us = (float(closed.think.us) + held_us).max(1.0);
         f64::from(closed.clients.0) * 1e6 / round_us

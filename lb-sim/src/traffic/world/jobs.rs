@@ -45,6 +45,7 @@ impl Job {
         table.error_decay = run.error_decay.unwrap_or(table.error_decay);
         table.active_limit = run.active_limit.or(table.active_limit);
         table.skew = run.skew.or(table.skew);
+        table.wait = table.cost.and(run.wait).or(table.wait);
         table.retries = run.retries.map_or(table.retries, Within);
         table.rate = table.rate.map(|rate| run.rate.unwrap_or(rate));
         let algorithm = run.algorithm.unwrap_or(table.algorithm.0);
