@@ -1,4 +1,4 @@
-//! The report: the figures of three publications on subsets, computed with our own decisions, as one page and its
+//! The report: the figures of three publications on subsets and load, computed with our own decisions, as one page and its
 //! files.
 //!
 //! In reading order: what sections hold ([`palette`], [`numbers`], [`section`]), one module per question, the page and
@@ -32,6 +32,8 @@ mod aperture_rings;
 
 mod sizes;
 
+mod load;
+
 mod page;
 
 pub mod directory;
@@ -49,7 +51,7 @@ pub const fn steps(extent: Extent) -> u64 {
 }
 
 /// Sections that are one step each.
-const OTHERS: u64 = 7;
+const OTHERS: u64 = 8;
 
 /// All sections, in reading order.
 pub fn sections(extent: Extent, bar: &ProgressBar) -> Vec<Section> {
@@ -67,6 +69,7 @@ pub fn sections(extent: Extent, bar: &ProgressBar) -> Vec<Section> {
         step(resize::section()),
         step(aperture::section(extent)),
         step(sizes::section(extent)),
+        step(load::section(extent)),
     ]
 }
 

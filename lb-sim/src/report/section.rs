@@ -13,12 +13,14 @@ pub struct Extent {
     pub most_size: u32,
     /// Seeds over which random algorithms are tried.
     pub trials: u64,
+    /// How many seconds of virtual time load is played for.
+    pub load_seconds: u64,
 }
 
 impl Default for Extent {
     /// What the sources have, and enough seeds for one digit behind the point.
     fn default() -> Self {
-        Self { most_tasks: 256, most_size: 300, trials: 100 }
+        Self { most_tasks: 256, most_size: 300, trials: 100, load_seconds: 250 }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::sweep::Sweep;
 use crate::sweep::summary::Summary;
 
 /// Small sweeps: the same page with less in its figures.
-const LITTLE: Extent = Extent { most_tasks: 40, most_size: 30, trials: 3 };
+const LITTLE: Extent = Extent { most_tasks: 40, most_size: 30, trials: 3, load_seconds: 10 };
 
 fn little() -> Vec<Section> {
     sections(LITTLE, &ProgressBar::hidden())
@@ -31,7 +31,7 @@ fn attributes<'a>(document: &'a Document<'_>, name: &str) -> Vec<&'a str> {
     document.descendants().filter_map(|node| node.attribute(name)).collect()
 }
 
-const FIGURES: [&str; 23] = [
+const FIGURES: [&str; 26] = [
     "fig-20-3",
     "fig-20-4",
     "fig-20-5",
@@ -55,6 +55,9 @@ const FIGURES: [&str; 23] = [
     "fig-topology",
     "fig-sizes-300",
     "fig-sizes-1000",
+    "fig-20-1",
+    "fig-20-2",
+    "fig-20-2-least-loaded",
 ];
 
 #[test]
@@ -134,9 +137,10 @@ fn figures_tell_what_they_show_to_who_does_not_see_them() {
 #[test]
 fn in_no_figure_is_anything_cut_off_or_written_over() {
     // The words are those of the page that readers see.
-    for figure in sections(Extent { trials: 3, ..Extent::default() }, &ProgressBar::hidden())
-        .iter()
-        .flat_map(|section| &section.figures)
+    for figure in
+        sections(Extent { trials: 3, load_seconds: 25, ..Extent::default() }, &ProgressBar::hidden())
+            .iter()
+            .flat_map(|section| &section.figures)
     {
         assert_eq!(figure.drawing.faults(), Vec::<String>::new(), "{}", figure.id);
     }

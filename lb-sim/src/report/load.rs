@@ -1,0 +1,185 @@
+//! Figures 20-1 and 20-2 of the book "Site Reliability Engineering": how unequal the CPU usage of tasks is that get equally many
+//! requests, over time and summed, and what that wastes.
+//!
+//! Played in virtual time by the shipped scenario `book-load`; the book names neither machines nor clients.
+
+use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH};
+
+use super::numbers::whole_percent;
+use super::palette::{DETERMINISTIC, RANDOM, ROCKSTEADIER};
+use super::section::{Extent, Section, Table};
+use crate::metrics::mean;
+use crate::traffic::figures::RunFigures;
+use crate::traffic::scenario::Scenario;
+use crate::traffic::tally::Row;
+use crate::traffic::{Report, play, shipped};
+
+const SCENARIO: &str = "book-load";
+
+/// Plays the book's fleet for as long as the report has room.
+fn played(extent: Extent) -> Report {
+    let text = shipped::text(SCENARIO).expect("it is shipped");
+    let seconds = extent.load_seconds;
+    let text = text
+        .replace("duration = \"250s\"", &format!("duration = \"{seconds}s\""))
+        .replace("measure_from = \"60s\"", &format!("measure_from = \"{}s\"", seconds / 4))
+        .replace("step = \"10s\"", &format!("step = \"{}s\"", (seconds / 25).max(1)))
+        .replace("seeds = 5", &format!("seeds = {}", extent.trials.min(5)));
+    let scenario = Scenario::read(SCENARIO, SCENARIO, &text).expect("it is a scenario");
+    play(&scenario, scenario.seed)
+}
+
+/// The section.
+pub fn section(extent: Extent) -> Section {
+    let report = played(extent);
+    let runs = &report.figures.as_ref().expect("requests cost CPU time").runs;
+    let mut table = Table::new(&["policy", "busiest over least busy", "usable of what is reserved", "p99"]);
+    for figures in runs {
+        let RunFigures { run, evenness, latency_ms, .. } = figures;
+        table.row([
+            run,
+            &format!("{:.2}", evenness.cpu_max_over_min.mean),
+            &whole_percent(evenness.raw_utilization.mean),
+            &milliseconds(latency_ms.p99.mean),
+        ]);
+    }
+    let chance = runs.first().expect("there are runs").floor;
+    table.row([
+        "chance alone, by capacity",
+        &format!("{:.2}", chance.cpu_max_over_min.mean),
+        &whole_percent(chance.raw_utilization.mean),
+        "\u{2013}",
+    ]);
+    let round_robin = named(runs, "round-robin");
+    let (reserved, usable) = (reserved(&round_robin.cpu), round_robin.cpu.iter().sum::<f64>());
+    let reading = vec![
+        "Fifty client tasks send requests to ten each of fifty backend tasks, which get equally many. The drawings show CPU usage: how much \
+         of the time the four cores of a backend task\u{2019}s machine work. It is unequal although the requests are not: a request costs 15 ms \
+         of CPU on average, and some cost a thousand times as much as others; every second machine is two and a half times as fast; and \
+         neighbours on the same machine take up to a fifth of it."
+            .to_owned(),
+        format!(
+            "The book: \u{201c}Simple Round Robin\u{201d} spreads CPU usage \u{201c}by up to 2x from the least to the most loaded task\u{201d}, and \
+             least-loaded round robin does \u{201c}about as poorly\u{201d}. Here it is {:.1} and {:.1} (the mean of {} seeds). Chance alone gives \
+             {:.2}, where each request is at a task that is drawn by what its machine can do.",
+            round_robin.evenness.cpu_max_over_min.mean,
+            named(runs, "least-loaded").evenness.cpu_max_over_min.mean,
+            report.seeds,
+            chance.cpu_max_over_min.mean,
+        ),
+        format!(
+            "All tasks have to be as large as the busiest one needs. What the others leave of that is wasted: the sum of CPU[busiest] \u{2212} \
+             CPU[i] over all tasks, the tinted area above the bars. In the book\u{2019}s words: of {:.0} cores reserved, {:.0} are usable under \
+             round robin.",
+            4.0 * reserved,
+            4.0 * usable
+        ),
+    ];
+    Section {
+        id: "load",
+        heading: "Equally many requests are not equal load",
+        figures: vec![
+            over_time(&report.steps, extent),
+            used("fig-20-2", "Figure 20-2", round_robin, RANDOM),
+            used(
+                "fig-20-2-least-loaded",
+                "The same with least-loaded",
+                named(runs, "least-loaded"),
+                DETERMINISTIC,
+            ),
+        ],
+        reading,
+        table,
+    }
+}
+
+fn named<'a>(runs: &'a [RunFigures], name: &str) -> &'a RunFigures {
+    runs.iter().find(|figures| figures.run == name).expect("the scenario has this run")
+}
+
+/// What all backends together need if each has as much as the busiest.
+fn reserved(cpu: &[f64]) -> f64 {
+    let busiest = cpu.iter().copied().fold(0.0, f64::max);
+    cpu.iter().map(|_| busiest).sum()
+}
+
+fn milliseconds(ms: f64) -> String {
+    if ms < 10_000.0 { format!("{ms:.0}\u{a0}ms") } else { format!("{:.0}\u{a0}s", ms / 1000.0) }
+}
+
+fn over_time(steps: &[Row], extent: Extent) -> Figure {
+    let rows: Vec<&Row> = steps.iter().filter(|row| row.run == "round-robin").collect();
+    #[expect(clippy::cast_precision_loss, reason = "microseconds of some minutes")]
+    let seconds = |row: &Row| row.at_us as f64 / 1e6;
+    #[expect(clippy::cast_precision_loss, reason = "some minutes")]
+    let last = extent.load_seconds as f64;
+    let plot = Plot::usual(Scale::Linear(0.0, last), Scale::Linear(0.0, 1.2));
+    let mut drawing = Drawing::new(WIDTH, HEIGHT);
+    let ticks = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0].map(|part| part * last);
+    plot.axes(
+        &mut drawing,
+        &Axis::worded("seconds", &ticks, |seconds| format!("{seconds:.0}")),
+        &Axis::worded("CPU usage of a task", &[0.0, 0.25, 0.5, 0.75, 1.0], whole_percent),
+    );
+    let spread = |row: &Row| row.cpu.expect("requests cost CPU time");
+    let lines: [(&str, Paint, fn(&crate::metrics::Spread) -> f64, f64); 3] = [
+        ("the busiest task", RANDOM, |spread| spread.max, 1.08),
+        ("the mean of all", DETERMINISTIC, |spread| spread.mean, 0.0),
+        ("the least busy task", ROCKSTEADIER, |spread| spread.min, 0.0),
+    ];
+    for (words, paint, of, height) in lines {
+        let pairs: Vec<(f64, f64)> = rows.iter().map(|row| (seconds(row), of(&spread(row)))).collect();
+        plot.line(&mut drawing, paint, Line::Solid, &pairs);
+        // Above the line of the busiest, below the others.
+        let values = pairs.iter().map(|(_, value)| *value);
+        let height = if height > 0.0 { height } else { values.fold(f64::INFINITY, f64::min) - 0.09 };
+        let middle = plot.point(last / 2.0, height.max(0.04));
+        drawing.text(paint, Lettering::Strong, middle, Anchor::Middle, words);
+    }
+    Figure {
+        id: "fig-20-1",
+        title: "Figure 20-1: CPU usage over time, round robin".to_owned(),
+        description: "Three lines over time: the busiest of 50 backend tasks at or near all that its machine can do, the mean at about \
+                      three quarters, the least busy one below half."
+            .to_owned(),
+        drawing,
+    }
+}
+
+fn used(id: &'static str, name: &str, figures: &RunFigures, paint: Paint) -> Figure {
+    let mut cpu = figures.cpu.clone();
+    cpu.sort_unstable_by(|one, other| other.total_cmp(one));
+    let busiest = cpu.first().copied().unwrap_or(0.0);
+    let count = f64::from(u32::try_from(cpu.len()).expect("fifty"));
+    let plot = Plot::usual(Scale::Linear(0.0, count), Scale::Linear(0.0, 1.2));
+    let mut drawing = Drawing::new(WIDTH, HEIGHT);
+    plot.axes(
+        &mut drawing,
+        &Axis::new("backend tasks, busiest first", &[1.0, 10.0, 20.0, 30.0, 40.0, 50.0]),
+        &Axis::worded("CPU usage", &[0.0, 0.25, 0.5, 0.75, 1.0], whole_percent),
+    );
+    let mut wasted = vec![plot.point(0.0, busiest)];
+    for (rank, &cpu) in (0_u32..).zip(&cpu) {
+        let at = f64::from(rank);
+        drawing.bar(paint, plot.between((at + 0.1, 0.0), (at + 0.9, cpu)));
+        wasted.extend([plot.point(at, cpu), plot.point(at + 1.0, cpu)]);
+    }
+    wasted.push(plot.point(count, busiest));
+    drawing.tinted(paint, &wasted);
+    plot.line(&mut drawing, paint, Line::Thin, &[(0.0, busiest), (count, busiest)]);
+    let share = 1.0 - mean(cpu.iter().copied()) / busiest;
+    let words = format!("wasted: {} of what is reserved", whole_percent(share));
+    let place = plot.point(count, busiest).moved(0.0, -8.0);
+    drawing.text(paint, Lettering::Strong, place, Anchor::End, &words);
+    Figure {
+        id,
+        title: format!("{name}: CPU used and wasted, {}", figures.run),
+        description: format!(
+            "Bars for the CPU usage of {} backend tasks in descending order, and the area up to the busiest one: {} of all that is \
+             reserved is not used.",
+            cpu.len(),
+            whole_percent(share)
+        ),
+        drawing,
+    }
+}
