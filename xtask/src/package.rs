@@ -41,7 +41,15 @@ pub fn build() -> Result<PathBuf> {
             .args(["run", "--quiet", "--locked", "--package", "lb-user", "--example", "manual", "--"])
             .arg(&files),
     )?;
-    run_command(cargo().args(["build", "--release", "--package", "lb-user", "--package", "lb-sim", "--locked"]))?;
+    run_command(cargo().args([
+        "build",
+        "--release",
+        "--package",
+        "lb-user",
+        "--package",
+        "lb-sim",
+        "--locked",
+    ]))?;
     let mut deb = Command::new(cargo_deb);
     deb.current_dir(root()).args(["--package", "lb-user", "--no-build", "--locked", "--output"]).arg(&folder);
     run_command(&mut deb)?;
