@@ -8,7 +8,7 @@ use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot
 use super::numbers::whole_percent;
 use super::palette::{DETERMINISTIC, RANDOM, ROCKSTEADIER};
 use super::section::{Extent, Section, Table};
-use crate::metrics::mean;
+use crate::metrics::{Spread, mean};
 use crate::traffic::figures::RunFigures;
 use crate::traffic::scenario::Scenario;
 use crate::traffic::tally::Row;
@@ -121,21 +121,26 @@ fn over_time(steps: &[Row], extent: Extent) -> Figure {
         &Axis::worded("seconds", &ticks, |seconds| format!("{seconds:.0}")),
         &Axis::worded("CPU usage of a task", &[0.0, 0.25, 0.5, 0.75, 1.0], whole_percent),
     );
-    let spread = |row: &Row| row.cpu.expect("requests cost CPU time");
-    let lines: [(&str, Paint, fn(&crate::metrics::Spread) -> f64, f64); 3] = [
-        ("the busiest task", RANDOM, |spread| spread.max, 1.08),
-        ("the mean of all", DETERMINISTIC, |spread| spread.mean, 0.0),
-        ("the least busy task", ROCKSTEADIER, |spread| spread.min, 0.0),
-    ];
-    for (words, paint, of, height) in lines {
-        let pairs: Vec<(f64, f64)> = rows.iter().map(|row| (seconds(row), of(&spread(row)))).collect();
-        plot.line(&mut drawing, paint, Line::Solid, &pairs);
-        // Above the line of the busiest, below the others.
-        let values = pairs.iter().map(|(_, value)| *value);
-        let height = if height > 0.0 { height } else { values.fold(f64::INFINITY, f64::min) - 0.09 };
-        let middle = plot.point(last / 2.0, height.max(0.04));
-        drawing.text(paint, Lettering::Strong, middle, Anchor::Middle, words);
-    }
+    let spreads: Vec<(f64, Spread)> =
+        rows.iter().map(|row| (seconds(row), row.cpu.expect("requests cost CPU time"))).collect();
+    let mut line = |words: &str, paint: Paint, pairs: &[(f64, f64)], height: f64| {
+        plot.line(&mut drawing, paint, Line::Solid, pairs);
+        drawing.text(
+            paint,
+            Lettering::Strong,
+            plot.point(last / 2.0, height.max(0.04)),
+            Anchor::Middle,
+            words,
+        );
+    };
+    let below =
+        |pairs: &[(f64, f64)]| pairs.iter().map(|(_, usage)| *usage).fold(f64::INFINITY, f64::min) - 0.09;
+    let busiest: Vec<(f64, f64)> = spreads.iter().map(|(at, spread)| (*at, spread.max)).collect();
+    line("the busiest task", RANDOM, &busiest, 1.08);
+    let all: Vec<(f64, f64)> = spreads.iter().map(|(at, spread)| (*at, spread.mean)).collect();
+    line("the mean of all", DETERMINISTIC, &all, below(&all));
+    let least: Vec<(f64, f64)> = spreads.iter().map(|(at, spread)| (*at, spread.min)).collect();
+    line("the least busy task", ROCKSTEADIER, &least, below(&least));
     Figure {
         id: "fig-20-1",
         title: "Figure 20-1: CPU usage over time, round robin".to_owned(),
