@@ -87,7 +87,12 @@ pub fn play(scenario: &Scenario, seed: u64) -> Report {
     let played = plays.into_par_iter().map(|(run, number)| {
         // The subsets of the first seed are those of the file, or of the daemon.
         let subset_seed = (number > 0).then_some(number);
-        world::play(scenario, &scenario.runs[run], seed.wrapping_add(number), subset_seed)
+        let mut played = world::play(scenario, &scenario.runs[run], seed.wrapping_add(number), subset_seed);
+        if number > 0 {
+            // Rows are those of the first seed.
+            (played.rows, played.ejections.0) = (Vec::new(), Vec::new());
+        }
+        played
     });
     let mut played = played.collect::<Vec<_>>().into_iter();
     let mut report = Report {

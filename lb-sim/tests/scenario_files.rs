@@ -246,7 +246,7 @@ fn what_is_sent_and_what_it_costs_make_sense_together() {
     check_job("skew = 0.5", "5:1: nothing arrives");
     check_job(
         "closed = { clients = 1, think = \"0s\" }",
-        "5:1: requests that take no time, without a pause, never end",
+        "5:1: users who do not pause never end what fails at once: write think = \"1ms\" or more",
     );
     check_job(
         "closed = { clients = 1, think = \"1s\" }\nburst = { factor = 2.0, every = \"2s\", for = \"1s\" }",

@@ -10,19 +10,22 @@ use std::collections::BinaryHeap;
 /// CPU time that a core of speed 1 gives in a microsecond, in picoseconds.
 pub const PS_PER_US: u64 = 1_000_000;
 
+/// What machines reckon with, in a picosecond: thousands of requests on a slow core get little each.
+const FINER: u64 = 1_000;
+
 /// The cores of one backend and the requests on them.
 #[derive(Debug)]
 pub struct Machine {
     cores: u32,
-    /// Of a core, in picoseconds per microsecond.
+    /// Of a core, in femtoseconds per microsecond.
     full_speed: u64,
     /// The same as it is now.
     speed: u64,
     at_us: u64,
     /// CPU time that a request would have had which is here since the beginning.
-    served: u64,
+    served: u128,
     /// At which of these each request is done, and its number.
-    ends: BinaryHeap<Reverse<(u64, u32)>>,
+    ends: BinaryHeap<Reverse<(u128, u32)>>,
     /// Time in which cores worked, over all cores.
     busy_us: f64,
 }
@@ -30,7 +33,7 @@ pub struct Machine {
 impl Machine {
     /// So many cores, each `speed` times as fast as the cores in which costs are counted. Nothing is on them.
     pub fn new(cores: u32, speed: f64) -> Self {
-        let speed = scaled(PS_PER_US, speed);
+        let speed = scaled(PS_PER_US * FINER, speed);
         Self { cores, full_speed: speed, speed, at_us: 0, served: 0, ends: BinaryHeap::new(), busy_us: 0.0 }
     }
 
@@ -46,7 +49,7 @@ impl Machine {
 
     /// How much CPU time all of its cores give in a second when nothing makes them slower, in seconds of a core of speed 1.
     pub fn capacity(&self) -> f64 {
-        float(self.full_speed) / float(PS_PER_US) * f64::from(self.cores)
+        float(self.full_speed) / float(PS_PER_US * FINER) * f64::from(self.cores)
     }
 
     /// Time passes. Requests that are done by then are still here until [`Machine::next_done`] takes them.
@@ -57,7 +60,7 @@ impl Machine {
         if requests == 0 || passed == 0 {
             return;
         }
-        self.served += passed * self.speed_of_each();
+        self.served += u128::from(passed) * u128::from(self.speed_of_each());
         self.busy_us += float(passed) * float(requests.min(self.cores.into()));
     }
 
@@ -70,14 +73,16 @@ impl Machine {
     /// A request begins that takes this much CPU time.
     pub fn add(&mut self, now_us: u64, request: u32, cost_ps: u64) {
         self.advance(now_us);
-        self.ends.push(Reverse((self.served.saturating_add(cost_ps), request)));
+        let cost = u128::from(cost_ps) * u128::from(FINER);
+        self.ends.push(Reverse((self.served + cost, request)));
     }
 
     /// When the next request is done, if no other comes before.
     pub fn next_end(&self) -> Option<u64> {
         let Reverse((end, _)) = self.ends.peek()?;
         let left = end.saturating_sub(self.served);
-        Some(self.at_us + left.div_ceil(self.speed_of_each()))
+        let left_us = left.div_ceil(self.speed_of_each().into());
+        Some(self.at_us.saturating_add(u64::try_from(left_us).unwrap_or(u64::MAX)))
     }
 
     /// Takes a request that is done.
@@ -185,6 +190,20 @@ mod tests {
         assert_eq!(machine.clear(6 * MS), [1, 2]);
         assert_eq!((machine.requests(), machine.next_end()), (0, None));
         assert_eq!(machine.busy_us(), 5_500.0);
+    }
+
+    #[test]
+    fn neither_the_longest_runs_nor_the_slowest_cores_lose_count() {
+        // A day of work on the fastest machine there may be, and then a request like any other.
+        let mut machine = Machine::new(1, 1000.0);
+        machine.add(0, 1, 86_400_000_000 * PS_PER_US * 100);
+        assert_eq!(run(&mut machine), [(8_640_000_000, 1)]);
+        machine.add(8_640_000_000, 2, 1_000_000 * PS_PER_US);
+        assert_eq!(run(&mut machine), [(8_640_001_000, 2)]);
+        // Ten thousand at a thousandth of the speed: a thousand of them in a second take ten seconds.
+        let mut slow = Machine::new(1, 0.001);
+        (0..10_000).for_each(|request| slow.add(0, request, PS_PER_US));
+        assert_eq!(slow.next_end(), Some(10_000_000));
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub fn sample(distribution: Distribution, mean_us: u64, rng: &mut SplitMix64) ->
         Distribution::Even => mean_us,
         Distribution::Random => {
             let product = u128::from(mean_us) * u128::from(exponential(rng));
-            u64::try_from(product >> 32).expect("a mean of at most a day, times at most 45")
+            u64::try_from(product >> 32).expect("a mean of at most a hundred days, times at most 45")
         }
     }
 }

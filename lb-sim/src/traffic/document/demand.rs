@@ -113,9 +113,9 @@ impl TryFrom<BurstTable> for BurstChoice {
         if !(0.0..=1000.0).contains(&factor) || factor < 0.01 {
             return Err(format!("a burst of {factor} times as much: write 0.01 to 1000"));
         }
-        if lasts.us < 1_000 || lasts >= every {
+        if lasts.us < 1_000 || lasts >= every || every.us < 100_000 {
             return Err(format!(
-                "a burst for \"{lasts}\" every \"{every}\": write at least \"1ms\", and a longer every"
+                "a burst for \"{lasts}\" every \"{every}\": write at least \"1ms\", and a longer every, of at least \"100ms\""
             ));
         }
         Ok(Self(Bursts { factor, every_us: every.us, lasts_us: lasts.us }))

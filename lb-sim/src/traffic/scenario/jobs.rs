@@ -37,13 +37,10 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
                     .into(),
             );
         }
-        if job.closed.is_some()
-            && job.cost.is_none()
-            && job.lasts.us == 0
-            && job.closed.is_some_and(|closed| closed.think.us == 0)
-        {
+        if job.closed.is_some_and(|closed| closed.think.us < 1_000) {
+            // What fails at once would be sent again at the same moment, for ever.
             return wrong(
-                "requests that take no time, without a pause, never end: write think, cost or lasts".into(),
+                "users who do not pause never end what fails at once: write think = \"1ms\" or more".into(),
             );
         }
         if job.timeout.is_some_and(|timeout| timeout.us == 0) {

@@ -21,6 +21,8 @@ impl World<'_> {
             backend.exists = true;
             backend.exists_since = self.now;
             backend.stops_at = None;
+            // What it said before it went holds no more.
+            self.report(index, false);
             self.set_reported(index, Some(EndpointState::Healthy));
             self.start(index);
         }

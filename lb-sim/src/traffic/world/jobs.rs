@@ -31,6 +31,9 @@ pub(super) struct Job {
     missing: BTreeSet<u32>,
 }
 
+/// Longer than any run: a day is the longest.
+const NEVER_US: u64 = 100 * 24 * 3600 * 1_000_000;
+
 impl Job {
     pub fn new(
         scenario: &Scenario,
@@ -99,7 +102,9 @@ impl Job {
             clippy::cast_sign_loss,
             reason = "what is longer than that never comes"
         )]
-        self.gap_us.map(|gap_us| if rate == 1.0 { gap_us } else { (float(gap_us) / rate).round() as u64 })
+        self.gap_us.map(|gap_us| {
+            if rate == 1.0 { gap_us } else { ((float(gap_us) / rate).round() as u64).min(NEVER_US) }
+        })
     }
 
     /// When something comes that is due after a gap.

@@ -48,14 +48,15 @@ impl World<'_> {
     pub(super) fn blame(&mut self, client: &mut Client, slot: u32, is_trial: bool, ending: Ending) {
         self.judged.counts.failed += 1;
         client.pairs[slot as usize].failed += u32::from(!is_trial);
-        if ending.is_error() {
-            client.count_error(slot, self.tick());
-        }
         let was_established = ending == Ending::Reset;
         if was_established {
             self.succeed(client, slot, is_trial);
         }
         self.judge(client, slot, Evidence::of_end(ending, was_established, is_trial, || 0, 0));
+        // After a trial that was established has taken it back, with no errors: this is its first one since.
+        if ending.is_error() {
+            client.count_error(slot, self.tick());
+        }
     }
 
     fn judge(&mut self, client: &mut Client, slot: u32, evidence: Evidence) {

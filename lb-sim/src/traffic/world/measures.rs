@@ -54,7 +54,8 @@ impl World<'_> {
     pub(super) fn load_total(&self) -> LoadTotal {
         let measured_us = float(self.scenario.duration.us - self.scenario.measure_from.us);
         let cores = f64::from(self.scenario.machines.cores);
-        let lasting = self.backends.iter().zip(&self.machines).filter(|(backend, _)| backend.is_lasting());
+        let lasting = |backend: &Backend| backend.is_lasting() && backend.weight > 0;
+        let lasting = self.backends.iter().zip(&self.machines).filter(|(backend, _)| lasting(backend));
         let latency = |part: f64| self.latency.value_at_quantile(part);
         LoadTotal {
             cpu: lasting.map(|(_, server)| server.busy_us() / measured_us / cores).collect(),
