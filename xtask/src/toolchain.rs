@@ -108,27 +108,9 @@ pub fn strip(from: &Path, to: &Path) -> Result<()> {
     command::run(objcopy.arg(from).arg(to))
 }
 
-/// A mangled name (Rust RFC 2603) without the hashes of its crates, which the scheme has as optional: `Cs4fqI2P2rA04_3foo` is
-/// crate `foo` with its hash, `C3foo` without.
+/// A function's path without the hashes of its crates, as people read it.
 fn without_hashes(symbol: &str) -> String {
-    let mut crates = symbol.split("Cs");
-    let mut plain = crates.next().unwrap_or_default().to_owned();
-    for rest in crates {
-        match rest.split_once('_') {
-            Some((hash, name))
-                if hash.bytes().all(|byte| byte.is_ascii_alphanumeric())
-                    && name.starts_with(|c: char| c.is_ascii_digit()) =>
-            {
-                plain.push('C');
-                plain.push_str(name);
-            }
-            _ => {
-                plain.push_str("Cs");
-                plain.push_str(rest);
-            }
-        }
-    }
-    plain
+    format!("{:#}", rustc_demangle::demangle(symbol))
 }
 
 #[cfg(test)]
@@ -140,15 +122,24 @@ mod tests {
         let of = |common, program| {
             format!("_RINvNtNtCs{common}_9lb_common4wire7siphash7siphashKj9_ECs{program}_4host")
         };
-        let plain = "_RINvNtNtC9lb_common4wire7siphash7siphashKj9_EC4host";
+        let plain = "lb_common::wire::siphash::siphash::<9>";
         assert_eq!(without_hashes(&of("ho8eaAdBOo1", "jKfn8pDsb8L")), plain);
         assert_eq!(without_hashes(&of("dUGmHBmkQwQ", "1RzCvhXYFMt")), plain);
+        // References count bytes, those of a hash among them; and hashes differ in length.
+        let turn = |common: &str, program: &str, at: &str| {
+            without_hashes(&format!(
+                "_RINvNtCs{common}_9lb_common5frame4turnNtNtCs{program}_9responder6packet6PacketEB{at}_"
+            ))
+        };
+        let plain = "lb_common::frame::turn::<responder::packet::Packet>";
+        assert_eq!(turn("ho8eaAdBOo1", "8282wHcZ5DH", "H"), plain);
+        assert_eq!(turn("8eaAdBOo1", "Cs82wHcZ5D", "F"), plain);
     }
 
     #[test]
     fn what_is_no_hash_of_a_crate_stays() {
-        for name in ["memcpy", "_RNvC4host6memcpy", "_RNvC4host9Cs_Cursor", "_RNvC4host8CsCursor"] {
-            assert_eq!(without_hashes(name), name);
-        }
+        let names = ["memcpy", "_RNvC4host6memcpy", "_RNvC4host9Cs_Cursor", "_RNvC4host8CsCursor"];
+        let plain = ["memcpy", "host::memcpy", "host::Cs_Cursor", "host::CsCursor"];
+        assert_eq!(names.map(without_hashes), plain);
     }
 }
