@@ -12,6 +12,7 @@ use crate::metrics::{Spread, mean};
 use crate::traffic::figures::RunFigures;
 use crate::traffic::scenario::Scenario;
 use crate::traffic::tally::Row;
+use crate::traffic::values::Span;
 use crate::traffic::{Report, play, shipped};
 
 const SCENARIO: &str = "book-load";
@@ -19,13 +20,12 @@ const SCENARIO: &str = "book-load";
 /// Plays the book's fleet for as long as the report has room.
 fn played(extent: Extent) -> Report {
     let text = shipped::text(SCENARIO).expect("it is shipped");
-    let seconds = extent.load_seconds;
-    let text = text
-        .replace("duration = \"250s\"", &format!("duration = \"{seconds}s\""))
-        .replace("measure_from = \"60s\"", &format!("measure_from = \"{}s\"", seconds / 4))
-        .replace("step = \"10s\"", &format!("step = \"{}s\"", (seconds / 25).max(1)))
-        .replace("seeds = 5", &format!("seeds = {}", extent.trials.min(5)));
-    let scenario = Scenario::read(SCENARIO, SCENARIO, &text).expect("it is a scenario");
+    let mut scenario = Scenario::read(SCENARIO, SCENARIO, text).expect("it is a scenario");
+    let seconds = |seconds: u64| Span { us: seconds * 1_000_000 };
+    scenario.duration = seconds(extent.load_seconds);
+    scenario.measure_from = seconds(extent.load_seconds / 4);
+    scenario.step = seconds((extent.load_seconds / 25).max(1));
+    scenario.seeds = scenario.seeds.min(u32::try_from(extent.trials).unwrap_or(u32::MAX));
     play(&scenario, scenario.seed)
 }
 

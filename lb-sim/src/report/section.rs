@@ -20,7 +20,7 @@ pub struct Extent {
 impl Default for Extent {
     /// What the sources have, and enough seeds for one digit behind the point.
     fn default() -> Self {
-        Self { most_tasks: 256, most_size: 300, trials: 100, load_seconds: 250 }
+        Self { most_tasks: 256, most_size: 300, trials: 100, load_seconds: 100 }
     }
 }
 
