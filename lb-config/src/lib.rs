@@ -66,6 +66,10 @@ pub use paths::Paths;
 pub use probe::{AGENT_PORT, Probe, ProbeFrom, ProbeKind};
 pub use reports::Reports;
 
+/// The longest configuration that is read, to bound memory and time when the wrong file is named: every service with
+/// a hundred static endpoints needs less than 1 MiB.
+pub const MAX_FILE_BYTES: usize = 16 << 20;
+
 /// What the operator configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {

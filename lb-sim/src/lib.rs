@@ -23,6 +23,8 @@ pub mod report;
 mod commands {
     pub mod arguments;
 
+    pub mod input;
+
     pub mod lists;
 
     pub mod subset;

@@ -52,6 +52,12 @@ impl Spread {
     }
 }
 
+/// A count as a number to reckon with, to 16 digits.
+#[expect(clippy::cast_precision_loss, reason = "figures have fewer digits")]
+pub const fn float(count: u64) -> f64 {
+    count as f64
+}
+
 /// The mean; 0 of nothing.
 pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
     let (count, sum) = values.into_iter().fold((0_u32, 0.0), |(count, sum), value| (count + 1, sum + value));

@@ -4,7 +4,8 @@
 //! times ([`sampling`]) and costs ([`demand`]), and the order of events ([`queue`]); what all tasks of a job decide
 //! ([`assignments`]), what one of them does with it ([`client`]), what a backend runs on ([`machine`]); what happens ([`world`])
 //! and what is counted of it ([`tally`], [`ejections`]), and over several seeds ([`figures`]). A run is a pure
-//! function of a scenario and a seed: virtual time is whole microseconds, and CPU time whole picoseconds.
+//! function of a scenario and a seed: virtual time is whole microseconds, and CPU time whole
+//! femtoseconds.
 
 pub mod values;
 

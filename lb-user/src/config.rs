@@ -6,7 +6,7 @@ mod file;
 
 use std::path::Path;
 
-pub use file::{ConfigError, DEFAULT_PATH, MAX_FILE_BYTES, read, read_paths, read_with};
+pub use file::{ConfigError, DEFAULT_PATH, read, read_paths, read_with};
 pub use lb_config::*;
 use lb_core::report_keys::{Keys, ServiceKey};
 
@@ -75,7 +75,7 @@ pub mod tests {
         let cause = std::error::Error::source(&error).unwrap().to_string();
         assert_eq!(cause, "it is not a regular file");
         let long = tempfile::NamedTempFile::new().unwrap();
-        long.as_file().set_len(MAX_FILE_BYTES + 1).unwrap();
+        long.as_file().set_len(MAX_FILE_BYTES as u64 + 1).unwrap();
         assert!(matches!(read(long.path(), &Host), Err(ConfigError::TooLong { .. })));
     }
 

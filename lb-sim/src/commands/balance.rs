@@ -85,6 +85,14 @@ struct BackendConnections {
     rsd: f64,
 }
 
+impl BackendConnections {
+    fn of(connections: &[u32]) -> Self {
+        let Spread { mean, rsd, .. } = Spread::of_counts(connections);
+        let [min, max] = [connections.iter().min(), connections.iter().max()];
+        Self { min: min.copied().unwrap_or(0), mean, max: max.copied().unwrap_or(0), rsd }
+    }
+}
+
 #[derive(Serialize)]
 struct Utilization {
     raw: f64,
@@ -168,19 +176,13 @@ impl ListedBalance {
     fn of(job: &ListedJob, inequality: Option<Inequality>) -> Self {
         let (subsets, capacities) = (job.subsets(), job.capacities());
         let connections = subsets.connections(&capacities);
-        let Spread { mean, rsd, .. } = Spread::of_counts(&connections);
         let raw = |rates: &[f64]| capacity_utilization(&subsets.loads(&capacities, rates), &capacities);
         let draws = |inequality: Inequality| {
             Interval::of(inequality.draws(job.tasks, job.service.seed).map(|rates| raw(&rates)))
         };
         Self {
             algorithm: job.algorithm(),
-            connections: BackendConnections {
-                min: connections.iter().copied().min().unwrap_or(0),
-                mean,
-                max: connections.iter().copied().max().unwrap_or(0),
-                rsd,
-            },
+            connections: BackendConnections::of(&connections),
             raw: raw(&vec![1.0; job.tasks as usize]),
             unequal: inequality.map(draws),
         }
@@ -228,18 +230,12 @@ impl Balance {
     fn of(fleet: &Fleet, weighted: bool, block: u32, inequality: Option<Inequality>) -> Self {
         let graph = fleet.graph();
         let connections = graph.connections();
-        let Spread { mean, rsd, .. } = Spread::of_counts(&connections);
         let sharing = Sharing::of(fleet, &graph, weighted);
         let loads = sharing.loads(&graph);
         let blocks = block_shares(&graph, block);
         Self {
             algorithm: fleet.algorithm.name(),
-            connections: BackendConnections {
-                min: connections.iter().copied().min().unwrap_or(0),
-                mean,
-                max: connections.iter().copied().max().unwrap_or(0),
-                rsd,
-            },
+            connections: BackendConnections::of(&connections),
             utilization: Utilization {
                 raw: raw_utilization(&loads),
                 adjusted: adjusted_utilization(&connections),

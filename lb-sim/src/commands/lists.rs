@@ -2,8 +2,6 @@
 //!
 //! The texts are read by the daemon's own reader. Must not know what the commands do with the list.
 
-use std::fs::File;
-use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +14,7 @@ use lb_core::service::{Service, Size, Subset};
 use lb_core::subset::Algorithm;
 
 use super::arguments::FleetArguments;
+use super::input;
 use crate::listed::ListedJob;
 
 /// Where a list is from.
@@ -34,9 +33,6 @@ pub struct ListArguments {
     #[arg(long, value_name = "NAME")]
     of_client: Option<String>,
 }
-
-/// The longest configuration that is read, as by the daemon.
-const MAX_CONFIG_BYTES: usize = 16 << 20;
 
 impl ListArguments {
     /// The job before the list, if one is named, for each of these algorithms, or for that of the configuration.
@@ -75,7 +71,7 @@ impl ListArguments {
     }
 
     fn of_configuration(&self, path: &Path, fleet: &FleetArguments) -> Result<(Service, u32, EndpointList)> {
-        let bytes = read(path, MAX_CONFIG_BYTES)?;
+        let bytes = read(path, lb_config::MAX_FILE_BYTES)?;
         let text =
             std::str::from_utf8(&bytes).with_context(|| format!("{}: it is no text", path.display()))?;
         let config = lb_config::parse(text, path, &AnyTask)?;
@@ -143,11 +139,6 @@ fn unused_address(list: &EndpointList) -> SocketAddr {
 }
 
 fn read(path: &Path, most: usize) -> Result<Vec<u8>> {
-    let what = || format!("read {}", path.display());
-    let mut bytes = Vec::new();
-    File::open(path).with_context(what)?.take(most as u64 + 1).read_to_end(&mut bytes).with_context(what)?;
-    if bytes.len() > most {
-        bail!("{} is longer than {most} bytes: that is no such file", path.display());
-    }
-    Ok(bytes)
+    let bytes = input::read(path, most).with_context(|| format!("read {}", path.display()))?;
+    bytes.with_context(|| format!("{} is longer than {most} bytes: that is no such file", path.display()))
 }

@@ -2,13 +2,12 @@
 //!
 //! A scenario is one that comes with the program or a file. Must not know how scenarios are played.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use super::input;
 use crate::metrics::interval::Interval;
 use crate::output;
 use crate::table::{TextTable, percent};
@@ -35,7 +34,7 @@ pub struct Options {
 }
 
 /// The longest scenario file. The shipped ones have less than 4 KiB.
-const MAX_BYTES: u64 = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 
 /// Plays a scenario and prints what happened.
 pub fn run(options: &Options) -> Result<()> {
@@ -50,12 +49,10 @@ fn read(scenario: &str) -> Result<Scenario> {
         return Ok(Scenario::read(scenario, scenario, text)?);
     }
     let help = || format!("read scenario {scenario:?}: neither a file nor one of {}", shipped::names());
-    let file = File::open(scenario).with_context(help)?;
-    let mut text = String::new();
-    file.take(MAX_BYTES + 1).read_to_string(&mut text).with_context(help)?;
-    if text.len() as u64 > MAX_BYTES {
+    let Some(bytes) = input::read(Path::new(scenario), MAX_BYTES).with_context(help)? else {
         bail!("{scenario} is longer than {MAX_BYTES} bytes: that is no scenario");
-    }
+    };
+    let text = String::from_utf8(bytes).with_context(help)?;
     let name = Path::new(scenario).file_stem().map_or(scenario.into(), |stem| stem.to_string_lossy());
     Ok(Scenario::read(&name, scenario, &text)?)
 }

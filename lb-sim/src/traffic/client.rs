@@ -27,6 +27,7 @@ use lb_core::health::{Health, Who, Why};
 use lb_core::ids::Slot;
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
+use lb_core::plan::entries_by_slot;
 use lb_core::rules;
 use lb_core::service::Service;
 use lb_core::subset::random::SplitMix64;
@@ -234,10 +235,10 @@ impl Client {
         let is_lame =
             |slot: &Option<SlotBackend>| slot.is_some_and(|slot| self.lame_ducks.contains(&slot.backend));
         self.lame = self.slots.iter().map(is_lame).collect();
+        let entries = entries_by_slot(&self.schedule);
+        let members: Vec<u32> = entries.keys().map(|slot| slot.number()).collect();
         self.entries = vec![0; slots];
-        self.schedule.iter().for_each(|slot| self.entries[slot.index()] += 1);
-        let members = (0..).zip(&self.entries).filter(|(_, entries)| **entries > 0).map(|(slot, _)| slot);
-        let members: Vec<u32> = members.collect();
+        entries.into_iter().for_each(|(slot, entries)| self.entries[slot.index()] = entries);
         self.members = (members.len() <= MAX_SUBSET as usize).then_some(members);
         if let Some(ejector) = &mut self.ejector {
             ejector.publish(Arc::clone(&self.schedule));

@@ -7,6 +7,7 @@ use lb_core::subset::random::{SplitMix64, shuffle};
 
 use super::machine::PS_PER_US;
 use super::sampling::exponential;
+use crate::metrics::float;
 
 /// How much CPU time a request takes, of a core of speed 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -158,11 +159,6 @@ impl Bursts {
     pub fn mean_factor(self) -> f64 {
         1.0 + (self.factor - 1.0) * float(self.lasts_us) / float(self.every_us)
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "to 16 digits")]
-const fn float(number: u64) -> f64 {
-    number as f64
 }
 
 #[cfg(test)]

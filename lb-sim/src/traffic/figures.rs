@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::tally::{LoadTotal, Total};
 use crate::metrics::interval::Interval;
-use crate::metrics::mean;
+use crate::metrics::{float, mean};
 
 /// How even the utilization of backends was.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -79,8 +79,6 @@ impl RunFigures {
     pub fn of(seeds: &[(Total, LoadTotal)]) -> Self {
         let (total, load) = seeds.first().expect("there is at least one seed");
         let loads = || seeds.iter().map(|(_, load)| load);
-        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
-        let float = |count: u64| count as f64;
         let latency = |at: usize| Interval::of(loads().map(|load| float(load.latency_us[at]) / 1e3));
         let errors = |load: &LoadTotal| float(load.counts.errors.sum());
         Self {

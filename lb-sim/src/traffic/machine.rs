@@ -1,11 +1,13 @@
 //! A backend's machine: cores that requests share, and what makes it slower than it is.
 //!
 //! Processor sharing: of `n` requests on `c` cores each gets a whole core while there are enough, and `c / n` of one after that, as
-//! an operating system's scheduler hands out time slices. CPU time is counted in picoseconds of a core of speed 1, in whole numbers,
-//! so that a run is the same on every machine. Must not know whose requests these are.
+//! an operating system's scheduler hands out time slices. CPU time is counted in whole numbers, costs in picoseconds of a core of
+//! speed 1 and what is done of them in femtoseconds, so that a run is the same on every machine. Must not know whose requests these are.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+
+use crate::metrics::float;
 
 /// CPU time that a core of speed 1 gives in a microsecond, in picoseconds.
 pub const PS_PER_US: u64 = 1_000_000;
@@ -115,11 +117,6 @@ fn scaled(speed: u64, factor: f64) -> u64 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "speeds are far below 2^53")]
     let scaled = (float(speed) * factor).round() as u64;
     scaled.max(1)
-}
-
-#[expect(clippy::cast_precision_loss, reason = "times and speeds are far below 2^53")]
-const fn float(number: u64) -> f64 {
-    number as f64
 }
 
 #[cfg(test)]

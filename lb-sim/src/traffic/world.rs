@@ -1,8 +1,8 @@
 //! What happens in virtual time: backends come, go and restart, clients hear of it later, and connect all the while.
 //!
 //! In reading order: the whole state, here; what becomes of the `backends`; the `jobs` and what their `clients` hear and keep, and the
-//! `requests` that they send; the machines that do the work, `serving`; what clients make of failures, `judging`; and the rows and totals of it,
-//! `measures`, beside what chance alone would give, `floor`. Must not choose a backend: the [`Client`] does.
+//! `requests` that they send; the machines that do the work, `serving`; what clients make of failures, `judging`; and the rows and
+//! totals of it, `measures`, beside what chance alone would give, `floor`. Must not choose a backend: the [`Client`] does.
 
 mod backends;
 
@@ -41,6 +41,8 @@ use jobs::Job;
 use judging::Judged;
 use requests::{RequestRef, Requests};
 use serving::Server;
+
+use crate::metrics::float;
 
 /// What was counted of one run.
 #[derive(Debug)]
@@ -320,17 +322,12 @@ impl Backend {
         self.running && (self.failing.is_none() || matches!(self.failing, Some(how) if how.is_up()))
     }
 
-    /// Whether the service has had it from the start on.
+    /// Whether the service has had it from the start on, and asks for traffic to it.
     const fn is_lasting(&self) -> bool {
-        self.exists && self.exists_since == 0
+        self.exists && self.exists_since == 0 && self.weight > 0
     }
 
     fn per_weight(&self, load: u64) -> f64 {
         float(load) / f64::from(self.weight)
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
-const fn float(count: u64) -> f64 {
-    count as f64
 }

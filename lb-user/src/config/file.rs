@@ -9,12 +9,8 @@ use std::path::{Path, PathBuf};
 use lb_host::regular_file;
 use thiserror::Error;
 
-use lb_config::{Config, Environment, NamedFile, Paths, parse_paths, parse_with};
+use lb_config::{Config, Environment, MAX_FILE_BYTES, NamedFile, Paths, parse_paths, parse_with};
 use lb_document::diagnostic::{Faults, Report, utf8};
-
-/// The longest configuration that is read, to bound memory and time when the wrong file is named: every service with
-/// a hundred static endpoints needs less than 1 MiB.
-pub const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// Where the configuration is, unless `--config` says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/socklb/socklb.toml";
@@ -88,6 +84,6 @@ fn read_file(path: &Path) -> Result<Vec<u8>, ConfigError> {
         }
         Err(error) => return Err(cannot(error)),
     };
-    let bytes = regular_file::read(&file, MAX_FILE_BYTES).map_err(cannot)?;
+    let bytes = regular_file::read(&file, MAX_FILE_BYTES as u64).map_err(cannot)?;
     bytes.ok_or_else(|| ConfigError::TooLong { path: path.to_owned() })
 }

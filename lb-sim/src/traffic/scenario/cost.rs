@@ -1,7 +1,7 @@
 //! What it costs to play a scenario: clients, members, arrivals, and how often clients are told of a change.
 //!
 //! All of it follows from the file, so that one that is too large is refused before anything is allocated for it. The
-//! limits are what a laptop does in a few minutes with less than a gigabyte.
+//! limits are what a laptop does in a few minutes. What bursts, timeouts and neighbours add is not in them.
 
 use std::ops::Range;
 
@@ -9,6 +9,7 @@ use lb_core::service::Size;
 use toml::Spanned;
 
 use super::{NewSize, Run, Scenario, SpannedFault};
+use crate::metrics::float;
 use crate::traffic::document::{FailMode, JobTable, MAX_CLIENTS, ScenarioDocument};
 
 /// Most tables of one kind.
@@ -156,11 +157,6 @@ fn whole(number: f64) -> u64 {
     )]
     let whole = number.ceil() as u64;
     whole
-}
-
-#[expect(clippy::cast_precision_loss, reason = "to 16 digits")]
-const fn float(number: u64) -> f64 {
-    number as f64
 }
 
 /// Counts the clients of a job and its copies, which are at these positions.

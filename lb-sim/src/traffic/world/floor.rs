@@ -5,6 +5,7 @@
 
 use lb_core::subset::random::{SplitMix64, mix64};
 
+use crate::metrics::float;
 use crate::traffic::demand::unit;
 
 /// Arrivals and costs, spread by chance.
@@ -62,9 +63,7 @@ impl Floor {
         if cost_ps > 0 {
             let at = self.capacities.draw(&mut self.rng);
             if is_measured {
-                #[expect(clippy::cast_precision_loss, reason = "to 16 digits")]
-                let seconds = cost_ps as f64 / 1e12;
-                self.cpu[at] += seconds;
+                self.cpu[at] += float(cost_ps) / 1e12;
             }
         }
     }
@@ -72,7 +71,7 @@ impl Floor {
     /// Arrivals over weight of each backend that has a weight.
     pub fn loads(&self) -> Vec<f64> {
         let weighted = self.arrivals.iter().zip(&self.weights.parts).filter(|(_, weight)| **weight > 0.0);
-        weighted.map(|(arrivals, weight)| super::float(*arrivals) / weight).collect()
+        weighted.map(|(arrivals, weight)| float(*arrivals) / weight).collect()
     }
 
     /// CPU time over capacity of each backend.

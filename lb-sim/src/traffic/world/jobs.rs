@@ -8,7 +8,7 @@ use std::time::Duration;
 use lb_core::service::{Policy, Service, Subset};
 use lb_core::subset::random::{SplitMix64, mix64, shuffle};
 
-use super::float;
+use crate::metrics::float;
 use crate::traffic::assignments::Shares;
 use crate::traffic::client::SERVICE;
 use crate::traffic::document::{JobTable, Traffic};

@@ -2,8 +2,8 @@
 //!
 //! Counts are checked against each other at the end. Must not change what happens.
 
-use super::{Backend, World, float};
-use crate::metrics::Spread;
+use super::{Backend, World};
+use crate::metrics::{Spread, float};
 use crate::traffic::tally::{LoadTotal, Row, Total, utilization_of};
 
 impl World<'_> {
@@ -54,8 +54,7 @@ impl World<'_> {
     pub(super) fn load_total(&self) -> LoadTotal {
         let measured_us = float(self.scenario.duration.us - self.scenario.measure_from.us);
         let cores = f64::from(self.scenario.machines.cores);
-        let lasting = |backend: &Backend| backend.is_lasting() && backend.weight > 0;
-        let lasting = self.backends.iter().zip(&self.machines).filter(|(backend, _)| lasting(backend));
+        let lasting = self.backends.iter().zip(&self.machines).filter(|(backend, _)| backend.is_lasting());
         let latency = |part: f64| self.latency.value_at_quantile(part);
         LoadTotal {
             cpu: lasting.map(|(_, server)| server.busy_us() / measured_us / cores).collect(),
@@ -66,8 +65,7 @@ impl World<'_> {
     }
 
     pub(super) fn total(&self, rows: &[Row]) -> Total {
-        let lasting = |backend: &&Backend| backend.is_lasting() && backend.weight > 0;
-        let lasting: Vec<&Backend> = self.backends.iter().filter(lasting).collect();
+        let lasting: Vec<&Backend> = self.backends.iter().filter(|backend| backend.is_lasting()).collect();
         let loads: Vec<f64> = lasting.iter().map(|backend| backend.per_weight(backend.load)).collect();
         let unused = lasting.iter().filter(|backend| backend.load == 0 && backend.connections == 0).count();
         let failed = |row: &Row| float(row.counts.errors.sum()) / float(row.counts.arrivals.max(1));
