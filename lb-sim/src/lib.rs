@@ -1,9 +1,9 @@
 //! The planner: the same decisions as the daemon's ([`lb_core`]), for a whole fleet at once, in numbers and pictures.
 //!
-//! In reading order: a fleet and its subsets ([`fleet`]), or a job before a list as a daemon reads it ([`listed`]), what they are worth ([`metrics`]), and that over many fleets
-//! ([`sweep`]), which to choose ([`advice`]), a fleet in virtual time ([`traffic`]), and pictures of all of it
-//! ([`report`]); then one module per command. Must not know of kernels, sockets or clocks: the same arguments give the
-//! same output on every machine.
+//! In reading order: a fleet and its subsets ([`fleet`]), or a job before a list as a daemon reads it ([`listed`]); what subsets are
+//! worth ([`metrics`]), what is drawn by lot ([`sampling`]), what unequal clients do to subsets ([`unequal`]), and all that over many
+//! fleets ([`sweep`]); which to choose ([`advice`]), a fleet in virtual time ([`traffic`]), and pictures of all of it ([`report`]); then
+//! one module per command. Must not know of kernels, sockets or clocks: the same arguments give the same output on every machine.
 #![forbid(unsafe_code)]
 
 pub mod fleet;
@@ -11,6 +11,10 @@ pub mod fleet;
 pub mod listed;
 
 pub mod metrics;
+
+pub mod sampling;
+
+pub mod unequal;
 
 pub mod sweep;
 

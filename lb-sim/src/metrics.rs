@@ -15,8 +15,6 @@ pub mod churn;
 
 pub mod interval;
 
-pub mod unequal;
-
 /// Smallest, mean and largest of some numbers, and their relative standard deviation (of the population).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spread {

@@ -1,7 +1,7 @@
 //! A fleet in virtual time: clients send, backends restart, jobs are resized, and every decision is the daemon's.
 //!
-//! In reading order: what a scenario file says ([`values`], [`document`]) and means ([`scenario`], [`shipped`]); random
-//! times ([`sampling`]) and costs ([`demand`]), and the order of events ([`queue`]); what all tasks of a job decide
+//! In reading order: what a scenario file says ([`values`], [`document`]) and means ([`scenario`], [`shipped`]); what requests
+//! cost ([`demand`]), and the order of events ([`queue`]); what all tasks of a job decide
 //! ([`assignments`]), what one of them does with it ([`client`]), what a backend runs on ([`machine`]); what happens ([`world`])
 //! and what is counted of it ([`tally`], [`ejections`]), and over several seeds ([`figures`]). A run is a pure
 //! function of a scenario and a seed: virtual time is whole microseconds, and CPU time whole
@@ -14,8 +14,6 @@ pub mod document;
 pub mod scenario;
 
 pub mod shipped;
-
-pub mod sampling;
 
 pub mod demand;
 

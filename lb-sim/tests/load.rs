@@ -250,6 +250,39 @@ fn lame_ducks_that_say_so_themselves_are_left_in_time() {
 }
 
 #[test]
+fn a_report_that_was_overtaken_by_a_newer_one_is_dropped() {
+    let restart =
+        "[[restart]]\nat = \"1s\"\nbatch = 1\nlame_duck = \"100ms\"\ndown = \"0s\"\npause = \"20s\"\n";
+    let text = STEADY
+        .replace("duration", "reports = { spread = \"5s\" }\nduration")
+        .replace("tasks = 1", "tasks = 20");
+    let report = played(&(text + restart));
+    let last = report.steps.last().expect("there are steps");
+    assert!(last.load.min > 0.9 * last.load.max, "nobody takes it for a lame duck any more: {:?}", last.load);
+}
+
+#[test]
+fn a_client_that_starts_hears_of_the_lame_ducks_that_there_are() {
+    let text = STEADY
+        .replace("duration", "notice = { delay = \"10s\" }\nreports = { delay = \"2ms\" }\nduration")
+        + "[[resize]]\nat = \"5s\"\njob = \"one\"\ntasks = 3\n"
+        + "[[restart]]\nat = \"4s\"\nbatch = 1\nlame_duck = \"2s\"\ndown = \"20s\"\n";
+    assert_eq!(counts(&played(&text)).errors, Errors::default());
+}
+
+#[test]
+fn who_gives_up_before_an_answer_is_due_ejects_nobody() {
+    let ejections = |timeout: &str| {
+        let fail = "[[fail]]\nat = \"4s\"\nfor = \"10s\"\nbackends = 1\nmode = \"blackhole\"\n";
+        let report = played(&format!("{STEADY}timeout = \"{timeout}\"\nejection = {{}}\n{fail}"));
+        assert!(report.summary.runs[0].counts.errors.timed_out > 0);
+        report.ejection.expect("it may eject").runs[0].counts.ejections
+    };
+    assert_eq!(ejections("150ms"), 0);
+    assert!(ejections("250ms") > 0);
+}
+
+#[test]
 fn cursors_of_several_cpus_share_the_work_as_one_does() {
     for cpus in [1, 4, 64] {
         let report = played(&format!("{STEADY}cpus = {cpus}\n"));

@@ -234,8 +234,8 @@ fn what_would_cost_too_much_is_refused_before_it_costs_anything() {
 fn what_is_sent_and_what_it_costs_make_sense_together() {
     let rate = "rate = 10.0\n";
     let cost = "cost = { mean = \"1ms\", sigma = 1.0 }\n";
-    check_job("rate = 0.0", "9:8: a rate of 0 arrivals in a second is none: write 0.00001 to 1000000");
-    check_job("rate = nan", "9:8: a rate of NaN arrivals in a second is none");
+    check_job("rate = 0.0", "9:8: a rate of 0 arrivals in a second at one task: write 0.00001 to 20000");
+    check_job("rate = nan", "9:8: a rate of NaN arrivals in a second");
     check_job(
         &format!("{rate}interval = \"1s\""),
         "5:1: interval, rate and closed say the same in three ways",
@@ -339,8 +339,29 @@ fn machines_are_as_fast_as_somebody_says() {
 fn what_takes_too_long_is_refused_before_it_begins() {
     let text = START.replace("step", "seeds = 100\nstep");
     check(
-        &format!("{text}{JOB}rate = 1000000.0\n"),
-        "x.toml:6:1: there would be 2000000000 arrivals of all runs: at most",
+        &format!("{text}{JOB}rate = 20000.0\n").replace("tasks = 2", "tasks = 1000"),
+        "x.toml:6:1: there would be 20000000000 arrivals of all runs: at most",
+    );
+    // What waits to be given up is kept until then.
+    let burst =
+        "rate = 100.0\nburst = { factor = 1000.0, every = \"5s\", for = \"1ms\" }\ntimeout = \"30s\"\n";
+    check(
+        &format!("{START}{JOB}{burst}"),
+        "x.toml:5:1: there would be 6000000 requests and connections alive at a time: at most 2000000 are possible",
+    );
+    let neighbours =
+        START.replace("{ count = 4 }", "{ count = 16384, antagonist = { share = 10, every = \"100ms\" } }");
+    check(
+        &format!("{}{JOB}", neighbours.replace("10s", "24h").replace("1s", "1h")),
+        "x.toml:4:42: there would be 14155776000 times that neighbours come or go, in all runs: at most",
+    );
+    let reports =
+        START.replace("step", "reports = { delay = \"1ms\" }\nstep").replace("count = 4", "count = 1000");
+    check(
+        &format!("{reports}{JOB}")
+            .replace("tasks = 2", "tasks = 10000")
+            .replace("traffic", "size = 1\ntraffic"),
+        "x.toml:1:1: there would be 20000000 reports that clients hear, in all runs: at most 5000000 are possible",
     );
     check(&START.replace("step", "seeds = 0\nstep"), "x.toml:3:9: 0 is not a whole number from 1 to 100");
     check(

@@ -14,10 +14,10 @@ use crate::fleet::{Fleet, Sharing};
 use crate::listed::ListedJob;
 use crate::metrics::interval::Interval;
 use crate::metrics::overlap::{Overlap, distinct, overlap};
-use crate::metrics::unequal::{DRAWS, Inequality, UnequalLoads};
 use crate::metrics::{Spread, adjusted_utilization, block_shares, raw_utilization};
 use crate::output;
 use crate::table::{TextTable, percent, ratio};
+use crate::unequal::{DRAWS, Inequality, UnequalLoads};
 
 /// A fleet, and what to look at.
 #[derive(Debug, Args)]
@@ -30,10 +30,10 @@ pub struct Options {
     #[command(flatten)]
     list: ListArguments,
     /// With structural weights, as the daemon has them; aperture forms always have their own
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["endpoints", "config"])]
     weighted: bool,
     /// How many neighbouring backends a rolling restart takes down at once [default: a tenth of them]
-    #[arg(long, value_name = "B", value_parser = size)]
+    #[arg(long, value_name = "B", value_parser = size, conflicts_with_all = ["endpoints", "config"])]
     block: Option<u32>,
     /// Clients that are unequal: standard deviation over mean of what they send, 0 to 10
     #[arg(long, value_name = "CV", default_value_t = 0.0, value_parser = variation)]

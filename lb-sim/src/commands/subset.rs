@@ -34,7 +34,7 @@ pub struct Options {
     #[arg(long, value_name = "I")]
     client: Option<u32>,
     /// With the weights of each client's backends; those of aperture forms are always shown
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["endpoints", "config"])]
     weights: bool,
     /// As JSON
     #[arg(long)]

@@ -16,11 +16,20 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// Student's t for 95 %, two-sided, by degrees of freedom from 1; beyond, that of the normal distribution serves.
+/// Student's t for 95 %, two-sided, by degrees of freedom from 1.
 const STUDENT: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
+
+/// The same for more degrees of freedom: the first terms of its expansion around that of the normal distribution (Abramowitz and
+/// Stegun, 26.7.5), right to four digits there.
+fn student_of_many(degrees: f64) -> f64 {
+    const Z: f64 = 1.959_964;
+    const Z3: f64 = Z * Z * Z;
+    const Z5: f64 = Z3 * Z * Z;
+    Z + (Z3 + Z) / (4.0 * degrees) + (5.0 * Z5 + 16.0 * Z3 + 3.0 * Z) / (96.0 * degrees * degrees)
+}
 
 impl Interval {
     /// Of these values, one for each draw.
@@ -30,10 +39,10 @@ impl Interval {
         let Some(degrees) = values.len().checked_sub(1).filter(|degrees| *degrees > 0) else {
             return Self { mean, low: mean, high: mean };
         };
-        let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+        let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
         #[expect(clippy::cast_precision_loss, reason = "a few draws")]
         let (degrees_f, count) = (degrees as f64, values.len() as f64);
-        let t = STUDENT.get(degrees - 1).copied().unwrap_or(1.96);
+        let t = STUDENT.get(degrees - 1).copied().unwrap_or_else(|| student_of_many(degrees_f));
         let half = t * (squares / degrees_f / count).sqrt();
         Self { mean, low: mean - half, high: mean + half }
     }
@@ -49,6 +58,9 @@ mod tests {
         let interval = Interval::of([1.0, 2.0, 3.0, 4.0, 5.0]);
         assert!((interval.mean - 3.0).abs() < 1e-12);
         assert!((interval.high - 4.963).abs() < 1e-3 && (interval.low - 1.037).abs() < 1e-3, "{interval:?}");
+        for (degrees, expected) in [(30.0, 2.042), (31.0, 2.040), (99.0, 1.984), (1e9, 1.960)] {
+            assert!((student_of_many(degrees) - expected).abs() < 1e-3, "{degrees}");
+        }
         assert_eq!(Interval::of([7.0]), Interval { mean: 7.0, low: 7.0, high: 7.0 });
     }
 }

@@ -9,8 +9,8 @@ use super::numbers::{grouped, percent, whole_percent};
 use super::palette::{DETERMINISTIC, RANDOM, RINGSTEADY};
 use super::section::{Extent, Section, Table};
 use crate::fleet::{Fleet, Sharing};
-use crate::metrics::unequal::{Inequality, UnequalLoads};
 use crate::metrics::{Spread, mean};
+use crate::unequal::{Inequality, UnequalLoads};
 
 /// A topology for which both published counts, "~280K" and "~25K", come out: the post names none.
 const LARGE_CLIENTS: u32 = 2_000;

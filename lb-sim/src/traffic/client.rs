@@ -111,6 +111,8 @@ pub struct Client {
     lame: Vec<bool>,
     /// The backends that say so.
     lame_ducks: BTreeSet<u32>,
+    /// The number of the newest report that it has heard of each backend.
+    heard: BTreeMap<u32, u32>,
     /// What is in each slot.
     pub slots: Vec<Option<SlotBackend>>,
     /// The connections to the backend in each slot.
@@ -169,6 +171,7 @@ impl Client {
             errors: Vec::new(),
             lame: Vec::new(),
             lame_ducks: BTreeSet::new(),
+            heard: BTreeMap::new(),
             slots: Vec::new(),
             links: Vec::new(),
             pending: Vec::new(),
@@ -203,7 +206,13 @@ impl Client {
     }
 
     /// A backend says that it is a lame duck, or no longer. Connects know at once, and the daemon makes its tables accordingly.
-    pub fn hear(&mut self, now: Duration, backend: u32, is_lame: bool) {
+    /// Returns false of a report that is no newer than one that it has heard.
+    pub fn hear(&mut self, now: Duration, backend: u32, report: u32, is_lame: bool) -> bool {
+        let newest = self.heard.entry(backend).or_default();
+        if report <= *newest {
+            return false;
+        }
+        *newest = report;
         if is_lame {
             self.lame_ducks.insert(backend);
         } else {
@@ -213,6 +222,7 @@ impl Client {
         let said: BTreeMap<_, _> = self.lame_ducks.iter().map(said).collect();
         self.balancer.handle(now, Fact::Said(0, Who::Report, said)).expect("it takes no room");
         self.publish();
+        true
     }
 
     /// Brings what picks read up to date with the plan.
@@ -255,20 +265,26 @@ impl Client {
             let flows = links[slot as usize].map_or(0, |link| link.flows) + pending[slot as usize];
             limit != 0 && flows >= limit
         };
-        if let Some(slot) = self.ejector.as_mut().and_then(|ejector| ejector.due_trial(now, is_at_limit)) {
-            return Pick { how: How::Trial, slot };
-        }
+        let trial = self.ejector.as_mut().and_then(|ejector| ejector.due_trial(now, is_at_limit));
         let length = self.schedule.len();
         let length_log2 = length.checked_ilog2().map_or(0, |log2| u8::try_from(log2).unwrap_or(u8::MAX));
         let is_listed = self.members.is_some();
         let members = if is_listed { NO_MEMBERS + 1 } else { NO_MEMBERS };
         let table = TableRef { base: 0, generation: 0, length_log2, members };
-        let cpu = if self.cursors.len() == 1 { 0 } else { self.scheduler.below(self.cursors.len() as u64) };
+        let cpu = if trial.is_some() || self.cursors.len() == 1 {
+            0
+        } else {
+            self.scheduler.below(self.cursors.len() as u64)
+        };
         let cpu = usize::try_from(cpu).expect("below the number of CPUs");
         let tables = ClientTables { client: self, tried: Cell::new(NO_SLOT) };
-        let (mut picked, sample) = pick::pick(&tables, &OneCpu(&self.cursors[cpu]), table, self.rules, now);
+        let (mut picked, sample) = match trial {
+            Some(slot) => (Pick { how: How::Trial, slot }, 0),
+            None => pick::pick(&tables, &OneCpu(&self.cursors[cpu]), table, self.rules, now),
+        };
         let is_lame = |slot: u32| self.lame[slot as usize];
-        if matches!(picked.how, How::Picked | How::Overflowed) && is_lame(picked.slot) {
+        // Also a trial, and a fallback: whatever the choice fell on.
+        if self.lame.get(picked.slot as usize) == Some(&true) {
             let limit = pick::limit_of_diversion(picked.how, self.rules);
             let other = pick::other_than_lame(&tables, table, sample, limit, picked.slot, is_lame);
             picked = pick::diverted(picked, other);

@@ -1,13 +1,13 @@
-//! What tasks ask for: the CPU time of a request, how unequal the tasks of a job are, and when all of them send more.
+//! What tasks ask for: the CPU time of a request, and when all of them send more.
 //!
 //! Logarithms and powers are those of the `libm` crate, which are the same on every machine; the four basic operations are by IEEE
 //! 754. Must not know who serves it.
 
-use lb_core::subset::random::{SplitMix64, shuffle};
+use lb_core::subset::random::SplitMix64;
 
 use super::machine::PS_PER_US;
-use super::sampling::exponential;
 use crate::metrics::float;
+use crate::sampling::normal;
 
 /// How much CPU time a request takes, of a core of speed 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -72,45 +72,6 @@ impl Cost {
 /// The standard normal distribution: the chance of a value below this one.
 fn below(z: f64) -> f64 {
     0.5 * libm::erfc(-z / std::f64::consts::SQRT_2)
-}
-
-/// A sample of the standard normal distribution (Box and Muller).
-fn normal(rng: &mut SplitMix64) -> f64 {
-    let radius = (2.0 * float(exponential(rng)) / 4_294_967_296.0).sqrt();
-    radius * libm::cos(std::f64::consts::TAU * unit(rng))
-}
-
-/// A number from 0 to below 1.
-pub fn unit(rng: &mut SplitMix64) -> f64 {
-    float(rng.next_u64() >> 11) / float(1 << 53)
-}
-
-/// How unequal the tasks of a job are.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Skew {
-    /// Lognormal: standard deviation over mean of the tasks' rates.
-    Variation(f64),
-    /// The task of rank r sends 1 / r^s.
-    Zipf(f64),
-}
-
-impl Skew {
-    /// How much each of so many tasks sends; 1 is the mean of these tasks.
-    pub fn rates(self, tasks: u32, rng: &mut SplitMix64) -> Vec<f64> {
-        let mut rates: Vec<f64> = match self {
-            Self::Variation(variation) => {
-                let sigma = libm::log(1.0 + variation * variation).sqrt();
-                (0..tasks).map(|_| libm::exp(sigma * normal(rng))).collect()
-            }
-            Self::Zipf(s) => (1..=tasks).map(|rank| libm::pow(f64::from(rank), -s)).collect(),
-        };
-        if matches!(self, Self::Zipf(_)) {
-            shuffle(&mut rates, rng);
-        }
-        let mean = rates.iter().sum::<f64>() / f64::from(tasks);
-        rates.iter_mut().for_each(|rate| *rate /= mean);
-        rates
-    }
 }
 
 /// Times in which every task sends more, all at once.
@@ -186,20 +147,6 @@ mod tests {
     }
 
     #[test]
-    fn rates_have_the_variation_that_was_asked_for_and_a_mean_of_one() {
-        let rates = Skew::Variation(0.5).rates(10_000, &mut rng());
-        let spread = crate::metrics::Spread::of(&rates);
-        assert!((spread.mean - 1.0).abs() < 1e-9 && (spread.rsd - 0.5).abs() < 0.03, "{spread:?}");
-        let rates = Skew::Zipf(1.0).rates(3, &mut rng());
-        let mut sorted = rates.clone();
-        sorted.sort_by(f64::total_cmp);
-        // 1, 1/2 and 1/3 over their mean of 11/18.
-        for (rate, expected) in sorted.iter().zip([6.0 / 11.0, 9.0 / 11.0, 18.0 / 11.0]) {
-            assert!((rate - expected).abs() < 1e-9, "{rates:?}");
-        }
-    }
-
-    #[test]
     fn in_a_burst_time_passes_faster() {
         let bursts = Bursts { factor: 4.0, every_us: 100, lasts_us: 10 };
         assert_eq!(bursts.due(0, 50), 50, "none yet");
@@ -211,12 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_normal_distribution_is_one() {
-        let mut rng = rng();
-        let samples: Vec<f64> = (0..200_000).map(|_| normal(&mut rng)).collect();
-        let mean = samples.iter().sum::<f64>() / 2e5;
-        let variance = samples.iter().map(|sample| sample * sample).sum::<f64>() / 2e5;
-        assert!(mean.abs() < 0.01 && (variance - 1.0).abs() < 0.02, "{mean} {variance}");
+    fn what_is_below_a_value_is_that_of_the_normal_distribution() {
         assert!((below(0.0) - 0.5).abs() < 1e-12 && (below(1.959_964) - 0.975).abs() < 1e-6);
     }
 }

@@ -12,11 +12,11 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::assignments::Shares;
-use super::sampling::Distribution;
 use super::values::{
     ActiveLimit, AlgorithmName, EjectionChoice, ErrorDecay, Name, OverflowName, PolicyName, Seed, Span,
     SubsetSize, Within,
 };
+use crate::sampling::Distribution;
 use demand::{BurstChoice, ClosedTable, CostChoice, Rate, SkewChoice};
 use machines::{AntagonistTable, RestartCost, Speed};
 
@@ -305,7 +305,7 @@ impl FailMode {
 }
 
 /// One variant: what differs from the scenario's jobs and restarts.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunTable {
     /// Its name; its algorithm's, if it has none.

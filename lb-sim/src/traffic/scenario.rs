@@ -14,17 +14,13 @@ mod machines;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use lb_core::service::{Policy, Size};
-use lb_core::subset::Algorithm;
 use thiserror::Error;
 use toml::Spanned;
 
-use super::assignments::Shares;
-use super::document::demand::{Rate, SkewChoice};
 use super::document::{
     Backends, JobTable, Notice, ResizeTable, RestartTable, RunTable, ScenarioDocument, Traffic, WeightTable,
 };
-use super::values::{ActiveLimit, EjectionChoice, ErrorDecay, PolicyName, Span};
+use super::values::Span;
 pub use fails::{Fail, FailPart};
 pub use machines::Machines;
 
@@ -87,35 +83,13 @@ pub enum NewSize {
     Tasks(Range<usize>, u32),
 }
 
-/// One variant of a scenario: what it overrides.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// One variant of a scenario.
+#[derive(Clone, Debug, Default)]
 pub struct Run {
     /// Its name.
     pub name: String,
-    /// How all jobs choose subsets.
-    pub algorithm: Option<Algorithm>,
-    /// How large all subsets are.
-    pub size: Option<Size>,
-    /// What decides how much goes to each member.
-    pub shares: Option<Shares>,
-    /// The time as a lame duck of all restarts and resizes.
-    pub lame_duck: Option<Span>,
-    /// When a backend is ejected, in all jobs whose traffic is connections.
-    pub ejection: Option<EjectionChoice>,
-    /// How all tasks pick.
-    pub policy: Option<PolicyName>,
-    /// After how long an error counts half.
-    pub error_decay: Option<ErrorDecay>,
-    /// The limit of all tasks.
-    pub active_limit: Option<ActiveLimit>,
-    /// Arrivals in a second at each task that has a rate.
-    pub rate: Option<Rate>,
-    /// How unequal tasks are.
-    pub skew: Option<SkewChoice>,
-    /// How long requests with a cost are held beside it.
-    pub wait: Option<Span>,
-    /// How often a client tries again.
-    pub retries: Option<u32>,
+    /// What differs from the scenario.
+    pub differs: RunTable,
 }
 
 /// Why a file is no scenario.
@@ -212,7 +186,7 @@ impl Scenario {
     /// Whether a job ejects backends in any run.
     pub fn ejects(&self) -> bool {
         let choices =
-            self.jobs.iter().map(|job| job.ejection).chain(self.runs.iter().map(|run| run.ejection));
+            self.jobs.iter().map(|job| job.ejection).chain(self.runs.iter().map(|run| run.differs.ejection));
         choices.flatten().any(|choice| choice.0.is_some())
     }
 
@@ -262,7 +236,7 @@ impl Scenario {
         for run in &self.runs {
             let mut free = 0;
             for restart in &self.restarts {
-                let lame_duck = run.lame_duck.unwrap_or(restart.lame_duck);
+                let lame_duck = run.differs.lame_duck.unwrap_or(restart.lame_duck);
                 let batch = lame_duck.us + restart.down.us + restart.pause.us;
                 if restart.at.us < free {
                     let spanned = tables.iter().find(|table| table.get_ref().at == restart.at);
@@ -402,9 +376,8 @@ fn runs(tables: &[Spanned<RunTable>]) -> Result<Vec<Run>, SpannedFault> {
     let mut runs: Vec<Run> = Vec::with_capacity(tables.len());
     for spanned in tables {
         let table = spanned.get_ref();
-        let algorithm = table.algorithm.map(|algorithm| algorithm.0);
-        let policy = table.policy.map(|policy| policy.0);
-        let named = algorithm.map(Algorithm::name).or(policy.map(Policy::name));
+        let of_algorithm = table.algorithm.map(|algorithm| algorithm.0.name());
+        let named = of_algorithm.or(table.policy.map(|policy| policy.0.name()));
         let name = table.name.clone().map(|name| name.0).or(named.map(ToOwned::to_owned));
         let Some(name) = name else {
             return Err((
@@ -415,26 +388,7 @@ fn runs(tables: &[Spanned<RunTable>]) -> Result<Vec<Run>, SpannedFault> {
         if runs.iter().any(|run| run.name == name) {
             return Err((spanned.span(), format!("a run {name:?} is there already: write another name")));
         }
-        let size = table.size.map(|size| size.0);
-        let RunTable {
-            shares, lame_duck, ejection, policy, error_decay, active_limit, rate, skew, wait, ..
-        } = *table;
-        let retries = table.retries.map(|retries| retries.0);
-        runs.push(Run {
-            name,
-            algorithm,
-            size,
-            shares,
-            lame_duck,
-            ejection,
-            policy,
-            error_decay,
-            active_limit,
-            rate,
-            skew,
-            wait,
-            retries,
-        });
+        runs.push(Run { name, differs: table.clone() });
     }
     if runs.is_empty() {
         runs.push(Run { name: "as written".into(), ..Run::default() });

@@ -103,7 +103,7 @@ enum Event {
     /// A connection is up.
     Ready { client: u32, slot: u32, serial: u32 },
     /// A client hears a backend's own report.
-    Hear { client: u32, backend: u32, is_lame: bool },
+    Hear { client: u32, backend: u32, report: u32, is_lame: bool },
     /// A connect or request begins.
     Arrive(u32),
     /// A user's request has ended.
@@ -113,7 +113,7 @@ enum Event {
     /// A connect or request ends.
     Finish(RequestRef),
     /// A client gives up a connect that nobody answers.
-    GiveUp { request: RequestRef, is_trial: bool },
+    GiveUp(RequestRef),
     /// A client gives up a request.
     TimeOut(RequestRef),
     /// Something is done on a machine.
@@ -146,6 +146,8 @@ struct Backend {
     failing: Option<FailMode>,
     /// Whether it says of itself that it is a lame duck.
     is_lame: bool,
+    /// How often it has said something else than before.
+    reports: u32,
     /// When it stops, if it is no longer reported.
     stops_at: Option<u64>,
     /// Since when the service has it.
@@ -200,6 +202,7 @@ impl<'a> World<'a> {
             running: false,
             failing: None,
             is_lame: false,
+            reports: 0,
             stops_at: None,
             exists_since: 0,
             wanted_since: None,
@@ -216,7 +219,9 @@ impl<'a> World<'a> {
             speeds.iter().map(|speed| Machine::new(scenario.machines.cores, *speed)).collect();
         let at_start = scenario.backends as usize;
         let weights: Vec<f64> = scenario.weights[..at_start].iter().copied().map(f64::from).collect();
-        let capacities: Vec<f64> = machines[..at_start].iter().map(Machine::capacity).collect();
+        // What asks for no traffic has no share of it.
+        let asks = |(machine, weight): (&Machine, &f64)| if *weight > 0.0 { machine.capacity() } else { 0.0 };
+        let capacities: Vec<f64> = machines[..at_start].iter().zip(&weights).map(asks).collect();
         let floor = Floor::new(&weights, &capacities, seed);
         let server = |(index, machine)| Server::new(machine, scenario.machines.queue, seed, index);
         let mut world = Self {
@@ -276,7 +281,7 @@ impl<'a> World<'a> {
         match event {
             Event::Resize(position) => match self.scenario.resizes[position].to.clone() {
                 NewSize::Backends(count, lame_duck) => {
-                    self.set_backends(count, self.run.lame_duck.unwrap_or(lame_duck).us);
+                    self.set_backends(count, self.run.differs.lame_duck.unwrap_or(lame_duck).us);
                     self.publish();
                 }
                 NewSize::Tasks(jobs, tasks) => jobs.for_each(|job| self.set_tasks(job, tasks)),
@@ -294,11 +299,11 @@ impl<'a> World<'a> {
             Event::Learn { client, assignments, version } => self.learn(client, &assignments, version),
             Event::Ready { client, slot, serial } => self.ready(client, slot, serial),
             Event::Arrive(client) => self.arrive(client),
-            Event::Hear { client, backend, is_lame } => self.hear(client, backend, is_lame),
+            Event::Hear { client, backend, report, is_lame } => self.hear(client, backend, report, is_lame),
             Event::Think(client) => self.think(client),
             Event::TryAgain(request) => self.try_again(request),
             Event::Finish(request) => self.finish(request),
-            Event::GiveUp { request, is_trial } => self.give_up(request, is_trial),
+            Event::GiveUp(request) => self.give_up(request),
             Event::TimeOut(request) => self.time_out(request),
             Event::Wake(backend) => self.wake(backend),
             Event::Antagonize(backend) => self.antagonize(backend),

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Deserializer};
 
-use crate::traffic::demand::{Bursts, Cost, Skew};
+use crate::sampling::Skew;
+use crate::traffic::demand::{Bursts, Cost};
 use crate::traffic::machine::PS_PER_US;
 use crate::traffic::values::{Span, Within};
 
@@ -15,10 +16,11 @@ impl TryFrom<f64> for Rate {
     type Error = String;
 
     fn try_from(rate: f64) -> Result<Self, String> {
-        if (1e-5..=1e6).contains(&rate) {
+        // Times are whole microseconds: of more than these, gaps would be rounded by more than a percent.
+        if (1e-5..=2e4).contains(&rate) {
             return Ok(Self(rate));
         }
-        Err(format!("a rate of {rate} arrivals in a second is none: write 0.00001 to 1000000"))
+        Err(format!("a rate of {rate} arrivals in a second at one task: write 0.00001 to 20000"))
     }
 }
 

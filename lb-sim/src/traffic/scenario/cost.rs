@@ -1,7 +1,7 @@
 //! What it costs to play a scenario: clients, members, arrivals, and how often clients are told of a change.
 //!
 //! All of it follows from the file, so that one that is too large is refused before anything is allocated for it. The
-//! limits are what a laptop does in a few minutes. What bursts, timeouts and neighbours add is not in them.
+//! limits are what a laptop does in a few minutes.
 
 use std::ops::Range;
 
@@ -33,6 +33,10 @@ const MAX_LISTED: u64 = 5_000_000;
 /// Most steps of computing subsets: changes times clients times backends, in all runs together.
 const MAX_ORDERED: u64 = 2_000_000_000;
 
+/// Most times that neighbours of machines come or go, in all runs together.
+const MAX_NEIGHBOURS: u64 = 20_000_000;
+/// Most times that clients hear a backend's own report, in all runs together.
+const MAX_REPORTS: u64 = 5_000_000;
 /// Most times that a backend fails, in all runs together.
 const MAX_FAILURES: u64 = 1_000_000;
 
@@ -106,10 +110,22 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
     let span = document.fail.first().map_or(0..0, Spanned::span);
     let failures = failures.sum::<u64>().saturating_mul(runs);
     limit(&span, "times that a backend fails, in all runs", failures, MAX_FAILURES)?;
+    if let Some(table) = scenario.machines.antagonist {
+        let changes = scenario.duration.us.div_ceil(table.every.us.max(1));
+        let span = document.backends.antagonist.as_ref().map_or(0..0, Spanned::span);
+        let changes = changes.saturating_mul(backends).saturating_mul(runs);
+        limit(&span, "times that neighbours come or go, in all runs", changes, MAX_NEIGHBOURS)?;
+    }
     let restarts: u64 = scenario.restarts.iter().map(|restart| 3 * scenario.batches(restart)).sum();
     let changes = restarts + scenario.resizes.len() as u64;
     let spans = [document.restart.first().map(Spanned::span), document.resize.first().map(Spanned::span)];
     let span = spans.into_iter().flatten().next().unwrap_or(0..0);
+    if scenario.reports.is_some() {
+        // Each backend says that it leaves, and that it is back.
+        let restarts = scenario.restarts.len() as u64 + 1;
+        let reports = 2u64.saturating_mul(restarts).saturating_mul(backends).saturating_mul(started);
+        limit(&span, "reports that clients hear, in all runs", reports.saturating_mul(runs), MAX_REPORTS)?;
+    }
     let notices = changes.saturating_mul(most).saturating_mul(runs);
     limit(&span, "times that clients are told of a change", notices, MAX_NOTICES)?;
     let listed = (changes + 1).saturating_mul(first as u64).saturating_mul(backends);
@@ -131,8 +147,9 @@ struct Demand {
 
 /// What one task of a job asks for in a run. Where more is asked for than machines can do, what they work on at a time is bounded by
 /// their queues.
-fn demand(scenario: &Scenario, job: &JobTable, run: &Run, timeout_us: u64) -> Demand {
+fn demand(scenario: &Scenario, job: &JobTable, Run { differs: run, .. }: &Run, timeout_us: u64) -> Demand {
     let bursts = job.burst.map_or(1.0, |burst| burst.0.mean_factor().max(1.0));
+    let peak = job.burst.map_or(1.0, |burst| burst.0.factor.max(1.0));
     let rate = job.rate.map(|rate| run.rate.unwrap_or(rate).0);
     let interval = job.interval.map(|interval| 1e6 / float(interval.us));
     let cost_us = job.cost.map_or(0.0, |cost| cost.0.mean() * 1e6);
@@ -142,9 +159,11 @@ fn demand(scenario: &Scenario, job: &JobTable, run: &Run, timeout_us: u64) -> De
         f64::from(closed.clients.0) * 1e6 / round_us
     });
     let Some(per_second) = interval.or(rate).or(users) else { return Demand { each: 0, alive: 0 } };
-    let tries = f64::from(1 + run.retries.unwrap_or(job.retries.0));
+    let tries = f64::from(1 + run.retries.unwrap_or(job.retries).0);
     let each = float(scenario.duration.us) / 1e6 * per_second * bursts * tries;
-    let alive = job.closed.map_or(per_second * bursts * held_us / 1e6, |closed| f64::from(closed.clients.0));
+    // Who gives up in time looks at each request until then, served or not.
+    let kept_us = held_us.max(job.timeout.map_or(0.0, |timeout| float(timeout.us)));
+    let alive = job.closed.map_or(per_second * peak * kept_us / 1e6, |closed| f64::from(closed.clients.0));
     Demand { each: whole(each), alive: whole(alive) }
 }
 
@@ -177,11 +196,11 @@ fn clients(scenario: &Scenario, job: &JobTable, positions: Range<usize>) -> Clie
 
 /// The most members that a task's subset may have when the job has so many tasks. With fewer tasks each may have more
 /// members, but all of them together have not.
-fn most_members(scenario: &Scenario, job: &JobTable, run: &Run, tasks: u64) -> u64 {
+fn most_members(scenario: &Scenario, job: &JobTable, Run { differs: run, .. }: &Run, tasks: u64) -> u64 {
     let backends = u64::from(scenario.most_backends());
-    match run.size.unwrap_or(job.size.0) {
+    match run.size.unwrap_or(job.size).0 {
         // An arc is at most a task's part of the ring longer than the size, and has two edges more.
-        Size::Fixed(size) if run.algorithm.unwrap_or(job.algorithm.0).is_aperture() => {
+        Size::Fixed(size) if run.algorithm.unwrap_or(job.algorithm).0.is_aperture() => {
             (u64::from(size) + backends.div_ceil(tasks) + 2).min(backends)
         }
         Size::Fixed(size) => u64::from(size).min(backends),

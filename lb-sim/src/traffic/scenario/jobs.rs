@@ -59,14 +59,14 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
 fn check_policy(
     scenario: &Scenario,
     job: &JobTable,
-    run: &Run,
+    Run { name, differs: run }: &Run,
     span: &Range<usize>,
 ) -> Result<(), SpannedFault> {
     let policy = run.policy.unwrap_or(job.policy).0;
     let limit = run.active_limit.or(job.active_limit).and_then(|limit| limit.0);
     let Some(cause) = ScanCause::of(policy, limit, job.overflow.0) else { return Ok(()) };
-    let algorithm = run.algorithm.unwrap_or(job.algorithm.0);
-    let size = run.size.unwrap_or(job.size.0);
+    let algorithm = run.algorithm.unwrap_or(job.algorithm).0;
+    let size = run.size.unwrap_or(job.size).0;
     let most = Subset::Sized { algorithm, size }.most_members().min(scenario.most_backends());
     if most <= MAX_SCAN {
         return Ok(());
@@ -82,8 +82,7 @@ fn check_policy(
     Err((
         span.clone(),
         format!(
-            "{who} looks at every member of a subset, at most {MAX_SCAN}, and {what} can have {most} (run {:?}): write another size or policy",
-            run.name
+            "{who} looks at every member of a subset, at most {MAX_SCAN}, and {what} can have {most} (run {name:?}): write another size or policy"
         ),
     ))
 }

@@ -11,7 +11,7 @@ use lb_core::subset::random::{SplitMix64, mix64};
 use super::{Backend, Event, RestartStage, World};
 use crate::traffic::assignments::Assignments;
 use crate::traffic::client::{SERVICE, address};
-use crate::traffic::document::FailMode;
+use crate::traffic::document::{FailMode, Notice};
 
 impl World<'_> {
     /// The service has so many backends from now on.
@@ -44,7 +44,7 @@ impl World<'_> {
     /// One stage of a batch; each queues the next one.
     pub(super) fn restart(&mut self, restart: usize, batch: Range<u32>, last: u32, stage: RestartStage) {
         let table = self.scenario.restarts[restart];
-        let lame_duck = self.run.lame_duck.unwrap_or(table.lame_duck);
+        let lame_duck = self.run.differs.lame_duck.unwrap_or(table.lame_duck);
         // Restarted are the backends that the service has when the restart begins, less those that it has lost since.
         let last =
             if batch.start == 0 && matches!(stage, RestartStage::LameDuck) { self.count } else { last };
@@ -96,16 +96,31 @@ impl World<'_> {
         if self.backends[backend as usize].is_lame == is_lame {
             return;
         }
-        self.backends[backend as usize].is_lame = is_lame;
+        let of = &mut self.backends[backend as usize];
+        of.is_lame = is_lame;
+        of.reports += 1;
         self.note_wanted(backend);
-        for job in &self.jobs {
-            for &client in &job.clients {
-                let mut rng =
-                    SplitMix64::new(mix64(&[self.seed, 7, self.now, backend.into(), client.into()]));
-                let at_us = self.now + reports.delay.us + rng.below(reports.spread.us + 1);
-                self.queue.push(at_us, Event::Hear { client, backend, is_lame });
-            }
-        }
+        let clients: Vec<u32> = self.jobs.iter().flat_map(|job| job.clients.iter().copied()).collect();
+        clients.into_iter().for_each(|client| self.report_to(client, backend, reports));
+    }
+
+    /// What a backend says of itself now is on its way to a client.
+    fn report_to(&mut self, client: u32, backend: u32, Notice { delay, spread }: Notice) {
+        let Backend { reports: report, is_lame, .. } = self.backends[backend as usize];
+        let mut rng = SplitMix64::new(mix64(&[self.seed, 7, self.now, backend.into(), client.into()]));
+        let at_us = self.now + delay.us + rng.below(spread.us + 1);
+        self.queue.push(at_us, Event::Hear { client, backend, report, is_lame });
+    }
+
+    /// A client that has just begun asks all backends, and lame ducks say so.
+    pub(super) fn ask(&mut self, client: u32) {
+        let Some(reports) = self.scenario.reports else { return };
+        let lame: Vec<u32> = (0..)
+            .zip(&self.backends)
+            .filter(|(_, backend)| backend.is_lame)
+            .map(|(index, _)| index)
+            .collect();
+        lame.into_iter().for_each(|backend| self.report_to(client, backend, reports));
     }
 
     /// Some backends begin to fail, and nobody is told.

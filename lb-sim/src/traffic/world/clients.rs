@@ -3,26 +3,26 @@
 //! A client is taken out of the list of clients while something happens to it, so that it and the backends can both
 //! change. What they send is beside. Must not know when backends stop and start.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lb_core::subset::random::{SplitMix64, mix64};
 
-use super::requests::Failure;
+use super::requests::{Failure, Request};
 use super::{Event, World};
+use crate::sampling::{self, Distribution};
 use crate::traffic::assignments::Assignments;
 use crate::traffic::client::{Client, Link, LinkState, SlotBackend};
 use crate::traffic::document::{Closing, Traffic};
-use crate::traffic::sampling::{self, Distribution};
 
 impl World<'_> {
     // ---- clients -------------------------------------------------------------------------------------------------------
 
     /// A job has so many tasks from now on.
     pub(super) fn set_tasks(&mut self, job: usize, tasks: u32) {
-        while self.jobs[job].clients.len() > tasks as usize {
-            let client = self.jobs[job].clients.pop().expect("the job has more than it shall have");
-            self.leave(client);
-        }
+        let stay = self.jobs[job].clients.len().min(tasks as usize);
+        let leaving: BTreeSet<u32> = self.jobs[job].clients.split_off(stay).into_iter().collect();
+        self.leave(&leaving);
         let mut new = Vec::new();
         while self.jobs[job].clients.len() < tasks as usize {
             let id = u32::try_from(self.clients.len()).expect("clients are counted in 32 bits");
@@ -53,26 +53,33 @@ impl World<'_> {
         let assignments = self.tell(job);
         let version = self.version;
         // A new client knows the newest list from the beginning.
-        new.into_iter().for_each(|client| self.learn(client, &assignments, version));
+        for client in new {
+            self.learn(client, &assignments, version);
+            self.ask(client);
+        }
     }
 
-    fn leave(&mut self, id: u32) {
-        let Some(mut client) = self.clients[id as usize].take() else { return };
-        self.forget_ejected(&client);
-        for request in self.requests.of(|request| request.client == id) {
+    fn leave(&mut self, leaving: &BTreeSet<u32>) {
+        if leaving.is_empty() {
+            return;
+        }
+        for request in self.requests.of(|request| leaving.contains(&request.client)) {
             self.counts.abandoned += 1;
             self.forget(request);
         }
-        for slot in 0..client.links.len() {
-            let Some(link) = client.links[slot].as_mut() else { continue };
-            match self.jobs[client.job].table.traffic {
-                Traffic::Requests => {
-                    self.close(id, &mut client, slot, false);
-                }
-                Traffic::Connections => {
-                    self.counts.closed += u64::from(link.flows);
-                    self.backends[link.backend as usize].connections -= u64::from(link.flows);
-                    self.unlink(id, &mut client, slot);
+        for &id in leaving {
+            let Some(mut client) = self.clients[id as usize].take() else { continue };
+            self.forget_ejected(&client);
+            for slot in 0..client.links.len() {
+                let Some(link) = client.links[slot].as_mut() else { continue };
+                let flows = std::mem::take(&mut link.flows);
+                match self.jobs[client.job].table.traffic {
+                    Traffic::Requests => self.close(id, &mut client, slot, false),
+                    Traffic::Connections => {
+                        self.counts.closed += u64::from(flows);
+                        self.backends[link.backend as usize].connections -= u64::from(flows);
+                        self.unlink(id, &mut client, slot);
+                    }
                 }
             }
         }
@@ -103,12 +110,14 @@ impl World<'_> {
     }
 
     /// A client hears a backend's own report.
-    pub(super) fn hear(&mut self, id: u32, backend: u32, is_lame: bool) {
+    pub(super) fn hear(&mut self, id: u32, backend: u32, report: u32, is_lame: bool) {
         self.with_client(id, |world, client| {
-            client.hear(Duration::from_micros(world.now), backend, is_lame);
-            world.note_ejected(client);
-            if world.jobs[client.job].holds_links() {
-                world.hold_links(id, client);
+            // Reports may overtake each other as notices do.
+            if client.hear(Duration::from_micros(world.now), backend, report, is_lame) {
+                world.note_ejected(client);
+                if world.jobs[client.job].holds_links() {
+                    world.hold_links(id, client);
+                }
             }
         });
     }
@@ -176,11 +185,13 @@ impl World<'_> {
     /// The client ends a connection; what is under way on it fails.
     pub(super) fn close(&mut self, id: u32, client: &mut Client, slot: usize, is_moved: bool) {
         let link = client.links[slot].expect("what is closed was open");
-        let at = number(slot);
-        for request in
-            self.requests.of(|request| (request.client, request.slot) == (id, at) && request.is_on_link)
-        {
-            self.fail_request(request, Failure::Cut);
+        if link.flows > 0 {
+            let at = number(slot);
+            let is_on_it =
+                |request: &Request| (request.client, request.slot) == (id, at) && request.is_on_link;
+            for request in self.requests.of(is_on_it) {
+                self.fail_request(request, Failure::Cut);
+            }
         }
         if link.state.is_connected() {
             self.backends[link.backend as usize].connections -= 1;

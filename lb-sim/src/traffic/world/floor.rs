@@ -6,7 +6,7 @@
 use lb_core::subset::random::{SplitMix64, mix64};
 
 use crate::metrics::float;
-use crate::traffic::demand::unit;
+use crate::sampling::unit;
 
 /// Arrivals and costs, spread by chance.
 #[derive(Debug)]
@@ -68,14 +68,16 @@ impl Floor {
         }
     }
 
-    /// Arrivals over weight of each backend that has a weight.
-    pub fn loads(&self) -> Vec<f64> {
-        let weighted = self.arrivals.iter().zip(&self.weights.parts).filter(|(_, weight)| **weight > 0.0);
-        weighted.map(|(arrivals, weight)| float(*arrivals) / weight).collect()
+    /// Arrivals over weight of each backend of which `is_meant` is true.
+    pub fn loads(&self, is_meant: impl Fn(usize) -> bool) -> Vec<f64> {
+        let loads = self.arrivals.iter().zip(&self.weights.parts);
+        let loads = loads.map(|(arrivals, weight)| float(*arrivals) / weight);
+        loads.enumerate().filter(|(index, _)| is_meant(*index)).map(|(_, load)| load).collect()
     }
 
-    /// CPU time over capacity of each backend.
-    pub fn utilizations(&self) -> Vec<f64> {
-        self.cpu.iter().zip(&self.capacities.parts).map(|(cpu, capacity)| cpu / capacity).collect()
+    /// CPU time over capacity of each backend of which `is_meant` is true.
+    pub fn utilizations(&self, is_meant: impl Fn(usize) -> bool) -> Vec<f64> {
+        let utilizations = self.cpu.iter().zip(&self.capacities.parts).map(|(cpu, capacity)| cpu / capacity);
+        utilizations.enumerate().filter(|(index, _)| is_meant(*index)).map(|(_, part)| part).collect()
     }
 }

@@ -13,7 +13,6 @@ use crate::traffic::assignments::Shares;
 use crate::traffic::client::SERVICE;
 use crate::traffic::document::{JobTable, Traffic};
 use crate::traffic::scenario::{Run, Scenario};
-use crate::traffic::values::Within;
 
 /// A job during a run.
 #[derive(Debug)]
@@ -37,7 +36,7 @@ const NEVER_US: u64 = 100 * 24 * 3600 * 1_000_000;
 impl Job {
     pub fn new(
         scenario: &Scenario,
-        run: &Run,
+        Run { differs: run, .. }: &Run,
         position: usize,
         table: &JobTable,
         seed: u64,
@@ -49,10 +48,10 @@ impl Job {
         table.active_limit = run.active_limit.or(table.active_limit);
         table.skew = run.skew.or(table.skew);
         table.wait = table.cost.and(run.wait).or(table.wait);
-        table.retries = run.retries.map_or(table.retries, Within);
+        table.retries = run.retries.unwrap_or(table.retries);
         table.rate = table.rate.map(|rate| run.rate.unwrap_or(rate));
-        let algorithm = run.algorithm.unwrap_or(table.algorithm.0);
-        let size = run.size.unwrap_or(table.size.0);
+        let algorithm = run.algorithm.unwrap_or(table.algorithm).0;
+        let size = run.size.unwrap_or(table.size).0;
         let own = || lb_core::service::seed(&table.name.0, &scenario.service);
         // Where several seeds are played, each has other subsets, unless the file says which.
         let of_play = || subset_seed.map_or_else(own, |number| mix64(&[own(), number]));

@@ -55,10 +55,16 @@ impl World<'_> {
         let measured_us = float(self.scenario.duration.us - self.scenario.measure_from.us);
         let cores = f64::from(self.scenario.machines.cores);
         let lasting = self.backends.iter().zip(&self.machines).filter(|(backend, _)| backend.is_lasting());
+        let is_lasting = |index: usize| self.backends[index].is_lasting();
         let latency = |part: f64| self.latency.value_at_quantile(part);
         LoadTotal {
             cpu: lasting.map(|(_, server)| server.busy_us() / measured_us / cores).collect(),
-            floor: self.floor.utilizations().iter().map(|seconds| seconds * 1e6 / measured_us).collect(),
+            floor: self
+                .floor
+                .utilizations(is_lasting)
+                .iter()
+                .map(|seconds| seconds * 1e6 / measured_us)
+                .collect(),
             latency_us: [0.5, 0.99, 0.999].map(latency),
             counts: self.counts.since(self.counts_before),
         }
@@ -80,7 +86,8 @@ impl World<'_> {
             connections: self.connections(),
             load: Spread::of(&loads),
             utilization: utilization_of(&loads),
-            floor: (counts.arrivals > 0).then(|| utilization_of(&self.floor.loads())),
+            floor: (counts.arrivals > 0)
+                .then(|| utilization_of(&self.floor.loads(|index| self.backends[index].is_lasting()))),
             unused: u32::try_from(unused).expect("backends are counted in 32 bits"),
             worst_errors: rows.iter().map(failed).fold(0.0, f64::max),
         };

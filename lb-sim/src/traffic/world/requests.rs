@@ -3,14 +3,19 @@
 //! A request is known by its number from the arrival on, also while it is tried again. Whoever works on it does not know when its
 //! client gives it up: that work is done for nothing. Must not know when backends stop and start, nor how machines share time.
 
-use lb_common::ending::Ending;
+use std::time::Duration;
+
+use lb_common::ending::{Attempt, Ending};
 use lb_common::pick::{How, Pick};
 
 use super::clients::number;
 use super::{Backend, Event, World};
+use crate::sampling;
 use crate::traffic::client::{Client, Link, LinkState, SlotBackend};
 use crate::traffic::document::{FailMode, Traffic};
-use crate::traffic::sampling;
+
+/// After this long a SYN is sent again (RFC 6298; Linux's `TCP_TIMEOUT_INIT`).
+const FIRST_RETRANSMIT: Duration = Duration::from_secs(1);
 
 /// One arrival that has not ended.
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +43,8 @@ pub(super) struct Request {
 enum Stage {
     /// Not sent, or about to be tried again.
     Unsent,
-    /// Nobody answers the connect.
-    Unanswered,
+    /// Nobody answers the connect, which went out then.
+    Unanswered { since_us: u64, is_trial: bool },
     /// The backend has it, and it needs CPU time.
     OnMachine,
     /// The backend has it, and it needs none.
@@ -338,9 +343,9 @@ impl World<'_> {
             }
             FailMode::Blackhole => {
                 client.pending[slot as usize] += 1;
-                self.requests.at(request).stage = Stage::Unanswered;
-                let event = Event::GiveUp { request: self.requests.reference(request), is_trial };
-                self.queue.push(self.now + self.timeout_us, event);
+                self.requests.at(request).stage = Stage::Unanswered { since_us: self.now, is_trial };
+                let given_up = self.requests.reference(request);
+                self.queue.push(self.now + self.timeout_us, Event::GiveUp(given_up));
             }
             FailMode::ResetAtOnce => {
                 self.counts.opened += 1;
@@ -353,12 +358,13 @@ impl World<'_> {
     }
 
     /// A client gives up a connect that nobody has answered, also if somebody would by now.
-    pub(super) fn give_up(&mut self, request: RequestRef, is_trial: bool) {
+    pub(super) fn give_up(&mut self, request: RequestRef) {
         let Some(place) = self.requests.find(request) else { return };
-        let Request { client: id, slot, stage, .. } = *self.requests.at(place);
-        if stage != Stage::Unanswered {
+        let Request { client: id, slot, stage: Stage::Unanswered { is_trial, .. }, .. } =
+            *self.requests.at(place)
+        else {
             return;
-        }
+        };
         self.with_client(id, |world, client| {
             client.pending[slot as usize] -= 1;
             world.blame(client, slot, is_trial, Ending::TimedOut);
@@ -378,12 +384,21 @@ impl World<'_> {
         self.with_client(id, |world, client| {
             if is_on_link {
                 world.end_flow(id, client, place);
-            } else if stage == Stage::Unanswered {
+            } else if let Stage::Unanswered { since_us, is_trial } = stage {
                 client.pending[slot as usize] -= 1;
-                world.blame(client, slot, false, Ending::Unanswered);
+                let ending = world.ending_of_wait(client, since_us);
+                world.blame(client, slot, is_trial, ending);
             }
         });
         self.fail_request(place, Failure::TimedOut);
+    }
+
+    /// How a connect ends that nobody has answered, if its client gives it up now.
+    fn ending_of_wait(&self, client: &Client, since_us: u64) -> Ending {
+        let waited = Duration::from_micros(self.now - since_us);
+        let due = self.jobs[client.job].service.unanswered_after;
+        let retransmits = u32::from(waited >= FIRST_RETRANSMIT);
+        Attempt { soft_error: 0, retransmits, is_due: !due.is_zero() && waited >= due }.ending()
     }
 
     /// A request has failed, and is on no connection. It is tried again if it may be.

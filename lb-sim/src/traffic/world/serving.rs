@@ -5,7 +5,7 @@
 use lb_core::subset::random::{SplitMix64, mix64};
 
 use super::{Event, World};
-use crate::traffic::demand;
+use crate::sampling::unit;
 use crate::traffic::document::machines::AntagonistTable;
 use crate::traffic::machine::Machine;
 
@@ -124,7 +124,7 @@ impl World<'_> {
         let lasts_us = if is_first { 1 + server.neighbours.below(every.us) } else { every.us };
         // Half of the time nobody is there.
         let is_there = server.neighbours.below(2) == 0;
-        let part = f64::from(share.0) / 100.0 * demand::unit(&mut server.neighbours);
+        let part = f64::from(share.0) / 100.0 * unit(&mut server.neighbours);
         server.antagonist = if is_there { part } else { 0.0 };
         self.queue.push(self.now + lasts_us, Event::Antagonize(backend));
         self.change_speed(backend);

@@ -3,13 +3,13 @@
 //! Two things hold whoever shares by which algorithm, and are worth more than a draw: see [`deviation`] and [`guarantee`].
 
 use lb_core::subset::random::{SplitMix64, mix64, shuffle};
+use lb_core::weights::Graph;
 use serde::Serialize;
 
-use super::interval::Interval;
-use super::{Spread, raw_utilization};
 use crate::fleet::{Fleet, Sharing};
-use crate::traffic::demand::Skew;
-use lb_core::weights::Graph;
+use crate::metrics::interval::Interval;
+use crate::metrics::{Spread, raw_utilization};
+use crate::sampling::Skew;
 
 /// How unequal the clients of a job are.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

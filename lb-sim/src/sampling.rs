@@ -1,10 +1,13 @@
-//! Random lengths of time, in whole numbers: the same on every machine.
+//! Random lengths of time, and how unequal the tasks of a job are: the same on every machine.
 //!
 //! A logarithm of the standard library may differ in its last bit from one platform to the next, and one bit would
-//! reorder a whole run. So it is computed here, bit by bit. Must not know what the times are for.
+//! reorder a whole run. So that of times is computed here, bit by bit; other logarithms and powers are those of the `libm` crate.
+//! Must not know what the draws are for.
 
-use lb_core::subset::random::SplitMix64;
+use lb_core::subset::random::{SplitMix64, shuffle};
 use serde::Deserialize;
+
+use crate::metrics::float;
 
 /// How times with a given mean are distributed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -33,7 +36,7 @@ const LN_2: u64 = 2_977_044_472;
 
 /// Samples the exponential distribution with mean 1, in units of 2^-32: -ln(u), u uniform between 0 and 1. At most
 /// 64 ln 2, about 44.
-pub(super) fn exponential(rng: &mut SplitMix64) -> u64 {
+fn exponential(rng: &mut SplitMix64) -> u64 {
     let u = rng.next_u64() | 1;
     let below_one = (64 << 32) - log2(u);
     let product = u128::from(below_one) * u128::from(LN_2);
@@ -54,6 +57,45 @@ fn log2(u: u64) -> u64 {
         fraction = fraction << 1 | bit;
     }
     whole << 32 | fraction
+}
+
+/// A sample of the standard normal distribution (Box and Muller).
+pub fn normal(rng: &mut SplitMix64) -> f64 {
+    let radius = (2.0 * float(exponential(rng)) / 4_294_967_296.0).sqrt();
+    radius * libm::cos(std::f64::consts::TAU * unit(rng))
+}
+
+/// A number from 0 to below 1.
+pub fn unit(rng: &mut SplitMix64) -> f64 {
+    float(rng.next_u64() >> 11) / float(1 << 53)
+}
+
+/// How unequal the tasks of a job are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Skew {
+    /// Lognormal: standard deviation over mean of the tasks' rates.
+    Variation(f64),
+    /// The task of rank r sends 1 / r^s.
+    Zipf(f64),
+}
+
+impl Skew {
+    /// How much each of so many tasks sends; 1 is the mean of these tasks.
+    pub fn rates(self, tasks: u32, rng: &mut SplitMix64) -> Vec<f64> {
+        let mut rates: Vec<f64> = match self {
+            Self::Variation(variation) => {
+                let sigma = libm::log(1.0 + variation * variation).sqrt();
+                (0..tasks).map(|_| libm::exp(sigma * normal(rng))).collect()
+            }
+            Self::Zipf(s) => (1..=tasks).map(|rank| libm::pow(f64::from(rank), -s)).collect(),
+        };
+        if matches!(self, Self::Zipf(_)) {
+            shuffle(&mut rates, rng);
+        }
+        let mean = rates.iter().sum::<f64>() / f64::from(tasks);
+        rates.iter_mut().for_each(|rate| *rate /= mean);
+        rates
+    }
 }
 
 #[cfg(test)]
@@ -82,5 +124,28 @@ mod tests {
         // e^-2 of them, with a standard error of 108.
         assert!(above.abs_diff(13_534) < 330, "{above}");
         assert_eq!(sample(Distribution::Even, 1_000, &mut rng), 1_000);
+    }
+
+    #[test]
+    fn rates_have_the_variation_that_was_asked_for_and_a_mean_of_one() {
+        let rates = Skew::Variation(0.5).rates(10_000, &mut SplitMix64::new(1));
+        let spread = crate::metrics::Spread::of(&rates);
+        assert!((spread.mean - 1.0).abs() < 1e-9 && (spread.rsd - 0.5).abs() < 0.03, "{spread:?}");
+        let rates = Skew::Zipf(1.0).rates(3, &mut SplitMix64::new(1));
+        let mut sorted = rates.clone();
+        sorted.sort_by(f64::total_cmp);
+        // 1, 1/2 and 1/3 over their mean of 11/18.
+        for (rate, expected) in sorted.iter().zip([6.0 / 11.0, 9.0 / 11.0, 18.0 / 11.0]) {
+            assert!((rate - expected).abs() < 1e-9, "{rates:?}");
+        }
+    }
+
+    #[test]
+    fn the_normal_distribution_is_one() {
+        let mut rng = SplitMix64::new(1);
+        let samples: Vec<f64> = (0..200_000).map(|_| normal(&mut rng)).collect();
+        let mean = samples.iter().sum::<f64>() / 2e5;
+        let variance = samples.iter().map(|sample| sample * sample).sum::<f64>() / 2e5;
+        assert!(mean.abs() < 0.01 && (variance - 1.0).abs() < 0.02, "{mean} {variance}");
     }
 }
