@@ -3,7 +3,7 @@
 use lb_sim::traffic::ejections::{EjectionRow, EjectionTotal};
 use lb_sim::traffic::figures::RunFigures;
 use lb_sim::traffic::scenario::Scenario;
-use lb_sim::traffic::tally::{Row, Total};
+use lb_sim::traffic::tally::{JobCounts, Row, Total};
 use lb_sim::traffic::{Report, play, shipped};
 
 fn played(name: &str) -> Report {
@@ -33,31 +33,30 @@ fn every_shipped_scenario_is_named_in_the_readme_and_read_by_its_name() {
 #[test]
 fn figure_5_a_resize_costs_errors_with_deterministic_subsets_and_next_to_none_with_rocksteadier() {
     let report = played("figure-5");
-    let (deterministic, rocksteadier) = (rows(&report, "deterministic"), rows(&report, "rocksteadier"));
     let resizes: Vec<u64> = (1..=9).map(|minute| minute * 60_000_000).collect();
-    for (theirs, ours) in deterministic.iter().zip(&rocksteadier) {
-        assert_eq!(theirs.counts.arrivals, ours.counts.arrivals, "the same requests");
-        let start = theirs.at_us - 20_000_000;
+    for row in &report.steps {
+        let [theirs, ours] = &row.jobs[..] else { panic!("two jobs: {row:?}") };
+        assert_eq!((theirs.job.as_str(), ours.job.as_str()), ("deterministic", "rocksteadier"));
+        assert_eq!(row.counts.errors.sum(), theirs.errors + ours.errors);
+        let start = row.at_us - 20_000_000;
         if !resizes.contains(&start) {
             // Between the resizes nothing moves and nothing fails.
-            assert_eq!((theirs.counts.errors.sum(), ours.counts.errors.sum()), (0, 0));
-            assert_eq!((theirs.counts.opened, ours.counts.opened), (0, 0));
+            assert_eq!((theirs.errors, ours.errors, theirs.opened, ours.opened), (0, 0, 0, 0));
             continue;
         }
-        // The article's figure has no scale; ours: a spike is at least 0.3 % of the step's requests, nearly all of them cut
+        // The article's figure has no scale; ours: a spike is at least 0.25 % of the step's requests, nearly all of them cut
         // off by a connection that was closed, because a pick finds whoever is ready; and less than a sixth of a percent
         // is largely unaffected.
-        let failed = |row: &Row| 1000 * row.counts.errors.sum() / row.counts.arrivals;
-        assert!(failed(theirs) >= 3 && failed(ours) <= 1, "{theirs:?}\n{ours:?}");
+        let failed = |job: &JobCounts| 10_000 * job.errors / job.arrivals;
+        assert!(failed(theirs) >= 25 && failed(ours) <= 16, "{theirs:?}\n{ours:?}");
         // A resize by one backend opens at most one connection per client, and most of all connections before.
         if [60_000_000, 120_000_000, 540_000_000].contains(&start) {
-            assert!(ours.counts.opened <= 100, "{ours:?}");
-            assert!(theirs.counts.opened >= 1_000, "{theirs:?}");
+            assert!(ours.opened <= 100 && theirs.opened >= 1_000, "{theirs:?}\n{ours:?}");
         }
     }
-    let (theirs, ours) = (total(&report, "deterministic"), total(&report, "rocksteadier"));
-    assert!(theirs.counts.errors.sum() >= 9 * ours.counts.errors.sum(), "{theirs:?}\n{ours:?}");
-    assert!(theirs.counts.moved >= 10 * ours.counts.moved, "{theirs:?}\n{ours:?}");
+    let [theirs, ours] = &report.summary.runs[0].jobs[..] else { panic!("two jobs") };
+    assert!(theirs.arrivals.abs_diff(ours.arrivals) < theirs.arrivals / 100, "{theirs:?}\n{ours:?}");
+    assert!(theirs.errors >= 9 * ours.errors && theirs.moved >= 10 * ours.moved, "{theirs:?}\n{ours:?}");
 }
 
 #[test]

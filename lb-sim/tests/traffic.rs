@@ -57,6 +57,7 @@ fn a_backend_that_goes_takes_its_connections_and_its_part_with_it() {
         utilization: 1.0,
         cpu: None,
         counts: Counts { arrivals: 4, served: 2, opened: 4, closed: 2, ..Counts::default() },
+        jobs: Vec::new(),
     };
     // One of them is cut; the other ends, and so do those of s + 4 and s + 5. The last two are under way.
     let cut = Errors { cut: 1, ..Errors::default() };
@@ -89,6 +90,7 @@ fn a_backend_that_goes_takes_its_connections_and_its_part_with_it() {
             moved: 0,
             dropped: 1,
         },
+        jobs: Vec::new(),
         under_way: 2,
         connections_at_start: 0,
         connections_at_end: 2,

@@ -14,7 +14,7 @@ use crate::table::{TextTable, percent};
 use crate::traffic::ejections::{EjectionCounts, EjectionRow, EjectionTotal};
 use crate::traffic::figures::RunFigures;
 use crate::traffic::scenario::Scenario;
-use crate::traffic::tally::{Row, Total};
+use crate::traffic::tally::{JobCounts, Row, Total};
 use crate::traffic::{Figures, Report, play, shipped};
 
 /// A scenario, and how to show it.
@@ -240,6 +240,12 @@ fn summary(total: &Total) -> String {
         .filter(|(count, _)| *count > 0)
         .map(|(count, what)| format!(", {count} {what}"))
         .collect();
+    let jobs = total.jobs.iter().map(|JobCounts { job, arrivals, errors, opened, moved }| {
+        format!(
+            "\n    job          {job}: {arrivals} arrivals, {errors} errors, {opened} opened, {moved} moved"
+        )
+    });
+    let jobs: String = jobs.collect();
     let floor =
         total.floor.map_or(String::new(), |floor| format!(" (by chance alone {:.1} %)", 100.0 * floor));
     format!(
@@ -247,7 +253,7 @@ fn summary(total: &Total) -> String {
          load         relative standard deviation {:.3} %, utilization {:.1} %{floor}, {} of the backends unused\n    \
          arrivals     {}: {} served, {} under way, {} abandoned, {} errors (at worst {:.3} % of a step)\n    \
          errors       {} cut, {} down, {} unready, {} refused{more}\n    \
-         churn        {} moved, {} dropped, {} opened, {} closed",
+         churn        {} moved, {} dropped, {} opened, {} closed{jobs}",
         total.connections_at_start,
         total.connections_at_end,
         connections.min,

@@ -88,6 +88,34 @@ impl Counts {
     }
 }
 
+/// What has happened to one job and its copies.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct JobCounts {
+    /// The job, as the file names it.
+    pub job: String,
+    /// Connects or requests that began.
+    pub arrivals: u64,
+    /// Arrivals that failed.
+    pub errors: u64,
+    /// Connections that its clients opened.
+    pub opened: u64,
+    /// Connections that its clients closed whose backend was healthy and reported, and only no longer in the client's subset.
+    pub moved: u64,
+}
+
+impl JobCounts {
+    /// What has happened since earlier counts of the same job.
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            job: self.job.clone(),
+            arrivals: self.arrivals - before.arrivals,
+            errors: self.errors - before.errors,
+            opened: self.opened - before.opened,
+            moved: self.moved - before.moved,
+        }
+    }
+}
+
 /// One step of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
@@ -112,6 +140,9 @@ pub struct Row {
     /// What happened during the step.
     #[serde(flatten)]
     pub counts: Counts,
+    /// The same of each job, if there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub jobs: Vec<JobCounts>,
 }
 
 /// What was counted over a whole run.
@@ -122,6 +153,9 @@ pub struct Total {
     /// What happened.
     #[serde(flatten)]
     pub counts: Counts,
+    /// The same of each job, if there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub jobs: Vec<JobCounts>,
     /// Arrivals that were still under way at the end.
     pub under_way: u64,
     /// Connections that were open at the start, before anything happened: those that clients keep for their requests.

@@ -35,7 +35,7 @@ use super::ejections::{EjectionRow, EjectionTotal};
 use super::machine::Machine;
 use super::queue::Queue;
 use super::scenario::{NewSize, Run, Scenario};
-use super::tally::{Counts, LoadTotal, Row, Total};
+use super::tally::{Counts, JobCounts, LoadTotal, Row, Total};
 use floor::Floor;
 use jobs::Job;
 use judging::Judged;
@@ -190,6 +190,9 @@ struct World<'a> {
     /// What was counted before measuring began.
     counts_before: Counts,
     at_last_row: (u64, Counts),
+    /// What has happened to each job of the file, and had happened at the last row.
+    by_job: Vec<JobCounts>,
+    by_job_at_last_row: Vec<JobCounts>,
     connections_at_start: u64,
 }
 
@@ -224,6 +227,12 @@ impl<'a> World<'a> {
         let capacities: Vec<f64> = machines[..at_start].iter().zip(&weights).map(asks).collect();
         let floor = Floor::new(&weights, &capacities, seed);
         let server = |(index, machine)| Server::new(machine, scenario.machines.queue, seed, index);
+        let by_job: Vec<JobCounts> = scenario
+            .names
+            .0
+            .iter()
+            .map(|job| JobCounts { job: job.clone(), ..JobCounts::default() })
+            .collect();
         let mut world = Self {
             scenario,
             run,
@@ -246,6 +255,8 @@ impl<'a> World<'a> {
             counts: Counts::default(),
             counts_before: Counts::default(),
             at_last_row: (0, Counts::default()),
+            by_job_at_last_row: by_job.clone(),
+            by_job,
             connections_at_start: 0,
         };
         world.set_backends(scenario.backends, 0);
@@ -255,6 +266,7 @@ impl<'a> World<'a> {
         world.connections_at_start = world.open();
         // What is open at the start counts as opened before it.
         world.counts = Counts::default();
+        world.by_job.clone_from(&world.by_job_at_last_row);
         for (position, resize) in scenario.resizes.iter().enumerate() {
             world.queue.push(resize.at.us, Event::Resize(position));
         }
@@ -275,6 +287,17 @@ impl<'a> World<'a> {
             (0..most).for_each(|backend| world.antagonize(backend));
         }
         world
+    }
+
+    /// What is counted of the job at this position in the file.
+    fn counts_of_job(&mut self, job: usize) -> &mut JobCounts {
+        &mut self.by_job[self.scenario.names.1[job]]
+    }
+
+    /// A client of a job has opened a connection.
+    fn note_opened(&mut self, job: usize) {
+        self.counts.opened += 1;
+        self.counts_of_job(job).opened += 1;
     }
 
     fn handle(&mut self, event: Event) {

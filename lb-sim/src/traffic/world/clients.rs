@@ -164,7 +164,7 @@ impl World<'_> {
             return LinkState::Lost;
         }
         to.connections += 1;
-        self.counts.opened += 1;
+        self.note_opened(job);
         let takes = self.jobs[job].table.connect;
         // Connections that exist at the start were set up before it.
         if takes.us == 0 || self.now == 0 {
@@ -197,6 +197,7 @@ impl World<'_> {
             self.backends[link.backend as usize].connections -= 1;
             self.counts.closed += 1;
             self.counts.moved += u64::from(is_moved);
+            self.counts_of_job(client.job).moved += u64::from(is_moved);
         }
         self.unlink(id, client, slot);
     }

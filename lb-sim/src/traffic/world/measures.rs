@@ -20,6 +20,9 @@ impl World<'_> {
     pub(super) fn row(&mut self, end_us: u64) -> Row {
         let (start_us, before) = self.at_last_row;
         self.at_last_row = (end_us, self.counts);
+        let jobs_before = std::mem::replace(&mut self.by_job_at_last_row, self.by_job.clone());
+        let jobs = self.by_job.iter().zip(&jobs_before).map(|(job, before)| job.since(before));
+        let jobs = if self.by_job.len() > 1 { jobs.collect() } else { Vec::new() };
         let steady = |backend: &&Backend| backend.wanted_since.is_some_and(|since| since <= start_us);
         let loads = self.backends.iter().filter(steady).map(|backend| backend.per_weight(backend.step_load));
         let loads: Vec<f64> = loads.collect();
@@ -41,6 +44,7 @@ impl World<'_> {
             utilization: utilization_of(&loads),
             cpu: self.scenario.has_costs().then(|| Spread::of(&cpu)),
             counts: self.counts.since(before),
+            jobs,
         }
     }
 
@@ -80,6 +84,7 @@ impl World<'_> {
         let total = Total {
             run: self.run.name.clone(),
             counts,
+            jobs: if self.by_job.len() > 1 { self.by_job.clone() } else { Vec::new() },
             under_way: counts.arrivals - ended,
             connections_at_start: self.connections_at_start,
             connections_at_end: self.open(),

@@ -21,6 +21,7 @@ const FIRST_RETRANSMIT: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
     pub client: u32,
+    job: usize,
     /// The slot and the backend that it went to last.
     pub slot: u32,
     pub backend: u32,
@@ -163,9 +164,11 @@ impl World<'_> {
             let gives_up_us = table.timeout.map_or(u64::MAX, |timeout| world.now + timeout.us);
             let (tries_left, is_users) = (table.retries.0, table.closed.is_some());
             world.counts.arrivals += 1;
+            world.counts_of_job(client.job).arrivals += 1;
             world.floor.arrive(world.now >= world.scenario.measure_from.us, cost_ps);
             let request = world.requests.insert(Request {
                 client: id,
+                job: client.job,
                 slot: 0,
                 backend: 0,
                 began_us: world.now,
@@ -239,7 +242,7 @@ impl World<'_> {
                     to.holders.insert((id, slot));
                 }
                 to.connections += 1;
-                self.counts.opened += 1;
+                self.note_opened(client.job);
                 self.succeed(client, slot, is_trial);
             }
         }
@@ -348,7 +351,7 @@ impl World<'_> {
                 self.queue.push(self.now + self.timeout_us, Event::GiveUp(given_up));
             }
             FailMode::ResetAtOnce => {
-                self.counts.opened += 1;
+                self.note_opened(client.job);
                 self.counts.dropped += 1;
                 self.blame(client, slot, is_trial, Ending::Reset);
                 self.fail_request(request, Failure::Cut);
@@ -421,7 +424,8 @@ impl World<'_> {
             self.queue.push(self.now, Event::TryAgain(again));
             return;
         }
-        let (id, is_users) = (failed.client, failed.is_users);
+        let (id, job, is_users) = (failed.client, failed.job, failed.is_users);
+        self.counts_of_job(job).errors += 1;
         let errors = &mut self.counts.errors;
         *match why {
             Failure::Refused => &mut errors.refused,
