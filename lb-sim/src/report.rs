@@ -24,6 +24,8 @@ mod one_more;
 
 mod rings;
 
+mod resize_errors;
+
 mod resize;
 
 mod aperture;

@@ -1,12 +1,14 @@
 //! Figure 5 of the article: a backend job that is resized step by step.
 //!
-//! The article measured errors; here are the closed connections behind them, and how many of these cannot be avoided.
+//! Errors over time as the article has them, played by the shipped scenario `figure-5`; and the closed connections behind them, with
+//! how many of these cannot be avoided.
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Area, Axis, Drawing, Figure, Line, Paint, Plot, Scale, WIDTH, at};
 
-use super::numbers::{percent, whole_percent};
+use super::numbers::{grouped, percent, whole_percent};
 use super::palette::paint;
+use super::resize_errors::ResizeErrors;
 use super::section::{Section, Table};
 use crate::fleet::Fleet;
 use crate::metrics::churn::{Churn, churn, minimum};
@@ -51,22 +53,30 @@ pub fn section() -> Section {
         .map(|steps| percent(mean(steps.iter().map(|step| step.dropped.mean))));
     let evenness = percent(mean(rocksteadier.iter().map(|step| step.minimum)));
     table.row(["mean of all steps", &theirs, &ours, &evenness]);
+    let played = ResizeErrors::play();
+    let of_deterministic = played.total("deterministic");
     let reading = vec![
-        "A backend job grows and shrinks in steps of different sizes, before 100 clients with 20 backends each. A bar is \
-         the mean share of a client\u{2019}s connections that a step closes; the thin line above it reaches to the client \
-         that is hit worst. The short stroke is what an algorithm closes that is perfectly even before and after."
+        "A backend job grows and shrinks in steps of different sizes, before two jobs of 100 client tasks with 20 backends each. The \
+         first drawing has their errors: requests under way on a connection that its client closes because the backend has left its \
+         subset, and requests that find no connection set up yet. The second has the closed connections, resize by resize: a bar is \
+         the mean share of a client\u{2019}s connections that a step closes; the thin line above it reaches to the client that is hit \
+         worst. The short stroke is what an algorithm closes that is perfectly even before and after."
             .to_owned(),
         format!(
             "The article measured the errors of two frontend jobs while their backend job was resized: \u{201c}Every time \
              the backend size changed, the frontend job using deterministic subsetting would see a spike of errors, whereas \
-             the frontend job using Rocksteadier Subsetting was largely unaffected.\u{201d} Here are the closed \
-             connections behind such spikes: {theirs} of all in a mean step with deterministic subsets, and {} where a single backend \
-             is added; {ours} and {} with Rocksteadier. Evenness demands {evenness} in a mean step.",
+             the frontend job using Rocksteadier Subsetting was largely unaffected.\u{201d} Here {} of {} requests fail with \
+             deterministic subsets, and {} with Rocksteadier. Behind them are the closed connections: {theirs} of all in a mean step \
+             with deterministic subsets, and {} where a single backend is added; {ours} and {} with Rocksteadier. Evenness demands \
+             {evenness} in a mean step.",
+            of_deterministic.errors,
+            grouped(of_deterministic.arrivals),
+            played.total("rocksteadier").errors,
             percent(deterministic[0].dropped.mean),
             percent(rocksteadier[0].dropped.mean)
         ),
     ];
-    let figures = vec![figure(&[deterministic, rocksteadier])];
+    let figures = vec![played.figure(), figure(&[deterministic, rocksteadier])];
     Section { id: "resize", heading: "A backend job that is resized in steps", figures, reading, table }
 }
 
@@ -116,8 +126,8 @@ fn figure(all: &[Vec<ResizeStep>; 2]) -> Figure {
     let foot = at(384.0, 408.0);
     drawing.note(foot, Anchor::End, "resize of the backend job, one after the other");
     Figure {
-        id: "fig-5",
-        title: "Figure 5: stepped resize of a backend job".to_owned(),
+        id: "fig-5-closed",
+        title: "Connections closed by each resize".to_owned(),
         description: "The size of a backend job over nine resizes, and for each the share of connections that are closed: \
                       tall bars for deterministic subsets, bars near the least possible for Rocksteadier."
             .to_owned(),

@@ -31,7 +31,7 @@ fn attributes<'a>(document: &'a Document<'_>, name: &str) -> Vec<&'a str> {
     document.descendants().filter_map(|node| node.attribute(name)).collect()
 }
 
-const FIGURES: [&str; 26] = [
+const FIGURES: [&str; 27] = [
     "fig-20-3",
     "fig-20-4",
     "fig-20-5",
@@ -49,6 +49,7 @@ const FIGURES: [&str; 26] = [
     "fig-4b",
     "fig-4c",
     "fig-5",
+    "fig-5-closed",
     "fig-ring-discrete",
     "fig-ring-continuous",
     "fig-sessions",

@@ -1,0 +1,82 @@
+//! Figure 5 of the article as it has it: errors over time of two frontend jobs while their backend job is resized.
+//!
+//! Played in virtual time by the shipped scenario `figure-5`; the article names neither sizes nor rates.
+
+use lb_svg::{Area, Axis, Drawing, Figure, Paint, Plot, Scale, WIDTH};
+
+use super::palette::{DETERMINISTIC, ROCKSTEADIER};
+use crate::metrics::float;
+use crate::traffic::scenario::Scenario;
+use crate::traffic::tally::{JobCounts, Row};
+use crate::traffic::{Report, play, shipped};
+
+const SCENARIO: &str = "figure-5";
+
+/// The two jobs while their service is resized.
+pub struct ResizeErrors {
+    report: Report,
+    minutes: f64,
+}
+
+impl ResizeErrors {
+    /// Plays the scenario.
+    pub fn play() -> Self {
+        let text = shipped::text(SCENARIO).expect("it is shipped");
+        let scenario = Scenario::read(SCENARIO, SCENARIO, text).expect("it is a scenario");
+        Self { report: play(&scenario, scenario.seed), minutes: float(scenario.duration.us) / 60e6 }
+    }
+
+    /// What happened to a job in the whole run.
+    pub fn total(&self, algorithm: &str) -> &JobCounts {
+        of(&self.report.summary.runs[0].jobs, algorithm)
+    }
+
+    /// Errors over time of both.
+    pub fn figure(&self) -> Figure {
+        let x = Scale::Linear(0.0, self.minutes);
+        let mut drawing = Drawing::new(WIDTH, 312.0);
+        let ticks: Vec<f64> = (0..=10).map(|tenth| self.minutes * f64::from(tenth) / 10.0).collect();
+        let minutes = Axis::worded("minutes", &ticks, |minute| format!("{minute:.0}"));
+        for (algorithm, paint, top, axis) in [
+            ("deterministic", DETERMINISTIC, 34.0, &Axis::new("", &[])),
+            ("rocksteadier", ROCKSTEADIER, 174.0, &minutes),
+        ] {
+            let area = Area { left: 50.0, top, right: 384.0, bottom: top + 96.0 };
+            let plot = Plot { area, x, y: Scale::Linear(0.0, MOST) };
+            let words = format!("requests that fail, {algorithm}");
+            plot.axes(&mut drawing, axis, &Axis::worded(&words, &[0.0, MOST / 2.0, MOST], per_mille));
+            self.bars(&mut drawing, &plot, paint, algorithm);
+        }
+        Figure {
+            id: "fig-5",
+            title: "Figure 5: errors of two jobs while their backend job is resized".to_owned(),
+            description: "Bars over ten minutes, one for each twenty seconds: with deterministic subsets a spike at each of nine \
+                          resizes, with Rocksteadier hardly one, and nothing between them."
+                .to_owned(),
+            drawing,
+        }
+    }
+
+    fn bars(&self, drawing: &mut Drawing, plot: &Plot, paint: Paint, algorithm: &str) {
+        let mut from = 0.0;
+        for Row { at_us, jobs, .. } in &self.report.steps {
+            let to = float(*at_us) / 60e6;
+            let JobCounts { arrivals, errors, .. } = of(jobs, algorithm);
+            if *errors > 0 {
+                drawing.bar(paint, plot.between((from, 0.0), (to, float(*errors) / float(*arrivals))));
+            }
+            from = to;
+        }
+    }
+}
+
+/// The largest share of a step's requests that the drawing has room for.
+const MOST: f64 = 0.008;
+
+fn per_mille(share: f64) -> String {
+    format!("{:.1}\u{a0}%", 100.0 * share)
+}
+
+fn of<'a>(jobs: &'a [JobCounts], algorithm: &str) -> &'a JobCounts {
+    jobs.iter().find(|counts| counts.job == algorithm).expect("the scenario has a job of this name")
+}
