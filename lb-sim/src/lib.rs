@@ -52,7 +52,7 @@ mod output;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Plans socklb's subsets: which client tasks use which backends, how even that is, and what a change costs.
 ///
@@ -81,6 +81,11 @@ enum Command {
 
     /// Draws the literature's figures with our own numbers, as one page to look at
     Report(commands::report::Options),
+}
+
+/// What the command line takes, for its manual pages.
+pub fn command() -> clap::Command {
+    Cli::command()
 }
 
 /// Runs the command line.

@@ -1,5 +1,5 @@
-//! Writes what the package needs of the command line and of the configuration: a manual page for each command and for the
-//! file, and completions for three shells.
+//! Writes what the package needs of the command lines and of the configurations: a manual page for each command and each file,
+//! and completions for three shells.
 //!
 //! An example, so that the program itself carries neither the writers nor a hidden command. It knows nothing of commands and
 //! keys but their definitions, so a page cannot tell what the program does not.
@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use lb_config::endpoints;
@@ -43,30 +43,6 @@ if set, no colours
 
 fn main() -> Result<()> {
     let folder = std::env::args_os().nth(1).map(PathBuf::from).context("name the folder to write to")?;
-    let mut cli = Cli::command();
-    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        clap_complete::generate_to(shell, &mut cli, "socklb", &folder)
-            .with_context(|| format!("write the completions for {shell}"))?;
-    }
-    let about = "connection balancing at the socket, in the kernel";
-    let mut cli = Cli::command().disable_help_subcommand(true).about(about);
-    // Gives every command the options that all share, and its full name.
-    cli.build();
-    let mut names = Vec::new();
-    for command in cli.get_subcommands().filter(|command| !command.is_hide_set()) {
-        let name = format!("socklb-{}", command.get_name());
-        // A command that has commands of its own leads to their pages.
-        let nested = command.get_subcommands().filter(|nested| nested.get_name() != "help");
-        let mut others = vec![".BR socklb (1)".to_owned()];
-        for nested in nested {
-            let name = format!("{name}-{}", nested.get_name());
-            let more = format!(".SH SEE ALSO\n.BR socklb-{} (1)\n", command.get_name());
-            write(&folder, nested.clone(), &name, &more)?;
-            others.push(format!(".BR {name} (1)"));
-        }
-        write(&folder, command.clone(), &name, &format!(".SH SEE ALSO\n{}\n", others.join(",\n")))?;
-        names.push(name);
-    }
     let endpoints: &[&Section] = &[&endpoints::keys::SECTION];
     write_file_page(
         &folder,
@@ -77,13 +53,49 @@ fn main() -> Result<()> {
     let about_agent =
         "The file of `socklb agent serve`: the backends beside it, and how their health and load are learnt.";
     write_file_page(&folder, "agent.toml", about_agent, lb_agent::config::SECTIONS.into_iter())?;
-    let mut others: Vec<String> = names.iter().map(|name| format!(".BR {name} (1)")).collect();
-    others.extend([".BR socklb.toml (5)".to_owned(), ".BR agent.toml (5)".to_owned()]);
-    write(&folder, cli, "socklb", &format!("{FILES}.SH SEE ALSO\n{}\n", others.join(",\n")))
+    let about = "connection balancing at the socket, in the kernel";
+    let others = [".BR socklb.toml (5)", ".BR agent.toml (5)", ".BR socklb-sim (1)"];
+    write_program(&folder, Cli::command(), about, FILES, &others)?;
+    let about = "plans the subsets of socklb, without a kernel, root or a network";
+    write_program(&folder, lb_sim::command(), about, "", &[".BR socklb (1)"])
+}
+
+/// Writes completions for a program, a page for each of its commands, and its own with more sections and what to see as well.
+fn write_program(
+    folder: &Path,
+    program: Command,
+    about: &'static str,
+    more: &str,
+    others: &[&str],
+) -> Result<()> {
+    let of = program.get_name().to_owned();
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        clap_complete::generate_to(shell, &mut program.clone(), &of, folder)
+            .with_context(|| format!("write the completions for {shell}"))?;
+    }
+    let mut program = program.disable_help_subcommand(true).about(about);
+    // Gives every command the options that all share, and its full name.
+    program.build();
+    let mut pages = Vec::new();
+    for command in program.get_subcommands().filter(|command| !command.is_hide_set()) {
+        let name = format!("{of}-{}", command.get_name());
+        // A command that has commands of its own leads to their pages.
+        let nested = command.get_subcommands().filter(|nested| nested.get_name() != "help");
+        let mut others = vec![format!(".BR {of} (1)")];
+        for nested in nested {
+            let nested_name = format!("{name}-{}", nested.get_name());
+            write(folder, nested.clone(), &nested_name, &format!(".SH SEE ALSO\n.BR {name} (1)\n"))?;
+            others.push(format!(".BR {nested_name} (1)"));
+        }
+        write(folder, command.clone(), &name, &format!(".SH SEE ALSO\n{}\n", others.join(",\n")))?;
+        pages.push(format!(".BR {name} (1)"));
+    }
+    pages.extend(others.iter().map(|other| (*other).to_owned()));
+    write(folder, program, &of, &format!("{more}.SH SEE ALSO\n{}\n", pages.join(",\n")))
 }
 
 /// Writes a page with more sections at its end.
-fn write(folder: &Path, command: clap::Command, name: &str, more: &str) -> Result<()> {
+fn write(folder: &Path, command: Command, name: &str, more: &str) -> Result<()> {
     let path = folder.join(format!("{name}.1"));
     // clap_mangen leaves out what an argument after all others demands.
     let last = command.get_positionals().find(|argument| argument.is_last_set());

@@ -38,6 +38,7 @@ fn every_file_is_at_its_place_and_roots() {
         "/usr/lib/sysusers.d/socklb.conf",
         "/usr/lib/tmpfiles.d/socklb.conf",
         "/usr/share/bash-completion/completions/socklb",
+        "/usr/share/bash-completion/completions/socklb-sim",
         "/usr/share/doc/socklb/CHANGELOG.md",
         "/usr/share/doc/socklb/LICENSE.object",
         "/usr/share/doc/socklb/README.Debian",
@@ -51,17 +52,22 @@ fn every_file_is_at_its_place_and_roots() {
         "/usr/share/doc/socklb/examples/prometheus/socklb.rules.yml",
         "/usr/share/doc/socklb/examples/socklb.toml",
         "/usr/share/doc/socklb/examples/users.toml",
+        "/usr/share/fish/vendor_completions.d/socklb-sim.fish",
         "/usr/share/fish/vendor_completions.d/socklb.fish",
+        "/usr/share/man/man1/socklb-sim.1.gz",
         "/usr/share/man/man1/socklb.1.gz",
         "/usr/share/man/man5/agent.toml.5.gz",
         "/usr/share/man/man5/socklb.toml.5.gz",
         "/usr/share/zsh/vendor-completions/_socklb",
+        "/usr/share/zsh/vendor-completions/_socklb-sim",
     ]
     .map(str::to_owned)
     .into();
     expected.extend(commands(&machine).iter().map(|name| format!("/usr/share/man/man1/socklb-{name}.1.gz")));
     let of_agent = listed(&machine.good(&["socklb", "agent", "--help"]));
     expected.extend(of_agent.iter().map(|name| format!("/usr/share/man/man1/socklb-agent-{name}.1.gz")));
+    let of_planner = listed(&machine.good(&["socklb-sim", "--help"]));
+    expected.extend(of_planner.iter().map(|name| format!("/usr/share/man/man1/socklb-sim-{name}.1.gz")));
     for folder in ["docs", "docs/guide", "docs/reference", "docs/design"] {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder);
         let names =
