@@ -75,7 +75,7 @@ pub fn page(sections: &[Section]) -> String {
          even the load is, how many connections it takes, and how many of them close when somebody resizes a job. These \
          are the figures of three publications on the question, computed anew with the decisions that socklb\u{2019}s \
          daemon makes, each with what its source has published beside it.</p>\n\
-         <p>All job seeds are 0 unless a number says otherwise, so the same build gives the same page. A <em>client</em> is a \
+         <p>All job seeds are 0 unless the text says otherwise, so the same build gives the same page. A <em>client</em> is a \
          task that connects, a <em>backend</em> one that is connected to; M clients take k of N backends each.</p>\n\
          <nav aria-label=\"Contents\">\n<ol>\n{contents}</ol>\n</nav>\n</header>\n<main>\n{sections}</main>\n<footer>\n\
          <h2 id=\"sources\">Sources</h2>\n<ul>\n{sources}</ul>\n</footer>\n</body>\n</html>\n"
