@@ -28,6 +28,8 @@ mod resize_errors;
 
 mod resize;
 
+mod properties;
+
 mod aperture;
 
 mod aperture_rings;
@@ -53,7 +55,7 @@ pub const fn steps(extent: Extent) -> u64 {
 }
 
 /// Sections that are one step each.
-const OTHERS: u64 = 8;
+const OTHERS: u64 = 9;
 
 /// All sections, in reading order.
 pub fn sections(extent: Extent, bar: &ProgressBar) -> Vec<Section> {
@@ -69,6 +71,7 @@ pub fn sections(extent: Extent, bar: &ProgressBar) -> Vec<Section> {
         step(one_more::section()),
         step(rings::section()),
         step(resize::section()),
+        step(properties::section(extent)),
         step(aperture::section(extent)),
         step(sizes::section(extent)),
         step(load::section(extent)),

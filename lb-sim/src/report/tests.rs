@@ -10,7 +10,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 use super::*;
 use crate::fleet::{Fleet, Sharing};
 use crate::metrics::churn::churn;
-use crate::metrics::{Spread, raw_utilization};
+use crate::metrics::{Spread, mean, raw_utilization};
 use crate::sweep::Sweep;
 use crate::sweep::summary::Summary;
 
@@ -31,7 +31,7 @@ fn attributes<'a>(document: &'a Document<'_>, name: &str) -> Vec<&'a str> {
     document.descendants().filter_map(|node| node.attribute(name)).collect()
 }
 
-const FIGURES: [&str; 27] = [
+const FIGURES: [&str; 30] = [
     "fig-20-3",
     "fig-20-4",
     "fig-20-5",
@@ -50,6 +50,9 @@ const FIGURES: [&str; 27] = [
     "fig-4c",
     "fig-5",
     "fig-5-closed",
+    "fig-frontend-churn",
+    "fig-size-churn",
+    "fig-spread",
     "fig-ring-discrete",
     "fig-ring-continuous",
     "fig-sessions",
@@ -213,6 +216,17 @@ fn the_numbers_of_the_page_are_those_of_the_metrics() {
         format!("{} of 10", dropped.replaced),
     ];
     assert_eq!(row(&sections, "one-more", "deterministic"), expected);
+
+    let larger = (0..LITTLE.trials).map(|seed| {
+        let [old, new] =
+            [20, 21].map(|size| Fleet { seed, ..fleet(Algorithm::Deterministic, 100, 100, size) }.graph());
+        churn(&old, &new).mean
+    });
+    assert_eq!(row(&sections, "properties", "deterministic")[2], numbers::whole_percent(mean(larger)));
+    assert_eq!(
+        row(&sections, "properties", "rocksteadier")[..4],
+        ["0.0\u{a0}%", "0\u{a0}%", "0\u{a0}%", "0\u{a0}%"]
+    );
 
     assert_eq!(row(&sections, "aperture", "connections, random aperture"), ["~280K", "280,000"]);
     assert_eq!(row(&sections, "aperture", "connections, deterministic aperture"), ["~25K", "25,000"]);

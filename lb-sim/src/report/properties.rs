@@ -1,0 +1,256 @@
+//! What else changes subsets, for all algorithms side by side: more clients, a larger size; and how much of a subset is
+//! gone while backends restart in order.
+//!
+//! No figure of the publications shows any of this.
+
+use lb_core::subset::Algorithm;
+use lb_svg::{Anchor, Area, Axis, Drawing, Figure, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
+
+use super::numbers::{percent, whole_percent};
+use super::palette::paint;
+use super::section::{Extent, Section, Table};
+use crate::fleet::Fleet;
+use crate::metrics::churn::churn;
+use crate::metrics::{block_shares, mean};
+
+/// All but the variants whose bars would be those of a neighbour.
+const ALGORITHMS: [Algorithm; 11] = [
+    Algorithm::Random,
+    Algorithm::Rendezvous,
+    Algorithm::Consistent,
+    Algorithm::RoundRobin,
+    Algorithm::Deterministic,
+    Algorithm::Ring,
+    Algorithm::Ringsteady,
+    Algorithm::RingsteadyBothScaled,
+    Algorithm::Rocksteadier,
+    Algorithm::Aperture,
+    Algorithm::ApertureShuffled,
+];
+
+const CLIENTS: u32 = 100;
+/// So many more come, one after the other or at once. Before as many backends as there are clients, a ring's places
+/// hardly move for the very first of them, so one step alone would tell little.
+const MORE_CLIENTS: u32 = 10;
+const BACKENDS: u32 = 100;
+const SIZE: u32 = 20;
+/// A tenth of the backends: so many that follow each other are down at once.
+const BLOCK: u32 = BACKENDS / 10;
+/// Enough for whole percent.
+const MOST_SEEDS: u64 = 10;
+
+const fn fleet(algorithm: Algorithm, seed: u64) -> Fleet {
+    Fleet { algorithm, clients: CLIENTS, backends: BACKENDS, size: SIZE, seed }
+}
+
+/// Which part of its connections a client loses.
+#[derive(Clone, Copy)]
+struct Loss {
+    mean: f64,
+    /// Of the client that is hit worst.
+    worst: f64,
+}
+
+impl Loss {
+    fn between(old: &Fleet, new: &Fleet) -> Self {
+        let churn = churn(&old.graph(), &new.graph());
+        Self { mean: churn.mean, worst: churn.worst }
+    }
+
+    fn of_all(losses: impl IntoIterator<Item = Self>) -> Self {
+        let (means, worst): (Vec<f64>, Vec<f64>) =
+            losses.into_iter().map(|loss| (loss.mean, loss.worst)).unzip();
+        Self { mean: mean(means), worst: worst.into_iter().fold(0.0, f64::max) }
+    }
+}
+
+/// What one algorithm loses.
+struct Properties {
+    algorithm: Algorithm,
+    one_client: Loss,
+    ten_clients: Loss,
+    one_larger: Loss,
+    five_larger: Loss,
+    tenth: Loss,
+}
+
+impl Properties {
+    fn of(algorithm: Algorithm, seeds: u64) -> Self {
+        let over_seeds =
+            |loss: &dyn Fn(Fleet) -> Loss| Loss::of_all((0..seeds).map(|seed| loss(fleet(algorithm, seed))));
+        let larger =
+            |by: u32| over_seeds(&|fleet| Loss::between(&fleet, &Fleet { size: fleet.size + by, ..fleet }));
+        let one_client = |fleet: Fleet| {
+            let steps = (CLIENTS..CLIENTS + MORE_CLIENTS).map(|clients| {
+                Loss::between(&Fleet { clients, ..fleet }, &Fleet { clients: clients + 1, ..fleet })
+            });
+            Loss::of_all(steps)
+        };
+        let tenth = |fleet: Fleet| {
+            let shares = block_shares(&fleet.graph(), BLOCK);
+            Loss { mean: shares.mean, worst: shares.max }
+        };
+        Self {
+            algorithm,
+            one_client: over_seeds(&one_client),
+            ten_clients: over_seeds(&|fleet| {
+                Loss::between(&fleet, &Fleet { clients: CLIENTS + MORE_CLIENTS, ..fleet })
+            }),
+            one_larger: larger(1),
+            five_larger: larger(5),
+            tenth: over_seeds(&tenth),
+        }
+    }
+}
+
+/// The section.
+pub fn section(extent: Extent) -> Section {
+    let seeds = extent.trials.min(MOST_SEEDS);
+    let all = ALGORITHMS.map(|algorithm| Properties::of(algorithm, seeds));
+    let mut table = Table::new(&[
+        "mean lost",
+        "one client more",
+        "ten clients more",
+        "size 20 to 21",
+        "size 20 to 25",
+        "a tenth down",
+    ]);
+    for properties in &all {
+        let &Properties { algorithm, one_client, ten_clients, one_larger, five_larger, tenth } = properties;
+        let [ten_clients, one_larger, five_larger, tenth] =
+            [ten_clients, one_larger, five_larger, tenth].map(|loss| whole_percent(loss.mean));
+        let one_client = percent(one_client.mean);
+        table.row([algorithm.name(), &one_client, &ten_clients, &one_larger, &five_larger, &tenth]);
+    }
+    let named = |algorithm: Algorithm| {
+        all.iter().find(|properties| properties.algorithm == algorithm).expect("it is one of these")
+    };
+    let (aperture, deterministic) = (named(Algorithm::Aperture), named(Algorithm::Deterministic));
+    let (rocksteadier, random) = (named(Algorithm::Rocksteadier), named(Algorithm::Random));
+    let reading = vec![
+        format!(
+            "{CLIENTS} clients have {SIZE} of {BACKENDS} backends each, and one thing at a time changes. A bar is the mean share of \
+             its connections that a client loses, over {seeds} seeds; the thin line reaches to the client that is hit worst."
+        ),
+        "Beside the algorithms above: rendezvous ranks backends by a hash of client and backend; consistent hashes both to \
+         places of a ring; round-robin lets each client go on where the one before it ended; ring spaces both evenly on \
+         a ring; ringsteady-both-scaled does so, too, in the order in which ringsteady takes places. An aperture is a piece of that ring, and \
+         aperture-shuffled shuffles the backends before."
+            .to_owned(),
+        format!(
+            "Frontend churn is what the clients close that were there before, when their own job grows. It is nothing where a \
+             client\u{2019}s place does not depend on how many there are. On a ring with evenly spaced clients everybody moves: \
+             with ten clients more at once an aperture closes {}, with one more {} (mean of the ten steps from {CLIENTS} to {}).",
+            whole_percent(aperture.ten_clients.mean),
+            percent(aperture.one_client.mean),
+            CLIENTS + MORE_CLIENTS
+        ),
+        format!(
+            "Size churn is what clients close when each shall have more backends, for which nothing would have to close. \
+             Deterministic subsets are cut from a shuffle in pieces of that size, so all cuts move: from {SIZE} to {} they close {}.",
+            SIZE + 1,
+            whole_percent(deterministic.one_larger.mean)
+        ),
+        format!(
+            "Spread is the largest share of a client\u{2019}s backends within any {BLOCK} neighbours: a tenth of all, by number. It matters \
+             because backends are mostly restarted and replaced in order: a client whose backends are spread loses few of them at a \
+             time. Least possible is {} (the short stroke); Rocksteadier has {} and at worst {}, random subsets {} and {}, an \
+             aperture {}.",
+            whole_percent(f64::from(BLOCK) / f64::from(BACKENDS)),
+            whole_percent(rocksteadier.tenth.mean),
+            whole_percent(rocksteadier.tenth.worst),
+            whole_percent(random.tenth.mean),
+            whole_percent(random.tenth.worst),
+            whole_percent(aperture.tenth.mean)
+        ),
+    ];
+    let figures = vec![
+        figure(
+            &Bars {
+                id: "fig-frontend-churn",
+                title: "Frontend churn: 100 clients become 110",
+                quantity: "connections closed by the first 100",
+                least: None,
+            },
+            all.each_ref().map(|properties| properties.ten_clients),
+        ),
+        figure(
+            &Bars {
+                id: "fig-size-churn",
+                title: "Size churn: from 20 to 21 backends each",
+                quantity: "connections closed",
+                least: None,
+            },
+            all.each_ref().map(|properties| properties.one_larger),
+        ),
+        figure(
+            &Bars {
+                id: "fig-spread",
+                title: "Spread: how much of a subset ten neighbours are",
+                quantity: "largest share within ten neighbours",
+                least: Some(f64::from(BLOCK) / f64::from(BACKENDS)),
+            },
+            all.each_ref().map(|properties| properties.tenth),
+        ),
+    ];
+    Section {
+        id: "properties",
+        heading: "More clients, larger subsets, rolling restarts",
+        figures,
+        reading,
+        table,
+    }
+}
+
+/// What a figure is about.
+struct Bars {
+    id: &'static str,
+    title: &'static str,
+    quantity: &'static str,
+    /// The least that is possible, where it is not nothing.
+    least: Option<f64>,
+}
+
+fn figure(bars: &Bars, losses: [Loss; ALGORITHMS.len()]) -> Figure {
+    const ROW: f64 = 20.0;
+    let rows = f64::from(u32::try_from(ALGORITHMS.len()).expect("eleven"));
+    let area = Area { left: 160.0, top: 34.0, right: 340.0, bottom: 34.0 + ROW * rows };
+    // Rows count downwards.
+    let plot = Plot { area, x: Scale::Linear(0.0, 1.0), y: Scale::Linear(rows - 0.5, -0.5) };
+    let mut drawing = Drawing::new(WIDTH, area.bottom + 24.0);
+    let names = (0_u32..).zip(ALGORITHMS).map(|(row, algorithm)| (f64::from(row), algorithm.to_string()));
+    plot.axes(
+        &mut drawing,
+        &Axis::worded("", &[0.0, 0.5, 1.0], whole_percent),
+        &Axis { title: bars.quantity, ticks: names.collect() },
+    );
+    drawing.line(Paint::QUIET, Line::Thin, at(area.left, area.top), at(area.left, area.bottom));
+    drawing.note(at(WIDTH - 6.0, area.top - 18.0), Anchor::End, "mean");
+    let mut words = Vec::new();
+    for ((row, algorithm), loss) in (0_u32..).zip(ALGORITHMS).zip(losses) {
+        let (middle, paint) = (f64::from(row), paint(algorithm));
+        let Loss { mean, worst } = loss;
+        drawing.bar(paint, plot.between((0.0, middle - 0.3), (mean, middle + 0.3)));
+        if worst > 0.0 {
+            plot.line(&mut drawing, paint, Line::Thin, &[(mean, middle), (worst, middle)]);
+            plot.line(&mut drawing, paint, Line::Thin, &[(worst, middle - 0.15), (worst, middle + 0.15)]);
+        }
+        if let Some(least) = bars.least {
+            let stroke = [(least, middle - 0.42), (least, middle + 0.42)];
+            plot.line(&mut drawing, Paint::INK, Line::Solid, &stroke);
+        }
+        let place = at(WIDTH - 6.0, plot.point(0.0, middle).y + 4.0);
+        drawing.text(paint, Lettering::Small, place, Anchor::End, &whole_percent(mean));
+        words.push(format!("{algorithm} {}", whole_percent(mean)));
+    }
+    Figure {
+        id: bars.id,
+        title: bars.title.to_owned(),
+        description: format!(
+            "A bar for each algorithm, {}, in the mean: {}.",
+            bars.quantity,
+            words.join(", ")
+        ),
+        drawing,
+    }
+}
