@@ -34,6 +34,8 @@ mod aperture;
 
 mod aperture_rings;
 
+mod aperture_over_time;
+
 mod sizes;
 
 mod load;
@@ -55,7 +57,7 @@ pub const fn steps(extent: Extent) -> u64 {
 }
 
 /// Sections that are one step each.
-const OTHERS: u64 = 9;
+const OTHERS: u64 = 10;
 
 /// All sections, in reading order.
 pub fn sections(extent: Extent, bar: &ProgressBar) -> Vec<Section> {
@@ -73,6 +75,7 @@ pub fn sections(extent: Extent, bar: &ProgressBar) -> Vec<Section> {
         step(resize::section()),
         step(properties::section(extent)),
         step(aperture::section(extent)),
+        step(aperture_over_time::section(extent)),
         step(sizes::section(extent)),
         step(load::section(extent)),
     ]

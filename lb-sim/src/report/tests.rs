@@ -57,6 +57,7 @@ const FIGURES: [&str; 30] = [
     "fig-ring-continuous",
     "fig-sessions",
     "fig-topology",
+    "fig-rps",
     "fig-sizes-300",
     "fig-sizes-1000",
     "fig-20-1",

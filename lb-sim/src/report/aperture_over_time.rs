@@ -1,0 +1,193 @@
+//! The post's picture of requests per second at each backend, before and after the change from random apertures to the
+//! deterministic one.
+//!
+//! Played in virtual time by the shipped scenario `aperture`; the post names neither rates nor sizes.
+
+use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Point, Scale, WIDTH, at};
+
+use super::numbers::percent;
+use super::palette::{DETERMINISTIC, RANDOM};
+use super::section::{Extent, Section, Table};
+use crate::metrics::{Spread, float, mean};
+use crate::traffic::scenario::Scenario;
+use crate::traffic::tally::Row;
+use crate::traffic::values::Span;
+use crate::traffic::{play, shipped};
+
+const SCENARIO: &str = "aperture";
+
+/// The runs in which clients send unequally, as those of the post do: before the change, and after it.
+const RUNS: [&str; 2] = ["random-aperture-unequal", "deterministic-aperture-unequal"];
+
+/// Half of what the scenario plays: the bands stay as wide, and the report is there sooner.
+const MOST_SECONDS: u64 = 32;
+
+/// Steps of each run: long enough that a backend gets some 100 requests in each, and that chance does not hide subsets.
+const STEPS: u64 = 8;
+
+/// How many seconds a step has where a run has so many.
+fn step_of(seconds: u64) -> u64 {
+    (seconds / STEPS).max(1)
+}
+
+/// What one run gives each backend in a second.
+struct Rates {
+    /// By step: its end in seconds, and rates over the backends.
+    steps: Vec<(f64, Spread)>,
+    /// Rates of all steps together.
+    whole: Spread,
+}
+
+/// A load as a rate: all backends have a capacity of 1, so a load is a number of requests.
+fn per_second(requests: Spread, seconds: f64) -> Spread {
+    let Spread { min, mean, max, rsd } = requests;
+    Spread { min: min / seconds, mean: mean / seconds, max: max / seconds, rsd }
+}
+
+/// Plays both runs, each for so many seconds.
+fn played(seconds: u64) -> [Rates; 2] {
+    let text = shipped::text(SCENARIO).expect("it is shipped");
+    let mut scenario = Scenario::read(SCENARIO, SCENARIO, text).expect("it is a scenario");
+    let span = |seconds: u64| Span { us: seconds * 1_000_000 };
+    (scenario.duration, scenario.step) = (span(seconds), span(step_of(seconds)));
+    scenario.runs.retain(|run| RUNS.contains(&run.name.as_str()));
+    let report = play(&scenario, scenario.seed);
+    RUNS.map(|name| {
+        let mut before = 0.0;
+        let rates = |row: &Row| {
+            let end = float(row.at_us) / 1e6;
+            let length = end - std::mem::replace(&mut before, end);
+            (end, per_second(row.load, length))
+        };
+        let steps = report.steps.iter().filter(|row| row.run == name).map(rates).collect();
+        let whole = report.summary.runs.iter().find(|total| total.run == name).expect("it was played").load;
+        Rates { steps, whole: per_second(whole, float(seconds)) }
+    })
+}
+
+/// The section.
+pub fn section(extent: Extent) -> Section {
+    let seconds = MOST_SECONDS.min(extent.load_seconds / 2).max(1);
+    let runs = played(seconds);
+    let mut table = Table::new(&["requests per second", "least", "mean", "most", "deviation"]);
+    for (name, Rates { steps, whole }) in ["random aperture", "deterministic aperture"].into_iter().zip(&runs)
+    {
+        let rate = |rate: f64| format!("{rate:.1}");
+        table.row([
+            &format!("{name}, a step"),
+            &rate(least(steps)),
+            &rate(whole.mean),
+            &rate(most(steps)),
+            &percent(mean(steps.iter().map(|(_, spread)| spread.rsd))),
+        ]);
+        table.row([
+            &format!("{name}, all steps"),
+            &rate(whole.min),
+            &rate(whole.mean),
+            &rate(whole.max),
+            &percent(whole.rsd),
+        ]);
+    }
+    let [before, after] = &runs;
+    let less = percent(1.0 - after.whole.rsd / before.whole.rsd);
+    let reading = vec![
+        format!(
+            "2,000 clients send requests to 1,000 backends. The tinted band reaches from the backend that gets the fewest \
+             requests per second in a step of {} s to the one that gets the most; the line within is the mean of all. In the first \
+             {seconds} seconds every client has a random aperture (140 backends at random), in the second as many a deterministic one.",
+            step_of(seconds)
+        ),
+        format!(
+            "The post draws such bands of a service in production: before the change, backends got from almost none to nearly 400 \
+             requests per second; after it, the relative standard deviation (that of the backends\u{2019} rates, over their mean) \
+             was 78 % less. Here clients\u{2019} rates vary by 0.06, with which the published figure comes out: over \
+             {seconds} seconds the deviation falls from {} to {}, which is {less} less. Nearly idle backends do not come out: \
+             random subsets of 140 alone leave none.",
+            percent(before.whole.rsd),
+            percent(after.whole.rsd)
+        ),
+        "The two halves are two fleets: what clients close and open during the change is not in the drawing."
+            .to_owned(),
+    ];
+    Section {
+        id: "aperture-over-time",
+        heading: "Deterministic aperture: load before and after",
+        figures: vec![figure(&runs, float(seconds))],
+        reading,
+        table,
+    }
+}
+
+fn least(steps: &[(f64, Spread)]) -> f64 {
+    steps.iter().map(|(_, spread)| spread.min).fold(f64::INFINITY, f64::min)
+}
+
+fn most(steps: &[(f64, Spread)]) -> f64 {
+    steps.iter().map(|(_, spread)| spread.max).fold(0.0, f64::max)
+}
+
+fn figure(runs: &[Rates; 2], seconds: f64) -> Figure {
+    let plot = Plot::usual(Scale::Linear(0.0, 2.0 * seconds), Scale::Linear(0.0, 64.0));
+    let mut drawing = Drawing::new(WIDTH, HEIGHT);
+    let ticks = [0.0, 0.5, 1.0, 1.5, 2.0].map(|part| part * seconds);
+    plot.axes(
+        &mut drawing,
+        &Axis::worded("seconds", &ticks, |seconds| format!("{seconds:.0}")),
+        &Axis::new("requests per second at a backend", &[0.0, 16.0, 32.0, 48.0, 64.0]),
+    );
+    let paints = [(RANDOM, "random"), (DETERMINISTIC, "deterministic")];
+    for ((Rates { steps, whole }, (paint, name)), from) in runs.iter().zip(paints).zip([0.0, seconds]) {
+        // A step's rate holds from its beginning to its end: stairs.
+        let stairs = |rate: fn(&Spread) -> f64| {
+            let mut begin = from;
+            let mut points: Vec<Point> = Vec::new();
+            for (end, spread) in steps {
+                points.extend([plot.point(begin, rate(spread)), plot.point(from + end, rate(spread))]);
+                begin = from + end;
+            }
+            points
+        };
+        let (lower, upper) = (stairs(|spread| spread.min), stairs(|spread| spread.max));
+        drawing.tinted(paint, &upper.iter().chain(lower.iter().rev()).copied().collect::<Vec<Point>>());
+        for edge in [&lower, &upper] {
+            drawing.polyline(paint, Line::Thin, edge);
+        }
+        drawing.polyline(paint, Line::Solid, &stairs(|spread| spread.mean));
+        let middle = from + seconds / 2.0;
+        drawing.text(paint, Lettering::Strong, plot.point(middle, 60.0), Anchor::Middle, name);
+        let words = format!("deviation {}", percent(whole.rsd));
+        drawing.text(paint, Lettering::Small, plot.point(middle, 55.5), Anchor::Middle, &words);
+        let mut edge = |word: &str, height: f64| {
+            drawing.note(plot.point(middle, height), Anchor::Middle, word);
+        };
+        // The shorter the steps, the further chance reaches: not into what stands above and below.
+        edge("most", (most(steps) + 1.5).min(50.0));
+        edge("least", (least(steps) - 4.5).max(1.5));
+    }
+    let change = plot.point(seconds, 0.0).x;
+    drawing.line(Paint::INK, Line::Thin, at(change, plot.area.top), at(change, plot.area.bottom));
+    Figure {
+        id: "fig-rps",
+        title: "Random aperture, then deterministic".to_owned(),
+        description: "A band from the least to the most loaded of 1,000 backends over time: wide around the mean while apertures are \
+                      random, narrow from the change to the deterministic aperture on."
+            .to_owned(),
+        drawing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_those_of_the_scenario_and_the_second_band_lies_within_the_first() {
+        let [before, after] = played(4);
+        for Rates { steps, whole } in [&before, &after] {
+            assert_eq!(steps.iter().map(|(end, _)| *end).collect::<Vec<f64>>(), [1.0, 2.0, 3.0, 4.0]);
+            // 16 requests a second of each of two clients per backend, in the mean.
+            assert!((whole.mean - 32.0).abs() < 0.1, "{whole:?}");
+        }
+        assert!(least(&before.steps) < least(&after.steps) && most(&after.steps) < most(&before.steps));
+    }
+}
