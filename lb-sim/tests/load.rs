@@ -226,6 +226,7 @@ fn tasks_may_be_absent_unequal_and_send_in_bursts() {
 fn more_than_all_machines_can_do_is_rejected_where_queues_end() {
     let text = STEADY.replace("count = 2", "count = 2\nspeed = 0.02\nqueue = 10");
     let report = played(&text);
+    near(figures(&report, 0).asked.mean, 2.5, 0.01);
     // 40 of 100 in a second can be served.
     let counted = counts(&report);
     near(f64::from(u32::try_from(counted.errors.rejected).expect("few")), 1_200.0, 0.03);

@@ -122,9 +122,17 @@ fn of_load(scenario: &Scenario, figures: &Figures) -> String {
         1 => "one seed".to_owned(),
         seeds => format!("the mean of {seeds} seeds, and half of its interval of 95 %"),
     };
+    let overloaded = figures.runs.iter().filter(|figures| figures.asked.mean > 1.0);
+    let notes = overloaded.map(|RunFigures { run, asked, .. }| {
+        format!(
+            "note: {run} asks for {:.2} times what all machines can do: requests wait until a machine has {}, and further ones are rejected\n",
+            asked.mean, scenario.machines.queue
+        )
+    });
+    let notes: String = notes.collect();
     format!(
         "\nbusy core time over cores, and how long requests took that were served, from {} on; {seeds}. Chance alone: what independent\n\
-         arrivals give that go to backends in proportion to what they can do\n{table}",
+         arrivals give that go to backends in proportion to what they can do\n{table}{notes}",
         scenario.measure_from
     )
 }
@@ -391,6 +399,22 @@ summary
         let without =
             serde_json::to_value(play(&Scenario::read("two", "two.toml", TEXT).unwrap(), 5)).unwrap();
         assert!(without.get("ejection").is_none(), "only if a run ejects backends");
+    }
+
+    #[test]
+    fn a_load_above_one_is_said() {
+        let costly = TEXT.replace(
+            "500ms\"\n        arrivals",
+            "500ms\"\n        cost = { mean = \"1s\", exact = true }\n        arrivals",
+        );
+        let scenario = Scenario::read("two", "two.toml", &costly).unwrap();
+        let shown = text(&scenario, &play(&scenario, 5));
+        let note = "note: as written asks for 2.00 times what all machines can do: requests wait until a machine has 10000, and further \
+                    ones are rejected\n";
+        assert!(shown.ends_with(note), "{shown}");
+        assert!(
+            !text(&scenario, &play(&Scenario::read("two", "two.toml", TEXT).unwrap(), 5)).contains("note:")
+        );
     }
 
     #[test]

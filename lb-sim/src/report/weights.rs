@@ -89,7 +89,8 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> Section {
         format!(
             "Over all {} pairs the mean rises from {} to {}. From two connections per backend on, the worst pair reaches {}. \
              With fewer, some backends have no client at all or share too few, which no weights can mend; a larger subset \
-             does. No source has published this: the article stops at unweighted connections.",
+             does. That holds where all tasks of the one job are there, send alike, and know the same list. No source has published \
+             this: the article stops at unweighted connections.",
             grouped(without.len() as u64),
             utilization(all_without.mean),
             utilization(all_with.mean),

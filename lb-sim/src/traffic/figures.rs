@@ -59,6 +59,8 @@ pub struct RunFigures {
     pub floor: Evenness,
     /// Busy core time over cores, all backends together.
     pub cpu_mean: Interval,
+    /// CPU time of all arrivals over what the machines at the start can give when nothing makes them slower.
+    pub asked: Interval,
     /// How long requests took that were served.
     pub latency_ms: Latency,
     /// Requests that failed.
@@ -86,6 +88,7 @@ impl RunFigures {
             evenness: Evenness::of(loads().map(|load| load.cpu.as_slice())),
             floor: Evenness::of(loads().map(|load| load.floor.as_slice())),
             cpu_mean: Interval::of(loads().map(|load| mean(load.cpu.iter().copied()))),
+            asked: Interval::of(loads().map(|load| load.asked)),
             latency_ms: Latency { p50: latency(0), p99: latency(1), p999: latency(2) },
             errors: Interval::of(loads().map(errors)),
             error_share: Interval::of(loads().map(|load| errors(load) / float(load.counts.arrivals.max(1)))),

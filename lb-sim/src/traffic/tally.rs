@@ -183,6 +183,8 @@ pub struct LoadTotal {
     pub cpu: Vec<f64>,
     /// The same if each request were at a backend that is drawn by capacity.
     pub floor: Vec<f64>,
+    /// CPU time of all arrivals over what the machines at the start can give when nothing makes them slower.
+    pub asked: f64,
     /// How long requests took that were served, in microseconds: of a thousand of them 500, 990 and 999 took no longer.
     pub latency_us: [u64; 3],
     /// What happened meanwhile.

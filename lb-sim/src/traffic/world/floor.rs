@@ -75,6 +75,11 @@ impl Floor {
         loads.enumerate().filter(|(index, _)| is_meant(*index)).map(|(_, load)| load).collect()
     }
 
+    /// The part of all capacity that the costs ask for, times the seconds that were measured.
+    pub fn asked(&self) -> f64 {
+        self.cpu.iter().sum::<f64>() / self.capacities.parts.iter().sum::<f64>()
+    }
+
     /// CPU time over capacity of each backend of which `is_meant` is true.
     pub fn utilizations(&self, is_meant: impl Fn(usize) -> bool) -> Vec<f64> {
         let utilizations = self.cpu.iter().zip(&self.capacities.parts).map(|(cpu, capacity)| cpu / capacity);

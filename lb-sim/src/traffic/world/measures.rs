@@ -69,6 +69,7 @@ impl World<'_> {
                 .iter()
                 .map(|seconds| seconds * 1e6 / measured_us)
                 .collect(),
+            asked: self.floor.asked() * 1e6 / measured_us,
             latency_us: [0.5, 0.99, 0.999].map(latency),
             counts: self.counts.since(self.counts_before),
         }
