@@ -3,7 +3,7 @@
 //! They are compiled in, so that the program needs no files. Must not know what they mean.
 
 /// Names and texts, in the order of the documentation.
-pub const SHIPPED: [(&str, &str); 14] = [
+pub const SHIPPED: [(&str, &str); 16] = [
     ("figure-5", include_str!("../../scenarios/figure-5.toml")),
     ("rolling-update", include_str!("../../scenarios/rolling-update.toml")),
     ("aperture", include_str!("../../scenarios/aperture.toml")),
@@ -14,6 +14,8 @@ pub const SHIPPED: [(&str, &str); 14] = [
     ("ejection-all", include_str!("../../scenarios/ejection-all.toml")),
     ("book-load", include_str!("../../scenarios/book-load.toml")),
     ("book-load-08", include_str!("../../scenarios/book-load-08.toml")),
+    ("book-load-skew", include_str!("../../scenarios/book-load-skew.toml")),
+    ("book-load-equal", include_str!("../../scenarios/book-load-equal.toml")),
     ("sinkhole", include_str!("../../scenarios/sinkhole.toml")),
     ("active-limit", include_str!("../../scenarios/active-limit.toml")),
     ("restart-cost", include_str!("../../scenarios/restart-cost.toml")),
