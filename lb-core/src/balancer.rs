@@ -17,6 +17,7 @@ use lb_common::abi::host::NO_REPORT;
 use lb_common::abi::{BackendState, MAX_SERVICES, Usable};
 use thiserror::Error;
 
+use crate::control::factor::Factors;
 use crate::endpoint::EndpointList;
 use crate::health::{self, Health, Said, Standing, Who, Why};
 use crate::ids::{BackendRef, ServiceIndex, Slot};
@@ -54,6 +55,9 @@ pub enum Fact {
     /// All that somebody says of backends of the service at this position, in place of all that they said before: of those that
     /// are not named all is well by them. Also of backends that have no slot yet, for they may stand in.
     Said(usize, Who, BTreeMap<SocketAddr, (Health, Why)>),
+    /// How much more or less than its structural weight each member of the service at this position has, in place of what was told
+    /// before.
+    Factors(usize, Factors),
     /// Time has passed, and nothing else has happened.
     Time,
     /// The report ids of backends whose reports the service at this position heeds, by protocol and address, and of any others.
@@ -103,6 +107,7 @@ struct ServiceState {
     list: Option<ListInUse>,
     /// `None` until it is told.
     reports: Option<ReportIdMap>,
+    factors: Factors,
 }
 
 /// A list in use.
@@ -164,7 +169,13 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 None => free_index(&taken).ok_or(Refused::Services)?,
             };
             taken.insert(index);
-            states.push(ServiceState { service, index, list: None, reports: None });
+            states.push(ServiceState {
+                service,
+                index,
+                list: None,
+                reports: None,
+                factors: Factors::default(),
+            });
         }
         let (standings, verdicts) = (BTreeMap::new(), BTreeMap::new());
         let mut balancer = Self { limits, services: states, slots, standings, verdicts, adopted };
@@ -203,6 +214,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 let is_news = self.hear(index, who, &said, now);
                 Ok(is_news && self.arrange(position, now))
             }
+            Fact::Factors(position, factors) => Ok(self.weigh(position, factors)),
             Fact::Time => {
                 self.standings.values_mut().for_each(|standing| standing.pass(now));
                 Ok(self.arrange_all(now, |_, row| row.is_unsettled()))
@@ -287,7 +299,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         for address in &row.replaced {
             slots.hold(Identity { service: index, address: *address })?;
         }
-        let weights: Vec<u64> = row.members.iter().map(|(_, weight)| *weight).collect();
+        let factors = &self.services[position].factors;
+        let weight = |(address, weight): &(SocketAddr, u64)| factors.of(*address).times(*weight);
+        let weights: Vec<u64> = row.members.iter().map(weight).collect();
         let fallback = row.fallback().map(|at| members[at]);
         Ok(Built { slots, fallback, schedule: table(&weights, &members, length) })
     }
@@ -340,6 +354,25 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.use_row(position, built, |schedule, fallback| ListInUse { row, schedule, fallback, ..in_use });
         self.hear_sources(now);
         true
+    }
+
+    /// The table of a service follows other factors. Returns whether it has changed.
+    fn weigh(&mut self, position: usize, factors: Factors) -> bool {
+        let before = std::mem::replace(&mut self.services[position].factors, factors);
+        let Some(in_use) = self.services[position].list.clone() else { return false };
+        // As many entries as before, so it fits; if it did not, the table would stay as it is.
+        let Ok(built) = self.build(position, &in_use.row) else {
+            self.services[position].factors = before;
+            return false;
+        };
+        let has_changed = built.schedule != in_use.schedule;
+        self.use_row(position, built, |schedule, fallback| ListInUse { schedule, fallback, ..in_use });
+        has_changed
+    }
+
+    /// Who is in the table of the service at a position, with their structural weights.
+    pub fn weights(&self, position: usize) -> &[(SocketAddr, u64)] {
+        self.services[position].list.as_ref().map_or(&[], |in_use| &in_use.row.members)
     }
 
     fn check_schedules(&self, position: usize, length: u32) -> Result<(), Refused> {

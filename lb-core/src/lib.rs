@@ -3,7 +3,7 @@
 //! In reading order: what the operator asked for ([`service`]) and what sources report ([`endpoint`]); which endpoints
 //! this client task uses ([`subset`], [`membership`]) and how much it sends to each ([`weights`]); where they live in the
 //! kernel ([`ids`], [`slots`]) and when a slot is free again ([`grace_period`]); whether they may be chosen
-//! ([`health`]); in which order connect takes them ([`schedule`]) and by which rules ([`rules`]); all of it as one
+//! ([`health`]); how load moves weights ([`control`]), in which order connect takes them ([`schedule`]) and by which rules ([`rules`]); all of it as one
 //! value and the ordered steps towards it ([`plan`]), and where each table lies ([`arena`]); the one door through which
 //! facts come in ([`balancer`]); how the daemon's lists come into force ([`feed`]); and, for the planner and for tests, what
 //! the kernel programs do with backends that fail ([`ejection`]); and the keys by which backends' reports are believed
@@ -29,6 +29,8 @@ pub mod slots;
 pub mod grace_period;
 
 pub mod health;
+
+pub mod control;
 
 pub mod schedule;
 

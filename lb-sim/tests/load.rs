@@ -312,6 +312,86 @@ fn the_book_s_fleet_is_as_uneven_as_the_book_says() {
     assert!(ratios[1].1 < ratios[0].1, "{ratios:?}");
 }
 
+/// A fleet of the book's for two minutes, without what chance makes uneven: machines, clients and subsets do.
+const UNEQUAL: &str = r#"
+title = "unequal"
+duration = "120s"
+step = "10s"
+measure_from = "60s"
+reports = { delay = "5ms", spread = "10ms" }
+[backends]
+count = 20
+cores = 4
+speed = { alternate = [1.0, 2.5] }
+[[job]]
+name = "one"
+tasks = 20
+size = 6
+traffic = "connections"
+algorithm = "random"
+rate = 60.0
+skew = 0.5
+cost = { mean = "35ms", exact = true }
+[[run]]
+name = "structural"
+[[run]]
+name = "a58"
+load = "a58"
+[[run]]
+name = "feedback"
+load = "feedback"
+[[run]]
+name = "feedback-p2c"
+policy = "p2c"
+load = "feedback"
+"#;
+
+#[test]
+fn feedback_makes_utilization_even_whatever_the_reason_why_it_is_not() {
+    let report = played(UNEQUAL);
+    let ratio = |run: usize| figures(&report, run).evenness.cpu_max_over_min.mean;
+    // Half of the machines can do less than half of what the others can, and A58 knows neither subsets nor clients.
+    assert!(ratio(0) > 2.0 && ratio(1) > 1.4, "{} {}", ratio(0), ratio(1));
+    assert!(ratio(2) < 1.1 && ratio(3) < 1.1, "{} {}", ratio(2), ratio(3));
+    assert_eq!(figures(&report, 2).moved_connections.mean, 0.0, "no connection is moved for it");
+}
+
+#[test]
+fn feedback_settles_within_a_minute_of_a_change_of_speed() {
+    let fail = "[[fail]]\nat = \"60s\"\nfor = \"1h\"\nshare = 30\nmode = \"slow\"\nslowdown = 2.0\n";
+    let text = UNEQUAL.replace("120s", "180s").replace("rate = 60.0", "rate = 45.0") + fail;
+    let report = played(&text);
+    let steps = report.steps.iter().filter(|row| row.run == "feedback");
+    let rsd: Vec<(u64, f64)> = steps.map(|row| (row.at_us / 1_000_000, row.cpu.unwrap().rsd)).collect();
+    for (at, rsd) in &rsd {
+        match at {
+            70 => assert!(*rsd > 0.15, "it is seen: {at} {rsd}"),
+            50..=60 | 120.. => assert!(*rsd < 0.08, "it is settled: {at} {rsd}"),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn late_and_lost_reports_make_feedback_slower_and_never_worse_than_no_reports() {
+    for reports in ["delay = \"10s\"", "delay = \"30s\"", "loss = 50", "window = \"10s\""] {
+        let report = played(&UNEQUAL.replace("delay = \"5ms\", spread = \"10ms\"", reports));
+        let raw = |run: usize| figures(&report, run).evenness.raw_utilization.mean;
+        assert!(raw(2) >= raw(0) - 0.02, "{reports}: {} {}", raw(2), raw(0));
+    }
+}
+
+#[test]
+fn who_answers_with_errors_at_once_is_no_sinkhole_for_feedback() {
+    let fail = "[[fail]]\nat = \"40s\"\nfor = \"1h\"\nbackends = 2\nmode = \"errors\"\n";
+    let report = played(&(UNEQUAL.to_owned() + fail));
+    let steps = report.steps.iter().filter(|row| row.run == "feedback");
+    let steps: Vec<(u64, u64)> = steps.map(|row| (row.counts.errors.answered, row.counts.arrivals)).collect();
+    let share = |step: usize| 1000 * steps[step].0 / steps[step].1;
+    // A backend that fails does nothing, which looks like room: the share of errors must not rise for it.
+    assert!(share(3) == 0 && share(4) > 50 && share(11) <= share(4) + 5, "{steps:?}");
+}
+
 /// A scenario in which everything that can happen to requests happens at once.
 fn busy() -> impl Strategy<Value = String> {
     let job = (

@@ -310,6 +310,43 @@ fn a_policy_that_looks_at_every_member_needs_a_subset_that_is_not_too_large() {
 }
 
 #[test]
+fn weights_follow_load_where_it_is_reported_and_weights_count() {
+    let cost = "rate = 10.0\ncost = { mean = \"1ms\", exact = true }\n";
+    check_job("load = \"on\"", "9:8: \"on\" moves no weights: write one of a58, feedback, off");
+    check_job(
+        &format!("{cost}load = \"feedback\""),
+        "5:1: load = \"feedback\" follows what backends report: write reports = { delay = \"10ms\" } (run \"as written\")",
+    );
+    for (policy, why) in [("round-robin", "ignores weights"), ("least-loaded", "compares open flows alone")] {
+        check_job(
+            &format!("{cost}load = \"a58\"\npolicy = \"{policy}\""),
+            &format!("5:1: policy \"{policy}\" {why}: leave load out, or write another policy"),
+        );
+    }
+    let reporting = START.replace("step", "reports = {}\nstep");
+    check(
+        &format!("{reporting}{JOB}rate = 1.0\nload = \"feedback\"\n"),
+        "x.toml:6:1: load = \"feedback\" follows CPU time, and requests cost none: write cost",
+    );
+    assert!(read(&format!("{reporting}{JOB}{cost}load = \"feedback\"\n")).is_ok());
+    let table = |table: &str, expected: &str| {
+        check(
+            &START.replace("step", &format!("reports = {{ {table} }}\nstep")),
+            &format!("x.toml:3:{expected}"),
+        );
+    };
+    table("interval = \"10ms\"", "11: interval is \"10ms\": write at least \"100ms\"");
+    table("interval = \"5s\"", "11: window is \"1s\", and reports come every \"5s\": write at least that");
+    table("loss = 100", "20: 100 is not a whole number from 0 to 99");
+    let many = reporting.replace("10s", "24h").replace("1s", "1h").replace("count = 4", "count = 1000");
+    let job = JOB.replace("tasks = 2", "tasks = 1000").replace("traffic", "size = 100\ntraffic");
+    check(
+        &format!("{many}{job}rate = 0.001\ncost = {{ mean = \"1ms\", exact = true }}\nload = \"feedback\"\n"),
+        "x.toml:1:1: there would be 8640000000 looks at members' load, in all runs: at most 500000000 are possible",
+    );
+}
+
+#[test]
 fn machines_are_as_fast_as_somebody_says() {
     let machines = |lines: &str, expected: &str| {
         let text = START.replace("{ count = 4 }", &format!("{{ count = 4, {lines} }}"));

@@ -4,6 +4,8 @@
 //! task runs on. Backends that fail are ejected by an [`Ejector`], and count as loaded where the policy heeds errors. When
 //! anything happens is decided by its caller. Must not know more of backends than their indexes.
 
+mod load;
+
 mod tables;
 
 use std::cell::Cell;
@@ -20,6 +22,7 @@ use lb_common::ejection::{self, Evidence};
 use lb_common::load::{HalfLife, with_another};
 use lb_common::pick::{self, CpuCursor, How, Pick, scattered};
 use lb_core::balancer::{Adopted, Balancer, Fact};
+use lb_core::control::Law;
 use lb_core::cursor;
 use lb_core::ejection::{Ejector, Judgement};
 use lb_core::endpoint::EndpointList;
@@ -33,6 +36,7 @@ use lb_core::service::Service;
 use lb_core::subset::random::SplitMix64;
 
 use super::ejections::PairCounts;
+use load::Following;
 use tables::ClientTables;
 
 /// A client's connections to the backend in one slot: the one that it keeps for requests, or those that each arrival
@@ -125,6 +129,8 @@ pub struct Client {
     pub freed: Vec<PairCounts>,
     /// How many of its members were ejected when somebody last looked.
     pub ejected: u32,
+    /// If its weights follow load.
+    following: Option<Following>,
     /// Of a service that ejects backends.
     ejector: Option<Ejector>,
     ejection_rules: EjectionRules,
@@ -178,6 +184,7 @@ impl Client {
             pairs: Vec::new(),
             freed: Vec::new(),
             ejected: 0,
+            following: None,
             ejector,
             ejection_rules,
             serial: 0,
@@ -293,7 +300,13 @@ impl Client {
         if let Some(ejector) = self.ejector.as_mut().filter(|_| tried != NO_SLOT) {
             ejector.begin_trial(tried, now);
         }
+        self.following.iter_mut().for_each(|following| following.begin(picked.slot));
         picked
+    }
+
+    /// Its weights follow load from now on, by this law.
+    pub fn follow(&mut self, law: Law) {
+        self.following = Some(Following::new(law));
     }
 
     /// Takes in what became of a connect to the backend in a slot.
@@ -310,6 +323,7 @@ impl Client {
 
     /// A flow to the backend in a slot has ended with an error, which counts as load for a while.
     pub fn count_error(&mut self, slot: u32, now: u32) {
+        self.following.iter_mut().for_each(|following| following.fail(slot));
         let half_life = self.rules.error_half_life;
         if half_life != 0 {
             let errors = &mut self.errors[slot as usize];

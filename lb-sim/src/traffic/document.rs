@@ -13,8 +13,8 @@ use toml::Spanned;
 
 use super::assignments::Shares;
 use super::values::{
-    ActiveLimit, AlgorithmName, EjectionChoice, ErrorDecay, Name, OverflowName, PolicyName, Seed, Span,
-    SubsetSize, Within,
+    ActiveLimit, AlgorithmName, EjectionChoice, ErrorDecay, LoadChoice, Name, OverflowName, PolicyName, Seed,
+    Span, SubsetSize, Within,
 };
 use crate::sampling::Distribution;
 use demand::{BurstChoice, ClosedTable, CostChoice, Rate, SkewChoice};
@@ -51,8 +51,8 @@ pub struct ScenarioDocument {
     /// How long it takes until clients know of a change.
     #[serde(default)]
     pub notice: Notice,
-    /// How long it takes until clients know that a backend says of itself that it is a lame duck; without it, the list says so.
-    pub reports: Option<Notice>,
+    /// How clients hear what backends say of themselves; without it, the list says who is a lame duck, and nobody says its load.
+    pub reports: Option<Spanned<ReportsTable>>,
     /// The name of the service that all clients connect to.
     #[serde(default = "service_name")]
     pub service: Name,
@@ -82,6 +82,30 @@ pub struct Notice {
     pub delay: Span,
     /// At most this much more.
     pub spread: Span,
+}
+
+/// How clients hear what backends say of themselves: each report takes `delay` and a random part of `spread`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReportsTable {
+    /// At least this.
+    #[serde(default)]
+    pub delay: Span,
+    /// At most this much more.
+    #[serde(default)]
+    pub spread: Span,
+    /// From one report of a backend's load to the next.
+    #[serde(default = "one_second")]
+    pub interval: Span,
+    /// Over how long load is measured.
+    #[serde(default = "one_second")]
+    pub window: Span,
+    /// Whether utilization has the share of time that a request waited for a core, as an agent reports it, beside the use of the cores.
+    #[serde(default = "yes")]
+    pub pressure: bool,
+    /// How many percent of these do not arrive. That a backend is a lame duck is told again until it is heard.
+    #[serde(default)]
+    pub loss: Within<0, 99>,
 }
 
 /// The backends at the start.
@@ -186,6 +210,9 @@ pub struct JobTable {
     /// How a task picks among its members.
     #[serde(default = "weighted_round_robin")]
     pub policy: PolicyName,
+    /// What moves weights by load.
+    #[serde(default)]
+    pub load: LoadChoice,
     /// After how long an error counts half, for policies that compare loads.
     #[serde(default)]
     pub error_decay: ErrorDecay,
@@ -322,6 +349,8 @@ pub struct RunTable {
     pub ejection: Option<EjectionChoice>,
     /// How all tasks pick.
     pub policy: Option<PolicyName>,
+    /// What moves weights by load, in all jobs.
+    pub load: Option<LoadChoice>,
     /// After how long an error counts half, in all jobs.
     pub error_decay: Option<ErrorDecay>,
     /// The limit of all tasks, or `"off"`.
@@ -334,6 +363,14 @@ pub struct RunTable {
     pub wait: Option<Span>,
     /// How often a client tries again, in all jobs.
     pub retries: Option<Within<0, 10>>,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+const fn one_second() -> Span {
+    Span { us: 1_000_000 }
 }
 
 const fn one_seed() -> Within<1, 100> {

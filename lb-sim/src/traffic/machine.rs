@@ -30,13 +30,24 @@ pub struct Machine {
     ends: BinaryHeap<Reverse<(u128, u32)>>,
     /// Time in which cores worked, over all cores.
     busy_us: f64,
+    /// Time in which a request waited for a core.
+    waited_us: f64,
 }
 
 impl Machine {
     /// So many cores, each `speed` times as fast as the cores in which costs are counted. Nothing is on them.
     pub fn new(cores: u32, speed: f64) -> Self {
         let speed = scaled(PS_PER_US * FINER, speed);
-        Self { cores, full_speed: speed, speed, at_us: 0, served: 0, ends: BinaryHeap::new(), busy_us: 0.0 }
+        Self {
+            cores,
+            full_speed: speed,
+            speed,
+            at_us: 0,
+            served: 0,
+            ends: BinaryHeap::new(),
+            busy_us: 0.0,
+            waited_us: 0.0,
+        }
     }
 
     /// How many requests are on it.
@@ -47,6 +58,11 @@ impl Machine {
     /// Time in which its cores worked until now, over all cores, in microseconds.
     pub const fn busy_us(&self) -> f64 {
         self.busy_us
+    }
+
+    /// Time in which somebody waited for a core until now, in microseconds: what Linux counts as "some" pressure.
+    pub const fn waited_us(&self) -> f64 {
+        self.waited_us
     }
 
     /// How much CPU time all of its cores give in a second when nothing makes them slower, in seconds of a core of speed 1.
@@ -64,6 +80,9 @@ impl Machine {
         }
         self.served += u128::from(passed) * u128::from(self.speed_of_each());
         self.busy_us += float(passed) * float(requests.min(self.cores.into()));
+        if requests > u64::from(self.cores) {
+            self.waited_us += float(passed);
+        }
     }
 
     /// It is `factor` times as fast as it is by itself, from now on.

@@ -18,7 +18,8 @@ use thiserror::Error;
 use toml::Spanned;
 
 use super::document::{
-    Backends, JobTable, Notice, ResizeTable, RestartTable, RunTable, ScenarioDocument, Traffic, WeightTable,
+    Backends, JobTable, Notice, ReportsTable, ResizeTable, RestartTable, RunTable, ScenarioDocument, Traffic,
+    WeightTable,
 };
 use super::values::Span;
 pub use fails::{Fail, FailPart};
@@ -43,8 +44,8 @@ pub struct Scenario {
     pub measure_from: Span,
     /// How long it takes until clients know of a change.
     pub notice: Notice,
-    /// How long it takes until clients hear a backend's own reports, if it reports.
-    pub reports: Option<Notice>,
+    /// How clients hear what backends say of themselves, if these do.
+    pub reports: Option<ReportsTable>,
     /// The service's name.
     pub service: String,
     /// Backends at the start.
@@ -160,7 +161,7 @@ impl Scenario {
             step: step.1,
             measure_from: measure_from.1,
             notice: document.notice,
-            reports: document.reports,
+            reports: reports(&document)?,
             service: document.service.0.clone(),
             backends: document.backends.count.0,
             weights: Vec::new(),
@@ -268,6 +269,25 @@ impl Scenario {
 fn most_backends(document: &ScenarioDocument) -> u32 {
     let resized = document.resize.iter().filter_map(|resize| resize.get_ref().backends);
     resized.fold(document.backends.count.0, |most, backends| most.max(backends.0))
+}
+
+/// How clients hear what backends say.
+fn reports(document: &ScenarioDocument) -> Result<Option<ReportsTable>, SpannedFault> {
+    let Some(spanned) = &document.reports else { return Ok(None) };
+    let table = *spanned.get_ref();
+    for (name, value) in [("interval", table.interval), ("window", table.window)] {
+        if value.us < 100_000 {
+            return Err((spanned.span(), format!("{name} is \"{value}\": write at least \"100ms\"")));
+        }
+    }
+    if table.window < table.interval {
+        let message = format!(
+            "window is \"{}\", and reports come every \"{}\": write at least that",
+            table.window, table.interval
+        );
+        return Err((spanned.span(), message));
+    }
+    Ok(Some(table))
 }
 
 /// Refuses ejection where it would have nothing to judge.

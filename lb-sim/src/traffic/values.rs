@@ -10,6 +10,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use lb_common::abi::MAX_SUBSET;
+use lb_core::control::Law;
 use lb_core::service::{Ejection, Overflow, Policy, Size};
 use lb_core::subset::Algorithm;
 use serde::de::value::MapAccessDeserializer;
@@ -49,6 +50,7 @@ read_from_text! {
     AlgorithmName: "the name of a subsetting algorithm in quotes",
     PolicyName: "the name of a policy in quotes",
     OverflowName: "\"least-loaded\" or \"refuse\"",
+    LoadChoice: "\"a58\", \"feedback\", or \"off\"",
     ErrorDecay: "a time in quotes, as in \"5s\", or \"off\"",
 }
 
@@ -199,6 +201,25 @@ impl TryFrom<String> for OverflowName {
         let known = Overflow::ALL.into_iter().find(|overflow| overflow.name() == text);
         let names = || Overflow::ALL.map(Overflow::name).join(", ");
         known.map(Self).ok_or_else(|| format!("{text:?} is no overflow: write one of {}", names()))
+    }
+}
+
+/// What moves weights by load, or `"off"`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadChoice(pub Option<Law>);
+
+impl TryFrom<String> for LoadChoice {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        let known = Law::ALL.into_iter().find(|law| law.name() == text);
+        let names = || Law::ALL.map(Law::name).join(", ");
+        known
+            .map(|law| Self(Some(law)))
+            .ok_or_else(|| format!("{text:?} moves no weights: write one of {}, off", names()))
     }
 }
 

@@ -1,7 +1,7 @@
 //! What happens in virtual time: backends come, go and restart, clients hear of it later, and connect all the while.
 //!
 //! In reading order: the whole state, here; what becomes of the `backends`; the `jobs` and what their `clients` hear and keep, and the
-//! `requests` that they send; the machines that do the work, `serving`; what clients make of failures, `judging`; and the rows and
+//! `requests` that they send; the machines that do the work, `serving`; what backends report of their load, `loads`; what clients make of failures, `judging`; and the rows and
 //! totals of it, `measures`, beside what chance alone would give, `floor`. Must not choose a backend: the [`Client`] does.
 
 mod backends;
@@ -17,6 +17,8 @@ mod serving;
 mod judging;
 
 mod floor;
+
+mod loads;
 
 mod measures;
 
@@ -39,6 +41,7 @@ use super::tally::{Counts, JobCounts, LoadTotal, Row, Total};
 use floor::Floor;
 use jobs::Job;
 use judging::Judged;
+use loads::Reporting;
 use requests::{RequestRef, Requests};
 use serving::Server;
 
@@ -122,6 +125,10 @@ enum Event {
     Antagonize(u32),
     /// A backend has started long enough ago.
     WarmedUp(u32),
+    /// All backends report their load.
+    ReportLoads,
+    /// A client's weights follow load.
+    TickControl(u32),
     /// Measuring begins.
     Measure,
 }
@@ -159,8 +166,9 @@ struct Backend {
     holders: BTreeSet<(u32, u32)>,
     /// Arrivals since the last row.
     step_load: u64,
-    /// Arrivals in all.
+    /// Arrivals in all, and those of them that it answered with an error or rejected.
     load: u64,
+    errors: u64,
 }
 
 struct World<'a> {
@@ -172,6 +180,8 @@ struct World<'a> {
     backends: Vec<Backend>,
     /// What each of them runs on.
     machines: Vec<Server>,
+    /// What each backend has measured and sent of its load.
+    reporting: Vec<Reporting>,
     count: u32,
     jobs: Vec<Job>,
     /// Every client there ever was; those that are gone are empty.
@@ -213,6 +223,7 @@ impl<'a> World<'a> {
             holders: BTreeSet::new(),
             step_load: 0,
             load: 0,
+            errors: 0,
         };
         let jobs = scenario.jobs.iter().enumerate();
         let jobs = jobs.map(|(position, table)| Job::new(scenario, run, position, table, seed, subset_seed));
@@ -241,6 +252,7 @@ impl<'a> World<'a> {
             queue: Queue::default(),
             backends: scenario.weights.iter().map(backend).collect(),
             machines: (0..).zip(machines).map(server).collect(),
+            reporting: scenario.weights.iter().map(|_| Reporting::default()).collect(),
             count: 0,
             jobs: jobs.collect(),
             clients: Vec::new(),
@@ -281,6 +293,9 @@ impl<'a> World<'a> {
         }
         for (position, fail) in scenario.fails.iter().enumerate() {
             world.queue.push(fail.at.us, Event::Fail { fail: position, times: fail.times });
+        }
+        if scenario.has_costs() {
+            world.report_loads();
         }
         world.queue.push(scenario.measure_from.us, Event::Measure);
         if scenario.machines.antagonist.is_some() && scenario.has_costs() {
@@ -331,6 +346,8 @@ impl<'a> World<'a> {
             Event::Wake(backend) => self.wake(backend),
             Event::Antagonize(backend) => self.antagonize(backend),
             Event::WarmedUp(backend) => self.change_speed(backend),
+            Event::ReportLoads => self.report_loads(),
+            Event::TickControl(client) => self.tick_control(client),
             Event::Measure => self.measure(),
         }
     }

@@ -37,6 +37,8 @@ const MAX_ORDERED: u64 = 2_000_000_000;
 const MAX_NEIGHBOURS: u64 = 20_000_000;
 /// Most times that clients hear a backend's own report, in all runs together.
 const MAX_REPORTS: u64 = 5_000_000;
+/// Most members that clients look at whose weights follow load, in all runs together.
+const MAX_LOOKS: u64 = 500_000_000;
 /// Most times that a backend fails, in all runs together.
 const MAX_FAILURES: u64 = 1_000_000;
 
@@ -116,6 +118,12 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
         let changes = changes.saturating_mul(backends).saturating_mul(runs);
         limit(&span, "times that neighbours come or go, in all runs", changes, MAX_NEIGHBOURS)?;
     }
+    let runs_of_load = scenario.runs.iter().filter(|run| {
+        document.job.iter().any(|job| run.differs.load.unwrap_or(job.get_ref().load).0.is_some())
+    });
+    let looks = scenario.duration.us.div_ceil(1_000_000).saturating_mul(members);
+    let looks = looks.saturating_mul(runs_of_load.count() as u64 * u64::from(scenario.seeds));
+    limit(&(0..0), "looks at members' load, in all runs", looks, MAX_LOOKS)?;
     let restarts: u64 = scenario.restarts.iter().map(|restart| 3 * scenario.batches(restart)).sum();
     let changes = restarts + scenario.resizes.len() as u64;
     let spans = [document.restart.first().map(Spanned::span), document.resize.first().map(Spanned::span)];

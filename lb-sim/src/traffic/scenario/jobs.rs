@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lb_core::service::{MAX_SCAN, ScanCause, Size, Subset};
+use lb_core::service::{MAX_SCAN, Policy, ScanCause, Size, Subset};
 use toml::Spanned;
 
 use super::{Run, Scenario, SpannedFault};
@@ -50,7 +50,47 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
         }
         for run in &scenario.runs {
             check_policy(scenario, job, run, &spanned.span())?;
+            check_load(scenario, job, run, &spanned.span())?;
         }
+    }
+    Ok(())
+}
+
+/// Refuses weights that follow load where nothing is known of it, or nobody heeds weights.
+fn check_load(
+    scenario: &Scenario,
+    job: &JobTable,
+    Run { name, differs: run }: &Run,
+    span: &Range<usize>,
+) -> Result<(), SpannedFault> {
+    let Some(law) = run.load.unwrap_or(job.load).0 else { return Ok(()) };
+    let wrong = |message: String| Err((span.clone(), format!("{message} (run {name:?})")));
+    let policy = run.policy.unwrap_or(job.policy).0;
+    match policy {
+        Policy::RoundRobin => {
+            return wrong(
+                "policy \"round-robin\" ignores weights: leave load out, or write another policy".into(),
+            );
+        }
+        Policy::LeastLoaded => {
+            return wrong(
+                "policy \"least-loaded\" compares open flows alone: leave load out, or write another policy"
+                    .into(),
+            );
+        }
+        Policy::WeightedRoundRobin | Policy::P2c | Policy::Random => {}
+    }
+    if scenario.reports.is_none() {
+        return wrong(format!(
+            "load = {:?} follows what backends report: write reports = {{ delay = \"10ms\" }}",
+            law.name()
+        ));
+    }
+    if job.cost.is_none() {
+        return wrong(format!(
+            "load = {:?} follows CPU time, and requests cost none: write cost",
+            law.name()
+        ));
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use lb_core::subset::random::{SplitMix64, mix64};
 use super::{Backend, Event, RestartStage, World};
 use crate::traffic::assignments::Assignments;
 use crate::traffic::client::{SERVICE, address};
-use crate::traffic::document::{FailMode, Notice};
+use crate::traffic::document::{FailMode, ReportsTable};
 
 impl World<'_> {
     /// The service has so many backends from now on.
@@ -105,7 +105,7 @@ impl World<'_> {
     }
 
     /// What a backend says of itself now is on its way to a client.
-    fn report_to(&mut self, client: u32, backend: u32, Notice { delay, spread }: Notice) {
+    fn report_to(&mut self, client: u32, backend: u32, ReportsTable { delay, spread, .. }: ReportsTable) {
         let Backend { reports: report, is_lame, .. } = self.backends[backend as usize];
         let mut rng = SplitMix64::new(mix64(&[self.seed, 7, self.now, backend.into(), client.into()]));
         let at_us = self.now + delay.us + rng.below(spread.us + 1);

@@ -39,6 +39,12 @@ impl World<'_> {
             let mut client =
                 Client::new(state.service.clone(), named, index, cpus, most, state.holds_links());
             client.rng = SplitMix64::new(mix64(&[self.seed, 0, job as u64, id.into()]));
+            if let Some(law) = state.table.load.0 {
+                client.follow(law);
+                // Not all at the same time.
+                let first = SplitMix64::new(mix64(&[self.seed, 11, id.into()])).below(1_000_000);
+                self.queue.push(self.now + first, Event::TickControl(id));
+            }
             for _ in 0..state.table.closed.map_or(1, |closed| closed.clients.0) {
                 let Some(gap_us) = state.gap_us(index) else { break };
                 let first = match state.table.arrivals {

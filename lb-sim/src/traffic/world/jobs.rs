@@ -44,6 +44,7 @@ impl Job {
     ) -> Self {
         let mut table = table.clone();
         table.policy = run.policy.unwrap_or(table.policy);
+        table.load = run.load.unwrap_or(table.load);
         table.error_decay = run.error_decay.unwrap_or(table.error_decay);
         table.active_limit = run.active_limit.or(table.active_limit);
         table.skew = run.skew.or(table.skew);

@@ -255,6 +255,7 @@ impl World<'_> {
         sent.is_on_link = true;
         if is_broken || self.machines[backend as usize].is_full() {
             sent.stage = Stage::Held;
+            to.errors += 1;
             self.end_flow(id, client, request);
             let why = if is_broken { Failure::Answered } else { Failure::Rejected };
             self.fail_request(request, why);

@@ -58,6 +58,12 @@ impl Server {
         self.machine.busy_us() - self.busy_before_us
     }
 
+    /// How long its cores have worked, and how long somebody has waited for one.
+    pub fn busy_and_waited_us(&mut self, now_us: u64) -> (f64, f64) {
+        self.machine.advance(now_us);
+        (self.machine.busy_us(), self.machine.waited_us())
+    }
+
     /// How long its cores have worked since the last step.
     pub fn take_step_us(&mut self, now_us: u64) -> f64 {
         self.machine.advance(now_us);

@@ -1,0 +1,99 @@
+//! The weights of gRPC's `weighted_round_robin` (gRFC A58): requests a second over utilization.
+//!
+//! They say what a machine can do for a unit of utilization, and nothing of subsets or clients: equal machines have equal weights
+//! however many clients each has. So they replace structural weights, and serve as the yardstick of [`feedback`](super::feedback).
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::factor::{Factor, Factors};
+use super::{Heard, Seen, SeenRow};
+
+/// Reports must have come for so long before they count (`blackout_period`).
+const BLACKOUT: Duration = Duration::from_secs(10);
+
+/// After so long without a report a weight is forgotten (`weight_expiration_period`).
+const EXPIRATION: Duration = Duration::from_secs(180);
+
+/// What errors over requests add to the utilization, times this (`error_utilization_penalty`).
+const PENALTY: f64 = 1.0;
+
+/// What is remembered of a member.
+#[derive(Clone, Copy, Debug)]
+struct Remembered {
+    weight: f64,
+    updated: Duration,
+    /// Since when reports have come.
+    since: Option<Duration>,
+}
+
+/// The weights of one row.
+#[derive(Clone, Debug, Default)]
+pub struct A58(BTreeMap<SocketAddr, Remembered>);
+
+/// The weight by what a backend has reported, as the gRFC computes it: 0 without requests or utilization.
+fn weight(Heard { load, .. }: &Heard) -> f64 {
+    let thousandths = |number: Option<u32>| f64::from(number.unwrap_or(0)) / 1000.0;
+    let (qps, eps) = (thousandths(load.qps), thousandths(load.eps));
+    let mut utilization = thousandths(load.utilization);
+    if utilization > 0.0 && qps > 0.0 {
+        utilization += eps / qps * PENALTY;
+    }
+    if utilization == 0.0 { 0.0 } else { qps / utilization }
+}
+
+impl A58 {
+    /// What each member gets in place of its structural weight. Without two weights that are known everybody gets the same.
+    pub fn factors(&mut self, now: Duration, row: &SeenRow) -> Factors {
+        self.0.retain(|address, _| row.contains_key(address));
+        for (&address, Seen { heard, .. }) in row {
+            if let Some(heard) = heard {
+                self.hear(address, heard);
+            }
+        }
+        let known: BTreeMap<SocketAddr, f64> =
+            row.keys().filter_map(|&address| Some((address, self.weight(address, now)?))).collect();
+        let (count, all) = (count(row.len()), known.values().sum::<f64>());
+        let mean = if known.len() < 2 { 1.0 } else { all / self::count(known.len()) };
+        let of = |address| if known.len() < 2 { mean } else { known.get(&address).copied().unwrap_or(mean) };
+        let whole: f64 = row.keys().map(|&address| of(address)).sum();
+        let structural = row.values().map(|seen| float(seen.weight)).sum::<f64>() / count;
+        // Over the structural weight, because that is what a factor is multiplied by.
+        let factor = |(&address, seen): (&SocketAddr, &Seen)| {
+            (address, Factor::of(of(address) * count / whole * structural / float(seen.weight)))
+        };
+        row.iter().map(factor).collect()
+    }
+
+    fn hear(&mut self, address: SocketAddr, heard: &Heard) {
+        let new = weight(heard);
+        let before = self.0.get(&address);
+        if new == 0.0 || before.is_some_and(|before| before.updated >= heard.at && before.since.is_some()) {
+            return;
+        }
+        let since = before.and_then(|before| before.since).unwrap_or(heard.at);
+        self.0.insert(address, Remembered { weight: new, updated: heard.at, since: Some(since) });
+    }
+
+    /// The weight that counts now.
+    fn weight(&mut self, address: SocketAddr, now: Duration) -> Option<f64> {
+        let remembered = self.0.get_mut(&address)?;
+        if now.saturating_sub(remembered.updated) >= EXPIRATION {
+            remembered.since = None;
+            return None;
+        }
+        let since = remembered.since?;
+        (now.saturating_sub(since) >= BLACKOUT).then_some(remembered.weight)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "structural weights are below 2^33")]
+fn float(weight: u64) -> f64 {
+    weight as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "at most some thousand members")]
+fn count(members: usize) -> f64 {
+    members as f64
+}

@@ -1,0 +1,76 @@
+//! How much more or less than its structural share a member gets, as whole numbers: the same table on every machine.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+/// How much more or less than its structural weight a member has, in units of 1/65,536.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Factor(u32);
+
+impl Factor {
+    /// As much as without control.
+    pub const ONE: Self = Self(1 << 16);
+
+    /// The most, so that a weight of 33 bits times a factor fits into 64: 1,024.
+    const MOST: Self = Self(1 << 26);
+
+    /// The nearest one to a positive number.
+    pub fn of(number: f64) -> Self {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "what is too large or no number is as large or small as a factor can be"
+        )]
+        let units = (number * f64::from(Self::ONE.0)).round() as u32;
+        Self(units.clamp(1, Self::MOST.0))
+    }
+
+    /// As a number.
+    pub fn number(self) -> f64 {
+        f64::from(self.0) / f64::from(Self::ONE.0)
+    }
+
+    /// A weight times this. What had one has one: at least 1.
+    pub fn times(self, weight: u64) -> u64 {
+        weight.saturating_mul(self.0.into()).max(u64::from(weight > 0))
+    }
+}
+
+/// The factors of members; of those that are not named it is 1.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Factors(BTreeMap<SocketAddr, Factor>);
+
+impl Factors {
+    /// That of a member.
+    pub fn of(&self, address: SocketAddr) -> Factor {
+        self.0.get(&address).copied().unwrap_or(Factor::ONE)
+    }
+
+    /// All that are named.
+    pub fn iter(&self) -> impl Iterator<Item = (SocketAddr, Factor)> {
+        self.0.iter().map(|(address, factor)| (*address, *factor))
+    }
+}
+
+impl FromIterator<(SocketAddr, Factor)> for Factors {
+    fn from_iter<I: IntoIterator<Item = (SocketAddr, Factor)>>(factors: I) -> Self {
+        Self(factors.into_iter().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_factor_is_the_nearest_whole_number_of_units() {
+        assert_eq!(Factor::of(1.0), Factor::ONE);
+        assert_eq!(Factor::of(0.5).times(10), 5 * 65_536);
+        assert_eq!(Factor::ONE.times(3), 3 * 65_536);
+        for wrong in [f64::NAN, -1.0, 0.0] {
+            assert_eq!(Factor::of(wrong), Factor(1), "{wrong}");
+        }
+        assert_eq!(Factor::of(f64::INFINITY), Factor::MOST);
+        assert_eq!((Factor(1).times(0), Factor::MOST.times(u64::MAX)), (0, u64::MAX));
+    }
+}

@@ -1,0 +1,184 @@
+//! One row under both laws, with figures by hand; and a whole fleet in numbers that flow.
+
+use super::factor::Factor;
+use super::feedback::gain;
+use super::*;
+
+fn address(index: u32) -> SocketAddr {
+    SocketAddr::new(std::net::Ipv4Addr::from_bits(0x0a00_0000 + index).into(), 80)
+}
+
+fn load(utilization: f64, qps: f64) -> Load {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small positive numbers")]
+    let thousandths = |number: f64| Some((number * 1000.0).round() as u32);
+    Load {
+        qps: thousandths(qps),
+        eps: None,
+        utilization: thousandths(utilization),
+        window: Duration::from_secs(1),
+        age: Duration::ZERO,
+    }
+}
+
+fn seen(weight: u64, load: Load, at: Duration) -> Seen {
+    Seen { weight, heard: Some(Heard { load, at }), errors: None, is_frozen: false }
+}
+
+fn row(loads: &[Load], now: Duration) -> SeenRow {
+    (0..).zip(loads).map(|(index, load)| (address(index), seen(10, *load, now))).collect()
+}
+
+const fn s(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn numbers(factors: &Factors, count: u32) -> Vec<f64> {
+    (0..count).map(|index| factors.of(address(index)).number()).collect()
+}
+
+#[track_caller]
+fn near(numbers: &[f64], expected: &[f64]) {
+    let is_near = |(number, expected): (&f64, &f64)| (number - expected).abs() < 0.000_1;
+    assert!(
+        numbers.len() == expected.len() && numbers.iter().zip(expected).all(is_near),
+        "{numbers:?} in place of {expected:?}"
+    );
+}
+
+#[test]
+fn a58_weights_are_requests_over_utilization_with_errors_on_top() {
+    let mut a58 = A58::default();
+    let mut row = row(&[load(0.5, 100.0), load(0.25, 100.0), load(0.5, 100.0)], s(0));
+    // 100 / (0.5 + 50 / 100) = 100; the others have 200 and 400.
+    row.get_mut(&address(0)).unwrap().heard.as_mut().unwrap().load.eps = Some(50_000);
+    assert_eq!(numbers(&a58.factors(s(0), &row), 3), [1.0; 3], "a blackout of ten seconds");
+    near(&numbers(&a58.factors(s(10), &row), 3), &[3.0 * 1.0 / 7.0, 3.0 * 4.0 / 7.0, 3.0 * 2.0 / 7.0]);
+    // One of which nothing is known has the mean of those that are.
+    row.insert(address(3), Seen { weight: 10, heard: None, errors: None, is_frozen: false });
+    near(&numbers(&a58.factors(s(11), &row), 4), &[3.0 / 7.0, 12.0 / 7.0, 6.0 / 7.0, 1.0]);
+    // They replace structural weights, whatever those are.
+    for (number, seen) in (1..).zip(row.values_mut()) {
+        seen.weight = 10 * number;
+    }
+    let factors = numbers(&a58.factors(s(12), &row), 4);
+    let shares: Vec<f64> = (1..).zip(factors).map(|(number, factor)| f64::from(number) * factor).collect();
+    near(&shares, &[2.5 * 3.0 / 7.0, 2.5 * 12.0 / 7.0, 2.5 * 6.0 / 7.0, 2.5]);
+}
+
+#[test]
+fn a58_weights_expire_and_then_wait_again() {
+    let mut a58 = A58::default();
+    let first = row(&[load(0.5, 100.0), load(0.25, 100.0)], s(0));
+    a58.factors(s(0), &first);
+    near(&numbers(&a58.factors(s(179), &first), 2), &[2.0 / 3.0, 4.0 / 3.0]);
+    near(&numbers(&a58.factors(s(180), &first), 2), &[1.0, 1.0]);
+    let again = row(&[load(0.5, 100.0), load(0.25, 100.0)], s(200));
+    near(&numbers(&a58.factors(s(209), &again), 2), &[1.0, 1.0]);
+    near(&numbers(&a58.factors(s(210), &again), 2), &[2.0 / 3.0, 4.0 / 3.0]);
+}
+
+#[test]
+fn a58_counts_no_report_without_requests_or_utilization_and_needs_two() {
+    for empty in [load(0.0, 100.0), load(0.5, 0.0), Load { qps: None, ..load(0.5, 0.0) }] {
+        let mut a58 = A58::default();
+        let row = row(&[empty, load(0.25, 100.0)], s(0));
+        a58.factors(s(0), &row);
+        assert_eq!(numbers(&a58.factors(s(20), &row), 2), [1.0; 2], "{empty:?}");
+    }
+}
+
+/// One tick of a fresh law on loads of now.
+fn ticked(loads: &[Load], flows: Flows) -> Vec<f64> {
+    let factors = Feedback::default().tick(s(100), &row(loads, s(100)), flows);
+    numbers(&factors, u32::try_from(loads.len()).unwrap())
+}
+
+#[test]
+fn a_step_is_linear_in_the_utilization_and_keeps_the_sum() {
+    // Reports of one second that are new: a gain of 0.3 / 3.
+    assert!((gain(Duration::ZERO, s(3)) - 0.1).abs() < 1e-12);
+    near(&ticked(&[load(0.4, 1.0), load(0.6, 1.0)], Flows::default()), &[1.02, 0.98]);
+    assert_eq!(ticked(&[load(0.5, 1.0); 3], Flows::default()), [1.0; 3]);
+    // Next to nothing counts as a tenth, so nothing everywhere moves nothing; and more than all counts as what it is.
+    assert_eq!(ticked(&[load(0.0, 1.0), load(0.05, 0.0)], Flows::default()), [1.0; 2]);
+    near(&ticked(&[load(0.9, 1.0), load(2.1, 1.0)], Flows::default()), &[1.04, 0.96]);
+    assert_eq!(ticked(&[load(0.9, 1.0)], Flows::default()), [1.0], "nobody else is there");
+}
+
+#[test]
+fn the_gain_falls_with_the_delay_and_rises_with_the_life_of_flows() {
+    assert!((gain(Duration::ZERO, s(30)) - 0.01).abs() < 1e-12);
+    assert!((gain(s(10), s(30)) - 0.1).abs() < 1e-12);
+    assert!((gain(s(600), s(30)) - 0.5).abs() < 1e-12);
+}
+
+#[test]
+fn of_whom_little_is_known_nothing_is_learnt() {
+    let unknown = Load { utilization: None, ..Load::default() };
+    assert_eq!(ticked(&[load(0.4, 1.0), unknown, unknown], Flows::default()), [1.0; 3]);
+    // Of half of them is enough; the others are used as the mean is.
+    near(&ticked(&[load(0.4, 1.0), load(0.6, 1.0), unknown], Flows::default()), &[1.02, 0.98, 1.0]);
+    // Whoever is silent for some seconds, or frozen, keeps what it has, and so does the sum of the others.
+    let mut row = row(&[load(0.4, 1.0), load(0.6, 1.0), load(0.1, 1.0), load(0.1, 1.0)], s(100));
+    row.get_mut(&address(2)).unwrap().heard.as_mut().unwrap().at = s(94);
+    row.get_mut(&address(3)).unwrap().is_frozen = true;
+    let factors = Feedback::default().tick(s(100), &row, Flows::default());
+    near(&numbers(&factors, 4), &[1.02, 0.98, 1.0, 1.0]);
+}
+
+#[test]
+fn who_fails_gets_no_more_than_it_has() {
+    let failing = Load { eps: Some(60), ..load(0.1, 1.0) };
+    let factors = ticked(&[failing, load(0.5, 1.0), load(0.6, 1.0)], Flows::default());
+    assert!(factors[0] <= 1.0 && factors[1] > 1.0, "{factors:?}");
+    let mut row = row(&[load(0.1, 1.0), load(0.5, 1.0), load(0.6, 1.0)], s(100));
+    row.get_mut(&address(0)).unwrap().errors = Some(0.5);
+    let factors = Feedback::default().tick(s(100), &row, Flows::default());
+    assert!(numbers(&factors, 1)[0] <= 1.0, "its own connects fail");
+}
+
+#[test]
+fn a_factor_that_nobody_feeds_decays() {
+    let mut law = Feedback::default();
+    let fed = |second| row(&[load(0.4, 1.0), load(0.6, 1.0)], s(second));
+    for second in 0..60 {
+        law.tick(s(second), &fed(second), Flows::default());
+    }
+    // From the sixtieth second on nobody is heard any more.
+    let silent = fed(60);
+    let learnt = numbers(&law.tick(s(60), &silent, Flows::default()), 2);
+    assert!(learnt[0] > 1.3, "{learnt:?}");
+    let mut after = |seconds: std::ops::Range<u64>| {
+        let factors = seconds.map(|second| law.tick(s(second), &silent, Flows::default())).last();
+        numbers(&factors.unwrap(), 2)
+    };
+    // What was heard last counts for some seconds more.
+    let held = after(61..66);
+    near(&after(66..240), &held);
+    let decayed = after(240..540);
+    assert!((1.0..1.01).contains(&decayed[0]), "{decayed:?}");
+}
+
+#[test]
+fn small_steps_add_up_until_they_are_worth_a_table() {
+    let mut control = Control::new(Law::Feedback);
+    let late = Load { age: s(60), ..load(0.6, 1.0) };
+    let mut tables = 0;
+    for second in 0..60 {
+        let row = row(&[load(0.4, 1.0), late], s(second));
+        tables += usize::from(control.tick(s(second), &row, Flows::default(), 512).is_some());
+    }
+    let factors = numbers(control.in_force(), 2);
+    assert!((1..10).contains(&tables) && factors[0] > 1.02, "{tables} {factors:?}");
+}
+
+#[test]
+fn a_table_is_published_when_a_share_moves_by_two_percent_or_an_entry() {
+    let row = row(&[load(0.5, 1.0); 10], s(0));
+    let with = |number: f64| -> Factors { [(address(0), Factor::of(number))].into_iter().collect() };
+    let is_worth = |number, entries| is_worth_a_table(&row, &Factors::default(), &with(number), entries);
+    // A share of a tenth; 512 entries are 0.2 % of all, which is 2 % of it.
+    assert!(!is_worth(1.02, 512) && is_worth(1.025, 512));
+    assert!(!is_worth(1.05, 64) && is_worth(1.2, 64), "an entry of 64 is 1.6 % of all");
+    assert!(!is_worth_a_table(&SeenRow::new(), &with(2.0), &Factors::default(), 0), "nobody is there");
+}

@@ -1,0 +1,128 @@
+//! What backends report of their load, and when clients look at it.
+//!
+//! Every backend measures at the same times, and sends to whoever asks; a client sees the newest report that has reached it. Must not
+//! decide what follows: a client's [`Control`](lb_core::control::Control) does.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use lb_core::control::{Heard, TICK};
+use lb_core::reports::Load;
+use lb_core::subset::random::{SplitMix64, mix64};
+
+use super::{Event, World};
+use crate::metrics::float;
+use crate::traffic::document::ReportsTable;
+
+/// What one backend has measured and sent.
+#[derive(Debug, Default)]
+pub(super) struct Reporting {
+    /// How much had happened at each measurement, oldest first: as many as a window needs.
+    measured: VecDeque<Sums>,
+    /// What was sent and may still be on its way, oldest first.
+    sent: VecDeque<SentReport>,
+}
+
+/// What has happened on a backend up to a time.
+#[derive(Clone, Copy, Debug)]
+struct Sums {
+    at_us: u64,
+    busy_us: f64,
+    waited_us: f64,
+    arrivals: u64,
+    errors: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct SentReport {
+    number: u64,
+    at_us: u64,
+    load: Load,
+}
+
+impl World<'_> {
+    /// All backends that run measure their load, and send it to whoever asks.
+    pub(super) fn report_loads(&mut self) {
+        let Some(table) = self.scenario.reports else { return };
+        let (now, cores) = (self.now, f64::from(self.scenario.machines.cores));
+        let number = now / table.interval.us;
+        for (index, backend) in self.backends.iter().enumerate() {
+            let reporting = &mut self.reporting[index];
+            if !backend.is_up() {
+                reporting.measured.clear();
+                continue;
+            }
+            let (busy_us, waited_us) = self.machines[index].busy_and_waited_us(now);
+            let now_sums =
+                Sums { at_us: now, busy_us, waited_us, arrivals: backend.load, errors: backend.errors };
+            let since = |sums: &Sums| now - sums.at_us;
+            while reporting.measured.get(1).is_some_and(|next| since(next) >= table.window.us) {
+                reporting.measured.pop_front();
+            }
+            if let Some(before) = reporting.measured.front() {
+                let load = load_of(before, &now_sums, cores, table.pressure);
+                reporting.sent.push_back(SentReport { number, at_us: now, load });
+            }
+            reporting.measured.push_back(now_sums);
+            let kept_us = table.delay.us + table.spread.us + KEPT * table.interval.us;
+            while reporting.sent.front().is_some_and(|sent| now - sent.at_us > kept_us) {
+                reporting.sent.pop_front();
+            }
+        }
+        self.queue.push(now + table.interval.us, Event::ReportLoads);
+    }
+
+    /// The newest report of a backend that has reached a client.
+    fn heard(&self, client: u32, backend: u32, table: ReportsTable) -> Option<Heard> {
+        let reached = |sent: &SentReport| {
+            let mut rng =
+                SplitMix64::new(mix64(&[self.seed, 10, sent.number, backend.into(), client.into()]));
+            let is_lost = rng.below(100) < u64::from(table.loss.0);
+            let at_us = sent.at_us + table.delay.us + rng.below(table.spread.us + 1);
+            (!is_lost && at_us <= self.now).then_some(at_us)
+        };
+        self.reporting[backend as usize].sent.iter().rev().find_map(|sent| {
+            let at_us = reached(sent)?;
+            let age = Duration::from_micros(at_us - sent.at_us);
+            Some(Heard { load: Load { age, ..sent.load }, at: Duration::from_micros(at_us) })
+        })
+    }
+
+    /// A client looks at the reports, and its shares follow.
+    pub(super) fn tick_control(&mut self, id: u32) {
+        let Some(table) = self.scenario.reports else { return };
+        self.with_client(id, |world, client| {
+            client.follow_load(Duration::from_micros(world.now), |backend| world.heard(id, backend, table));
+            let next = world.now + u64::try_from(TICK.as_micros()).expect("a second");
+            world.queue.push(next, Event::TickControl(id));
+        });
+    }
+}
+
+/// So many reports are kept beyond those that may be on their way: if more of them are lost, nothing is heard.
+const KEPT: u64 = 32;
+
+/// What an agent reports of the time between two measurements: the use of the cores, and the share of time that somebody waited for one.
+fn load_of(before: &Sums, now: &Sums, cores: f64, pressure: bool) -> Load {
+    let passed_us = float(now.at_us - before.at_us);
+    let busy = (now.busy_us - before.busy_us) / passed_us / cores;
+    let waited = if pressure { (now.waited_us - before.waited_us) / passed_us } else { 0.0 };
+    let per_second = |count: u64| thousandths(float(count) * 1e6 / passed_us);
+    Load {
+        qps: Some(per_second(now.arrivals - before.arrivals)),
+        eps: Some(per_second(now.errors - before.errors)),
+        utilization: Some(thousandths(busy + waited)),
+        window: Duration::from_micros(now.at_us - before.at_us),
+        age: Duration::ZERO,
+    }
+}
+
+fn thousandths(number: f64) -> u32 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "as large as the wire allows at most"
+    )]
+    let thousandths = (number * 1000.0).round() as u32;
+    thousandths
+}
