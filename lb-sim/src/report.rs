@@ -38,6 +38,8 @@ mod aperture_over_time;
 
 mod sizes;
 
+mod load_followed;
+
 mod load;
 
 mod page;

@@ -20,13 +20,13 @@ fn the_report_is_written_and_written_again() {
         // Standard error is no terminal here: no progress, no word.
         assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), [].as_slice()));
         let text = String::from_utf8(output.stdout).unwrap();
-        assert_eq!(text, format!("{} and 31 figures\n", out.join("index.html").display()));
+        assert_eq!(text, format!("{} and 32 figures\n", out.join("index.html").display()));
         pages.push(fs::read(out.join("index.html")).unwrap());
     }
     assert!(pages[0] == pages[1], "the same build gives the same bytes");
     // What a phone on the road can be asked to load.
     assert!(pages[0].len() < 1_000_000, "{} bytes", pages[0].len());
-    assert_eq!(fs::read_dir(&out).unwrap().count(), 32);
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 33);
 }
 
 #[test]

@@ -1,10 +1,11 @@
-//! Figures 20-1 and 20-2 of the book "Site Reliability Engineering": how unequal the CPU usage of tasks is that get equally many
-//! requests, over time and summed, and what that wastes.
+//! Figures 20-1, 20-2 and 20-6 of the book "Site Reliability Engineering": how unequal the CPU usage of tasks is that get equally many
+//! requests, over time and summed, and what that wastes; and what weights make of it that follow load.
 //!
 //! Played in virtual time by the shipped scenario `book-load`; the book names neither machines nor clients.
 
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH};
 
+use super::load_followed;
 use super::numbers::whole_percent;
 use super::palette::{DETERMINISTIC, RANDOM, ROCKSTEADIER};
 use super::section::{Extent, Section, Table};
@@ -74,6 +75,15 @@ pub fn section(extent: Extent) -> Section {
             4.0 * reserved,
             4.0 * usable
         ),
+        format!(
+            "Weighted round robin in the book\u{2019}s sense gives each task what its reports of load and errors say that it can do; when \
+             Google enabled it, the spread between the most and the least loaded task \u{201c}decreased drastically\u{201d} (Figure \
+             20-6, which has no numbers). Its published form is gRPC\u{2019}s (gRFC A58), requests per second over utilization: {:.2} \
+             here. Structural weights that follow utilization, a step per second, come to {:.2}: less than chance alone, because they \
+             also take up what chance has done.",
+            named(runs, "a58").evenness.cpu_max_over_min.mean,
+            named(runs, "feedback").evenness.cpu_max_over_min.mean,
+        ),
     ];
     Section {
         id: "load",
@@ -87,6 +97,7 @@ pub fn section(extent: Extent) -> Section {
                 named(runs, "least-loaded"),
                 DETERMINISTIC,
             ),
+            load_followed::figure(runs),
         ],
         reading,
         table,
