@@ -67,7 +67,7 @@ struct Remembered {
 }
 
 /// How strongly a tick answers to what it sees: gain over the larger of tick and life, times the time until a change shows, is at most
-/// [`STABLE`].
+/// 0.3.
 pub fn gain(life: Duration, delay: Duration) -> f64 {
     (STABLE * TICK.max(life).as_secs_f64() / delay.as_secs_f64()).min(MOST_GAIN)
 }
