@@ -330,10 +330,8 @@ fn weights_follow_load_where_it_is_reported_and_weights_count() {
     );
     assert!(read(&format!("{reporting}{JOB}{cost}load = \"feedback\"\n")).is_ok());
     let table = |table: &str, expected: &str| {
-        check(
-            &START.replace("step", &format!("reports = {{ {table} }}\nstep")),
-            &format!("x.toml:3:{expected}"),
-        );
+        let start = START.replace("step", &format!("reports = {{ {table} }}\nstep"));
+        check(&format!("{start}{JOB}"), &format!("x.toml:3:{expected}"));
     };
     table("interval = \"10ms\"", "11: interval is \"10ms\": write at least \"100ms\"");
     table("interval = \"5s\"", "11: window is \"1s\", and reports come every \"5s\": write at least that");

@@ -23,8 +23,11 @@ use super::{Flows, Heard, Seen, SeenRow, TICK};
 /// The least and the most that a member can have, of its structural weight.
 const CLAMP: (f64, f64) = (1.0 / 8.0, 8.0);
 
-/// The most that a weight moves in one tick.
+/// The most that a weight moves in one tick, from what it was.
 const STEP: f64 = 0.1;
+
+/// The most that it is away from the weight as it acts: that far ahead of flows that live long.
+const AHEAD: f64 = 0.5;
 
 /// A lower utilization counts as this one: next to nothing is no reason to send ten times as much.
 const LEAST_UTILIZATION: f64 = 0.1;
@@ -158,7 +161,7 @@ fn step(learnt: &[Learnt], gain: f64, leak: Duration) -> Vec<(SocketAddr, f64)> 
     let moved = |member: &Learnt| {
         // Of whom nothing is known is used as the mean is.
         let used = used(member).unwrap_or(mean);
-        member.acting * (1.0 + (gain * (1.0 - used / mean)).clamp(-STEP, STEP))
+        member.acting * (1.0 + (gain * (1.0 - used / mean)).clamp(-AHEAD, AHEAD))
     };
     let mut wanted: Vec<f64> = learnt.iter().map(moved).collect();
     let caps: Vec<f64> =

@@ -96,6 +96,8 @@ pub struct Client {
     pub version: u64,
     /// Samples its arrivals and their lives.
     pub rng: SplitMix64,
+    /// Samples what happens on connections that are kept: not what arrives, which is the same in all runs.
+    pub kept_rng: SplitMix64,
     /// By the scenario's clock.
     balancer: Balancer<Duration>,
     schedule: Arc<[Slot]>,
@@ -166,6 +168,7 @@ impl Client {
             index,
             version: 0,
             rng: SplitMix64::new(0),
+            kept_rng: SplitMix64::new(0),
             balancer: balancer.expect("the limits have room for one service"),
             schedule: Arc::from([]),
             entries: Vec::new(),

@@ -239,6 +239,11 @@ pub struct JobTable {
     pub cost: Option<CostChoice>,
     /// Mean time that a request with a cost is held beside its CPU time, for others' input and output.
     pub wait: Option<Span>,
+    /// Mean time that a connection is kept, with one request after another on it; if left out, each has one.
+    pub connection_life: Option<Span>,
+    /// Mean time from the end of such a request to the next one.
+    #[serde(default)]
+    pub pause: Span,
     /// After how long a client gives a request up; if left out, never.
     pub timeout: Option<Span>,
     /// How often a client tries a request again that has failed.

@@ -113,6 +113,8 @@ enum Event {
     Think(u32),
     /// A request is sent once more.
     TryAgain(RequestRef),
+    /// The next request on a connection that is kept.
+    Next(RequestRef),
     /// A connect or request ends.
     Finish(RequestRef),
     /// A client gives up a connect that nobody answers.
@@ -279,6 +281,9 @@ impl<'a> World<'a> {
         // What is open at the start counts as opened before it.
         world.counts = Counts::default();
         world.by_job.clone_from(&world.by_job_at_last_row);
+        for client in 0..world.clients.len() {
+            world.open_kept(clients::number(client));
+        }
         for (position, resize) in scenario.resizes.iter().enumerate() {
             world.queue.push(resize.at.us, Event::Resize(position));
         }
@@ -340,6 +345,7 @@ impl<'a> World<'a> {
             Event::Hear { client, backend, report, is_lame } => self.hear(client, backend, report, is_lame),
             Event::Think(client) => self.think(client),
             Event::TryAgain(request) => self.try_again(request),
+            Event::Next(request) => self.next_request(request),
             Event::Finish(request) => self.finish(request),
             Event::GiveUp(request) => self.give_up(request),
             Event::TimeOut(request) => self.time_out(request),

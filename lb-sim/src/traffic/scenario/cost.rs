@@ -168,9 +168,12 @@ fn demand(scenario: &Scenario, job: &JobTable, Run { differs: run, .. }: &Run, t
     });
     let Some(per_second) = interval.or(rate).or(users) else { return Demand { each: 0, alive: 0 } };
     let tries = f64::from(1 + run.retries.unwrap_or(job.retries).0);
-    let each = float(scenario.duration.us) / 1e6 * per_second * bursts * tries;
+    // A connection that is kept has many, and those that are open at the start are a life's worth.
+    let life_us = job.connection_life.map_or(0.0, |life| float(life.us));
+    let on_each = 1.0 + life_us / (held_us + float(job.pause.us)).max(1.0);
+    let each = (float(scenario.duration.us) + life_us) / 1e6 * per_second * bursts * tries * on_each;
     // Who gives up in time looks at each request until then, served or not.
-    let kept_us = held_us.max(job.timeout.map_or(0.0, |timeout| float(timeout.us)));
+    let kept_us = held_us.max(life_us).max(job.timeout.map_or(0.0, |timeout| float(timeout.us)));
     let alive = job.closed.map_or(per_second * peak * kept_us / 1e6, |closed| f64::from(closed.clients.0));
     Demand { each: whole(each), alive: whole(alive) }
 }

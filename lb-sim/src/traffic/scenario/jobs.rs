@@ -6,7 +6,7 @@ use lb_core::service::{MAX_SCAN, Policy, ScanCause, Size, Subset};
 use toml::Spanned;
 
 use super::{Run, Scenario, SpannedFault};
-use crate::traffic::document::JobTable;
+use crate::traffic::document::{JobTable, Traffic};
 
 /// Refuses keys that contradict each other.
 pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result<(), SpannedFault> {
@@ -41,6 +41,31 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
             // What fails at once would be sent again at the same moment, for ever.
             return wrong(
                 "users who do not pause never end what fails at once: write think = \"1ms\" or more".into(),
+            );
+        }
+        if let Some(life) = job.connection_life {
+            if life.us == 0 || job.pause.us < 1_000 {
+                return wrong(
+                    "a connection that is kept lives for a while, and its requests do not follow each other without end: write a \
+                     connection_life of more than \"0s\", and pause = \"1ms\" or more"
+                        .into(),
+                );
+            }
+            if job.traffic == Traffic::Requests || job.cost.is_none() {
+                return wrong(
+                    "connection_life is that of connections whose requests cost something: write traffic = \"connections\" and a cost"
+                        .into(),
+                );
+            }
+            if job.closed.is_some() || job.timeout.is_some() || job.retries.0 > 0 {
+                return wrong(
+                    "whose request fails opens a new connection in time: leave closed, timeout and retries out, or connection_life"
+                        .into(),
+                );
+            }
+        } else if job.pause.us > 0 {
+            return wrong(
+                "pause is between the requests of a connection: write connection_life as well".into(),
             );
         }
         if job.timeout.is_some_and(|timeout| timeout.us == 0) {

@@ -39,6 +39,7 @@ impl World<'_> {
             let mut client =
                 Client::new(state.service.clone(), named, index, cpus, most, state.holds_links());
             client.rng = SplitMix64::new(mix64(&[self.seed, 0, job as u64, id.into()]));
+            client.kept_rng = SplitMix64::new(mix64(&[self.seed, 12, job as u64, id.into()]));
             if let Some(law) = state.table.load.0 {
                 client.follow(law);
                 // Not all at the same time.
@@ -62,6 +63,9 @@ impl World<'_> {
         for client in new {
             self.learn(client, &assignments, version);
             self.ask(client);
+            if self.now > 0 {
+                self.open_kept(client);
+            }
         }
     }
 
@@ -70,7 +74,7 @@ impl World<'_> {
             return;
         }
         for request in self.requests.of(|request| leaving.contains(&request.client)) {
-            self.counts.abandoned += 1;
+            self.counts.abandoned += u64::from(self.requests.is_waited_for(request));
             self.forget(request);
         }
         for &id in leaving {

@@ -107,6 +107,12 @@ impl Job {
         })
     }
 
+    /// How many connections that are kept each of them has open at a time, on average.
+    pub fn kept(&self, task: u32) -> f64 {
+        let life = self.table.connection_life.map_or(0.0, |life| float(life.us));
+        self.gap_us(task).map_or(0.0, |gap_us| life / float(gap_us.max(1)))
+    }
+
     /// When something comes that is due after a gap.
     pub fn due(&self, now_us: u64, gap_us: u64) -> u64 {
         self.table.burst.map_or(now_us + gap_us, |burst| burst.0.due(now_us, gap_us))

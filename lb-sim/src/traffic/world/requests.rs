@@ -10,7 +10,7 @@ use lb_common::pick::{How, Pick};
 
 use super::clients::number;
 use super::{Backend, Event, World};
-use crate::sampling;
+use crate::sampling::{self, unit};
 use crate::traffic::client::{Client, Link, LinkState, SlotBackend};
 use crate::traffic::document::{FailMode, Traffic};
 
@@ -32,6 +32,8 @@ pub(super) struct Request {
     tries_left: u32,
     /// When its client gives it up.
     gives_up_us: u64,
+    /// Until when its connection is kept.
+    kept_until_us: u64,
     /// Whether a user waits for it, who sends the next one later.
     is_users: bool,
     /// Whether it is counted on its client's link to the backend.
@@ -50,13 +52,15 @@ enum Stage {
     OnMachine,
     /// The backend has it, and it needs none.
     Held,
+    /// It has ended, and its connection is kept for the next one.
+    Idle,
     /// The backend works on it, and nobody waits for it.
     Forsaken,
 }
 
 impl Request {
     const fn is_under_way(&self) -> bool {
-        !matches!(self.stage, Stage::Forsaken)
+        !matches!(self.stage, Stage::Forsaken | Stage::Idle)
     }
 }
 
@@ -114,18 +118,23 @@ impl Requests {
         RequestRef { place, generation: *generation }
     }
 
-    /// The places of all requests under way of which this is true.
+    /// Whether somebody waits for the request in a place.
+    pub fn is_waited_for(&mut self, place: u32) -> bool {
+        self.at(place).is_under_way()
+    }
+
+    /// The places of all requests under way, and of connections that are kept for the next one, of which this is true.
     pub fn of(&self, is_meant: impl Fn(&Request) -> bool) -> Vec<u32> {
         let places = (0..).zip(&self.places);
         let meant = places.filter(|(_, (_, request))| {
-            request.as_ref().is_some_and(|request| request.is_under_way() && is_meant(request))
+            request.as_ref().is_some_and(|request| request.stage != Stage::Forsaken && is_meant(request))
         });
         meant.map(|(place, _)| place).collect()
     }
 
     /// How many are under way.
     pub fn under_way(&self) -> u64 {
-        self.of(|_| true).len() as u64
+        self.of(Request::is_under_way).len() as u64
     }
 }
 
@@ -143,46 +152,54 @@ pub(super) enum Failure {
 }
 
 impl World<'_> {
-    /// A request or connect begins.
+    /// A request or connect begins that was due, and the next one is due later.
     pub(super) fn arrive(&mut self, id: u32) {
         self.with_client(id, |world, client| {
             let job = &world.jobs[client.job];
-            let table = &job.table;
-            // Sampled in any case, so that all runs of a scenario see the same arrivals with the same lives and costs.
-            let gap_us = job.gap_us(client.index).expect("what arrives has a rate");
-            let gap = if table.closed.is_none() {
-                sampling::sample(table.arrivals, gap_us, &mut client.rng)
-            } else {
-                0
-            };
-            let cost_ps = table.cost.map_or(0, |cost| cost.0.sample(&mut client.rng));
-            let wait = if table.cost.is_some() { table.wait.unwrap_or_default() } else { table.lasts };
-            let wait_us = sampling::sample(table.lives, wait.us, &mut client.rng);
-            if table.closed.is_none() {
+            if job.table.closed.is_none() {
+                let gap_us = job.gap_us(client.index).expect("what arrives has a rate");
+                let gap = sampling::sample(job.table.arrivals, gap_us, &mut client.rng);
                 world.queue.push(job.due(world.now, gap.max(1)), Event::Arrive(id));
             }
-            let gives_up_us = table.timeout.map_or(u64::MAX, |timeout| world.now + timeout.us);
-            let (tries_left, is_users) = (table.retries.0, table.closed.is_some());
-            world.counts.arrivals += 1;
-            world.counts_of_job(client.job).arrivals += 1;
-            world.floor.arrive(world.now >= world.scenario.measure_from.us, cost_ps);
-            let request = world.requests.insert(Request {
-                client: id,
-                job: client.job,
-                slot: 0,
-                backend: 0,
-                began_us: world.now,
-                cost_ps,
-                wait_us,
-                tries_left,
-                gives_up_us,
-                is_users,
-                is_on_link: false,
-                stage: Stage::Unsent,
-            });
-            world.time_out_in_time(request);
-            world.send(id, client, request.place);
+            world.begin(id, client);
         });
+    }
+
+    /// A request or connect begins.
+    fn begin(&mut self, id: u32, client: &mut Client) {
+        let table = &self.jobs[client.job].table;
+        // Sampled in any case, so that all runs of a scenario see the same arrivals with the same lives and costs.
+        let cost_ps = table.cost.map_or(0, |cost| cost.0.sample(&mut client.rng));
+        let wait = if table.cost.is_some() { table.wait.unwrap_or_default() } else { table.lasts };
+        let wait_us = sampling::sample(table.lives, wait.us, &mut client.rng);
+        let life = table.connection_life.unwrap_or_default();
+        let life_us = sampling::sample(table.lives, life.us, &mut client.kept_rng);
+        let gives_up_us = table.timeout.map_or(u64::MAX, |timeout| self.now + timeout.us);
+        let (tries_left, is_users) = (table.retries.0, table.closed.is_some());
+        self.note_arrival(client.job, cost_ps);
+        let request = self.requests.insert(Request {
+            client: id,
+            job: client.job,
+            slot: 0,
+            backend: 0,
+            began_us: self.now,
+            cost_ps,
+            wait_us,
+            tries_left,
+            gives_up_us,
+            kept_until_us: self.now + life_us,
+            is_users,
+            is_on_link: false,
+            stage: Stage::Unsent,
+        });
+        self.time_out_in_time(request);
+        self.send(id, client, request.place);
+    }
+
+    fn note_arrival(&mut self, job: usize, cost_ps: u64) {
+        self.counts.arrivals += 1;
+        self.counts_of_job(job).arrivals += 1;
+        self.floor.arrive(self.now >= self.scenario.measure_from.us, cost_ps);
     }
 
     /// Sees to it that the client gives a request up in time.
@@ -247,21 +264,25 @@ impl World<'_> {
             }
         }
         client.links[at].as_mut().expect("there is one, or it was made").flows += 1;
+        self.requests.at(request).is_on_link = true;
+        self.serve(id, client, request);
+    }
+
+    /// The backend of a request that is on its connection begins to work on it, or does not take it.
+    fn serve(&mut self, id: u32, client: &mut Client, request: u32) {
+        let Request { job, backend, cost_ps, .. } = *self.requests.at(request);
         let to = &mut self.backends[backend as usize];
         to.step_load += 1;
         to.load += 1;
         let is_broken = to.failing == Some(FailMode::Errors);
-        let sent = self.requests.at(request);
-        sent.is_on_link = true;
         if is_broken || self.machines[backend as usize].is_full() {
-            sent.stage = Stage::Held;
             to.errors += 1;
+            self.requests.at(request).stage = Stage::Held;
             self.end_flow(id, client, request);
             let why = if is_broken { Failure::Answered } else { Failure::Rejected };
             self.fail_request(request, why);
-        } else if self.jobs[client.job].table.cost.is_some() {
-            sent.stage = Stage::OnMachine;
-            let cost_ps = sent.cost_ps;
+        } else if self.jobs[job].table.cost.is_some() {
+            self.requests.at(request).stage = Stage::OnMachine;
             self.work(backend, request, cost_ps);
         } else {
             self.hold(request);
@@ -288,16 +309,59 @@ impl World<'_> {
     /// A request has got what it came for.
     pub(super) fn finish(&mut self, request: RequestRef) {
         let Some(place) = self.requests.find(request) else { return };
-        let Request { client: id, began_us, is_users, .. } = *self.requests.at(place);
-        self.with_client(id, |world, client| world.end_flow(id, client, place));
+        let Request { client: id, job, began_us, is_users, kept_until_us, .. } = *self.requests.at(place);
         self.counts.served += 1;
         if self.now >= self.scenario.measure_from.us {
             self.latency.saturating_record(self.now - began_us);
         }
+        let (lives, pause) = (self.jobs[job].table.lives, self.jobs[job].table.pause);
+        if kept_until_us > self.now {
+            self.requests.at(place).stage = Stage::Idle;
+            self.with_client(id, |world, client| {
+                let pause_us = sampling::sample(lives, pause.us, &mut client.kept_rng);
+                world.queue.push(world.now + pause_us, Event::Next(request));
+            });
+            return;
+        }
+        self.with_client(id, |world, client| world.end_flow(id, client, place));
         self.requests.remove(place);
         if is_users {
             self.queue.push(self.now, Event::Think(id));
         }
+    }
+
+    /// The next request goes over a connection that is kept, unless that has lived long enough.
+    pub(super) fn next_request(&mut self, request: RequestRef) {
+        let Some(place) = self.requests.find(request) else { return };
+        let Request { client: id, job, kept_until_us, .. } = *self.requests.at(place);
+        self.with_client(id, |world, client| {
+            if kept_until_us <= world.now {
+                world.end_flow(id, client, place);
+                world.requests.remove(place);
+                return;
+            }
+            let table = &world.jobs[job].table;
+            let cost_ps = table.cost.map_or(0, |cost| cost.0.sample(&mut client.kept_rng));
+            let wait = table.wait.unwrap_or_default();
+            let wait_us = sampling::sample(table.lives, wait.us, &mut client.kept_rng);
+            let next = world.requests.at(place);
+            (next.cost_ps, next.wait_us, next.began_us) = (cost_ps, wait_us, world.now);
+            world.note_arrival(job, cost_ps);
+            world.serve(id, client, place);
+        });
+    }
+
+    /// A client that begins has as many connections open as it keeps on average.
+    pub(super) fn open_kept(&mut self, id: u32) {
+        self.with_client(id, |world, client| {
+            // As many on average as arrive in a life, also where that is less than one.
+            let some = world.jobs[client.job].kept(client.index) + unit(&mut client.kept_rng);
+            let mut opened = 1.0;
+            while opened <= some {
+                world.begin(id, client);
+                opened += 1.0;
+            }
+        });
     }
 
     /// A user whose request has ended sends the next one later.
@@ -409,6 +473,11 @@ impl World<'_> {
     pub(super) fn fail_request(&mut self, request: u32, why: Failure) {
         let failed = self.requests.at(request);
         failed.is_on_link = false;
+        if failed.stage == Stage::Idle {
+            // Its connection is gone, and nobody waits.
+            self.forget(request);
+            return;
+        }
         if failed.tries_left > 0 {
             failed.tries_left -= 1;
             self.counts.retries += 1;
