@@ -73,8 +73,10 @@ pub struct Seen {
     pub weight: u64,
     /// Its newest report, if there is one.
     pub heard: Option<Heard>,
-    /// The part of this task's own flows to it that ended with an error of late, if enough of them ended.
+    /// The part of this task's own flows to it that failed, of those that began of late, if these are enough.
     pub errors: Option<f64>,
+    /// Since when it can be chosen without a break.
+    pub ready_since: Duration,
     /// Whether something else decides now how much it gets: it is in slow start, ejected, on trial, a lame duck, at its limit.
     pub is_frozen: bool,
 }
@@ -119,7 +121,12 @@ impl Control {
             LawState::A58(a58) => a58.factors(now, row),
             LawState::Feedback(feedback) => feedback.tick(now, row, flows),
         };
-        if !is_worth_a_table(row, &self.in_force, &wanted, entries) {
+        // The yardstick makes its tables as often as its source does.
+        let is_published = match self.law {
+            LawState::A58(_) => wanted != self.in_force,
+            LawState::Feedback(_) => is_worth_a_table(row, &self.in_force, &wanted, entries),
+        };
+        if !is_published {
             return None;
         }
         self.in_force = wanted;
@@ -130,6 +137,16 @@ impl Control {
     pub const fn in_force(&self) -> &Factors {
         &self.in_force
     }
+}
+
+/// A number of a report.
+fn thousandths(number: u32) -> f64 {
+    f64::from(number) / 1000.0
+}
+
+#[expect(clippy::cast_precision_loss, reason = "structural weights are below 2^33")]
+fn float(weight: u64) -> f64 {
+    weight as f64
 }
 
 #[cfg(test)]

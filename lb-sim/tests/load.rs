@@ -382,6 +382,53 @@ fn late_and_lost_reports_make_feedback_slower_and_never_worse_than_no_reports() 
 }
 
 #[test]
+fn where_all_is_even_late_and_lost_reports_make_nothing_swing() {
+    let even = UNEQUAL
+        .replace("{ alternate = [1.0, 2.5] }", "1.75")
+        .replace("skew = 0.5\n", "")
+        .replace("arrivals = \"random\"", "")
+        .replace("\"random\"", "\"rocksteadier\"")
+        .replace("120s", "240s");
+    for reports in ["delay = \"10ms\"", "delay = \"30s\"", "loss = 50", "window = \"10s\""] {
+        let report = played(&even.replace("delay = \"5ms\", spread = \"10ms\"", reports));
+        let rsd = |run: &str| {
+            let rows = report.steps.iter().filter(|row| row.run == run && row.at_us > 60_000_000);
+            rows.map(|row| row.cpu.unwrap().rsd).fold(0.0, f64::max)
+        };
+        // In a step of ten seconds chance makes some percent uneven, whoever decides.
+        assert!(
+            rsd("feedback") < rsd("structural") + 0.02,
+            "{reports}: {} {}",
+            rsd("feedback"),
+            rsd("structural")
+        );
+    }
+}
+
+#[test]
+fn feedback_settles_within_five_lives_of_connections_that_are_kept() {
+    // 30 requests a second of each of 200 connections of a task, more or less, as in the fleet above.
+    let kept = "rate = 10.0\nconnection_life = \"20s\"\npause = \"3200ms\"";
+    let text = UNEQUAL.replace("rate = 60.0", kept).replace("120s", "200s").replace("\"60s\"", "\"100s\"");
+    let report = played(&text);
+    let ratio = |run: usize| figures(&report, run).evenness.cpu_max_over_min.mean;
+    assert!(ratio(0) > 2.0 && ratio(2) < 1.2, "{} {}", ratio(0), ratio(2));
+    let opened = |run: usize| report.summary.runs[run].counts.opened;
+    assert_eq!(opened(0), opened(2), "no connection is closed for it");
+}
+
+#[test]
+fn who_answers_no_connect_is_no_sinkhole_for_feedback() {
+    let fail = "[[fail]]\nat = \"40s\"\nfor = \"1h\"\nbackends = 2\nmode = \"blackhole\"\n";
+    let report = played(&(UNEQUAL.to_owned() + fail));
+    let steps = report.steps.iter().filter(|row| row.run == "feedback");
+    let steps: Vec<(u64, u64)> = steps.map(|row| (row.counts.errors.sum(), row.counts.arrivals)).collect();
+    let share = |step: usize| 1000 * steps[step].0 / steps[step].1;
+    // Its agent goes on reporting, of a backend that does nothing.
+    assert!(share(3) == 0 && share(5) > 50 && share(11) <= share(5) + 15, "{steps:?}");
+}
+
+#[test]
 fn who_answers_with_errors_at_once_is_no_sinkhole_for_feedback() {
     let fail = "[[fail]]\nat = \"40s\"\nfor = \"1h\"\nbackends = 2\nmode = \"errors\"\n";
     let report = played(&(UNEQUAL.to_owned() + fail));

@@ -340,7 +340,7 @@ fn weights_follow_load_where_it_is_reported_and_weights_count() {
     let job = JOB.replace("tasks = 2", "tasks = 1000").replace("traffic", "size = 100\ntraffic");
     check(
         &format!("{many}{job}rate = 0.001\ncost = {{ mean = \"1ms\", exact = true }}\nload = \"feedback\"\n"),
-        "x.toml:1:1: there would be 8640000000 looks at members' load, in all runs: at most 500000000 are possible",
+        "x.toml:3:11: there would be 8640000000 looks at reports of load, in all runs: at most 500000000 are possible",
     );
 }
 

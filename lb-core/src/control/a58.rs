@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::factor::{Factor, Factors};
-use super::{Heard, Seen, SeenRow};
+use super::{Heard, Seen, SeenRow, float, thousandths};
 
 /// Reports must have come for so long before they count (`blackout_period`).
 const BLACKOUT: Duration = Duration::from_secs(10);
@@ -34,9 +34,9 @@ pub struct A58(BTreeMap<SocketAddr, Remembered>);
 
 /// The weight by what a backend has reported, as the gRFC computes it: 0 without requests or utilization.
 fn weight(Heard { load, .. }: &Heard) -> f64 {
-    let thousandths = |number: Option<u32>| f64::from(number.unwrap_or(0)) / 1000.0;
-    let (qps, eps) = (thousandths(load.qps), thousandths(load.eps));
-    let mut utilization = thousandths(load.utilization);
+    let number = |number: Option<u32>| thousandths(number.unwrap_or(0));
+    let (qps, eps) = (number(load.qps), number(load.eps));
+    let mut utilization = number(load.utilization);
     if utilization > 0.0 && qps > 0.0 {
         utilization += eps / qps * PENALTY;
     }
@@ -47,9 +47,12 @@ impl A58 {
     /// What each member gets in place of its structural weight. Without two weights that are known everybody gets the same.
     pub fn factors(&mut self, now: Duration, row: &SeenRow) -> Factors {
         self.0.retain(|address, _| row.contains_key(address));
-        for (&address, Seen { heard, .. }) in row {
+        // Whoever asks for nothing gets nothing.
+        let row: SeenRow =
+            row.iter().filter(|(_, seen)| seen.weight > 0).map(|(at, seen)| (*at, *seen)).collect();
+        for (&address, Seen { heard, ready_since, .. }) in &row {
             if let Some(heard) = heard {
-                self.hear(address, heard);
+                self.hear(address, heard, *ready_since);
             }
         }
         let known: BTreeMap<SocketAddr, f64> =
@@ -66,13 +69,16 @@ impl A58 {
         row.iter().map(factor).collect()
     }
 
-    fn hear(&mut self, address: SocketAddr, heard: &Heard) {
+    fn hear(&mut self, address: SocketAddr, heard: &Heard, ready_since: Duration) {
         let new = weight(heard);
         let before = self.0.get(&address);
-        if new == 0.0 || before.is_some_and(|before| before.updated >= heard.at && before.since.is_some()) {
+        // Whoever comes back begins anew, with the next report.
+        let since = before.and_then(|before| before.since).filter(|since| *since >= ready_since);
+        let is_known = before.is_some_and(|before| before.updated >= heard.at);
+        if new == 0.0 || heard.at < ready_since || (is_known && since.is_some()) {
             return;
         }
-        let since = before.and_then(|before| before.since).unwrap_or(heard.at);
+        let since = since.unwrap_or(heard.at);
         self.0.insert(address, Remembered { weight: new, updated: heard.at, since: Some(since) });
     }
 
@@ -86,11 +92,6 @@ impl A58 {
         let since = remembered.since?;
         (now.saturating_sub(since) >= BLACKOUT).then_some(remembered.weight)
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "structural weights are below 2^33")]
-fn float(weight: u64) -> f64 {
-    weight as f64
 }
 
 #[expect(clippy::cast_precision_loss, reason = "at most some thousand members")]

@@ -1,14 +1,14 @@
 //! Feedback: each client gives a member that is used less than the mean of its row more, and one that is used more less, a little at a
 //! time, until all that it uses are used alike.
 //!
-//! With every client doing so, this is the Sinkhorn iteration on the graph of all their subsets, with the clients' true loads as its
-//! row sums, which nobody has to know: it makes utilization even whatever the reason why it is not (machines, neighbours, subsets,
-//! clients that are unequal or absent, other jobs). What makes it hold still is in four rules:
+//! With every client doing so this is a damped form of the Sinkhorn iteration on the graph of all their subsets, with the clients' true
+//! loads as its row sums, which nobody has to know: it makes utilization even whatever the reason why it is not (machines, neighbours,
+//! subsets, clients that are unequal or absent, other jobs). What makes it hold still is in four rules:
 //!
 //! - It starts from the weights *as they act*. Weights act on new flows alone, so flows that live long show old ones: a law that looks
 //!   at its last weights runs ahead of them and swings.
 //! - The longer it takes until a change is seen in a report, the smaller its steps ([`gain`]).
-//! - A step is linear in the utilization, so that noise neither adds nor takes on average, and bounded.
+//! - A step is linear in the utilization, so that noise hardly moves the mean, and bounded.
 //! - Who is frozen, or of whom nothing is known, keeps what it has.
 //!
 //! Wherever no report has come for long, and slowly in any case, shares go back to the structural ones.
@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::factor::{Factor, Factors};
-use super::{Flows, Heard, Seen, SeenRow, TICK};
+use super::{Flows, Heard, Seen, SeenRow, TICK, float, thousandths};
 
 /// The least and the most that a member can have, of its structural weight.
 const CLAMP: (f64, f64) = (1.0 / 8.0, 8.0);
@@ -29,11 +29,15 @@ const STEP: f64 = 0.1;
 /// The most that it is away from the weight as it acts: that far ahead of flows that live long.
 const AHEAD: f64 = 0.5;
 
-/// A lower utilization counts as this one: next to nothing is no reason to send ten times as much.
-const LEAST_UTILIZATION: f64 = 0.1;
+/// A lower utilization counts as the first: next to nothing is no reason to send ten times as much. A higher one as the second: use and
+/// waiting together are no more, and one absurd report shall not hide what the others say.
+const UTILIZATION: (f64, f64) = (0.1, 2.0);
 
-/// The largest gain.
-const MOST_GAIN: f64 = 0.5;
+/// The largest gain: what a weight should be by what it does, at once.
+const MOST_GAIN: f64 = 1.0;
+
+/// Utilization is smoothed over this part of the life of a flow: where weights act slowly there is time to look twice.
+const SMOOTHED_LIVES: f64 = 0.125;
 
 /// Gain times delay, both by the same clock: from where on it swings, with room.
 const STABLE: f64 = 0.3;
@@ -42,15 +46,21 @@ const STABLE: f64 = 0.3;
 /// nobody else wait for it.
 const FRESH_WINDOWS: u32 = 3;
 
+/// If a change is seen only after so long, the report is as good as none: it would slow down all others.
+const MOST_DELAY: Duration = Duration::from_secs(60);
+
 /// After so long without a report what a member had is held no more.
 const HELD: Duration = Duration::from_secs(180);
 
 /// How long it takes from there to its structural share.
 const DECAY: Duration = Duration::from_secs(60);
 
-/// How long it takes to the structural share in any case, or so many lives of a flow: nothing is remembered for ever.
+/// The time constant with which every factor goes to 1 in any case, or so many lives of a flow: nothing is remembered for ever.
 const LEAK: Duration = Duration::from_secs(3600);
-const LEAK_LIVES: f64 = 100.0;
+const LEAK_LIVES: u32 = 100;
+
+/// A flow that lives longer counts as living so long: a day.
+const MOST_LIFE: Duration = Duration::from_secs(24 * 3600);
 
 /// From this share of errors on a backend gets no more than it has: what fails fast has little to do.
 const MOST_ERRORS: f64 = 0.05;
@@ -67,6 +77,9 @@ struct Remembered {
     factor: f64,
     /// The same as it acts: smoothed over the life of a flow.
     acting: f64,
+    /// When its utilization was heard last, and what it is, smoothed.
+    heard: Option<Duration>,
+    used: Option<f64>,
 }
 
 /// How strongly a tick answers to what it sees: gain over the larger of tick and life, times the time until a change shows, is at most
@@ -75,9 +88,9 @@ pub fn gain(life: Duration, delay: Duration) -> f64 {
     (STABLE * TICK.max(life).as_secs_f64() / delay.as_secs_f64()).min(MOST_GAIN)
 }
 
-/// Until a change that is made now is seen: it has to be measured, told, and looked at.
+/// Until a change that is made now is seen: it has to be measured, told, and looked at. The next report is taken to be as far away as
+/// the time that one covers, which is right or more.
 fn delay(heard: &Heard, now: Duration) -> Duration {
-    // The next report is as far from this one as the time that it covers.
     heard.load.window + heard.age(now) + heard.load.window.max(TICK) + TICK
 }
 
@@ -96,71 +109,95 @@ struct Learnt {
 impl Feedback {
     /// What shall be in force after one tick.
     pub fn tick(&mut self, now: Duration, row: &SeenRow, flows: Flows) -> Factors {
-        self.act(row, flows);
+        let life = flows.life.min(MOST_LIFE);
+        self.act(row, life);
         let mut learnt: Vec<Learnt> = Vec::new();
+        let smoothed = life.mul_f64(SMOOTHED_LIVES);
+        let part = TICK.as_secs_f64() / (TICK + smoothed).as_secs_f64();
         let (mut slowest, mut silent) = (Duration::ZERO, 0);
         for (&address, seen) in row {
-            let remembered = self.0.get_mut(&address).expect("every member is remembered");
+            // Whoever asks for nothing gets nothing.
+            let Some(remembered) = self.0.get_mut(&address) else { continue };
             let heard = seen.heard.filter(|heard| heard.load.utilization.is_some());
-            if heard.is_some_and(|heard| now.saturating_sub(heard.at) >= HELD) {
-                // Nobody knows any more.
-                remembered.factor = towards_one(remembered.factor, DECAY);
-                silent += 1;
-                continue;
-            }
+            remembered.heard = heard.map(|heard| heard.at).or(remembered.heard);
+            let silence = remembered.heard.map(|at| now.saturating_sub(at));
             if seen.is_frozen {
                 continue;
             }
-            if let Some(heard) = &heard {
-                if now.saturating_sub(heard.at) > heard.load.window * FRESH_WINDOWS + 2 * TICK {
-                    silent += 1;
-                    continue;
-                }
-                slowest = slowest.max(delay(heard, now));
+            let may_rise = !fails(seen);
+            if let Some(silence) = silence
+                && silence >= HELD
+            {
+                // Nobody knows any more.
+                let next = decayed(remembered.factor, silence);
+                remembered.factor = if may_rise { next } else { next.min(remembered.factor) };
             }
+            let is_heard = |heard: &Heard| {
+                let fresh = heard.load.window * FRESH_WINDOWS + 2 * TICK;
+                now.saturating_sub(heard.at) <= fresh && delay(heard, now) <= MOST_DELAY
+            };
+            let heard = heard.filter(is_heard);
+            if silence.is_some() && heard.is_none() {
+                silent += 1;
+                continue;
+            }
+            if let Some(Heard { load, .. }) = heard {
+                let used = thousandths(load.utilization.unwrap_or(0)).clamp(UTILIZATION.0, UTILIZATION.1);
+                let before = remembered.used.unwrap_or(used);
+                remembered.used = Some(before + (used - before) * part);
+            }
+            slowest = heard.map_or(slowest, |heard| slowest.max(delay(&heard, now)));
             let structural = float(seen.weight);
-            let utilization = heard.and_then(|heard| heard.load.utilization);
             learnt.push(Learnt {
                 address,
                 acting: structural * remembered.acting,
                 weight: structural * remembered.factor,
                 structural,
-                utilization: utilization.map(|thousandths| f64::from(thousandths) / 1000.0),
-                may_rise: !fails(seen),
+                utilization: heard.and(remembered.used),
+                may_rise,
             });
         }
         let known = learnt.iter().filter(|member| member.utilization.is_some()).count();
         if known * 2 >= learnt.len() + silent && known > 0 {
-            let gain = gain(flows.life, slowest);
-            let leak = LEAK.max(flows.life.mul_f64(LEAK_LIVES));
-            for (address, factor) in step(&learnt, gain, leak) {
+            for (address, factor) in step(&learnt, gain(life, slowest + smoothed), life) {
                 self.0.get_mut(&address).expect("every member is remembered").factor = factor;
             }
         }
         self.0.iter().map(|(address, remembered)| (*address, Factor::of(remembered.factor))).collect()
     }
 
-    /// What there is has acted for one tick more. Whoever is new has its structural share, which is the mean of all.
-    fn act(&mut self, row: &SeenRow, flows: Flows) {
-        self.0.retain(|address, _| row.contains_key(address));
-        let part = TICK.as_secs_f64() / (TICK + flows.life).as_secs_f64();
-        for &address in row.keys() {
-            let new = Remembered { factor: 1.0, acting: 1.0 };
-            let Remembered { factor, acting } = self.0.entry(address).or_insert(new);
-            *acting += (*factor - *acting) * part;
+    /// What there is has acted for one tick more. Whoever is new has the mean of all.
+    fn act(&mut self, row: &SeenRow, life: Duration) {
+        self.0.retain(|address, _| row.get(address).is_some_and(|seen| seen.weight > 0));
+        let weighed = || row.iter().filter(|(_, seen)| seen.weight > 0);
+        let part = TICK.as_secs_f64() / (TICK + life).as_secs_f64();
+        let (mut structural, mut actual) = (0.0, 0.0);
+        for (address, seen) in weighed() {
+            let Some(remembered) = self.0.get_mut(address) else { continue };
+            remembered.acting += (remembered.factor - remembered.acting) * part;
+            structural += float(seen.weight);
+            actual += float(seen.weight) * remembered.factor;
+        }
+        // Members that have left have taken their parts along: that of the others is 1 on average again, which changes no share.
+        let scale = if actual > 0.0 { structural / actual } else { 1.0 };
+        for remembered in self.0.values_mut() {
+            remembered.factor *= scale;
+            remembered.acting *= scale;
+        }
+        for (&address, _) in weighed() {
+            self.0.entry(address).or_insert(Remembered { factor: 1.0, acting: 1.0, heard: None, used: None });
         }
     }
 }
 
 /// The factors of members that learn, after one step.
-fn step(learnt: &[Learnt], gain: f64, leak: Duration) -> Vec<(SocketAddr, f64)> {
-    let used = |member: &Learnt| member.utilization.map(|used| used.max(LEAST_UTILIZATION));
-    let known = || learnt.iter().filter_map(|member| Some((member.acting, used(member)?)));
+fn step(learnt: &[Learnt], gain: f64, life: Duration) -> Vec<(SocketAddr, f64)> {
+    let known = || learnt.iter().filter_map(|member| Some((member.acting, member.utilization?)));
     let mean = known().map(|(weight, used)| weight * used).sum::<f64>()
         / known().map(|(weight, _)| weight).sum::<f64>();
     let moved = |member: &Learnt| {
         // Of whom nothing is known is used as the mean is.
-        let used = used(member).unwrap_or(mean);
+        let used = member.utilization.unwrap_or(mean);
         member.acting * (1.0 + (gain * (1.0 - used / mean)).clamp(-AHEAD, AHEAD))
     };
     let mut wanted: Vec<f64> = learnt.iter().map(moved).collect();
@@ -169,9 +206,12 @@ fn step(learnt: &[Learnt], gain: f64, leak: Duration) -> Vec<(SocketAddr, f64)> 
     let before: f64 = learnt.iter().map(|member| member.weight).sum();
     let structural: f64 = learnt.iter().map(|member| member.structural).sum();
     normalise(&mut wanted, &caps, before);
+    // Of what acts, which follows in a life: so the whole goes by the constant.
+    let leak = LEAK.max(life * LEAK_LIVES);
+    let leak = TICK.max(life).as_secs_f64() / leak.as_secs_f64();
     for (wanted, member) in wanted.iter_mut().zip(learnt) {
         let own = member.structural * before / structural;
-        *wanted += (own - *wanted) * (TICK.as_secs_f64() / leak.as_secs_f64()).min(1.0);
+        *wanted += (own - *wanted) * leak;
         *wanted = wanted.clamp(CLAMP.0 * own, CLAMP.1 * own);
         *wanted = wanted.clamp((1.0 - STEP) * member.weight, (1.0 + STEP) * member.weight);
     }
@@ -182,15 +222,17 @@ fn step(learnt: &[Learnt], gain: f64, leak: Duration) -> Vec<(SocketAddr, f64)> 
 /// Whether a backend gets no more than it has: too much of what it does, or of what this task asks of it, fails.
 fn fails(seen: &Seen) -> bool {
     let reported = seen.heard.and_then(|heard| {
-        let qps = heard.load.qps.filter(|qps| *qps > 0)?;
-        Some(f64::from(heard.load.eps?) / f64::from(qps))
+        let (eps, qps) = (heard.load.eps?, heard.load.qps?);
+        // Who counts served requests alone may fail all of them.
+        Some(if eps == 0 { 0.0 } else { f64::from(eps) / f64::from(qps) })
     });
     reported.into_iter().chain(seen.errors).any(|share| share > MOST_ERRORS)
 }
 
-/// A factor one tick later on its way to 1.
-fn towards_one(factor: f64, takes: Duration) -> f64 {
-    factor + (1.0 - factor) * (TICK.as_secs_f64() / takes.as_secs_f64())
+/// A factor one tick later on its way to 1, which it reaches [`DECAY`] after it was held no more.
+fn decayed(factor: f64, silence: Duration) -> f64 {
+    let left = (HELD + DECAY).saturating_sub(silence);
+    factor + (1.0 - factor) * (TICK.as_secs_f64() / left.max(TICK).as_secs_f64())
 }
 
 /// Brings weights to a sum, in proportion, but for those that would be above their caps: these are at them.
@@ -202,7 +244,7 @@ fn normalise(weights: &mut [f64], caps: &[f64], sum: f64) {
         for ((weight, cap), is_capped) in weights.iter().zip(caps).zip(&is_capped) {
             if *is_capped { capped += cap } else { free += weight }
         }
-        // Where all are capped, the sum is not reached: everybody fails, and nobody gets more.
+        // Where all are capped, nobody gets more, and so nobody less.
         let scale = if free > 0.0 { (sum - capped).max(0.0) / free } else { 1.0 };
         let mut is_new = false;
         for ((weight, cap), is_capped) in weights.iter_mut().zip(caps).zip(&mut is_capped) {
@@ -219,9 +261,4 @@ fn normalise(weights: &mut [f64], caps: &[f64], sum: f64) {
             return;
         }
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "structural weights are below 2^33")]
-fn float(weight: u64) -> f64 {
-    weight as f64
 }

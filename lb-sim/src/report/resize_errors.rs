@@ -44,7 +44,7 @@ impl ResizeErrors {
             let area = Area { left: 50.0, top, right: 384.0, bottom: top + 96.0 };
             let plot = Plot { area, x, y: Scale::Linear(0.0, MOST) };
             let words = format!("requests that fail, {algorithm}");
-            plot.axes(&mut drawing, axis, &Axis::worded(&words, &[0.0, MOST / 2.0, MOST], per_mille));
+            plot.axes(&mut drawing, axis, &Axis::worded(&words, &[0.0, MOST / 2.0, MOST], tenths_of_percent));
             self.bars(&mut drawing, &plot, paint, algorithm);
         }
         Figure {
@@ -73,7 +73,7 @@ impl ResizeErrors {
 /// The largest share of a step's requests that the drawing has room for.
 const MOST: f64 = 0.008;
 
-fn per_mille(share: f64) -> String {
+fn tenths_of_percent(share: f64) -> String {
     format!("{:.1}\u{a0}%", 100.0 * share)
 }
 

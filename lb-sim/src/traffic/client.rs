@@ -207,6 +207,7 @@ impl Client {
         for slot in &idle {
             self.freed.push(std::mem::take(&mut self.pairs[slot.index()]));
             self.errors[slot.index()] = RecentErrors::default();
+            self.following.iter_mut().for_each(|following| following.forget(slot.number()));
             self.ejector.iter_mut().for_each(|ejector| ejector.clear(slot.number()));
         }
         self.balancer.handle(now, Fact::Idle(idle)).expect("slots can always be given back");
@@ -305,6 +306,11 @@ impl Client {
         }
         self.following.iter_mut().for_each(|following| following.begin(picked.slot));
         picked
+    }
+
+    /// What it has begun until now says nothing of how long flows live.
+    pub fn forget_begun(&mut self) {
+        self.following.iter_mut().for_each(Following::forget_begun);
     }
 
     /// Its weights follow load from now on, by this law.

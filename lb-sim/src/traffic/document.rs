@@ -103,6 +103,9 @@ pub struct ReportsTable {
     /// Whether utilization has the share of time that a request waited for a core, as an agent reports it, beside the use of the cores.
     #[serde(default = "yes")]
     pub pressure: bool,
+    /// Whether requests and errors a second are reported as well, which an application has to tell its agent.
+    #[serde(default = "yes")]
+    pub rates: bool,
     /// How many percent of these do not arrive. That a backend is a lame duck is told again until it is heard.
     #[serde(default)]
     pub loss: Within<0, 99>,

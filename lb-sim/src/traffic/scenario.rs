@@ -95,6 +95,13 @@ pub struct Run {
     pub differs: RunTable,
 }
 
+impl Run {
+    /// Whether the weights of any of these jobs follow load in it.
+    pub fn follows_load(&self, jobs: &[JobTable]) -> bool {
+        jobs.iter().any(|job| self.differs.load.unwrap_or(job.load).0.is_some())
+    }
+}
+
 /// Why a file is no scenario.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{file}:{line}:{column}: {message} (in: {text})")]

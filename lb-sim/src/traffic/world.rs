@@ -299,7 +299,7 @@ impl<'a> World<'a> {
         for (position, fail) in scenario.fails.iter().enumerate() {
             world.queue.push(fail.at.us, Event::Fail { fail: position, times: fail.times });
         }
-        if scenario.has_costs() {
+        if run.follows_load(&scenario.jobs) {
             world.report_loads();
         }
         world.queue.push(scenario.measure_from.us, Event::Measure);

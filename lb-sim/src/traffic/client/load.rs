@@ -19,15 +19,20 @@ pub(super) struct Following {
     begun: u32,
     begun_smoothed: f64,
     open_smoothed: f64,
+    /// How long a flow lives by that.
+    life_seconds: f64,
     /// To the backend in each slot, of late: flows that began, and those that failed.
     of_late: Vec<(f64, f64)>,
 }
 
-/// What is left of a count of late after one look: a few dozen of them count.
-const LATE: f64 = 0.95;
+/// What is left after one look of what was counted: the last minute or so counts.
+const LATE: f64 = 0.98;
 
-/// How fast the life of a flow follows what is seen of it.
-const SMOOTH: f64 = 0.1;
+/// The shortest time over which the life of a flow is measured; otherwise over one life.
+const LEAST_SECONDS: f64 = 10.0;
+
+/// A life that is longer than a day, or that no flow has shown, counts as a day.
+const MOST_SECONDS: f64 = 86_400.0;
 
 /// So many flows show what part of them fails.
 const ENOUGH: f64 = 20.0;
@@ -35,7 +40,14 @@ const ENOUGH: f64 = 20.0;
 impl Following {
     pub(super) fn new(law: Law) -> Self {
         let control = Control::new(law);
-        Self { control, begun: 0, begun_smoothed: 0.0, open_smoothed: 0.0, of_late: Vec::new() }
+        Self {
+            control,
+            begun: 0,
+            begun_smoothed: 0.0,
+            open_smoothed: 0.0,
+            life_seconds: 0.0,
+            of_late: Vec::new(),
+        }
     }
 
     pub(super) fn begin(&mut self, slot: u32) {
@@ -57,13 +69,32 @@ impl Following {
         &mut self.of_late[slot]
     }
 
+    /// Another backend is in a slot.
+    pub(super) fn forget(&mut self, slot: u32) {
+        *self.at(slot) = (0.0, 0.0);
+    }
+
+    /// What has begun until now was there before anybody looked.
+    pub(super) fn forget_begun(&mut self) {
+        self.begun = 0;
+    }
+
     /// The mean life of a flow (Little's law), after one look more.
     fn flows(&mut self, open: u32) -> Flows {
         let begun = f64::from(std::mem::take(&mut self.begun));
-        self.begun_smoothed += (begun - self.begun_smoothed) * SMOOTH;
-        self.open_smoothed += (f64::from(open) - self.open_smoothed) * SMOOTH;
-        let seconds = if self.begun_smoothed > 0.0 { self.open_smoothed / self.begun_smoothed } else { 0.0 };
-        Flows { life: Duration::try_from_secs_f64(seconds).unwrap_or_default() }
+        // Both are smoothed alike, so their ratio is right from the first look on.
+        let part = 1.0 / LEAST_SECONDS.max(self.life_seconds);
+        self.begun_smoothed += (begun - self.begun_smoothed) * part;
+        self.open_smoothed += (f64::from(open) - self.open_smoothed) * part;
+        let life = self.open_smoothed / self.begun_smoothed;
+        self.life_seconds = if self.open_smoothed == 0.0 {
+            0.0
+        } else if life.is_finite() {
+            life.min(MOST_SECONDS)
+        } else {
+            MOST_SECONDS
+        };
+        Flows { life: Duration::from_secs_f64(self.life_seconds) }
     }
 }
 
@@ -77,8 +108,19 @@ impl Client {
             let backend = index_of(address);
             let slot = slots[&backend];
             let (begun, failed) = following.of_late.get(slot as usize).copied().unwrap_or_default();
-            let errors = (begun >= ENOUGH).then(|| failed / begun);
-            (address, Seen { weight, heard: heard(backend), errors, is_frozen: self.is_frozen(slot) })
+            // One that began long ago may fail late.
+            let errors = (begun >= ENOUGH).then(|| (failed / begun).min(1.0));
+            (
+                address,
+                Seen {
+                    weight,
+                    heard: heard(backend),
+                    errors,
+                    // Who leaves the list and returns is somebody else here.
+                    ready_since: Duration::ZERO,
+                    is_frozen: self.is_frozen(slot),
+                },
+            )
         };
         let row: SeenRow = self.balancer.weights(0).iter().map(seen).collect();
         let open = self.links.iter().flatten().map(|link| link.flows).sum();

@@ -37,7 +37,9 @@ const MAX_ORDERED: u64 = 2_000_000_000;
 const MAX_NEIGHBOURS: u64 = 20_000_000;
 /// Most times that clients hear a backend's own report, in all runs together.
 const MAX_REPORTS: u64 = 5_000_000;
-/// Most members that clients look at whose weights follow load, in all runs together.
+/// Most times that backends measure their load, in all runs together.
+const MAX_LOADS: u64 = 50_000_000;
+/// Most reports of load that clients look at, in all runs together.
 const MAX_LOOKS: u64 = 500_000_000;
 /// Most times that a backend fails, in all runs together.
 const MAX_FAILURES: u64 = 1_000_000;
@@ -118,12 +120,19 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
         let changes = changes.saturating_mul(backends).saturating_mul(runs);
         limit(&span, "times that neighbours come or go, in all runs", changes, MAX_NEIGHBOURS)?;
     }
-    let runs_of_load = scenario.runs.iter().filter(|run| {
-        document.job.iter().any(|job| run.differs.load.unwrap_or(job.get_ref().load).0.is_some())
-    });
-    let looks = scenario.duration.us.div_ceil(1_000_000).saturating_mul(members);
-    let looks = looks.saturating_mul(runs_of_load.count() as u64 * u64::from(scenario.seeds));
-    limit(&(0..0), "looks at members' load, in all runs", looks, MAX_LOOKS)?;
+    if let Some(table) = scenario.reports {
+        let jobs: Vec<JobTable> = document.job.iter().map(|job| job.get_ref().clone()).collect();
+        let of_load = scenario.runs.iter().filter(|run| run.follows_load(&jobs)).count() as u64;
+        let of_load = of_load * u64::from(scenario.seeds);
+        let span = document.reports.as_ref().map_or(0..0, Spanned::span);
+        // Each look goes past the reports that are still on their way.
+        let on_their_way = 1 + (table.delay.us + table.spread.us) / table.interval.us;
+        let looks = scenario.duration.us.div_ceil(1_000_000).saturating_mul(members);
+        let looks = looks.saturating_mul(on_their_way).saturating_mul(of_load);
+        limit(&span, "looks at reports of load, in all runs", looks, MAX_LOOKS)?;
+        let measured = scenario.duration.us.div_ceil(table.interval.us).saturating_mul(backends);
+        limit(&span, "reports of load, in all runs", measured.saturating_mul(of_load), MAX_LOADS)?;
+    }
     let restarts: u64 = scenario.restarts.iter().map(|restart| 3 * scenario.batches(restart)).sum();
     let changes = restarts + scenario.resizes.len() as u64;
     let spans = [document.restart.first().map(Spanned::span), document.resize.first().map(Spanned::span)];
@@ -161,16 +170,19 @@ fn demand(scenario: &Scenario, job: &JobTable, Run { differs: run, .. }: &Run, t
     let rate = job.rate.map(|rate| run.rate.unwrap_or(rate).0);
     let interval = job.interval.map(|interval| 1e6 / float(interval.us));
     let cost_us = job.cost.map_or(0.0, |cost| cost.0.mean() * 1e6);
+    // On the fastest machine that there is.
+    let least_us =
+        cost_us / scenario.machines.fastest() + float(run.wait.or(job.wait).unwrap_or(job.lasts).us);
     let held_us = cost_us + float(run.wait.or(job.wait).unwrap_or(job.lasts).us.max(timeout_us));
     let users = job.closed.map(|closed| {
-        let round_us = (float(closed.think.us) + held_us).max(1.0);
+        let round_us = (float(closed.think.us) + least_us).max(1.0);
         f64::from(closed.clients.0) * 1e6 / round_us
     });
     let Some(per_second) = interval.or(rate).or(users) else { return Demand { each: 0, alive: 0 } };
     let tries = f64::from(1 + run.retries.unwrap_or(job.retries).0);
     // A connection that is kept has many, and those that are open at the start are a life's worth.
     let life_us = job.connection_life.map_or(0.0, |life| float(life.us));
-    let on_each = 1.0 + life_us / (held_us + float(job.pause.us)).max(1.0);
+    let on_each = 1.0 + life_us / (least_us + float(job.pause.us)).max(1.0);
     let each = (float(scenario.duration.us) + life_us) / 1e6 * per_second * bursts * tries * on_each;
     // Who gives up in time looks at each request until then, served or not.
     let kept_us = held_us.max(life_us).max(job.timeout.map_or(0.0, |timeout| float(timeout.us)));

@@ -46,6 +46,15 @@ impl Machines {
         })
     }
 
+    /// How fast the fastest of them can be.
+    pub fn fastest(&self) -> f64 {
+        match &self.speed {
+            Speed::All(speed) => *speed,
+            Speed::List(speeds) | Speed::Alternate(speeds) => speeds.iter().copied().fold(0.001, f64::max),
+            Speed::Share(_, factor) => factor.max(1.0),
+        }
+    }
+
     /// How fast each of so many backends is; where chance decides, by this generator.
     pub fn speeds(&self, count: u32, rng: &mut SplitMix64) -> Vec<f64> {
         let count = count as usize;

@@ -48,7 +48,8 @@ impl World<'_> {
         let number = now / table.interval.us;
         for (index, backend) in self.backends.iter().enumerate() {
             let reporting = &mut self.reporting[index];
-            if !backend.is_up() {
+            // What reports is beside the backend: it goes on where that is ill.
+            if !backend.running {
                 reporting.measured.clear();
                 continue;
             }
@@ -60,7 +61,7 @@ impl World<'_> {
                 reporting.measured.pop_front();
             }
             if let Some(before) = reporting.measured.front() {
-                let load = load_of(before, &now_sums, cores, table.pressure);
+                let load = load_of(before, &now_sums, cores, table);
                 reporting.sent.push_back(SentReport { number, at_us: now, load });
             }
             reporting.measured.push_back(now_sums);
@@ -103,14 +104,14 @@ impl World<'_> {
 const KEPT: u64 = 32;
 
 /// What an agent reports of the time between two measurements: the use of the cores, and the share of time that somebody waited for one.
-fn load_of(before: &Sums, now: &Sums, cores: f64, pressure: bool) -> Load {
+fn load_of(before: &Sums, now: &Sums, cores: f64, table: ReportsTable) -> Load {
     let passed_us = float(now.at_us - before.at_us);
     let busy = (now.busy_us - before.busy_us) / passed_us / cores;
-    let waited = if pressure { (now.waited_us - before.waited_us) / passed_us } else { 0.0 };
-    let per_second = |count: u64| thousandths(float(count) * 1e6 / passed_us);
+    let waited = if table.pressure { (now.waited_us - before.waited_us) / passed_us } else { 0.0 };
+    let per_second = |count: u64| table.rates.then(|| thousandths(float(count) * 1e6 / passed_us));
     Load {
-        qps: Some(per_second(now.arrivals - before.arrivals)),
-        eps: Some(per_second(now.errors - before.errors)),
+        qps: per_second(now.arrivals - before.arrivals),
+        eps: per_second(now.errors - before.errors),
         utilization: Some(thousandths(busy + waited)),
         window: Duration::from_micros(now.at_us - before.at_us),
         age: Duration::ZERO,

@@ -10,7 +10,8 @@ use lb_common::pick::{How, Pick};
 
 use super::clients::number;
 use super::{Backend, Event, World};
-use crate::sampling::{self, unit};
+use crate::metrics::float;
+use crate::sampling::{self, Distribution, unit};
 use crate::traffic::client::{Client, Link, LinkState, SlotBackend};
 use crate::traffic::document::{FailMode, Traffic};
 
@@ -161,12 +162,12 @@ impl World<'_> {
                 let gap = sampling::sample(job.table.arrivals, gap_us, &mut client.rng);
                 world.queue.push(job.due(world.now, gap.max(1)), Event::Arrive(id));
             }
-            world.begin(id, client);
+            world.begin(id, client, 1.0);
         });
     }
 
-    /// A request or connect begins.
-    fn begin(&mut self, id: u32, client: &mut Client) {
+    /// A request or connect begins. Of how long its connection is kept this part is left.
+    fn begin(&mut self, id: u32, client: &mut Client, left: f64) {
         let table = &self.jobs[client.job].table;
         // Sampled in any case, so that all runs of a scenario see the same arrivals with the same lives and costs.
         let cost_ps = table.cost.map_or(0, |cost| cost.0.sample(&mut client.rng));
@@ -174,6 +175,8 @@ impl World<'_> {
         let wait_us = sampling::sample(table.lives, wait.us, &mut client.rng);
         let life = table.connection_life.unwrap_or_default();
         let life_us = sampling::sample(table.lives, life.us, &mut client.kept_rng);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a time")]
+        let life_us = (float(life_us) * left) as u64;
         let gives_up_us = table.timeout.map_or(u64::MAX, |timeout| self.now + timeout.us);
         let (tries_left, is_users) = (table.retries.0, table.closed.is_some());
         self.note_arrival(client.job, cost_ps);
@@ -358,9 +361,15 @@ impl World<'_> {
             let some = world.jobs[client.job].kept(client.index) + unit(&mut client.kept_rng);
             let mut opened = 1.0;
             while opened <= some {
-                world.begin(id, client);
+                // What is left of a random life does not depend on its age.
+                let left = match world.jobs[client.job].table.lives {
+                    Distribution::Even => unit(&mut client.kept_rng),
+                    Distribution::Random => 1.0,
+                };
+                world.begin(id, client, left);
                 opened += 1.0;
             }
+            client.forget_begun();
         });
     }
 
