@@ -407,7 +407,7 @@ fn where_all_is_even_late_and_lost_reports_make_nothing_swing() {
 
 #[test]
 fn feedback_settles_within_five_lives_of_connections_that_are_kept() {
-    // 30 requests a second of each of 200 connections of a task, more or less, as in the fleet above.
+    // Some 200 connections of each task, with a request on each every three seconds or so: as many requests as in the fleet above.
     let kept = "rate = 10.0\nconnection_life = \"20s\"\npause = \"3200ms\"";
     let text = UNEQUAL.replace("rate = 60.0", kept).replace("120s", "200s").replace("\"60s\"", "\"100s\"");
     let report = played(&text);

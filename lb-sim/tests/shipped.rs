@@ -7,8 +7,7 @@ use lb_sim::traffic::tally::{JobCounts, Row, Total};
 use lb_sim::traffic::{Report, play, shipped};
 
 fn played(name: &str) -> Report {
-    let text = shipped::text(name).expect("it comes with the program");
-    let scenario = Scenario::read(name, name, text).unwrap_or_else(|fault| panic!("{fault}"));
+    let scenario = shipped::scenario(name);
     play(&scenario, scenario.seed)
 }
 

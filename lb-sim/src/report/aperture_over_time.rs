@@ -9,7 +9,6 @@ use super::numbers::percent;
 use super::palette::{DETERMINISTIC, RANDOM};
 use super::section::{Extent, Section, Table};
 use crate::metrics::{Spread, float, mean};
-use crate::traffic::scenario::Scenario;
 use crate::traffic::tally::Row;
 use crate::traffic::values::Span;
 use crate::traffic::{play, shipped};
@@ -46,8 +45,7 @@ fn per_second(requests: Spread, seconds: f64) -> Spread {
 
 /// Plays both runs, each for so many seconds.
 fn played(seconds: u64) -> [Rates; 2] {
-    let text = shipped::text(SCENARIO).expect("it is shipped");
-    let mut scenario = Scenario::read(SCENARIO, SCENARIO, text).expect("it is a scenario");
+    let mut scenario = shipped::scenario(SCENARIO);
     let span = |seconds: u64| Span { us: seconds * 1_000_000 };
     (scenario.duration, scenario.step) = (span(seconds), span(step_of(seconds)));
     scenario.runs.retain(|run| RUNS.contains(&run.name.as_str()));

@@ -11,7 +11,6 @@ use super::palette::{DETERMINISTIC, RANDOM, ROCKSTEADIER};
 use super::section::{Extent, Section, Table};
 use crate::metrics::{Spread, mean};
 use crate::traffic::figures::RunFigures;
-use crate::traffic::scenario::Scenario;
 use crate::traffic::tally::Row;
 use crate::traffic::values::Span;
 use crate::traffic::{Report, play, shipped};
@@ -20,8 +19,7 @@ const SCENARIO: &str = "book-load";
 
 /// Plays the book's fleet for as long as the report has room.
 fn played(extent: Extent) -> Report {
-    let text = shipped::text(SCENARIO).expect("it is shipped");
-    let mut scenario = Scenario::read(SCENARIO, SCENARIO, text).expect("it is a scenario");
+    let mut scenario = shipped::scenario(SCENARIO);
     let seconds = |seconds: u64| Span { us: seconds * 1_000_000 };
     scenario.duration = seconds(extent.load_seconds);
     scenario.measure_from = seconds(extent.load_seconds / 4);

@@ -6,7 +6,6 @@ use lb_svg::{Area, Axis, Drawing, Figure, Paint, Plot, Scale, WIDTH};
 
 use super::palette::{DETERMINISTIC, ROCKSTEADIER};
 use crate::metrics::float;
-use crate::traffic::scenario::Scenario;
 use crate::traffic::tally::{JobCounts, Row};
 use crate::traffic::{Report, play, shipped};
 
@@ -21,8 +20,7 @@ pub struct ResizeErrors {
 impl ResizeErrors {
     /// Plays the scenario.
     pub fn play() -> Self {
-        let text = shipped::text(SCENARIO).expect("it is shipped");
-        let scenario = Scenario::read(SCENARIO, SCENARIO, text).expect("it is a scenario");
+        let scenario = shipped::scenario(SCENARIO);
         Self { report: play(&scenario, scenario.seed), minutes: float(scenario.duration.us) / 60e6 }
     }
 

@@ -308,6 +308,11 @@ impl Client {
         picked
     }
 
+    /// Its open flows to the backend in a slot, and the connects that nobody has answered yet.
+    fn flows(&self, slot: u32) -> u32 {
+        self.links[slot as usize].map_or(0, |link| link.flows) + self.pending[slot as usize]
+    }
+
     /// What it has begun until now says nothing of how long flows live.
     pub fn forget_begun(&mut self) {
         self.following.iter_mut().for_each(Following::forget_begun);

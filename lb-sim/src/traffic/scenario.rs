@@ -56,8 +56,10 @@ pub struct Scenario {
     pub machines: Machines,
     /// The jobs, each copy as one of its own.
     pub jobs: Vec<JobTable>,
-    /// The names that the file gives jobs, and of each of `jobs` the position of its own.
-    pub names: (Vec<String>, Vec<usize>),
+    /// The names that the file gives jobs.
+    pub names: Vec<String>,
+    /// Of each of `jobs` the position of its name among these.
+    pub named: Vec<usize>,
     /// Resizes, in the order of time.
     pub resizes: Vec<Resize>,
     /// Rolling restarts, in the order of time.
@@ -174,7 +176,8 @@ impl Scenario {
             weights: Vec::new(),
             machines: Machines::of(&document.backends, most_backends(&document))?,
             jobs: Vec::new(),
-            names: (Vec::new(), Vec::new()),
+            names: Vec::new(),
+            named: Vec::new(),
             resizes: resizes(&document.resize, &copies, end.1)?,
             restarts: sorted(&document.restart, end.1, |restart| restart.at)?,
             fails: fails::fails(&document.fail, end.1)?,
@@ -188,11 +191,11 @@ impl Scenario {
         let tables: Vec<JobTable> = document.job.into_iter().map(Spanned::into_inner).collect();
         let names = tables.iter().map(|job| job.name.0.clone()).collect();
         let copies = |job: &JobTable| job.copies.map_or(1, |copies| copies.0 as usize);
-        let positions =
+        let named =
             tables.iter().enumerate().flat_map(|(position, job)| std::iter::repeat_n(position, copies(job)));
-        let names = (names, positions.collect());
+        let named = named.collect();
         let jobs = tables.into_iter().flat_map(written_out).collect();
-        Ok(Self { weights, jobs, names, ..scenario })
+        Ok(Self { weights, jobs, names, named, ..scenario })
     }
 
     /// Whether requests take CPU time.

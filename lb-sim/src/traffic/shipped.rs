@@ -2,6 +2,8 @@
 //!
 //! They are compiled in, so that the program needs no files. Must not know what they mean.
 
+use super::scenario::Scenario;
+
 /// Names and texts, in the order of the documentation.
 pub const SHIPPED: [(&str, &str); 16] = [
     ("figure-5", include_str!("../../scenarios/figure-5.toml")),
@@ -25,6 +27,15 @@ pub const SHIPPED: [(&str, &str); 16] = [
 /// The text of a shipped scenario.
 pub fn text(name: &str) -> Option<&'static str> {
     SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+}
+
+/// A shipped scenario, for those who name one that there is.
+///
+/// # Panics
+/// If there is none of this name.
+pub fn scenario(name: &str) -> Scenario {
+    let text = text(name).expect("it is shipped");
+    Scenario::read(name, name, text).expect("what is shipped is a scenario")
 }
 
 /// All names, for messages.

@@ -1,8 +1,9 @@
 //! What happens in virtual time: backends come, go and restart, clients hear of it later, and connect all the while.
 //!
 //! In reading order: the whole state, here; what becomes of the `backends`; the `jobs` and what their `clients` hear and keep, and the
-//! `requests` that they send; the machines that do the work, `serving`; what backends report of their load, `loads`; what clients make of failures, `judging`; and the rows and
-//! totals of it, `measures`, beside what chance alone would give, `floor`. Must not choose a backend: the [`Client`] does.
+//! `requests` that they send; the machines that do the work, `serving`; what clients make of failures, `judging`; what backends report
+//! of their load, `loads`; and the rows and totals of it, `measures`, beside what chance alone would give, `floor`. Must not choose a
+//! backend: the [`Client`] does.
 
 mod backends;
 
@@ -240,12 +241,8 @@ impl<'a> World<'a> {
         let capacities: Vec<f64> = machines[..at_start].iter().zip(&weights).map(asks).collect();
         let floor = Floor::new(&weights, &capacities, seed);
         let server = |(index, machine)| Server::new(machine, scenario.machines.queue, seed, index);
-        let by_job: Vec<JobCounts> = scenario
-            .names
-            .0
-            .iter()
-            .map(|job| JobCounts { job: job.clone(), ..JobCounts::default() })
-            .collect();
+        let by_job: Vec<JobCounts> =
+            scenario.names.iter().map(|job| JobCounts { job: job.clone(), ..JobCounts::default() }).collect();
         let mut world = Self {
             scenario,
             run,
@@ -311,7 +308,7 @@ impl<'a> World<'a> {
 
     /// What is counted of the job at this position in the file.
     fn counts_of_job(&mut self, job: usize) -> &mut JobCounts {
-        &mut self.by_job[self.scenario.names.1[job]]
+        &mut self.by_job[self.scenario.named[job]]
     }
 
     /// A client of a job has opened a connection.

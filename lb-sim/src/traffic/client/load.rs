@@ -86,13 +86,10 @@ impl Following {
         let part = 1.0 / LEAST_SECONDS.max(self.life_seconds);
         self.begun_smoothed += (begun - self.begun_smoothed) * part;
         self.open_smoothed += (f64::from(open) - self.open_smoothed) * part;
-        let life = self.open_smoothed / self.begun_smoothed;
         self.life_seconds = if self.open_smoothed == 0.0 {
             0.0
-        } else if life.is_finite() {
-            life.min(MOST_SECONDS)
         } else {
-            MOST_SECONDS
+            (self.open_smoothed / self.begun_smoothed).min(MOST_SECONDS)
         };
         Flows { life: Duration::from_secs_f64(self.life_seconds) }
     }
@@ -141,8 +138,7 @@ impl Client {
     fn is_frozen(&self, slot: u32) -> bool {
         let at = slot as usize;
         let limit = self.rules.active_limit;
-        let flows = self.links[at].map_or(0, |link| link.flows) + self.pending[at];
         let is_ejected = self.ejector.as_ref().is_some_and(|ejector| ejector.state(slot).is_held_back() != 0);
-        self.lame[at] || is_ejected || (limit != 0 && flows >= limit)
+        self.lame[at] || is_ejected || (limit != 0 && self.flows(slot) >= limit)
     }
 }

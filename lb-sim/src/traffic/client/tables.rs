@@ -41,8 +41,7 @@ impl Tables for ClientTables<'_> {
     }
 
     fn flows(&self, slot: u32) -> u32 {
-        let client = self.client;
-        client.links[slot as usize].map_or(0, |link| link.flows) + client.pending[slot as usize]
+        self.client.flows(slot)
     }
 
     fn errors(&self, slot: u32) -> RecentErrors {
