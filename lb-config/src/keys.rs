@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_common::abi::{self, MAX_SUBSET};
+use lb_core::control::{Law, Mode};
 use lb_core::endpoint::MAX_INDEXES;
 use lb_core::service::{Overflow, Policy, Protocol};
 use lb_core::subset::Algorithm;
@@ -33,6 +34,7 @@ pub static SECTIONS: [&[&Section]; 8] = [
         &service::SECTION,
         &ejection::SECTION,
         &health::SECTION,
+        &load::SECTION,
         &udp::SECTION,
         &subset::SECTION,
         &size::SECTION,
@@ -117,6 +119,13 @@ section! {
          [ejection.md](ejection.md)";
     HEALTH "health": Form(&["{ panic_threshold = 50 }"]), Means("`{}`"),
         "what follows when backends are unavailable: see [health.md](../design/health.md)";
+    LOAD "load": Form(&["{ control = \"feedback\" }"]), Means("none"),
+        "weights follow what backends report of their load: see [load.md](../design/load.md). Needs `health = { probe = \"report\" }` and a policy \
+         that heeds weights";
+    // Shorter, the first tables of a backend would be its whole start; after an hour nobody waits for it any more.
+    SLOW_START "slow_start": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)), Is(None),
+        "over how long an endpoint that is new, or available again, comes to its share: from a tenth on, in proportion to the time. Needs \
+         a policy that heeds weights";
     UDP "udp": Form(&["{ rebind = \"30s\" }"]), Means("`{}`"),
         "`udp` only: what becomes of flows of sockets that are not connected";
     SUBSET "subset": Form(&["\"all\"", "{ size = 20 }"]),
@@ -175,6 +184,16 @@ section! {
          the host cannot reach (see [reports.md](reports.md#from-a-clients-network-namespace))";
     KEY "key": Text<Cow<'static, str>>(&["users.key"], path), Means("that of `[reports]`"),
         "`report` only: the file with the service's keys, lines `ID KEY`, which only its owner may write and only its owner and group may read";
+}
+
+section! {
+    load, "load", "load", "";
+
+    CONTROL "control": Words<Law>(&[Law::Feedback, Law::A58], Law::name), Required,
+        "`feedback` makes the utilization of all members even, whatever the reason why it is not; `a58` is gRPC's \
+         `weighted_round_robin` (gRFC A58), which needs requests a second in the reports and replaces structural weights";
+    MODE "mode": Words<Mode>(&Mode::ALL, Mode::name), Is(Mode::Enforce),
+        "`observe` computes and shows what would be done, and does nothing";
 }
 
 section! {

@@ -47,6 +47,8 @@ mod policy;
 
 mod ejection;
 
+mod load;
+
 mod health;
 
 mod probe;

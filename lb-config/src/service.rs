@@ -10,7 +10,7 @@ use lb_core::service::{Protocol, Service};
 use super::keys::service::{ADDRESS, BACKENDS, NAME, ON_NO_BACKEND, PROTOCOL, SUBSET};
 use super::probe::Around;
 use super::template::ServiceTemplate;
-use super::{NamedFile, health, policy, source, subset};
+use super::{NamedFile, health, load, policy, source, subset};
 use lb_document::diagnostic::Report;
 use lb_document::kind::Refusal;
 use lb_document::{Table, Unique, address};
@@ -119,6 +119,8 @@ fn read_template(
 ) -> Option<ServiceTemplate> {
     let choice = policy::read(table, declared.protocol, report);
     let health = health::read(table, declared.protocol, around, report);
+    let probe = health.as_ref().map(|(_, probe)| probe.as_ref());
+    let control = load::read(table, choice.as_ref().map(|choice| choice.policy), probe, report);
     let subset = match SUBSET.item(table, report) {
         Some(item) => subset::read(&item, report),
         None => Some((subset::default(), None)),
@@ -143,6 +145,7 @@ fn read_template(
         error_decay: None,
         ejection: None,
         health,
+        control: control?,
         connect_timeout: choice.connect_timeout,
         unanswered_after: choice.unanswered_after,
         rebind: choice.rebind,
@@ -172,6 +175,7 @@ mod tests {
     use super::super::tests::{check, services, with_line, with_service};
     use super::super::{ClientService, Source};
     use super::*;
+    use lb_core::control::ControlRules;
     use lb_core::service::{Ejection, HealthRules, Overflow, Policy, Size, Subset, UNANSWERED_AFTER, seed};
     use lb_core::subset::Algorithm;
     use std::time::Duration;
@@ -188,6 +192,7 @@ mod tests {
             error_decay: Some(Duration::from_secs(5)),
             ejection: Some(Ejection::default()),
             health: HealthRules::default(),
+            control: ControlRules::default(),
             connect_timeout: None,
             unanswered_after: UNANSWERED_AFTER,
             rebind: None,

@@ -1,16 +1,21 @@
-//! Weights that follow load: how much more or less than its structural share each member of one client task gets, from what
-//! backends report.
+//! Weights that change while a list stays: with load, by what backends report, and in slow start. How much more or less than its
+//! structural share each member of one client task gets.
 //!
 //! In reading order: how much that is ([`factor`]), what is known of a member ([`Seen`]), the two laws, gRPC's ([`a58`]) and our own
-//! ([`feedback`]), and when a change is worth a table ([`publication`]). A law knows one row: the members of one service that this task
-//! uses. It needs neither other tasks nor their subsets, because a report is of all that a backend gets. Reads no clock, and no
-//! function whose last bit differs from one machine to the next.
+//! ([`feedback`]), slow start ([`slow_start`]), how a task's flows behave ([`flows`]), and when a change is worth a table
+//! ([`publication`]). A law knows one row: the members of one service that this task uses. It needs neither other tasks nor their
+//! subsets, because a report is of all that a backend gets. Reads no clock, and no function whose last bit differs from one machine to
+//! the next.
 
 pub mod factor;
 
 pub mod a58;
 
 pub mod feedback;
+
+pub mod slow_start;
+
+pub mod flows;
 
 pub mod publication;
 
@@ -21,9 +26,11 @@ use std::time::Duration;
 use crate::reports::Load;
 
 use a58::A58;
-use factor::Factors;
+use factor::{Factor, Factors};
 use feedback::Feedback;
-use publication::is_worth_a_table;
+use flows::Flows;
+use publication::{Proposal, distance, threshold};
+use slow_start::Readiness;
 
 /// From one look at the reports to the next.
 pub const TICK: Duration = Duration::from_secs(1);
@@ -50,6 +57,66 @@ impl Law {
     }
 }
 
+/// What becomes of what a law says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Tables follow it.
+    #[default]
+    Enforce,
+    /// It is shown.
+    Observe,
+}
+
+impl Mode {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Enforce, Self::Observe];
+
+    /// The word for it in configurations.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Enforce => "enforce",
+            Self::Observe => "observe",
+        }
+    }
+}
+
+/// What changes the weights of a service's members.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ControlRules {
+    /// By which law they follow load, if they do.
+    pub law: Option<Law>,
+    /// What becomes of what it says.
+    pub mode: Mode,
+    /// Over how long a member that is new, or available again, comes to its share.
+    pub slow_start: Option<Duration>,
+}
+
+/// What an operator has said of a service's law, for a while.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Switch {
+    /// It works as it is configured.
+    #[default]
+    On,
+    /// Factors stay as they are.
+    Frozen,
+    /// Every member has its structural share.
+    Off,
+}
+
+impl Switch {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::On, Self::Frozen, Self::Off];
+
+    /// The word for it in commands and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::On => "on",
+            Self::Frozen => "freeze",
+            Self::Off => "off",
+        }
+    }
+}
+
 /// What a backend has reported, and since when this host knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heard {
@@ -61,8 +128,13 @@ pub struct Heard {
 
 impl Heard {
     /// The report's age: when what it tells was measured.
-    fn age(&self, now: Duration) -> Duration {
+    pub fn age(&self, now: Duration) -> Duration {
         now.saturating_sub(self.at) + self.load.age
+    }
+
+    /// Its utilization, if it tells that.
+    pub fn utilization(&self) -> Option<f64> {
+        self.load.utilization.map(thousandths)
     }
 }
 
@@ -75,67 +147,259 @@ pub struct Seen {
     pub heard: Option<Heard>,
     /// The part of this task's own flows to it that failed, of those that began of late, if these are enough.
     pub errors: Option<f64>,
-    /// Since when it can be chosen without a break.
-    pub ready_since: Duration,
-    /// Whether something else decides now how much it gets: it is in slow start, ejected, on trial, a lame duck, at its limit.
-    pub is_frozen: bool,
+    /// Whether it takes new flows: it is not ejected, on trial, refusing, or a lame duck.
+    pub is_available: bool,
+    /// Whether it has as many open flows as it may.
+    pub is_at_limit: bool,
 }
 
 /// The members of a row by their addresses.
 pub type SeenRow = BTreeMap<SocketAddr, Seen>;
 
-/// How the flows of a row behave.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flows {
-    /// How long one lives on average: open flows over connects a second. Weights act on new ones alone.
-    pub life: Duration,
+/// A row, as it is when a law looks at it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Look {
+    /// Its members.
+    pub row: SeenRow,
+    /// How its flows behave.
+    pub flows: Flows,
+    /// Whether so few are available that unavailable ones are chosen as well.
+    pub is_panic: bool,
+    /// How many entries its table has.
+    pub entries: u32,
+}
+
+/// Why a member keeps the factor that it has, or gets no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Hold {
+    /// An operator has said so.
+    Operator,
+    /// The service is in panic.
+    Panic,
+    /// It is ejected, on trial, refusing, or a lame duck.
+    Unavailable,
+    /// It is in slow start.
+    SlowStart,
+    /// It is at `active_limit`.
+    ActiveLimit,
+    /// It has not reported for a while, or what it reports is too old.
+    NoReport,
+    /// So many of its requests or connects fail that it gets no more.
+    Errors,
+    /// Fewer than half of the row have reported.
+    FewReports,
+}
+
+impl Hold {
+    /// The word for it in tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Operator => "operator",
+            Self::Panic => "panic",
+            Self::Unavailable => "unavailable",
+            Self::SlowStart => "slow-start",
+            Self::ActiveLimit => "active-limit",
+            Self::NoReport => "no-report",
+            Self::Errors => "errors",
+            Self::FewReports => "few-reports",
+        }
+    }
+}
+
+/// What a law has learnt, as it is kept for the next daemon.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Learnt {
+    /// What an operator has said.
+    pub switch: Switch,
+    /// The factors.
+    pub factors: Factors,
 }
 
 /// A law at work on the row of one service, with what it remembers.
 #[derive(Clone, Debug)]
 pub struct Control {
+    rules: ControlRules,
+    switch: Switch,
     law: LawState,
+    readiness: Readiness,
+    holds: BTreeMap<SocketAddr, Hold>,
+    /// What the law says.
+    wanted: Factors,
+    /// What tables follow, slow start included.
     in_force: Factors,
 }
 
 #[derive(Clone, Debug)]
 enum LawState {
+    None,
     A58(A58),
     Feedback(Feedback),
 }
 
 impl Control {
     /// Nothing is known yet, and everybody has their structural share.
-    pub fn new(law: Law) -> Self {
-        let law = match law {
-            Law::A58 => LawState::A58(A58::default()),
-            Law::Feedback => LawState::Feedback(Feedback::default()),
+    pub fn new(rules: ControlRules) -> Self {
+        let law = match rules.law {
+            None => LawState::None,
+            Some(Law::A58) => LawState::A58(A58::default()),
+            Some(Law::Feedback) => LawState::Feedback(Feedback::default()),
         };
-        Self { law, in_force: Factors::default() }
+        Self {
+            rules,
+            switch: Switch::On,
+            law,
+            readiness: Readiness::default(),
+            holds: BTreeMap::new(),
+            wanted: Factors::default(),
+            in_force: Factors::default(),
+        }
     }
 
-    /// Looks at the reports, [`TICK`] after the last time. Returns the factors that shall be in force from now on if they differ enough
-    /// from those before to be worth a table of so many `entries`.
-    pub fn tick(&mut self, now: Duration, row: &SeenRow, flows: Flows, entries: u32) -> Option<Factors> {
-        let wanted = match &mut self.law {
-            LawState::A58(a58) => a58.factors(now, row),
-            LawState::Feedback(feedback) => feedback.tick(now, row, flows),
-        };
-        // The yardstick makes its tables as often as its source does.
-        let is_published = match self.law {
-            LawState::A58(_) => wanted != self.in_force,
-            LawState::Feedback(_) => is_worth_a_table(row, &self.in_force, &wanted, entries),
-        };
-        if !is_published {
-            return None;
+    /// Takes up what an earlier daemon had learnt so long ago. What A58 knows is not kept: its weights come anew within its blackout.
+    /// Returns the factors that shall be in force from the first table on.
+    pub fn adopt(&mut self, learnt: &Learnt, now: Duration, age: Duration) -> Factors {
+        self.switch = learnt.switch;
+        if let LawState::Feedback(feedback) = &mut self.law
+            && self.switch != Switch::Off
+        {
+            feedback.adopt(&learnt.factors, now, age);
+            self.wanted = learnt.factors.clone();
+            if self.rules.mode == Mode::Enforce {
+                self.in_force = learnt.factors.clone();
+            }
         }
-        self.in_force = wanted;
-        Some(self.in_force.clone())
+        self.in_force.clone()
+    }
+
+    /// What is kept for the next daemon.
+    pub fn learnt(&self) -> Learnt {
+        let is_kept = matches!(self.law, LawState::Feedback(_));
+        Learnt {
+            switch: self.switch,
+            factors: if is_kept { self.wanted.clone() } else { Factors::default() },
+        }
+    }
+
+    /// An operator says what becomes of the law.
+    pub fn set_switch(&mut self, switch: Switch) {
+        self.switch = switch;
+    }
+
+    /// What an operator has said.
+    pub const fn switch(&self) -> Switch {
+        self.switch
+    }
+
+    /// What it was made for.
+    pub const fn rules(&self) -> ControlRules {
+        self.rules
+    }
+
+    /// Looks at the reports, [`TICK`] after the last time. Proposes factors if they differ enough from those in force to be worth a
+    /// table. They are in force once [`Control::publish`] is called with them; until then they are proposed again.
+    pub fn tick(&mut self, now: Duration, look: &Look) -> Option<Proposal> {
+        self.readiness.look(now, look.row.iter().map(|(address, seen)| (*address, seen.is_available)));
+        let holds = self.holds_of(now, look);
+        let acts = self.rules.mode == Mode::Enforce && self.switch != Switch::Off;
+        self.wanted = match (&mut self.law, self.switch) {
+            (LawState::Feedback(feedback), Switch::Off) => {
+                feedback.forget(&look.row, look.flows);
+                Factors::default()
+            }
+            (LawState::None, _) | (LawState::A58(_), Switch::Off) => Factors::default(),
+            (LawState::A58(_), Switch::Frozen) => self.wanted.clone(),
+            (LawState::A58(a58), Switch::On) => {
+                let ready_since = |address| self.readiness.since(address).unwrap_or(now);
+                a58.factors(now, &look.row, ready_since)
+            }
+            (LawState::Feedback(feedback), _) => feedback.tick(now, look, &holds, acts),
+        };
+        self.holds = holds;
+        if let LawState::Feedback(feedback) = &self.law {
+            for (address, hold) in feedback.holds() {
+                self.holds.entry(address).or_insert(hold);
+            }
+        }
+        let factors = self.factors(now, look, acts);
+        let distance = distance(&look.row, &self.in_force, &factors);
+        // The yardstick makes its tables as often as its source does; and whatever has ended, ends whole.
+        let least = match self.law {
+            LawState::A58(_) => 0.0,
+            _ if factors == Factors::default() => 0.0,
+            LawState::None | LawState::Feedback(_) => threshold(look.entries),
+        };
+        (factors != self.in_force && distance.is_some_and(|distance| distance.is_over(least)))
+            .then(|| Proposal { off_by: distance.map_or(0.0, |distance| distance.part), factors })
+    }
+
+    /// Members have come, or are available again or no longer: what slow start makes of that at once, if anything.
+    pub fn arrange(&mut self, now: Duration, look: &Look) -> Option<Factors> {
+        self.rules.slow_start?;
+        self.readiness.look(now, look.row.iter().map(|(address, seen)| (*address, seen.is_available)));
+        let acts = self.rules.mode == Mode::Enforce && self.switch != Switch::Off;
+        let factors = self.factors(now, look, acts);
+        (factors != self.in_force).then_some(factors)
+    }
+
+    /// These factors are in force from now on.
+    pub fn publish(&mut self, factors: Factors) {
+        self.in_force = factors;
+    }
+
+    /// What the law says, as far as it acts, times slow start.
+    fn factors(&self, now: Duration, look: &Look, acts: bool) -> Factors {
+        let law = if acts { self.wanted.clone() } else { Factors::default() };
+        let Some(window) = self.rules.slow_start.filter(|_| !look.is_panic) else { return law };
+        let factor = |&address: &SocketAddr| {
+            let part = self.readiness.part(address, window, now);
+            let law = law.of(address);
+            (address, if part < 1.0 { Factor::of(law.number() * part) } else { law })
+        };
+        let is_any = look.row.keys().any(|address| self.readiness.part(*address, window, now) < 1.0);
+        if is_any { look.row.keys().map(factor).collect() } else { law }
+    }
+
+    /// What is decided by something else than load.
+    fn holds_of(&self, now: Duration, look: &Look) -> BTreeMap<SocketAddr, Hold> {
+        let slow = |address| {
+            self.rules.slow_start.is_some_and(|window| self.readiness.part(address, window, now) < 1.0)
+        };
+        let hold = |(&address, seen): (&SocketAddr, &Seen)| {
+            let hold = match seen {
+                _ if self.switch == Switch::Frozen => Hold::Operator,
+                _ if look.is_panic => Hold::Panic,
+                Seen { is_available: false, .. } => Hold::Unavailable,
+                _ if slow(address) => Hold::SlowStart,
+                Seen { is_at_limit: true, .. } => Hold::ActiveLimit,
+                Seen { .. } => return None,
+            };
+            Some((address, hold))
+        };
+        look.row.iter().filter_map(hold).collect()
+    }
+
+    /// Why a member keeps what it has, or gets no more, as of the last tick.
+    pub fn hold(&self, address: SocketAddr) -> Option<Hold> {
+        self.holds.get(&address).copied()
+    }
+
+    /// What the law says, whether or not it acts.
+    pub const fn wanted(&self) -> &Factors {
+        &self.wanted
     }
 
     /// The factors that are in force.
     pub const fn in_force(&self) -> &Factors {
         &self.in_force
+    }
+
+    /// About how long it takes until a change is made good; `None` without a law.
+    pub fn settling(&self, flows: Flows) -> Option<Duration> {
+        match &self.law {
+            LawState::None => None,
+            LawState::A58(_) => Some(a58::settling(flows)),
+            LawState::Feedback(feedback) => Some(feedback.settling(flows)),
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use lb_common::abi::{MAX_BACKENDS, MAX_SUBSET};
 pub use lb_common::abi::{Overflow, Policy};
 use lb_common::net::{IPPROTO_TCP, IPPROTO_UDP};
 
+use crate::control;
 use crate::subset::Algorithm;
 
 /// A transport protocol that a service is dialled with.
@@ -116,6 +117,8 @@ pub struct Service {
     pub ejection: Option<Ejection>,
     /// What follows when backends are unavailable.
     pub health: HealthRules,
+    /// What changes weights: load, and slow start.
+    pub control: control::ControlRules,
     /// After how long an unconnected UDP flow chooses anew; `None` for never.
     pub rebind: Option<Duration>,
     /// Which endpoints may be used.
@@ -142,6 +145,7 @@ impl Service {
             unanswered_after: UNANSWERED_AFTER,
             ejection: None,
             health: HealthRules::default(),
+            control: control::ControlRules::default(),
             rebind: None,
             subset,
             seed,

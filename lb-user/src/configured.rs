@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use lb_common::abi::{Overflow, Policy};
+use lb_core::control::ControlRules;
 use lb_core::endpoint::{Endpoint, EndpointState};
 use lb_core::service::{Ejection, HealthRules, Protocol, Service, Size, Subset};
 use lb_kernel::{DatapathError, Pins, ServiceView, Tables};
@@ -62,6 +63,7 @@ fn of_service(configured: &ClientService) -> Keys {
         unanswered_after,
         ejection,
         health,
+        control,
         rebind,
         subset,
         seed: _,
@@ -75,6 +77,8 @@ fn of_service(configured: &ClientService) -> Keys {
         ("overflow", overflow.name().to_owned()),
         ("error_decay", error_decay.map_or_else(|| "off".to_owned(), in_units)),
         ("health", health_text(*health, configured.probe.as_ref())),
+        ("load", load_text(*control)),
+        ("slow_start", control.slow_start.map_or_else(|| "off".to_owned(), in_units)),
         ("subset", subset_text(*subset)),
         ("on_no_backend", errno_text(*errno)),
         ("backends", source(&configured.source)),
@@ -94,6 +98,10 @@ fn of_service(configured: &ClientService) -> Keys {
 fn ejection_text(ejection: Ejection) -> String {
     let Ejection { failures, base, max, max_share } = ejection;
     format!("failures {failures}, base {}, max {}, max_share {max_share}", in_units(base), in_units(max))
+}
+
+fn load_text(ControlRules { law, mode, .. }: ControlRules) -> String {
+    law.map_or_else(|| NONE.to_owned(), |law| format!("control {}, mode {}", law.name(), mode.name()))
 }
 
 fn health_text(health: HealthRules, probe: Option<&Probe>) -> String {

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::factor::{Factor, Factors};
+use super::flows::Flows;
 use super::{Heard, Seen, SeenRow, float, thousandths};
 
 /// Reports must have come for so long before they count (`blackout_period`).
@@ -45,14 +46,20 @@ fn weight(Heard { load, .. }: &Heard) -> f64 {
 
 impl A58 {
     /// What each member gets in place of its structural weight. Without two weights that are known everybody gets the same.
-    pub fn factors(&mut self, now: Duration, row: &SeenRow) -> Factors {
+    /// `ready_since`: since when a member is available.
+    pub fn factors(
+        &mut self,
+        now: Duration,
+        row: &SeenRow,
+        ready_since: impl Fn(SocketAddr) -> Duration,
+    ) -> Factors {
         self.0.retain(|address, _| row.contains_key(address));
         // Whoever asks for nothing gets nothing.
         let row: SeenRow =
             row.iter().filter(|(_, seen)| seen.weight > 0).map(|(at, seen)| (*at, *seen)).collect();
-        for (&address, Seen { heard, ready_since, .. }) in &row {
+        for (&address, Seen { heard, .. }) in &row {
             if let Some(heard) = heard {
-                self.hear(address, heard, *ready_since);
+                self.hear(address, heard, ready_since(address));
             }
         }
         let known: BTreeMap<SocketAddr, f64> =
@@ -92,6 +99,11 @@ impl A58 {
         let since = remembered.since?;
         (now.saturating_sub(since) >= BLACKOUT).then_some(remembered.weight)
     }
+}
+
+/// A weight is whole with one report, and acts once the flows that there are have ended.
+pub fn settling(flows: Flows) -> Duration {
+    BLACKOUT + flows.life
 }
 
 #[expect(clippy::cast_precision_loss, reason = "at most some thousand members")]

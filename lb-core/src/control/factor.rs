@@ -45,6 +45,11 @@ impl Factors {
     pub fn of(&self, address: SocketAddr) -> Factor {
         self.0.get(&address).copied().unwrap_or(Factor::ONE)
     }
+
+    /// All that are named.
+    pub fn iter(&self) -> impl Iterator<Item = (SocketAddr, Factor)> + '_ {
+        self.0.iter().map(|(address, factor)| (*address, *factor))
+    }
 }
 
 impl FromIterator<(SocketAddr, Factor)> for Factors {

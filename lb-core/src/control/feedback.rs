@@ -18,7 +18,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::factor::{Factor, Factors};
-use super::{Flows, Heard, Seen, SeenRow, TICK, float, thousandths};
+use super::flows::Flows;
+use super::{Heard, Hold, Look, Seen, SeenRow, TICK, float, thousandths};
 
 /// The least and the most that a member can have, of its structural weight.
 const CLAMP: (f64, f64) = (1.0 / 8.0, 8.0);
@@ -65,9 +66,16 @@ const MOST_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// From this share of errors on a backend gets no more than it has: what fails fast has little to do.
 const MOST_ERRORS: f64 = 0.05;
 
+/// So many time constants until a difference is a twentieth of what it was.
+const SETTLED: u32 = 3;
+
 /// What is remembered of the members of one row.
 #[derive(Clone, Debug, Default)]
-pub struct Feedback(BTreeMap<SocketAddr, Remembered>);
+pub struct Feedback {
+    members: BTreeMap<SocketAddr, Remembered>,
+    /// The gain of the last step; `None` before the first.
+    gain: Option<f64>,
+}
 
 /// What is remembered of a member.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +88,14 @@ struct Remembered {
     /// When its utilization was heard last, and what it is, smoothed.
     heard: Option<Duration>,
     used: Option<f64>,
+    /// Why it has learnt nothing, or gets no more.
+    hold: Option<Hold>,
+}
+
+impl Remembered {
+    const fn of(factor: f64, heard: Option<Duration>) -> Self {
+        Self { factor, acting: factor, heard, used: None, hold: None }
+    }
 }
 
 /// How strongly a tick answers to what it sees: gain over the larger of tick and life, times the time until a change shows, is at most
@@ -107,24 +123,61 @@ struct Learnt {
 }
 
 impl Feedback {
-    /// What shall be in force after one tick.
-    pub fn tick(&mut self, now: Duration, row: &SeenRow, flows: Flows) -> Factors {
+    /// Takes up factors that were in force so long ago, as if the last report had come then. However long that is, they go to 1 as slowly
+    /// as ever: the tables that an earlier daemon has left have acted until now.
+    pub fn adopt(&mut self, factors: &Factors, now: Duration, age: Duration) {
+        let heard = Some(now.saturating_sub(age.min(HELD)));
+        let remembered =
+            |(address, factor): (SocketAddr, Factor)| (address, Remembered::of(factor.number(), heard));
+        self.members = factors.iter().map(remembered).collect();
+    }
+
+    /// Nothing is in force: what was learnt is forgotten, and what acts goes to 1 as flows end.
+    pub fn forget(&mut self, row: &SeenRow, flows: Flows) {
+        self.members.values_mut().for_each(|member| (member.factor, member.hold) = (1.0, None));
+        self.act(row, flows.life.min(MOST_LIFE), true);
+    }
+
+    /// Why members have learnt nothing in the last tick, or get no more.
+    pub fn holds(&self) -> impl Iterator<Item = (SocketAddr, Hold)> + '_ {
+        self.members.iter().filter_map(|(address, member)| Some((*address, member.hold?)))
+    }
+
+    /// Until a difference is made good: some time constants of the loop.
+    pub fn settling(&self, flows: Flows) -> Duration {
         let life = flows.life.min(MOST_LIFE);
-        self.act(row, life);
+        // With reports of a second that are new, before any has come.
+        let gain = self.gain.unwrap_or_else(|| gain(life, 3 * TICK + life.mul_f64(SMOOTHED_LIVES)));
+        (TICK.max(life) * SETTLED).div_f64(gain)
+    }
+
+    /// What shall be in force after one tick. `frozen`: of whom something else decides. `acts`: whether tables follow this.
+    pub fn tick(
+        &mut self,
+        now: Duration,
+        look: &Look,
+        frozen: &BTreeMap<SocketAddr, Hold>,
+        acts: bool,
+    ) -> Factors {
+        let row = &look.row;
+        let life = look.flows.life.min(MOST_LIFE);
+        self.act(row, life, acts);
         let mut learnt: Vec<Learnt> = Vec::new();
         let smoothed = life.mul_f64(SMOOTHED_LIVES);
         let part = TICK.as_secs_f64() / (TICK + smoothed).as_secs_f64();
         let (mut slowest, mut silent) = (Duration::ZERO, 0);
         for (&address, seen) in row {
             // Whoever asks for nothing gets nothing.
-            let Some(remembered) = self.0.get_mut(&address) else { continue };
+            let Some(remembered) = self.members.get_mut(&address) else { continue };
+            remembered.hold = None;
             let heard = seen.heard.filter(|heard| heard.load.utilization.is_some());
             remembered.heard = heard.map(|heard| heard.at).or(remembered.heard);
             let silence = remembered.heard.map(|at| now.saturating_sub(at));
-            if seen.is_frozen {
+            if frozen.contains_key(&address) {
                 continue;
             }
             let may_rise = !fails(seen);
+            remembered.hold = (!may_rise).then_some(Hold::Errors);
             if let Some(silence) = silence
                 && silence >= HELD
             {
@@ -139,6 +192,7 @@ impl Feedback {
             let heard = heard.filter(is_heard);
             if silence.is_some() && heard.is_none() {
                 silent += 1;
+                remembered.hold = Some(Hold::NoReport);
                 continue;
             }
             if let Some(Heard { load, .. }) = heard {
@@ -159,33 +213,42 @@ impl Feedback {
         }
         let known = learnt.iter().filter(|member| member.utilization.is_some()).count();
         if known * 2 >= learnt.len() + silent && known > 0 {
-            for (address, factor) in step(&learnt, gain(life, slowest + smoothed), life) {
-                self.0.get_mut(&address).expect("every member is remembered").factor = factor;
+            let gain = gain(life, slowest + smoothed);
+            self.gain = Some(gain);
+            for (address, factor) in step(&learnt, gain, life) {
+                self.members.get_mut(&address).expect("every member is remembered").factor = factor;
+            }
+        } else {
+            for Learnt { address, utilization, .. } in &learnt {
+                let member = self.members.get_mut(address).expect("every member is remembered");
+                let hold = if utilization.is_some() { Hold::FewReports } else { Hold::NoReport };
+                member.hold = member.hold.or(Some(hold));
             }
         }
-        self.0.iter().map(|(address, remembered)| (*address, Factor::of(remembered.factor))).collect()
+        self.members.iter().map(|(address, remembered)| (*address, Factor::of(remembered.factor))).collect()
     }
 
     /// What there is has acted for one tick more. Whoever is new has the mean of all.
-    fn act(&mut self, row: &SeenRow, life: Duration) {
-        self.0.retain(|address, _| row.get(address).is_some_and(|seen| seen.weight > 0));
+    fn act(&mut self, row: &SeenRow, life: Duration, acts: bool) {
+        self.members.retain(|address, _| row.get(address).is_some_and(|seen| seen.weight > 0));
         let weighed = || row.iter().filter(|(_, seen)| seen.weight > 0);
         let part = TICK.as_secs_f64() / (TICK + life).as_secs_f64();
         let (mut structural, mut actual) = (0.0, 0.0);
         for (address, seen) in weighed() {
-            let Some(remembered) = self.0.get_mut(address) else { continue };
-            remembered.acting += (remembered.factor - remembered.acting) * part;
+            let Some(remembered) = self.members.get_mut(address) else { continue };
+            let in_force = if acts { remembered.factor } else { 1.0 };
+            remembered.acting += (in_force - remembered.acting) * part;
             structural += float(seen.weight);
             actual += float(seen.weight) * remembered.factor;
         }
         // Members that have left have taken their parts along: that of the others is 1 on average again, which changes no share.
         let scale = if actual > 0.0 { structural / actual } else { 1.0 };
-        for remembered in self.0.values_mut() {
+        for remembered in self.members.values_mut() {
             remembered.factor *= scale;
             remembered.acting *= scale;
         }
         for (&address, _) in weighed() {
-            self.0.entry(address).or_insert(Remembered { factor: 1.0, acting: 1.0, heard: None, used: None });
+            self.members.entry(address).or_insert(Remembered::of(1.0, None));
         }
     }
 }

@@ -1,13 +1,49 @@
 //! When other factors are worth a new table: where somebody's share has moved by enough to be seen in it.
 
+use std::cmp::Reverse;
+
 use super::SeenRow;
 use super::factor::Factors;
 
 /// The part of a share that it has to move by.
 const PART: f64 = 0.02;
 
-/// Whether a share has moved by 2 % of itself or by one entry of a table, whichever is more.
-pub fn is_worth_a_table(row: &SeenRow, before: &Factors, after: &Factors, entries: u32) -> bool {
+/// Tables that a host makes in one tick for all its client tasks: of 4,096 entries each takes 0.12 ms, so that is at most 1.3 % of a
+/// core.
+pub const TABLES: usize = 100;
+
+/// Factors that are worth a table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Proposal {
+    /// What they are.
+    pub factors: Factors,
+    /// How far a member's share is from them, as a part of it: the furthest.
+    pub off_by: f64,
+}
+
+/// How far shares are from what they should be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Distance {
+    /// As a part of a share.
+    pub part: f64,
+    /// As a part of all, where that of a share is [`PART`] at least.
+    whole: f64,
+}
+
+impl Distance {
+    /// Whether it is more than so much of all.
+    pub fn is_over(self, least: f64) -> bool {
+        if least == 0.0 { self.part > 0.0 } else { self.whole >= least }
+    }
+}
+
+/// The least part of all by which a share moves in a table of so many entries: one of them.
+pub fn threshold(entries: u32) -> f64 {
+    1.0 / f64::from(entries.max(1))
+}
+
+/// How far the shares of a row are from what they should be; `None` if nobody is there.
+pub fn distance(row: &SeenRow, before: &Factors, after: &Factors) -> Option<Distance> {
     let shares = |factors: &Factors| -> Vec<f64> {
         #[expect(clippy::cast_precision_loss, reason = "shares need no more than 53 bits")]
         let weights = row.iter().map(|(address, seen)| factors.of(*address).times(seen.weight) as f64);
@@ -15,7 +51,25 @@ pub fn is_worth_a_table(row: &SeenRow, before: &Factors, after: &Factors, entrie
         let sum: f64 = weights.iter().sum();
         weights.iter().map(|weight| weight / sum).collect()
     };
-    let entry = 1.0 / f64::from(entries.max(1));
-    let has_moved = |(before, after): (f64, f64)| (after - before).abs() >= f64::max(PART * before, entry);
-    shares(before).into_iter().zip(shares(after)).any(has_moved)
+    let mut furthest = None;
+    for (before, after) in shares(before).into_iter().zip(shares(after)) {
+        // Who has none keeps none.
+        if before <= 0.0 || !before.is_finite() {
+            continue;
+        }
+        let Distance { part, whole } = furthest.unwrap_or(Distance { part: 0.0, whole: 0.0 });
+        let moved = (after - before).abs();
+        let counts = if moved >= PART * before { moved } else { 0.0 };
+        furthest = Some(Distance { part: part.max(moved / before), whole: whole.max(counts) });
+    }
+    furthest
+}
+
+/// Of proposals those for which there is room in this tick: the most wrong first.
+pub fn within_budget<W>(mut proposals: Vec<(W, Proposal)>) -> Vec<(W, Proposal)> {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank")]
+    let rank = |proposal: &Proposal| Reverse((proposal.off_by * 1e6) as u64);
+    proposals.sort_by_key(|(_, proposal)| rank(proposal));
+    proposals.truncate(TABLES);
+    proposals
 }

@@ -22,7 +22,7 @@ use lb_common::ejection::{self, Evidence};
 use lb_common::load::{HalfLife, with_another};
 use lb_common::pick::{self, CpuCursor, How, Pick, scattered};
 use lb_core::balancer::{Adopted, Balancer, Fact};
-use lb_core::control::Law;
+use lb_core::control::ControlRules;
 use lb_core::cursor;
 use lb_core::ejection::{Ejector, Judgement};
 use lb_core::endpoint::EndpointList;
@@ -214,6 +214,7 @@ impl Client {
         let fits = self.balancer.handle(now, Fact::Endpoints(0, Arc::new(list), Arc::new(membership)));
         fits.expect("there are slots for all backends, and entries for all members");
         self.publish();
+        self.start_slowly(now);
     }
 
     /// A backend says that it is a lame duck, or no longer. Connects know at once, and the daemon makes its tables accordingly.
@@ -233,6 +234,7 @@ impl Client {
         let said: BTreeMap<_, _> = self.lame_ducks.iter().map(said).collect();
         self.balancer.handle(now, Fact::Said(0, Who::Report, said)).expect("it takes no room");
         self.publish();
+        self.start_slowly(now);
         true
     }
 
@@ -318,9 +320,9 @@ impl Client {
         self.following.iter_mut().for_each(Following::forget_begun);
     }
 
-    /// Its weights follow load from now on, by this law.
-    pub fn follow(&mut self, law: Law) {
-        self.following = Some(Following::new(law));
+    /// Its weights change by these rules from now on.
+    pub fn follow(&mut self, rules: ControlRules) {
+        self.following = Some(Following::new(rules));
     }
 
     /// Takes in what became of a connect to the backend in a slot.

@@ -14,7 +14,7 @@ use toml::Spanned;
 use super::assignments::Shares;
 use super::values::{
     ActiveLimit, AlgorithmName, EjectionChoice, ErrorDecay, LoadChoice, Name, OverflowName, PolicyName, Seed,
-    Span, SubsetSize, Within,
+    SlowStart, Span, SubsetSize, Within,
 };
 use crate::sampling::Distribution;
 use demand::{BurstChoice, ClosedTable, CostChoice, Rate, SkewChoice};
@@ -216,6 +216,9 @@ pub struct JobTable {
     /// What moves weights by load.
     #[serde(default)]
     pub load: LoadChoice,
+    /// Over how long a member that is new, or available again, comes to its share.
+    #[serde(default)]
+    pub slow_start: SlowStart,
     /// After how long an error counts half, for policies that compare loads.
     #[serde(default)]
     pub error_decay: ErrorDecay,
@@ -359,6 +362,8 @@ pub struct RunTable {
     pub policy: Option<PolicyName>,
     /// What moves weights by load, in all jobs.
     pub load: Option<LoadChoice>,
+    /// How long slow start takes, in all jobs.
+    pub slow_start: Option<SlowStart>,
     /// After how long an error counts half, in all jobs.
     pub error_decay: Option<ErrorDecay>,
     /// The limit of all tasks, or `"off"`.

@@ -51,6 +51,7 @@ read_from_text! {
     PolicyName: "the name of a policy in quotes",
     OverflowName: "\"least-loaded\" or \"refuse\"",
     LoadChoice: "\"a58\", \"feedback\", or \"off\"",
+    SlowStart: "a time in quotes, as in \"10s\", or \"off\"",
     ErrorDecay: "a time in quotes, as in \"5s\", or \"off\"",
 }
 
@@ -246,6 +247,25 @@ impl TryFrom<String> for ErrorDecay {
             return Ok(Self(Some(span)));
         }
         Err(format!("error_decay is \"{span}\": write \"1s\" to \"1h\", or \"off\""))
+    }
+}
+
+/// Over how long a member comes to its share, or `"off"`: at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlowStart(pub Option<Span>);
+
+impl TryFrom<String> for SlowStart {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        let span = Span::try_from(text)?;
+        if (1_000_000..=3_600_000_000).contains(&span.us) {
+            return Ok(Self(Some(span)));
+        }
+        Err(format!("slow_start is \"{span}\": write \"1s\" to \"1h\", or \"off\""))
     }
 }
 

@@ -88,23 +88,25 @@ fn check_load(
     Run { name, differs: run }: &Run,
     span: &Range<usize>,
 ) -> Result<(), SpannedFault> {
-    let Some(law) = run.load.unwrap_or(job.load).0 else { return Ok(()) };
+    let law = run.load.unwrap_or(job.load).0;
+    let key = match (law, run.slow_start.unwrap_or(job.slow_start).0) {
+        (Some(_), _) => "load",
+        (None, Some(_)) => "slow_start",
+        (None, None) => return Ok(()),
+    };
     let wrong = |message: String| Err((span.clone(), format!("{message} (run {name:?})")));
     let policy = run.policy.unwrap_or(job.policy).0;
+    let instead = format!("leave {key} out, or write another policy");
     match policy {
         Policy::RoundRobin => {
-            return wrong(
-                "policy \"round-robin\" ignores weights: leave load out, or write another policy".into(),
-            );
+            return wrong(format!("policy \"round-robin\" ignores weights: {instead}"));
         }
         Policy::LeastLoaded => {
-            return wrong(
-                "policy \"least-loaded\" compares open flows alone: leave load out, or write another policy"
-                    .into(),
-            );
+            return wrong(format!("policy \"least-loaded\" compares open flows alone: {instead}"));
         }
         Policy::WeightedRoundRobin | Policy::P2c | Policy::Random => {}
     }
+    let Some(law) = law else { return Ok(()) };
     if scenario.reports.is_none() {
         return wrong(format!(
             "load = {:?} follows what backends report: write reports = {{ delay = \"10ms\" }}",

@@ -40,8 +40,9 @@ impl World<'_> {
                 Client::new(state.service.clone(), named, index, cpus, most, state.holds_links());
             client.rng = SplitMix64::new(mix64(&[self.seed, 0, job as u64, id.into()]));
             client.kept_rng = SplitMix64::new(mix64(&[self.seed, 12, job as u64, id.into()]));
-            if let Some(law) = state.table.load.0 {
-                client.follow(law);
+            let control = state.service.control;
+            if control.law.is_some() || control.slow_start.is_some() {
+                client.follow(control);
                 // Not all at the same time.
                 let first = SplitMix64::new(mix64(&[self.seed, 11, id.into()])).below(1_000_000);
                 self.queue.push(self.now + first, Event::TickControl(id));

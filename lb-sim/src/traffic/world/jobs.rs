@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use lb_core::control::ControlRules;
 use lb_core::service::{Policy, Service, Subset};
 use lb_core::subset::random::{SplitMix64, mix64, shuffle};
 
@@ -45,6 +46,7 @@ impl Job {
         let mut table = table.clone();
         table.policy = run.policy.unwrap_or(table.policy);
         table.load = run.load.unwrap_or(table.load);
+        table.slow_start = run.slow_start.unwrap_or(table.slow_start);
         table.error_decay = run.error_decay.unwrap_or(table.error_decay);
         table.active_limit = run.active_limit.or(table.active_limit);
         table.skew = run.skew.or(table.skew);
@@ -71,6 +73,11 @@ impl Job {
             overflow: table.overflow.0,
             error_decay: error_decay.map(|span| Duration::from_micros(span.us)),
             ejection,
+            control: ControlRules {
+                law: table.load.0,
+                slow_start: table.slow_start.0.map(|span| Duration::from_micros(span.us)),
+                ..ControlRules::default()
+            },
             ..service
         };
         let position = position as u64;

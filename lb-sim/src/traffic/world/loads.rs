@@ -74,7 +74,8 @@ impl World<'_> {
     }
 
     /// The newest report of a backend that has reached a client.
-    fn heard(&self, client: u32, backend: u32, table: ReportsTable) -> Option<Heard> {
+    fn heard(&self, client: u32, backend: u32) -> Option<Heard> {
+        let table = self.scenario.reports?;
         let reached = |sent: &SentReport| {
             let mut rng =
                 SplitMix64::new(mix64(&[self.seed, 10, sent.number, backend.into(), client.into()]));
@@ -91,9 +92,8 @@ impl World<'_> {
 
     /// A client looks at the reports, and its shares follow.
     pub(super) fn tick_control(&mut self, id: u32) {
-        let Some(table) = self.scenario.reports else { return };
         self.with_client(id, |world, client| {
-            client.follow_load(Duration::from_micros(world.now), |backend| world.heard(id, backend, table));
+            client.follow_load(Duration::from_micros(world.now), |backend| world.heard(id, backend));
             let next = world.now + u64::try_from(TICK.as_micros()).expect("a second");
             world.queue.push(next, Event::TickControl(id));
         });

@@ -1,0 +1,137 @@
+//! What changes the weights of a `[[service]]`: its `load`, and its `slow_start`.
+//!
+//! Both work by weights, so policies that ignore these are refused, at the value that has no effect.
+
+use lb_core::control::{ControlRules, Mode};
+use lb_core::service::Policy;
+use lb_document::Table;
+use lb_document::diagnostic::Report;
+
+use super::keys::load::{CONTROL, MODE, SECTION};
+use super::keys::service::{HEALTH, LOAD, POLICY, SLOW_START};
+use super::probe::Probe;
+
+/// Reads the keys of a service's table; `None` if any is wrong. `policy` and `probe` are the service's, if they can be read.
+pub fn read(
+    table: &Table<'_>,
+    policy: Option<Policy>,
+    probe: Option<Option<&Probe>>,
+    report: &mut Report<'_>,
+) -> Option<ControlRules> {
+    check_policy(table, policy, report);
+    let slow_start = SLOW_START.take(table, report);
+    let Some(item) = LOAD.item(table, report) else {
+        return Some(ControlRules { law: None, mode: Mode::Enforce, slow_start: slow_start? });
+    };
+    let keys = item.table(&SECTION, report)?;
+    let (control, mode) = (CONTROL.take(&keys, report), MODE.take(&keys, report));
+    if probe.is_some_and(|probe| !probe.is_some_and(Probe::is_by_report)) {
+        let help = format!("write {} = {{ probe = \"report\" }}, or leave load out", HEALTH.name);
+        report.add(item.span(), "load follows what backends report, and nobody is asked".to_owned(), help);
+    }
+    Some(ControlRules { law: Some(control?), mode: mode?, slow_start: slow_start? })
+}
+
+/// Refuses both where weights have no effect.
+fn check_policy(table: &Table<'_>, policy: Option<Policy>, report: &mut Report<'_>) {
+    let why = match policy {
+        Some(Policy::RoundRobin) => "ignores weights",
+        Some(Policy::LeastLoaded) => "compares open flows alone",
+        Some(Policy::WeightedRoundRobin | Policy::P2c | Policy::Random) | None => return,
+    };
+    let written = [LOAD.name, SLOW_START.name].map(|key| (key, table.get(key)));
+    for (key, item) in written.into_iter().filter_map(|(key, item)| Some((key, item?))) {
+        if key == SLOW_START.name && item.as_str() == Some("off") {
+            continue;
+        }
+        let policy = policy.map_or("", Policy::name);
+        let message = format!("{key} has no effect: {} {policy:?} {why}", POLICY.name);
+        let help = format!("leave {key} out, or write policy = \"weighted-round-robin\" or \"p2c\"");
+        report.add(item.span(), message, help);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use lb_core::control::Law;
+
+    use super::super::tests::{check, services, with_line};
+    use super::*;
+
+    fn rules(lines: &str) -> ControlRules {
+        services(&with_line(lines)).remove(0).service.control
+    }
+
+    const REPORT: &str = "health = { probe = 'report', key = '/x/key-4' }";
+
+    #[test]
+    fn nothing_changes_weights_unless_it_is_asked_for() {
+        assert_eq!([rules(""), rules("slow_start = 'off'")], [ControlRules::default(); 2]);
+        let slow = ControlRules { slow_start: Some(Duration::from_secs(10)), ..ControlRules::default() };
+        assert_eq!(rules("slow_start = '10s'"), slow);
+        assert_eq!(rules("policy = 'p2c'\nslow_start = '10s'"), slow);
+        assert_eq!(rules("policy = 'round-robin'\nslow_start = 'off'"), ControlRules::default());
+        for law in Law::ALL {
+            let follows = ControlRules { law: Some(law), ..ControlRules::default() };
+            assert_eq!(rules(&format!("load = {{ control = '{}' }}\n{REPORT}", law.name())), follows);
+        }
+        assert_eq!(
+            rules(&format!(
+                "load = {{ control = 'feedback', mode = 'observe' }}\nslow_start = '1h'\n{REPORT}"
+            )),
+            ControlRules {
+                law: Some(Law::Feedback),
+                mode: Mode::Observe,
+                slow_start: Some(Duration::from_hours(1))
+            }
+        );
+    }
+
+    #[test]
+    fn a_wrong_value_names_itself_and_what_is_right() {
+        let asks = |line: &str| with_line(&format!("{line}\n{REPORT}"));
+        let cases = [
+            (asks("load = {}"), "8:8: control is missing in load (write control = \"feedback\" or \"a58\")"),
+            (
+                asks("load = { control = 'feedbak' }"),
+                "8:20: unknown control \"feedbak\" (did you mean feedback? write \"feedback\" or \"a58\")",
+            ),
+            (
+                asks("load = { control = 'a58', mode = 'dry' }"),
+                "8:34: unknown mode \"dry\" (write \"enforce\" or \"observe\")",
+            ),
+            (asks("load = 'feedback'"), "8:8: load must be a table, not a string"),
+            (
+                asks("load = { control = 'a58', gain = 1 }"),
+                "8:27: unknown key \"gain\" in load (known keys: control, mode)",
+            ),
+            (
+                with_line("slow_start = '0s'"),
+                "8:14: slow_start is \"0s\" (write \"off\" or \"1s\" to \"1h\")",
+            ),
+            (
+                with_line("load = { control = 'a58' }"),
+                "8:8: load follows what backends report, and nobody is asked (write health = { probe = \"report\" }, or leave load out)",
+            ),
+            (
+                with_line("load = { control = 'a58' }\nhealth = { probe = 'tcp' }"),
+                "8:8: load follows what backends report, and nobody is asked (write health = { probe = \"report\" }, or leave load out)",
+            ),
+            (
+                asks("policy = 'round-robin'\nload = { control = 'feedback' }"),
+                "9:8: load has no effect: policy \"round-robin\" ignores weights (leave load out, or write policy = \
+                 \"weighted-round-robin\" or \"p2c\")",
+            ),
+            (
+                with_line("policy = 'least-loaded'\nsubset = { size = 20 }\nslow_start = '10s'"),
+                "10:14: slow_start has no effect: policy \"least-loaded\" compares open flows alone (leave slow_start out, or write \
+                 policy = \"weighted-round-robin\" or \"p2c\")",
+            ),
+        ];
+        for (text, expected) in cases {
+            check(&text, &[expected]);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! How the flows of a row behave: how long one lives, and which part of those to a backend fails.
+
+use std::time::Duration;
+
+use super::TICK;
+
+/// How the flows of a row behave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flows {
+    /// How long one lives on average: open flows over connects a second. Weights act on new ones alone.
+    pub life: Duration,
+}
+
+/// The shortest time over which the life of a flow is measured; otherwise over one life.
+const LEAST_SECONDS: f64 = 10.0;
+
+/// A life that is longer than a day, or that no flow has shown, counts as a day.
+const MOST_SECONDS: f64 = 86_400.0;
+
+/// What is left after one tick of what was counted: the last minute or so counts.
+const LATE: f64 = 0.98;
+
+/// So many flows show what part of them fails.
+const ENOUGH: f64 = 20.0;
+
+/// How long flows live, by how many begin and how many are open (Little's law).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lives {
+    begun: f64,
+    open: f64,
+    seconds: f64,
+}
+
+impl Lives {
+    /// Takes in how many flows have begun in the last [`TICK`], and how many are open.
+    pub fn tick(&mut self, begun: f64, open: f64) {
+        // Both are smoothed alike, so their ratio is right from the first look on.
+        let part = TICK.as_secs_f64() / LEAST_SECONDS.max(self.seconds);
+        self.begun += (begun - self.begun) * part;
+        self.open += (open - self.open) * part;
+        self.seconds = if self.open == 0.0 { 0.0 } else { (self.open / self.begun).min(MOST_SECONDS) };
+    }
+
+    /// By that.
+    pub fn flows(&self) -> Flows {
+        Flows { life: Duration::from_secs_f64(self.seconds) }
+    }
+}
+
+/// Flows to one backend that began of late, and how many failed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OfLate {
+    begun: f64,
+    failed: f64,
+}
+
+impl OfLate {
+    /// Takes in how many have begun and failed since the last time, of which each second counts for a little less than the one after.
+    pub fn add(&mut self, begun: f64, failed: f64) {
+        self.begun += begun;
+        self.failed += failed;
+    }
+
+    /// A [`TICK`] has passed.
+    pub fn tick(&mut self) {
+        self.begun *= LATE;
+        self.failed *= LATE;
+    }
+
+    /// The part that fails, if there are enough of them.
+    pub fn errors(&self) -> Option<f64> {
+        // One that began long ago may fail late.
+        (self.begun >= ENOUGH).then(|| (self.failed / self.begun).min(1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_life_is_open_flows_over_those_that_begin() {
+        let mut lives = Lives::default();
+        assert_eq!(lives.flows().life, Duration::ZERO);
+        for _ in 0..1_000 {
+            lives.tick(10.0, 300.0);
+        }
+        assert!((lives.flows().life.as_secs_f64() - 30.0).abs() < 0.1, "{lives:?}");
+        // The ratio is right at once.
+        let mut lives = Lives::default();
+        lives.tick(5.0, 600.0);
+        assert!((lives.flows().life.as_secs_f64() - 120.0).abs() < 0.1, "{lives:?}");
+    }
+
+    #[test]
+    fn a_life_that_nothing_shows_is_a_day() {
+        let mut lives = Lives::default();
+        lives.tick(0.0, 5.0);
+        assert_eq!(lives.flows().life, Duration::from_hours(24));
+        lives.tick(0.0, 0.0);
+        assert!(lives.flows().life <= Duration::from_hours(24));
+    }
+
+    #[test]
+    fn few_flows_show_no_errors_and_old_ones_are_forgotten() {
+        let mut late = OfLate::default();
+        late.add(19.0, 19.0);
+        assert_eq!(late.errors(), None);
+        late.add(1.0, 9.0);
+        assert_eq!(late.errors(), Some(1.0), "more failures than flows");
+        for _ in 0..60 {
+            late.tick();
+            late.add(10.0, 0.0);
+        }
+        assert!(late.errors().is_some_and(|errors| errors < 0.05), "{late:?}");
+        for _ in 0..200 {
+            late.tick();
+        }
+        assert_eq!(late.errors(), None);
+    }
+}

@@ -1,0 +1,107 @@
+//! Slow start: a member that is new, or available again, gets a part of its share that grows with the time, as Envoy's does
+//! (`slow_start_config` with an aggression of 1): caches and connection pools fill before the whole load comes.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// The least part of its share that a member has (`min_weight_percent`).
+const LEAST: f64 = 0.1;
+
+/// The shortest time that counts.
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Since when the members of a row are available.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness {
+    /// `None` for those that are not.
+    since: BTreeMap<SocketAddr, Option<Duration>>,
+    has_begun: bool,
+}
+
+impl Readiness {
+    /// Takes in who is there, and whether each is available. Who is there at first has been there for long: a daemon that starts puts
+    /// nobody into slow start.
+    pub fn look(&mut self, now: Duration, row: impl Iterator<Item = (SocketAddr, bool)>) {
+        let first = if self.has_begun { now } else { Duration::ZERO };
+        let before = std::mem::take(&mut self.since);
+        for (address, is_available) in row {
+            let since = match before.get(&address) {
+                Some(Some(since)) => *since,
+                Some(None) => now,
+                None => first,
+            };
+            self.since.insert(address, is_available.then_some(since));
+            self.has_begun = true;
+        }
+    }
+
+    /// Since when a member is available; `None` if it is not.
+    pub fn since(&self, address: SocketAddr) -> Option<Duration> {
+        self.since.get(&address).copied().flatten()
+    }
+
+    /// The part of its share that a member has if slow start takes so long. One that is unavailable has the least already, so that it
+    /// comes back with that.
+    pub fn part(&self, address: SocketAddr, window: Duration, now: Duration) -> f64 {
+        let Some(since) = self.since(address) else { return LEAST };
+        // Who was there at first.
+        if since.is_zero() {
+            return 1.0;
+        }
+        let ready_for = now.saturating_sub(since).max(SECOND);
+        (ready_for.as_secs_f64() / window.as_secs_f64()).clamp(LEAST, 1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(port: u16) -> SocketAddr {
+        ([10, 0, 0, 1], port).into()
+    }
+
+    const WINDOW: Duration = Duration::from_secs(20);
+
+    const fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// The part of the member at port 2 after looks at whether it is available; `None`: it is not in the row.
+    fn part(looks: &[(u64, Option<bool>)], at: u64) -> f64 {
+        let mut readiness = Readiness::default();
+        for (second, second_is) in looks {
+            let others = [(address(1), true)].into_iter();
+            let row = others.chain(second_is.map(|is_available| (address(2), is_available)));
+            readiness.look(s(*second), row);
+        }
+        assert!((readiness.part(address(1), WINDOW, s(at)) - 1.0).abs() < 1e-12);
+        readiness.part(address(2), WINDOW, s(at))
+    }
+
+    #[test]
+    fn a_part_grows_with_the_time_from_a_tenth_on() {
+        let looks = [(100, None), (101, Some(true))];
+        for (at, expected) in
+            [(101, 0.1), (102, 0.1), (103, 0.1), (104, 0.15), (111, 0.5), (121, 1.0), (999, 1.0)]
+        {
+            let part = part(&looks, at);
+            assert!((part - expected).abs() < 1e-12, "{at}: {part}");
+        }
+    }
+
+    #[test]
+    fn who_is_there_at_first_has_its_share_and_who_returns_begins_anew() {
+        let is = |looks: &[(u64, Option<bool>)], at, expected: f64| {
+            let part = part(looks, at);
+            assert!((part - expected).abs() < 1e-12, "{looks:?} at {at}: {part}");
+        };
+        is(&[(100, Some(true))], 100, 1.0);
+        is(&[(100, Some(true)), (200, Some(false))], 200, 0.1);
+        is(&[(100, Some(false))], 200, 0.1);
+        is(&[(100, Some(false)), (200, Some(true))], 210, 0.5);
+        is(&[(100, Some(true)), (200, None), (300, Some(true))], 310, 0.5);
+        is(&[(100, Some(true)), (200, Some(true))], 210, 1.0);
+    }
+}
