@@ -375,6 +375,16 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.services[position].list.as_ref().map_or(&[], |in_use| &in_use.row.members)
     }
 
+    /// How many entries the table of the service at a position has.
+    pub fn entries(&self, position: usize) -> usize {
+        self.services[position].list.as_ref().map_or(0, |in_use| in_use.schedule.len())
+    }
+
+    /// The slot that the service at a position has for a backend.
+    pub fn slot(&self, position: usize, address: SocketAddr) -> Option<BackendRef> {
+        self.slots.get(Identity { service: self.services[position].index, address })
+    }
+
     fn check_schedules(&self, position: usize, length: u32) -> Result<(), Refused> {
         let others = self.services.iter().enumerate().filter(|(i, _)| *i != position).map(|(_, state)| {
             let adopted = self.adopted.services.get(&state.index);

@@ -18,6 +18,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use lb_core::control::Switch;
 use lb_http::peer::Peer;
 use lb_kernel::trust::own_user;
 use serde::{Deserialize, Serialize};
@@ -34,6 +35,7 @@ use lb_http::{Document, Writer, accepts_gzip, pending, respond};
 use lb_view::configured::Configured;
 use lb_view::coverage::Coverage;
 use lb_view::explanation::Explanation;
+use lb_view::load::Switched;
 use lb_view::readmission::Readmission;
 
 /// A query to the event loop.
@@ -54,6 +56,14 @@ pub enum Query {
         client: Option<String>,
         who: Peer,
         answer: oneshot::Sender<Readmission>,
+    },
+    /// Switches what follows load, for one client task or all that have the service. The other side may do that.
+    SwitchLoad {
+        service: String,
+        switch: Switch,
+        client: Option<String>,
+        who: Peer,
+        answer: oneshot::Sender<Switched>,
     },
     /// To be answered when a client's programs are attached to one of these cgroups.
     Cover { client: String, cgroups: Vec<u64>, answer: oneshot::Sender<Coverage> },
@@ -113,6 +123,7 @@ pub fn router(queries: &mpsc::Sender<Query>, admins: Option<u32>) -> Router {
         .route("/v1/explain/{service}", get(explain))
         .route("/v1/cover/{client}", get(cover))
         .route("/v1/readmit/{service}", post(readmit))
+        .route("/v1/load/{service}", post(switch_load))
         .with_state(desk)
 }
 
@@ -193,23 +204,67 @@ async fn readmit(
     UrlPath(service): UrlPath<String>,
     UrlQuery(Ejected { backend, client }): UrlQuery<Ejected>,
 ) -> Response {
-    let Some(Extension(who)) = peer else {
-        return (StatusCode::FORBIDDEN, "it cannot be told who asks").into_response();
+    let what = format!("lift an ejection of backend {backend}");
+    let who = match who_may_write(peer, &desk, &service, &what) {
+        Ok(who) => who,
+        Err(refused) => return refused.into_response(),
     };
-    if !may_write(&who, desk.admins) {
-        warn!(user = who.user, process = who.process, ?service, %backend, "refused to lift an ejection");
-        let group = match desk.admins {
-            Some(group) => format!("the members of group {group} ([admin] group)"),
-            None => "the members of a group that [admin] group names".to_owned(),
-        };
-        let (user, own) = (who.user, own_user());
-        let text = format!("user {user} may not: root may, user {own} (the daemon's), and {group}");
-        return (StatusCode::FORBIDDEN, text).into_response();
-    }
     match ask(&desk.queries, |answer| Query::Readmit { service, backend, client, who, answer }).await {
         Some(readmission) => Json(readmission).into_response(),
         None => stopping(),
     }
+}
+
+#[derive(Deserialize)]
+struct To {
+    switch: String,
+    client: Option<String>,
+}
+
+/// Switches what follows load.
+async fn switch_load(
+    State(desk): State<Queries>,
+    peer: Option<Extension<Peer>>,
+    UrlPath(service): UrlPath<String>,
+    UrlQuery(To { switch, client }): UrlQuery<To>,
+) -> Response {
+    let who = match who_may_write(peer, &desk, &service, "switch what follows load") {
+        Ok(who) => who,
+        Err(refused) => return refused.into_response(),
+    };
+    let Some(switch) = Switch::ALL.into_iter().find(|known| known.name() == switch) else {
+        let names = Switch::ALL.map(Switch::name).join(", ");
+        return (StatusCode::BAD_REQUEST, format!("switch: one of {names} is wanted")).into_response();
+    };
+    match ask(&desk.queries, |answer| Query::SwitchLoad { service, switch, client, who, answer }).await {
+        Some(switched) => Json(switched).into_response(),
+        None => stopping(),
+    }
+}
+
+/// Who asks, if they may write. `what` they want to do with a service is told in the log, if not.
+fn who_may_write(
+    peer: Option<Extension<Peer>>,
+    desk: &Queries,
+    service: &str,
+    what: &str,
+) -> Result<Peer, (StatusCode, String)> {
+    let Some(Extension(who)) = peer else {
+        return Err((StatusCode::FORBIDDEN, "it cannot be told who asks".to_owned()));
+    };
+    if may_write(&who, desk.admins) {
+        return Ok(who);
+    }
+    warn!(user = who.user, process = who.process, ?service, "refused to {what}");
+    let group = match desk.admins {
+        Some(group) => format!("the members of group {group} ([admin] group)"),
+        None => "the members of a group that [admin] group names".to_owned(),
+    };
+    let (user, own) = (who.user, own_user());
+    Err((
+        StatusCode::FORBIDDEN,
+        format!("user {user} may not: root may, user {own} (the daemon's), and {group}"),
+    ))
 }
 
 fn may_write(who: &Peer, admins: Option<u32>) -> bool {

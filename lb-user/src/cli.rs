@@ -30,6 +30,8 @@ mod detach;
 
 mod readmit;
 
+mod load;
+
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -64,6 +66,10 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Doctor { pid, json } => doctor::run(pid, json, &files),
         Command::Readmit { service, backend, client, json } => {
             readmit::run(&service, backend, client.as_deref(), json, &files)
+        }
+        Command::Load { command: Some(command), .. } => load::switch(&command, &files),
+        Command::Load { command: None, client, service, json } => {
+            load::show(&Filter { client, service, backend: None }, json, &files)
         }
         Command::Agent(agent) => agent::run(agent, files),
         Command::Detach { client, all: _ } => detach::run(client.as_deref(), &files),

@@ -270,10 +270,12 @@ mod tests {
                 "ejection = failures 5, base 5s, max 5m, max_share 50",
                 "error_decay = 5s",
                 "health = panic_threshold 50, replace_after 10s",
+                "load = none",
                 "on_no_backend = EHOSTUNREACH",
                 "overflow = least-loaded",
                 "policy = weighted-round-robin",
                 "protocol = tcp",
+                "slow_start = off",
                 "subset = rocksteadier, size 20",
                 "unanswered_after = 200ms",
             ]

@@ -7,7 +7,7 @@
 //! configuration (`reload`), how it is read (`loader`), what it changes (`changes`) and cannot change (`fixed`), one client
 //! (`client_task`), all of them (`clients`), how they are opened (`opening`) and leave (`leaving`), flow records whose end
 //! no program saw (`flow_records`), which backends are probed and what is heard of it (`probing`), who of them reports (`register`), on which
-//! network interfaces the kernel takes reports in by itself (`receiving`), what the daemon answers (`report`), and what it knows that the maps do not hold
+//! network interfaces the kernel takes reports in by itself (`receiving`), weights that follow load (`control`), what the daemon answers (`report`), and what it knows that the maps do not hold
 //! (`facts`).
 
 mod event_loop;
@@ -35,6 +35,8 @@ pub mod fixed;
 mod changes;
 
 mod client_task;
+
+mod control;
 
 mod clients;
 
@@ -155,6 +157,7 @@ struct Daemon {
     watching: Watching,
     passes: ReclaimPasses,
     probing: Probing,
+    kept: control::Kept,
     waiters: Vec<Waiter>,
     notifier: Notifier,
     ticks: u32,
@@ -182,6 +185,7 @@ impl Daemon {
             watching: Watching::new(watch),
             passes: ReclaimPasses::new(),
             probing: Probing::new(),
+            kept: control::Kept::default(),
             waiters: Vec::new(),
             notifier: Notifier::new(),
             ticks: 0,
@@ -301,6 +305,7 @@ impl Daemon {
             self.settle(now);
         }
         self.probe_again(now);
+        self.follow_load(now);
         self.reclaim_flows(now);
         // A wait that failed is tried again.
         self.wait_for_readers();

@@ -19,6 +19,7 @@ use lb_core::slots::Identity;
 use lb_core::subset::{Algorithm, Position};
 use lb_core::weights;
 use lb_view::explanation::{Auto, Candidate, Explanation, Inputs, Member, SCHEMA, Shares, Tried, Unhealthy};
+use lb_view::load::ServiceLoad;
 
 use crate::config::Client;
 
@@ -35,6 +36,7 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
     balancer: &Balancer<T>,
     wanted: Option<&str>,
     from_daemon: bool,
+    mut loads: BTreeMap<String, ServiceLoad>,
 ) -> Vec<Explanation> {
     let is_wanted = |service: &Service| wanted.is_none_or(|wanted| wanted == service.name);
     // The plan of a large client takes milliseconds to make.
@@ -67,6 +69,7 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
             service: service.name.clone(),
             from_daemon,
             inputs: inputs(client, service, endpoints, membership),
+            load: loads.remove(&service.name),
             order: order.collect(),
             members: members(&plan, index, &membership.members),
             unhealthy: unhealthy(balancer, index, row),

@@ -17,6 +17,7 @@ use lb_kernel::{Pins, Runs};
 
 use lb_view::backend::Probe;
 use lb_view::fault::Fault;
+use lb_view::load::ServiceLoad;
 use lb_view::status::{Daemon, Interface, Reclaim, Source};
 
 use crate::window::Lately;
@@ -100,6 +101,8 @@ pub struct ClientFacts {
     pub unavailable: BTreeMap<(String, SocketAddr), Duration>,
     /// What probes and reports say of its backends, by service name and address.
     pub probes: BTreeMap<(String, SocketAddr), Probe>,
+    /// What changes weights while lists stay, by service name.
+    pub loads: BTreeMap<String, ServiceLoad>,
     /// Runs of its programs by hook, where the kernel has counted them.
     pub runs: Vec<(&'static str, Runs)>,
     /// Samples of its counters; `None` only where no daemon has taken any.

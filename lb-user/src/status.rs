@@ -66,6 +66,7 @@ pub fn of(facts: Facts) -> Status {
             if facts.without_causes.contains(&service.name) {
                 service.ejection = EjectionMode::CausesUnknown;
             }
+            service.load = facts.loads.get(&service.name).cloned();
             service.is_panic = facts.panics.contains(&service.name);
             service.replace_after_s = facts.replace_after.get(&service.name).map(Duration::as_secs_f64);
             for backend in &mut service.backends {
@@ -153,6 +154,7 @@ fn of_service(
     let fallback = backends.iter().find(|backend| backend.slot == view.fallback && view.fallback != NO_SLOT);
     Ok(Service {
         source: None,
+        load: None,
         name: view.name,
         address: view.address,
         protocol: view.protocol.name().to_owned(),

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use crate::load::ServiceLoad;
 use serde::{Deserialize, Serialize};
 
 /// Version of the JSON form.
@@ -20,6 +21,9 @@ pub struct Explanation {
     pub from_daemon: bool,
     /// What the subset was computed from.
     pub inputs: Inputs,
+    /// What changes shares while the list stays; `None` if nothing does, or without a daemon.
+    #[serde(default)]
+    pub load: Option<ServiceLoad>,
     /// The order that the algorithm gives the task, as far as it was looked at.
     pub order: Vec<Candidate>,
     /// The members in the order in which they were taken.

@@ -7,7 +7,10 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use lb_core::control::Switch;
+
 use crate::backend::Backend;
+use crate::load::ServiceLoad;
 use crate::status::{Client, Service, Source};
 
 /// Something is wrong.
@@ -72,6 +75,10 @@ pub enum FaultCode {
     EjectionWithheld,
     /// So few backends are available that ejected ones are chosen as well.
     Panic,
+    /// Weights are to follow load, and fewer than half of the members report theirs.
+    LoadUnknown,
+    /// A member's weight is as far from its structural one as load may move it.
+    LoadAtClamp,
     /// Handshakes take more than half of the time after which an answer is due.
     SlowHandshakes,
     /// Another program rewrites destinations after ours.
@@ -206,6 +213,9 @@ fn of_service(client: &str, service: &Service) -> Vec<Fault> {
         let text = format!("every connect of the last minute failed, {failed} of them");
         faults.push(of_backend(FaultCode::BackendFailing, backend, text));
     }
+    if let Some(load) = &service.load {
+        faults.extend(of_load(load, &subject()));
+    }
     faults.extend(slow_handshakes(service).map(|text| fault(FaultCode::SlowHandshakes, text)));
     let diverted: u64 = service.backends.iter().filter_map(|backend| backend.diverted_60s).sum();
     if diverted > 0 {
@@ -223,6 +233,31 @@ fn of_service(client: &str, service: &Service) -> Vec<Fault> {
     }
     if let Some(Source { error: Some(error), .. }) = &service.source {
         faults.push(fault(FaultCode::Source, error.clone()));
+    }
+    faults
+}
+
+/// What is wrong with weights that follow load.
+fn of_load(load: &ServiceLoad, subject: &Subject) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    if load.is_blind() && load.switch != Switch::Off.name() {
+        let (reporting, members) = load.reporting();
+        let text = format!(
+            "weights are to follow load, and {reporting} of {members} members report their utilization: weights stay as they are, and \
+             become structural after three minutes; see `socklb load`"
+        );
+        faults.push(Fault { code: FaultCode::LoadUnknown, subject: subject.clone(), text });
+    }
+    for member in load.members.iter().filter(|member| load.control.is_some() && member.is_at_clamp()) {
+        let subject = Subject { backend: Some(member.address), ..subject.clone() };
+        let utilization =
+            member.utilization.map_or_else(String::new, |used| format!(" at a utilization of {used:.2}"));
+        let text = format!(
+            "load has moved its weight to {:.2} times the structural one{utilization}, as far as that goes: look at what it reports, \
+             at its weight in the list, and at whether another host does its work",
+            member.wanted
+        );
+        faults.push(Fault { code: FaultCode::LoadAtClamp, subject, text });
     }
     faults
 }

@@ -11,6 +11,8 @@ pub mod backend;
 
 pub mod fault;
 
+pub mod load;
+
 pub mod readmission;
 
 pub mod status;

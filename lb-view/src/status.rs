@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::backend::{Backend, Latency};
 use crate::fault::Fault;
 use crate::filter::Filter;
+use crate::load::ServiceLoad;
 
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 4;
@@ -278,6 +279,9 @@ pub struct Service {
     pub skew: Option<f64>,
     /// Where its endpoints come from; only from the daemon.
     pub source: Option<Source>,
+    /// What changes weights while the list stays; `None` if nothing does, or without a daemon.
+    #[serde(default)]
+    pub load: Option<ServiceLoad>,
     /// Backends by slot.
     pub backends: Vec<Backend>,
 }
@@ -303,6 +307,7 @@ impl Service {
             unanswered_after_ms: None,
             skew: None,
             source: None,
+            load: None,
             backends,
         }
     }

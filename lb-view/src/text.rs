@@ -10,6 +10,8 @@ mod status;
 
 mod flows;
 
+mod load;
+
 mod explanation;
 
 mod comparison;
@@ -19,6 +21,7 @@ mod screen;
 pub use comparison::{changes_in_a_line, comparison};
 pub use explanation::explanation;
 pub use flows::{Listing, flows};
+pub use load::loads;
 pub use screen::{Screen, Size};
 pub use status::status;
 pub use style::Style;

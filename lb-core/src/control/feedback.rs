@@ -22,7 +22,7 @@ use super::flows::Flows;
 use super::{Heard, Hold, Look, Seen, SeenRow, TICK, float, thousandths};
 
 /// The least and the most that a member can have, of its structural weight.
-const CLAMP: (f64, f64) = (1.0 / 8.0, 8.0);
+pub const CLAMP: (f64, f64) = (1.0 / 8.0, 8.0);
 
 /// The most that a weight moves in one tick, from what it was.
 const STEP: f64 = 0.1;

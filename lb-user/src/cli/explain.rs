@@ -1,5 +1,6 @@
 //! `socklb explain`: why a client has this subset, these shares and this schedule; from the daemon, or from the files.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use super::{Files, paths_of, read_config, status};
@@ -63,7 +64,7 @@ fn explain_from_config(
     let mut explanations = Vec::new();
     for configured in &clients {
         let balancer = dry_run::balancer(config, configured, &by_service)?;
-        explanations.extend(explain::explain(configured, &balancer, Some(service), false));
+        explanations.extend(explain::explain(configured, &balancer, Some(service), false, BTreeMap::new()));
     }
     Ok(explanations)
 }

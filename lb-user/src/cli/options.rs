@@ -11,6 +11,7 @@ use clap::parser::ValueSource;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use lb_view::status::SortBy;
 
+use super::load;
 use crate::config::{DEFAULT_PATH, Paths};
 
 /// socklb balances connections at the socket, in the kernel.
@@ -197,6 +198,23 @@ pub enum Command {
         /// Only for this client, and not for all that have it
         #[arg(long)]
         client: Option<String>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show how weights follow the load that backends report, or switch that
+    ///
+    /// Asks the daemon; what switches it does for root, its own user, and the members of the group that `[admin]` names.
+    #[command(args_conflicts_with_subcommands = true)]
+    Load {
+        #[command(subcommand)]
+        command: Option<load::Command>,
+        /// Only of this client
+        #[arg(long)]
+        client: Option<String>,
+        /// Only of this service
+        #[arg(short, long)]
+        service: Option<String>,
         /// Print JSON
         #[arg(long)]
         json: bool,

@@ -3,11 +3,13 @@
 //! Facts change the plan; [`ClientTask::settle`] brings the maps to it. What cannot be done at once (a region that may
 //! still be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing. In reading
 //! order: its plan and its maps (this file), the lists that change the plan (`lists`), its cgroup (`attachment`), what
-//! its programs find of backends (`health`), and what they count (`counts`).
+//! its programs find of backends (`health`), what they count (`counts`), and weights that change while lists stay (`control`).
 
 mod lists;
 
 mod attachment;
+
+mod control;
 
 mod counts;
 
@@ -29,6 +31,7 @@ use thiserror::Error;
 pub use self::attachment::Followed;
 use crate::backoff::Backoff;
 use crate::config::Client;
+use crate::daemon::control::monotonic;
 use crate::window::Window;
 
 /// Why a client task cannot be started.
@@ -82,6 +85,8 @@ pub struct ClientTask {
     has_failed: bool,
     /// By service: why the list that the configuration holds was refused.
     refused_static: BTreeMap<String, String>,
+    /// By position: what changes the weights of a service, and its name. Empty until they are made.
+    controls: Vec<Option<(String, control::Controlled)>>,
 }
 
 impl ClientTask {
@@ -130,6 +135,7 @@ impl ClientTask {
             trouble: None,
             has_failed: false,
             refused_static: BTreeMap::new(),
+            controls: Vec::new(),
         })
     }
 
@@ -167,6 +173,7 @@ impl ClientTask {
     /// If the kernel refuses a step.
     pub fn settle(&mut self, now: Instant) -> Result<(), DatapathError> {
         self.hear_kernel(now);
+        self.start_slowly(monotonic(), now);
         if self.settled.is_some() {
             return Ok(());
         }

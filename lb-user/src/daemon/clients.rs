@@ -57,11 +57,13 @@ impl Daemon {
             // Logged, because a path that is mistyped looks the same.
             warn!(client = %client_task.client.name, cgroup = %client_task.client.cgroup.display(), "there is no such cgroup; waiting for it");
         }
-        match self.clients.task_mut(&client_task.client.name) {
+        let name = client_task.client.name.clone();
+        match self.clients.task_mut(&name) {
             Some(before) => *before = client_task,
             None => self.clients.tasks.push(client_task),
         }
         self.clients.leaving.extend(others);
+        self.make_controls(&name, now);
     }
 
     /// The clients that need not be opened: those whose pins were removed by hand are opened anew.

@@ -74,6 +74,7 @@ impl Daemon {
             replace_after: client_task.replace_after(),
             unavailable: client_task.unavailable(now),
             probes: self.probe_views(client_task),
+            loads: client_task.loads(),
             // Where the run times of programs cannot be read they are left out, and all else is still told.
             runs: client_task.datapath().runs().unwrap_or_default(),
             lately: Some(Lately { window: client_task.window().clone(), now }),

@@ -11,13 +11,14 @@ use std::time::Duration;
 use lb_core::feed::ReadFailure;
 use tokio::task::{JoinSet, spawn_blocking};
 
+use super::control::KeptFile;
 use super::file_io::PATIENCE;
 use super::lists::{FirstRead, ListReader, Purpose};
 use super::opening::{Opened, Opener};
 use super::{Reread, files};
 use crate::assignments::{self, Assignments, AssignmentsByService};
 use crate::config::Config;
-use crate::source::{self, FileSource, Stamp};
+use crate::source::{self, FileSource, Stamp, last_good};
 
 /// Which configuration is to be taken on.
 pub enum Load {
@@ -39,6 +40,8 @@ pub struct Loaded {
     pub statics: AssignmentsByService,
     /// Clients that did not run yet, opened.
     pub opened: Vec<Opened>,
+    /// What an earlier daemon had learnt of loads; read at a start alone.
+    pub learnt: Option<KeptFile>,
 }
 
 /// A file that a configuration names, as it was read.
@@ -72,6 +75,7 @@ impl Loader {
         /// At a start a file is waited for so long before the list of an earlier run is used.
         const AT_A_START: Duration = Duration::from_secs(2);
         let patience = if matches!(load, Load::Given(_)) { AT_A_START } else { PATIENCE };
+        let is_start = matches!(load, Load::Given(_));
         let is_wanted = self.is_asked || matches!(load, Load::Given(_));
         let (stamp, config) = match load {
             Load::Given(config) => (None, Ok(*config)),
@@ -84,6 +88,7 @@ impl Loader {
             begun: self.begun,
             statics: AssignmentsByService::new(),
             opened: Vec::new(),
+            learnt: if is_start { self.read_learnt().await } else { None },
         };
         // An equal configuration is not taken on, and opens no client whose pins were removed by hand.
         if let Ok(config) = &loaded.config
@@ -119,6 +124,17 @@ impl Loader {
             Err(silent) => Err(ReadFailure::Silent(silent.to_string())),
         };
         (Some(stamp.ok().flatten()), config)
+    }
+
+    /// What an earlier daemon had learnt. Without it weights begin as the structural ones.
+    async fn read_learnt(&self) -> Option<KeptFile> {
+        let path = KeptFile::path(&self.running.paths.state);
+        let file = path.clone();
+        let read = self.lists.io.run(&path, PATIENCE, move || last_good::read(&file)).await;
+        match read {
+            Ok(Ok(text)) => KeptFile::parse(&text),
+            Ok(Err(_)) | Err(_) => None,
+        }
     }
 
     /// Reads the files that a configuration names, all at the same time: one that does not answer delays no other.

@@ -93,6 +93,7 @@ impl Daemon {
             };
             if !client_task.is_unpinned() && client_task.reconfigure(client.clone(), now).is_ok() {
                 unstarted.remove(at);
+                self.make_controls(&client.name, now);
                 self.deliver_to(&client.name, &by_service, now);
             }
         }

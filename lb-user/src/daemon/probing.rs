@@ -314,6 +314,12 @@ impl Probing {
         self.receiving.want(Some(wanted), pins, features);
     }
 
+    /// Whoever receives the reports that a service of this client asks for; `None` if it asks for none, or nobody does.
+    pub fn listener(&self, client: &str, probe: Option<&Probe>) -> Option<&Listener> {
+        let probe = probe.filter(|probe| probe.is_by_report())?;
+        self.asking.get(&self.origin(client, probe)?).and_then(Asking::listener)
+    }
+
     /// How many datagrams the kernel has taken in, by what became of them; `None` where it takes none in.
     fn receptions(&self) -> Option<[u64; RECEPTIONS]> {
         let register = self.register.as_ref().filter(|_| !self.receiving.interfaces().is_empty())?;

@@ -181,6 +181,7 @@ impl Daemon {
             }
             Ok(config) => {
                 self.sources.statics = loaded.statics;
+                loaded.learnt.into_iter().for_each(|file| self.kept.take(file));
                 let changed = (!is_first).then(|| changes(&configured(&self.config), &configured(&config)));
                 self.take_on(config, loaded.begun, loaded.files, loaded.opened, now);
                 if let Some(changed) = changed {
@@ -246,6 +247,7 @@ impl Daemon {
             {
                 unstarted.push((client.clone(), crate::error::chain(&error)));
             }
+            self.make_controls(&client.name, now);
         }
         // A client that was dropped and has come back while this was read is not in `opened`: it is tried again.
         for client in &config.clients {

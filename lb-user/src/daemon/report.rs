@@ -68,7 +68,8 @@ impl Daemon {
             Query::Explain { service, client, answer } => {
                 let client_task = self.clients.task(&client);
                 let explain = |client_task: &ClientTask| {
-                    explain::explain(&client_task.client, client_task.balancer(), Some(&service), true)
+                    let loads = client_task.loads();
+                    explain::explain(&client_task.client, client_task.balancer(), Some(&service), true, loads)
                 };
                 let _ = answer.send(client_task.map(explain).unwrap_or_default());
             }
@@ -77,6 +78,11 @@ impl Daemon {
                 if !answer.is_closed() {
                     let readmission = self.readmit(&service, backend, client.as_deref(), &who);
                     let _ = answer.send(readmission);
+                }
+            }
+            Query::SwitchLoad { service, switch, client, who, answer } => {
+                if !answer.is_closed() {
+                    let _ = answer.send(self.switch_load(&service, switch, client.as_deref(), &who, now));
                 }
             }
             Query::Cover { client, cgroups, answer } => {

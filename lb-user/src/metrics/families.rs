@@ -114,6 +114,15 @@ families! {
         "1 if some backend of the service may be chosen, else 0: connects are refused.");
     PANIC = gauge("socklb_service_panic", SERVICE,
         "1 if so few backends of the service are available that ejected ones are chosen as well, else 0.");
+    LOAD_MEMBERS = gauge("socklb_load_members", SERVICE,
+        "Members whose weights are to follow load; missing where no `load` is configured.");
+    LOAD_REPORTING = gauge("socklb_load_members_reporting", SERVICE,
+        "Those of them whose utilization is known and new. With fewer than half, weights do not follow.");
+    LOAD_SWITCHED = gauge("socklb_load_switched", &["client", "service", "switch"],
+        "1 for what an operator has said of it, else 0; switch is on, freeze or off.");
+    LOAD_SETTLING = of(Kind::Gauge, "socklb_load_settling_seconds", S, SERVICE,
+        "About how long it takes until a difference is made good: weights act on new flows alone.");
+    LOAD_TABLES = counter("socklb_load_tables", SERVICE, "Tables that were made because weights followed load, or in slow start.");
     OUTCOMES = counter("socklb_outcomes", &["client", "service", "outcome"],
         "Connects and addressed datagrams to the service by how the choice ended; each counts once.");
     TABLE_GENERATION = gauge("socklb_table_generation", SERVICE,
@@ -145,6 +154,10 @@ families! {
     REPORT_AGE = of(Kind::Gauge, "socklb_backend_report_age_seconds", S, BACKEND, "Since the backend's last report came.");
     UTILIZATION = gauge("socklb_backend_utilization", BACKEND,
         "How much of what it can do the backend does, as it reports; 1 is all.");
+    LOAD_FACTOR = gauge("socklb_backend_load_factor", BACKEND,
+        "By what its structural weight is multiplied because of load or slow start; missing where neither is configured.");
+    LOAD_WANTED = gauge("socklb_backend_load_factor_wanted", BACKEND,
+        "By what it would be by its `load`, from 0.125 to 8, also where that is only observed.");
     WEIGHT = gauge("socklb_backend_weight", BACKEND, "Configured weight of the backend.");
     SHARE_WANTED = gauge("socklb_backend_share_wanted", BACKEND, "The backend's part of the service's table, from 0 to 1.");
     ACTIVE = gauge("socklb_flows_active", BACKEND, "Open flows.");

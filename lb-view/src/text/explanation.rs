@@ -5,9 +5,11 @@ use std::fmt::Write as _;
 use lb_core::service::Policy;
 use lb_core::subset::Algorithm;
 
+use super::load::describe;
 use super::table::{ALWAYS, Column, Row, left_out, table};
 use super::{Style, percent, wrap};
 use crate::explanation::{Explanation, Member, Shares, Unhealthy};
+use crate::load::MemberLoad;
 
 /// An explanation as text.
 pub fn explanation(explanation: &Explanation, style: Style) -> String {
@@ -167,7 +169,8 @@ fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
     let _ = writeln!(
         text,
         "   load = what the backend gets of all tasks / its part by weight; connections = tasks that use it\n   quota = \
-         share x {entries} entries; whole entries by largest remainder\n"
+         share x {entries} entries; whole entries by largest remainder{}\n",
+        if explanation.load.is_some() { ", after the factors below" } else { "" }
     );
     let row = |member: &Member| {
         Row::of(vec![
@@ -185,4 +188,20 @@ fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
     let table = table(&COLUMNS, members.len(), |number| row(&members[number]), style);
     text.push_str(&table.text);
     text.extend(left_out(&table.left_out));
+    if let Some(load) = &explanation.load {
+        let _ = writeln!(text, "\n   {}", describe(load));
+        let moved = |member: &&MemberLoad| (member.factor - 1.0).abs() >= 0.005;
+        let factors: Vec<String> = load
+            .members
+            .iter()
+            .filter(moved)
+            .map(|member| {
+                format!("{} x {:.2} = {}", member.address, member.factor, percent(Some(member.share)))
+            })
+            .collect();
+        let _ = match factors.is_empty() {
+            true => writeln!(text, "   every share is the structural one now"),
+            false => writeln!(text, "   shares times factors, made to sum to 1: {}", factors.join(", ")),
+        };
+    }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcome};
 use lb_common::ending::Ending;
+use lb_core::control::Switch;
 use lb_kernel::{BackendSnapshot, ServiceSnapshot, Snapshot};
 use lb_view::backend::Probe;
 
@@ -104,6 +105,7 @@ impl Page {
             })
         });
         sheet.family(&f::PANIC, panics)?;
+        self.each_load(sheet)?;
         sheet.family(
             &f::OUTCOMES,
             self.services().flat_map(|(client, service)| {
@@ -118,6 +120,33 @@ impl Page {
             self.of_services(|s| Value::Whole(s.view.table.generation.into())),
         )?;
         sheet.family(&f::TABLE_ENTRIES, self.of_services(|s| Value::Whole(s.view.table.len().into())))
+    }
+
+    fn each_load(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
+        let all = || {
+            self.clients.iter().flat_map(|client| {
+                let loads = client.facts.loads.iter();
+                loads.map(|(service, load)| ([client.name(), service.as_str()], load))
+            })
+        };
+        let followed = || all().filter(|(_, load)| load.control.is_some());
+        let whole = |number: usize| Value::Whole(number as u64);
+        sheet
+            .family(&f::LOAD_MEMBERS, followed().map(|(labels, load)| (labels, whole(load.members.len()))))?;
+        sheet.family(
+            &f::LOAD_REPORTING,
+            followed().map(|(labels, load)| (labels, whole(load.reporting().0))),
+        )?;
+        sheet.family(
+            &f::LOAD_SWITCHED,
+            followed().flat_map(|([client, service], load)| {
+                Switch::ALL
+                    .map(|switch| ([client, service, switch.name()], (load.switch == switch.name()).into()))
+            }),
+        )?;
+        let settling = followed().filter_map(|(labels, load)| Some((labels, Value::Real(load.settling_s?))));
+        sheet.family(&f::LOAD_SETTLING, settling)?;
+        sheet.family(&f::LOAD_TABLES, all().map(|(labels, load)| (labels, Value::Whole(load.tables))))
     }
 
     pub fn each_source(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
@@ -161,6 +190,23 @@ impl Page {
         sheet.family(&f::READMISSIONS, self.of_backends(|b| Value::Whole(b.counts.sums.readmissions)))?;
         sheet.family(&f::WITHHELD, self.of_backends(|b| Value::Whole(b.counts.sums.withheld)))?;
         self.each_probe(sheet)?;
+        let loads = || {
+            self.backends().filter_map(|(labels @ [client, service, _], backend)| {
+                let client = self.clients.iter().find(|known| known.name() == client)?;
+                let load = client.facts.loads.get(service)?;
+                let member = load.members.iter().find(|member| member.address == backend.slot.address)?;
+                Some((labels, load, member))
+            })
+        };
+        sheet.family(
+            &f::LOAD_FACTOR,
+            loads().map(|(labels, _, member)| (labels, Value::Real(member.factor))),
+        )?;
+        let wanted = loads().filter(|(_, load, _)| load.control.is_some());
+        sheet.family(
+            &f::LOAD_WANTED,
+            wanted.map(|(labels, _, member)| (labels, Value::Real(member.wanted))),
+        )?;
         sheet.family(&f::WEIGHT, self.of_backends(|b| Value::Whole(b.slot.weight.into())))?;
         sheet.family(&f::SHARE_WANTED, self.of_backends(|b| Value::Real(b.share_wanted)))?;
         sheet.family(&f::ACTIVE, self.of_backends(|b| Value::Whole(b.counts.active)))

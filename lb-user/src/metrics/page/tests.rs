@@ -19,6 +19,7 @@ use super::super::families::ALL;
 use super::*;
 use crate::facts::{ClientFacts, Reloads, ReportCounts};
 use lb_view::backend::Probe;
+use lb_view::load::{MemberLoad, ServiceLoad};
 use lb_view::status::{Daemon, Interface, Reclaim, Source};
 
 fn facts() -> Facts {
@@ -85,6 +86,28 @@ fn probe() -> Probe {
     Probe { state, age_s, round_trip_ms, utilization, ..Probe::unprobed("report") }
 }
 
+fn load() -> ServiceLoad {
+    let member = MemberLoad {
+        address: "[2001:db8::1]:80".parse().unwrap(),
+        utilization: Some(0.25),
+        age_s: Some(0.5),
+        wanted: 1.5,
+        factor: 1.25,
+        share: 1.0,
+        held_by: None,
+    };
+    ServiceLoad {
+        control: Some("feedback".to_owned()),
+        mode: "enforce".to_owned(),
+        switch: "on".to_owned(),
+        slow_start_s: None,
+        flows_live_s: 1.0,
+        settling_s: Some(30.0),
+        tables: 3,
+        members: vec![member],
+    }
+}
+
 fn client() -> ClientMetrics {
     let source = Source { file: None, good_for_s: Some(5), error: None, failures: 0 };
     let service = ServiceSnapshot {
@@ -120,6 +143,7 @@ fn client() -> ClientMetrics {
             unavailable: BTreeMap::new(),
             probes: BTreeMap::from([(("users".to_owned(), "[2001:db8::1]:80".parse().unwrap()), probe())]),
             sources: BTreeMap::from([("users".to_owned(), source)]),
+            loads: BTreeMap::from([("users".to_owned(), load())]),
             runs: vec![("connect4", Runs { time_ns: 1_000, count: 2 })],
             lately: None,
         },
@@ -267,6 +291,32 @@ fn a_backend_has_one_state_and_every_ending() {
     let of = r#"client="web",service="users",backend="[2001:db8::1]:80",ending="refused""#;
     assert!(endings.contains(&format!("socklb_flows_ended_total{{{of}}} 3").as_str()), "{endings:?}");
     assert!(page.contains("\nsocklb_flows_lifetime_seconds_total{") && page.contains("} 2.5\n"));
+}
+
+#[test]
+fn what_load_makes_of_weights_is_told() {
+    let page = page(Form::Text, vec![client()]);
+    let of = r#"{client="web",service="users",backend="[2001:db8::1]:80"}"#;
+    assert_eq!(lines(&page, "socklb_backend_load_factor{"), [format!("socklb_backend_load_factor{of} 1.25")]);
+    assert_eq!(
+        lines(&page, "socklb_backend_load_factor_wanted{"),
+        [format!("socklb_backend_load_factor_wanted{of} 1.5")]
+    );
+    let of = r#"{client="web",service="users"}"#;
+    assert_eq!(lines(&page, "socklb_load_members{"), [format!("socklb_load_members{of} 1")]);
+    assert_eq!(
+        lines(&page, "socklb_load_members_reporting{"),
+        [format!("socklb_load_members_reporting{of} 1")]
+    );
+    let switched = lines(&page, "socklb_load_switched{");
+    let on: Vec<&&str> = switched.iter().filter(|line| line.ends_with(" 1")).collect();
+    assert!(switched.len() == 3 && on.len() == 1 && on[0].contains("switch=\"on\""), "{switched:?}");
+    let slow = ServiceLoad { control: None, ..load() };
+    let mut client = client();
+    client.facts.loads = BTreeMap::from([("users".to_owned(), slow)]);
+    let page = self::page(Form::Text, vec![client]);
+    assert!(lines(&page, "socklb_load_members{").is_empty(), "slow start alone follows no load");
+    assert!(!lines(&page, "socklb_backend_load_factor{").is_empty());
 }
 
 #[test]

@@ -1,0 +1,116 @@
+//! `socklb load`: what weights follow, and an operator's switch for that.
+
+use std::process::ExitCode;
+
+use anyhow::anyhow;
+use clap::Subcommand;
+use lb_core::control::Switch;
+use lb_view::filter::Filter;
+use lb_view::load::{self, ClientLoad, Loads, Switched};
+use lb_view::text::{self, Style};
+
+use super::{Files, paths_of};
+use crate::api::{self, Answer, quoted};
+use crate::error::Failure;
+use crate::print;
+
+/// What becomes of a service's weights that follow load.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Keep the weights of a service as they are, whatever is reported
+    ///
+    /// The daemon keeps that over restarts and upgrades, until `socklb load on`.
+    Freeze(Target),
+    /// Give every member of a service its structural weight, whatever is reported
+    ///
+    /// What was learnt is forgotten. The daemon keeps that over restarts and upgrades, until `socklb load on`.
+    Off(Target),
+    /// Let the weights of a service follow load again, as configured
+    On(Target),
+}
+
+/// Of which service.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Target {
+    /// The service
+    pub service: String,
+    /// Only for this client, and not for all that have it
+    #[arg(long)]
+    pub client: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Shows what weights follow.
+///
+/// # Errors
+/// If no daemon answers: only it knows. Or if no service here has weights that change.
+pub fn show(filter: &Filter, json: bool, files: &Files) -> Result<ExitCode, Failure> {
+    let paths = paths_of(files)?;
+    let mut status = match api::ask_daemon::<lb_view::status::Status>(&paths, "/v1/status")? {
+        Answer::Given(status) => status,
+        Answer::NotRunning => {
+            let text = "the daemon is not running, and only it knows what is reported. The tables stay as they are (`socklb status`)";
+            return Err(anyhow!(text).into());
+        }
+        Answer::Silent => return Err(anyhow!(api::silent(&paths.run)).into()),
+    };
+    status.retain(filter, false);
+    let clients = status.clients.into_iter().flat_map(|client| {
+        let name = client.name;
+        client.services.into_iter().filter_map(move |service| {
+            Some(ClientLoad { client: name.clone(), service: service.name, load: service.load? })
+        })
+    });
+    let loads = Loads { schema: load::SCHEMA, services: clients.collect() };
+    if json {
+        print::text(&(serde_json::to_string_pretty(&loads)? + "\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if loads.services.is_empty() {
+        let text = "no service here has weights that follow load or start slowly: see `load` and `slow_start` in socklb.toml(5)";
+        return Err(anyhow!(text).into());
+    }
+    print::text(&text::loads(&loads, Style::for_stdout()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Switches what follows load.
+///
+/// # Errors
+/// If no daemon answers, it does not do it for this user, or no client has such a service.
+pub fn switch(command: &Command, files: &Files) -> Result<ExitCode, Failure> {
+    let (switch, Target { service, client, json }) = match command {
+        Command::Freeze(target) => (Switch::Frozen, target),
+        Command::Off(target) => (Switch::Off, target),
+        Command::On(target) => (Switch::On, target),
+    };
+    let paths = paths_of(files)?;
+    let of_client = client.as_ref().map(|client| format!("&client={}", quoted(client))).unwrap_or_default();
+    let path = format!("/v1/load/{}?switch={}{of_client}", quoted(service), switch.name());
+    let switched = match api::tell_daemon::<Switched>(&paths, &path)? {
+        Answer::Given(switched) => switched,
+        Answer::NotRunning => {
+            return Err(anyhow!("the daemon is not running: the tables stay as they are").into());
+        }
+        Answer::Silent => {
+            let text = "it may do that when it goes on (`socklb load`)";
+            return Err(anyhow!("{}: {text}", api::silent(&paths.run)).into());
+        }
+    };
+    if switched.clients.is_empty() {
+        let who = client
+            .as_ref()
+            .map_or_else(|| "no client here".to_owned(), |client| format!("no client {client} here"));
+        return Err(
+            anyhow!("{who} has a service {service} whose weights follow load: see `socklb load`").into()
+        );
+    }
+    if *json {
+        print::text(&(serde_json::to_string_pretty(&switched)? + "\n"))?;
+    } else {
+        print::text(&switched.describe())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,206 @@
+//! Weights that follow load, as they are shown: what is known of each member, what follows from it, and what holds it back.
+
+use std::net::SocketAddr;
+
+use lb_core::control::feedback::CLAMP;
+use serde::{Deserialize, Serialize};
+
+/// Version of the JSON form.
+pub const SCHEMA: u32 = 1;
+
+/// What changes the weights of a service of a client task while its list stays.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServiceLoad {
+    /// `feedback` or `a58`; `None` where weights do not follow load.
+    pub control: Option<String>,
+    /// `enforce` or `observe`.
+    pub mode: String,
+    /// What an operator has said: `on`, `freeze` or `off`.
+    pub switch: String,
+    /// Over how long a member that is new comes to its share; `None`: at once.
+    pub slow_start_s: Option<f64>,
+    /// How long a flow lives on average, by what is open and what begins.
+    pub flows_live_s: f64,
+    /// About how long it takes until a difference is made good; `None` without a control.
+    pub settling_s: Option<f64>,
+    /// Tables that were made because of it, since the daemon started or the service was configured like this.
+    pub tables: u64,
+    /// Who is in the table, by address; empty before the first look.
+    pub members: Vec<MemberLoad>,
+}
+
+/// One member.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MemberLoad {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// What it has reported: 1 is all that it can do.
+    pub utilization: Option<f64>,
+    /// How long ago that was measured.
+    pub age_s: Option<f64>,
+    /// By what the control would multiply its structural weight.
+    pub wanted: f64,
+    /// By what it is multiplied: `wanted`, unless that is only observed or switched off; slow start included.
+    pub factor: f64,
+    /// Its share of this task's connects by that.
+    pub share: f64,
+    /// Why it keeps its factor or gets no more: `operator`, `panic`, `unavailable`, `slow-start`, `active-limit`, `no-report`, `errors`
+    /// or `few-reports`.
+    pub held_by: Option<String>,
+}
+
+impl MemberLoad {
+    /// Whether its factor is as small or large as one can be: the control would move it further than it may.
+    pub fn is_at_clamp(&self) -> bool {
+        // Members are normalised after they were clamped.
+        self.wanted <= CLAMP.0 * 1.05 || self.wanted >= CLAMP.1 * 0.95
+    }
+}
+
+impl ServiceLoad {
+    /// How many members have reported a utilization that counts, of how many.
+    pub fn reporting(&self) -> (usize, usize) {
+        let is_heard = |member: &&MemberLoad| {
+            member.utilization.is_some() && member.held_by.as_deref() != Some("no-report")
+        };
+        (self.members.iter().filter(is_heard).count(), self.members.len())
+    }
+
+    /// Whether too few report for anything to be learnt.
+    pub fn is_blind(&self) -> bool {
+        let (reporting, members) = self.reporting();
+        self.control.is_some() && members > 0 && reporting * 2 < members
+    }
+}
+
+/// The weights that change of a host's client tasks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Loads {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// By client task and service.
+    pub services: Vec<ClientLoad>,
+}
+
+/// Those of one service of one client task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClientLoad {
+    /// The client task.
+    pub client: String,
+    /// The service.
+    pub service: String,
+    /// What is known, and what follows.
+    #[serde(flatten)]
+    pub load: ServiceLoad,
+}
+
+/// What came of a switch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Switched {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The service.
+    pub service: String,
+    /// What it is switched to: `on`, `freeze` or `off`.
+    pub switch: String,
+    /// The client tasks that have it.
+    pub clients: Vec<SwitchedClient>,
+}
+
+/// What came of it for one client task.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SwitchedClient {
+    /// The client task.
+    pub client: String,
+    /// What it was.
+    pub before: String,
+}
+
+impl Switched {
+    /// For people: a line for each client task.
+    pub fn describe(&self) -> String {
+        let Self { service, switch, clients, .. } = self;
+        let what = match switch.as_str() {
+            "freeze" => "weights stay as they are, whatever is reported",
+            "off" => "weights are structural, whatever is reported",
+            _ => "weights follow load",
+        };
+        let line = |SwitchedClient { client, before }: &SwitchedClient| {
+            let news = if before == switch { "as before" } else { "from now on" };
+            format!("client {client}, service {service}: {what}, {news}\n")
+        };
+        clients.iter().map(line).collect()
+    }
+}
+
+#[cfg(test)]
+/// Loads that are made up.
+pub mod tests {
+    use super::*;
+
+    /// A member that reports so much and has that factor.
+    pub fn member(port: u16, utilization: Option<f64>, factor: f64) -> MemberLoad {
+        MemberLoad {
+            address: ([10, 0, 0, 1], port).into(),
+            utilization,
+            age_s: utilization.map(|_| 1.25),
+            wanted: factor,
+            factor,
+            share: 0.5,
+            held_by: None,
+        }
+    }
+
+    /// A service that follows feedback.
+    pub fn service(members: Vec<MemberLoad>) -> ServiceLoad {
+        ServiceLoad {
+            control: Some("feedback".to_owned()),
+            mode: "enforce".to_owned(),
+            switch: "on".to_owned(),
+            slow_start_s: None,
+            flows_live_s: 30.0,
+            settling_s: Some(120.0),
+            tables: 7,
+            members,
+        }
+    }
+
+    #[test]
+    fn with_reports_of_fewer_than_half_nothing_is_learnt() {
+        let of = |utilizations: &[Option<f64>]| {
+            let members = (1..).zip(utilizations).map(|(port, used)| member(port, *used, 1.0));
+            service(members.collect())
+        };
+        assert!(of(&[None, None, Some(0.5)]).is_blind());
+        assert!(!of(&[None, Some(0.5)]).is_blind() && !of(&[]).is_blind());
+        let silent = MemberLoad { held_by: Some("no-report".to_owned()), ..member(1, Some(0.5), 1.0) };
+        assert_eq!(service(vec![silent, member(2, Some(0.5), 1.0)]).reporting(), (1, 2));
+        assert!(!ServiceLoad { control: None, ..of(&[None]) }.is_blind());
+    }
+
+    #[test]
+    fn a_factor_at_its_bound_is_told() {
+        for (factor, expected) in [(0.125, true), (0.13, true), (0.2, false), (7.0, false), (7.7, true)] {
+            assert_eq!(member(1, None, factor).is_at_clamp(), expected, "{factor}");
+        }
+    }
+
+    #[test]
+    fn each_client_is_told_of() {
+        let client = |client: &str, before: &str| SwitchedClient {
+            client: client.to_owned(),
+            before: before.to_owned(),
+        };
+        let switched = Switched {
+            schema: SCHEMA,
+            service: "users".to_owned(),
+            switch: "freeze".to_owned(),
+            clients: vec![client("web", "on"), client("batch", "freeze")],
+        };
+        assert_eq!(
+            switched.describe(),
+            "client web, service users: weights stay as they are, whatever is reported, from now on\n\
+             client batch, service users: weights stay as they are, whatever is reported, as before\n"
+        );
+    }
+}

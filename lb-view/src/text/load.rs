@@ -1,0 +1,137 @@
+//! Weights that follow load as text: a table of the members of each service, and what holds them back.
+
+use std::fmt::Write as _;
+
+use super::table::{ALWAYS, Column, Row, left_out, table};
+use super::{Style, percent, wrap};
+use crate::load::{ClientLoad, Loads, MemberLoad, ServiceLoad};
+
+/// All of them.
+pub fn loads(loads: &Loads, style: Style) -> String {
+    let mut text = String::new();
+    let mut missing = Vec::new();
+    for (number, ClientLoad { client, service, load }) in loads.services.iter().enumerate() {
+        if number > 0 {
+            text.push('\n');
+        }
+        let (client, service) = (style.paint("1", client), style.paint("1", service));
+        let _ = writeln!(text, "client {client}, service {service}: {}", describe(load));
+        let members = &load.members;
+        let is_observed = load.mode == "observe";
+        let table = table(&columns(is_observed), members.len(), |at| row(&members[at], is_observed), style);
+        text.push_str(&table.text);
+        for title in table.left_out {
+            if !missing.contains(&title) {
+                missing.push(title);
+            }
+        }
+    }
+    text.extend(left_out(&missing));
+    wrap(text, style.width)
+}
+
+/// What changes the weights, how fast, and what is known.
+pub fn describe(load: &ServiceLoad) -> String {
+    let mut parts = Vec::new();
+    if let Some(control) = &load.control {
+        let state = match (load.switch.as_str(), load.mode.as_str()) {
+            ("freeze", _) => ", frozen by an operator",
+            ("off", _) => ", switched off by an operator",
+            (_, "observe") => ", observed: nothing follows",
+            _ => "",
+        };
+        let (reporting, members) = load.reporting();
+        parts.push(format!("{control}{state}"));
+        parts.push(format!("{reporting} of {members} members report"));
+        parts.push(format!("flows live {}", span(load.flows_live_s)));
+    }
+    if let Some(settling) = load.settling_s {
+        parts.push(format!("a difference is made good within about {}", span(settling)));
+    }
+    if let Some(slow_start) = load.slow_start_s {
+        parts.push(format!("slow start of {}", span(slow_start)));
+    }
+    parts.join("; ")
+}
+
+/// The columns: what is known of a member and what follows stays longest.
+fn columns(is_observed: bool) -> [Column<'static>; 6] {
+    [
+        Column::left("backend", ALWAYS),
+        Column::right("utilization", 5),
+        Column::right("age", 1),
+        Column::right(if is_observed { "would be" } else { "factor" }, 4),
+        Column::right("share", 3),
+        Column::left("held by", 2),
+    ]
+}
+
+fn row(member: &MemberLoad, is_observed: bool) -> Row {
+    let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let factor = if is_observed { member.wanted } else { member.factor };
+    Row::of(vec![
+        member.address.to_string(),
+        or_none(member.utilization.map(|used| format!("{used:.2}"))),
+        or_none(member.age_s.map(|age| format!("{age:.1}s"))),
+        format!("{factor:.2}"),
+        percent(Some(member.share)),
+        or_none(member.held_by.clone()),
+    ])
+}
+
+/// A time of which nobody needs to know the last digit.
+pub fn span(seconds: f64) -> String {
+    match seconds {
+        seconds if seconds < 0.0995 => format!("{:.0} ms", seconds * 1e3),
+        seconds if seconds < 9.95 => format!("{seconds:.1} s"),
+        seconds if seconds < 120.0 => format!("{seconds:.0} s"),
+        seconds if seconds < 7_200.0 => format!("{:.0} min", seconds / 60.0),
+        seconds => format!("{:.0} h", seconds / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::SCHEMA;
+    use crate::load::tests::{member, service};
+
+    #[test]
+    fn each_member_has_a_row_with_what_follows_from_what() {
+        let held = MemberLoad { held_by: Some("no-report".to_owned()), ..member(2, None, 1.0) };
+        let load = service(vec![member(1, Some(0.8), 1.5), held]);
+        let one = ClientLoad { client: "web".to_owned(), service: "users".to_owned(), load };
+        let of = |load| {
+            let whole = Loads { schema: SCHEMA, services: vec![ClientLoad { load, ..one.clone() }] };
+            loads(&whole, Style::default())
+        };
+        assert_eq!(
+            of(one.load.clone()),
+            "client web, service users: feedback; 1 of 2 members report; flows live 30 s; a difference is made good within about \
+             2 min\n  \
+               backend     utilization   age  factor   share  held by\n  \
+               10.0.0.1:1         0.80  1.2s    1.50  50.0 %  -\n  \
+               10.0.0.1:2            -     -    1.00  50.0 %  no-report\n"
+        );
+        let observed = ServiceLoad {
+            mode: "observe".to_owned(),
+            members: vec![MemberLoad { factor: 1.0, ..member(1, Some(0.8), 1.5) }],
+            ..one.load.clone()
+        };
+        let text = of(observed);
+        assert!(
+            text.contains("feedback, observed: nothing follows; 1 of 1") && text.contains("would be"),
+            "{text}"
+        );
+        assert!(text.contains("1.50"), "{text}");
+        let slow =
+            ServiceLoad { control: None, settling_s: None, slow_start_s: Some(10.0), ..one.load.clone() };
+        assert!(of(slow).starts_with("client web, service users: slow start of 10 s\n"));
+    }
+
+    #[test]
+    fn spans_are_short() {
+        let spans = [0.02, 2.5, 45.0, 300.0, 40_000.0].map(span);
+        assert_eq!(spans, ["20 ms", "2.5 s", "45 s", "5 min", "11 h"]);
+    }
+}
