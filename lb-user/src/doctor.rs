@@ -6,6 +6,8 @@ mod host;
 
 mod interfaces;
 
+pub mod load;
+
 mod maps;
 
 mod programs;
@@ -50,6 +52,7 @@ pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> 
     pins(&mut diagnosis, paths, config.as_ref().ok().copied(), status.as_ref());
     probes::examine(&mut diagnosis, config.as_ref().ok().copied(), status.as_ref());
     interfaces::examine(&mut diagnosis, paths, config.as_ref().ok().copied(), status.as_ref(), features);
+    load::examine(&mut diagnosis, config.as_ref().ok().copied(), status.as_ref());
     open_files(&mut diagnosis, config.as_ref().ok().copied(), status.as_ref());
     for client in clients(config.as_ref().ok().copied(), status.as_ref()) {
         one_client(&mut diagnosis, paths, &client, features);

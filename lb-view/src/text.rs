@@ -21,7 +21,7 @@ mod screen;
 pub use comparison::{changes_in_a_line, comparison};
 pub use explanation::explanation;
 pub use flows::{Listing, flows};
-pub use load::loads;
+pub use load::{describe as load_in_words, loads};
 pub use screen::{Screen, Size};
 pub use status::status;
 pub use style::Style;

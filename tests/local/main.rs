@@ -79,6 +79,7 @@ mod reload_clients;
 mod reload_faults;
 
 mod links;
+mod load;
 
 mod reclaim;
 

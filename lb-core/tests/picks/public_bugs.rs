@@ -2,10 +2,15 @@
 //! docs/design/bugs-of-others.md.
 
 use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use lb_common::abi::{NO_SLOT, Policy};
 use lb_common::pick::{How, pick};
+use lb_core::control::flows::{Lives, OfLate};
+use lb_core::control::{Control, ControlRules, Heard, Law, Look, Seen};
 use lb_core::cursor::start;
+use lb_core::reports::Load;
 use lb_core::schedule::apportion;
 
 use crate::host::{Cpu, Host, NOW, rules};
@@ -117,4 +122,48 @@ fn r26_weights_that_are_all_zero_make_no_table_and_nobody_divides_by_them() {
     host.shares = vec![0; 10];
     let (picked, _) = pick(&host, &Cpu::new(0), host.table(), rules(Policy::P2c), NOW);
     assert_eq!(picked.how, How::Picked);
+}
+
+/// R28: weights followed what a client with hardly any traffic saw of its own calls (rest.li#545). At a connect a minute, of which every
+/// one fails at one backend, weights stay where they are: that backend's reports and few own connects say nothing of it. And where
+/// reports do say something, they are followed as calmly as anywhere.
+#[test]
+fn r28_a_connect_a_minute_moves_no_weight_and_reports_move_it_as_calmly_as_ever() {
+    const BACKENDS: u32 = 4;
+    let address = |index: u32| SocketAddr::new(Ipv4Addr::from_bits(0x0a00_0000 + index).into(), 80);
+    let play = |busy_until: u64| -> (Vec<f64>, usize) {
+        let rules = ControlRules { law: Some(Law::Feedback), ..ControlRules::default() };
+        let mut control = Control::new(rules);
+        let (mut lives, mut of_late) = (Lives::default(), [OfLate::default(); BACKENDS as usize]);
+        let mut tables = 0;
+        for second in 0..3_600 {
+            // Each is dialled every four minutes, and the first fails each time.
+            let dialled = (second % 60 == 0).then_some((second / 60) as usize % BACKENDS as usize);
+            of_late.iter_mut().for_each(OfLate::tick);
+            if let Some(at) = dialled {
+                of_late[at].add(1.0, f64::from(u8::from(at == 0)));
+            }
+            lives.tick(f64::from(u8::from(dialled.is_some())), f64::from(u8::from(dialled.is_some())));
+            let now = Duration::from_secs(second);
+            let seen = |index: u32| {
+                let used = if index == 1 && second < busy_until { 600 } else { 500 };
+                let load =
+                    Load { utilization: Some(used), window: Duration::from_secs(1), ..Load::default() };
+                let errors = of_late[index as usize].errors();
+                let heard = Some(Heard { load, at: now });
+                (address(index), Seen { weight: 1, heard, errors, is_available: true, is_at_limit: false })
+            };
+            let row = (0..BACKENDS).map(seen).collect();
+            let look = Look { row, flows: lives.flows(), is_panic: false, entries: 512 };
+            if let Some(proposal) = control.tick(now, &look) {
+                control.publish(proposal.factors);
+                tables += 1;
+            }
+        }
+        ((0..BACKENDS).map(|index| control.in_force().of(address(index)).number()).collect(), tables)
+    };
+    assert_eq!(play(0), (vec![1.0; BACKENDS as usize], 0));
+    // Twenty seconds in which one is busier move its weight by a few percent, in a few tables.
+    let (factors, tables) = play(20);
+    assert!(factors[1] < 1.0 && factors[1] > 0.6 && tables <= 30, "{factors:?} {tables}");
 }

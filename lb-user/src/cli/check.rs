@@ -2,17 +2,20 @@
 //! the endpoint files it names, whether what they hold fits the limits, and what of it has no effect here. Reads files, and
 //! changes nothing.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 
 use lb_core::balancer::Refused;
+use lb_core::control::Law;
 use lb_core::service::Accounting;
 
 use super::{Files, paths_of};
 use crate::assignments::AssignmentsByService;
 use crate::comparison;
 use crate::config::{self, Config, ConfigError, Host, NamedFile};
+use crate::doctor::load::WITH_RATES;
 use crate::dry_run::{self, DoesNotFit, file_sources};
 use crate::error::Failure;
 use crate::print;
@@ -132,6 +135,14 @@ fn notes(config: &Config, by_service: &AssignmentsByService) -> Vec<String> {
             )
         }));
     }
+    let services = config.clients.iter().flat_map(|client| &client.services);
+    let by_rates = services.filter(|configured| configured.service.control.law == Some(Law::A58));
+    let by_rates: BTreeSet<&str> = by_rates.map(|configured| configured.service.name.as_str()).collect();
+    notes.extend(by_rates.into_iter().map(|service| {
+        format!(
+            "service {service}: a58 goes by requests a second, which an agent that measures a cgroup does not report: {WITH_RATES}"
+        )
+    }));
     for (service, assignments) in by_service {
         let zoned = assignments.list().as_slice().iter().filter(|endpoint| endpoint.zone.is_some()).count();
         if zoned > 0 {

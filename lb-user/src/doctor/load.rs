@@ -1,0 +1,55 @@
+//! Weights that follow load: whether what they follow is there, and whether the policy makes the most of it.
+
+use lb_core::control::Law;
+use lb_core::service::Policy;
+use lb_view::diagnosis::{Diagnosis, State};
+use lb_view::status::{Service, Status};
+use lb_view::text::load_in_words;
+
+use crate::config::Config;
+
+/// Looks at all services, each once.
+pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&Status>) {
+    let configured =
+        config.into_iter().flat_map(|config| &config.clients).flat_map(|client| &client.services);
+    let mut told = Vec::new();
+    for service in configured.map(|configured| &configured.service) {
+        let Some(law) = service.control.law.filter(|_| !told.contains(&service.name)) else { continue };
+        told.push(service.name.clone());
+        if law == Law::Feedback && service.policy != Policy::P2c {
+            let text = format!(
+                "service {}: with policy {:?} a connect looks at weights alone; p2c looks at open flows as well, so that a backend that \
+                 hangs gets few before any report tells of it",
+                service.name,
+                service.policy.name()
+            );
+            diagnosis.add("load", State::Note, text, Some("policy = \"p2c\" in its [[service]]"));
+        }
+        let running = status.into_iter().flat_map(|status| &status.clients);
+        let running =
+            running.flat_map(|client| client.services.iter().map(|known| (client.name.as_str(), known)));
+        for (client, known) in running.filter(|(_, known)| known.name == service.name) {
+            one(diagnosis, client, known, law);
+        }
+    }
+}
+
+fn one(diagnosis: &mut Diagnosis, client: &str, service: &Service, law: Law) {
+    let Some(load) = &service.load else { return };
+    let name = &service.name;
+    diagnosis.ok("load", format!("client {client}, service {name}: {}", load_in_words(load)));
+    let probes = service.backends.iter().filter_map(|backend| backend.probe.as_ref());
+    let reporting: Vec<_> = probes.filter(|probe| probe.utilization.is_some()).collect();
+    let without_rates = reporting.iter().filter(|probe| probe.qps.is_none()).count();
+    if law == Law::A58 && without_rates > 0 {
+        let text = format!(
+            "client {client}, service {name}: {without_rates} of {} backends that report do not say how many requests they serve, \
+             without which a58 knows no weight for them",
+            reporting.len()
+        );
+        diagnosis.add("load", State::Warning, text, Some(WITH_RATES));
+    }
+}
+
+/// What it takes that reports have rates.
+pub const WITH_RATES: &str = "have the applications tell their agents (socklb agent report --qps RATE --eps RATE), or write control = \"feedback\"";

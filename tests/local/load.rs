@@ -1,0 +1,225 @@
+//! Weights that follow the load that backends report, by a real agent that is told what to report: tables change, operators see why and
+//! can stop it, and a new daemon goes on where the one before was.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use lb_view::explanation::Explanation;
+use lb_view::load::{ClientLoad, Loads, MemberLoad, ServiceLoad};
+use stage::agent::{Agent, make_key};
+use stage::daemon::{failure, read};
+use stage::eventually;
+use stage::fixture::{Fixture, SERVICE, endpoints};
+
+use crate::reports::{ALL, text};
+
+/// Three backends, an agent that speaks for all, and no daemon yet.
+fn prepare(load: &str) -> (Fixture, Agent) {
+    let fixture = Fixture::without_daemon();
+    let key = make_key(&fixture.setup, "service.key", 1);
+    let agent = Agent::start(&fixture.setup, &key, &ALL);
+    let configuration =
+        text(&fixture, "weighted-round-robin", "").replace("policy = ", &format!("{load}\npolicy = "));
+    fixture.setup.write("socklb.toml", &configuration);
+    (fixture, agent)
+}
+
+/// The same with a daemon, to which the first backend reports so much and the others 0.3.
+fn start(load: &str, first: &str) -> (Fixture, Agent) {
+    let (mut fixture, agent) = prepare(load);
+    report(&agent, [first, "0.3", "0.3"]);
+    fixture.start();
+    (fixture, agent)
+}
+
+/// Has the backends report these utilizations, each with a hundred requests a second.
+fn report(agent: &Agent, utilizations: [&str; 3]) {
+    for (backend, used) in ALL.iter().zip(utilizations) {
+        agent.tell(&[
+            "report",
+            "--backend",
+            backend,
+            "--utilization",
+            used,
+            "--qps",
+            "100",
+            "--valid-for",
+            "300000",
+        ]);
+    }
+}
+
+/// What the daemon says of the service's weights.
+fn load(fixture: &Fixture) -> Option<ServiceLoad> {
+    let output = fixture.setup.run(&["load", "--json"]);
+    let loads: Loads = serde_json::from_slice(&output.stdout).ok()?;
+    let [ClientLoad { client, service, load }] = &loads.services[..] else { return None };
+    assert_eq!((client.as_str(), service.as_str()), ("web", "users"));
+    Some(load.clone())
+}
+
+/// The member at a position of [`ALL`].
+fn member(load: &Option<ServiceLoad>, at: usize) -> Option<&MemberLoad> {
+    load.as_ref()?.members.iter().find(|member| member.address.to_string() == ALL[at])
+}
+
+fn factor(load: &Option<ServiceLoad>, at: usize) -> f64 {
+    member(load, at).map_or(1.0, |member| member.factor)
+}
+
+/// The parts that the kernel's table has of each backend.
+fn wanted(fixture: &Fixture) -> BTreeMap<String, f64> {
+    let backends = fixture.setup.service().backends.into_iter();
+    backends.map(|backend| (backend.address.to_string(), backend.share_wanted)).collect()
+}
+
+const FEEDBACK: &str = "load = { control = \"feedback\" }";
+
+#[test]
+fn the_share_of_a_backend_that_is_busy_falls_until_an_operator_says_otherwise() {
+    let (fixture, agent) = start(FEEDBACK, "0.9");
+    let busy = eventually("its factor falls", || load(&fixture), |load| factor(load, 0) < 0.7);
+    assert!(factor(&busy, 1) > 1.05 && factor(&busy, 2) > 1.05, "{busy:?}");
+    let first = member(&busy, 0).expect("it is a member");
+    assert!(first.utilization == Some(0.9) && first.held_by.is_none() && first.share < 0.25, "{first:?}");
+    let told = fixture.setup.run(&["load", "freeze", "users"]);
+    assert!(told.status.success(), "{told:?}");
+    // What connects get is what the table says.
+    let share = wanted(&fixture)[ALL[0]];
+    assert!(share < 0.25, "{share}");
+    let counts = fixture.probe().dial_many(SERVICE, 512);
+    let got = f64::from(counts["b1"]) / 512.0;
+    assert!((got - share).abs() < 0.01, "{got} of {share}");
+    // All that tells of it.
+    let explanations: Vec<Explanation> = fixture.setup.document(&["explain", "users"]);
+    assert!(explanations[0].load.as_ref().is_some_and(|load| load.switch == "freeze"));
+    let explained = fixture.setup.run(&["explain", "users"]);
+    let explained = String::from_utf8_lossy(&explained.stdout).into_owned();
+    assert!(explained.contains("feedback, frozen by an operator"), "{explained}");
+    let page = fixture.setup.metrics();
+    let line =
+        format!("socklb_backend_load_factor{{client=\"web\",service=\"users\",backend=\"{}\"}} 0.", ALL[0]);
+    assert!(page.contains(&line), "{page}");
+    // While it is frozen nothing follows.
+    let frozen = load(&fixture);
+    report(&agent, ["0.1", "0.3", "0.3"]);
+    let after = eventually(
+        "it is heard",
+        || load(&fixture),
+        |load| member(load, 0).is_some_and(|member| member.utilization == Some(0.1)),
+    );
+    assert!((factor(&after, 0) - factor(&frozen, 0)).abs() < 1e-9, "{frozen:?} {after:?}");
+    assert_eq!(member(&after, 0).and_then(|member| member.held_by.clone()).as_deref(), Some("operator"));
+    assert!(fixture.setup.run(&["load", "off", "users"]).status.success());
+    eventually(
+        "weights are structural",
+        || wanted(&fixture)[ALL[0]],
+        |share| (share - 1.0 / 3.0).abs() < 0.01,
+    );
+    assert!(fixture.setup.run(&["load", "on", "users", "--client", "web"]).status.success());
+    eventually("it gets more", || load(&fixture), |load| factor(load, 0) > 1.1);
+    assert!(fixture.daemon().log().contains("asked to switch what follows load"));
+}
+
+#[test]
+fn what_was_learnt_and_said_holds_over_kills_and_silence() {
+    let (mut fixture, agent) = start(FEEDBACK, "0.9");
+    eventually("its factor falls", || load(&fixture), |load| factor(load, 0) < 0.7);
+    assert!(fixture.setup.run(&["load", "freeze", "users"]).status.success());
+    let kept = fixture.setup.folder.join("state/load/factors.json");
+    eventually(
+        "it is kept",
+        || fs::read_to_string(&kept).unwrap_or_default(),
+        |text| text.contains("freeze"),
+    );
+    let before = wanted(&fixture);
+    // Nobody reports any more, so that nothing but what is kept can tell the next daemon.
+    drop(agent);
+    fixture.daemon.take().expect("it runs").kill();
+    fixture.start();
+    assert_eq!(wanted(&fixture), before);
+    let after = eventually("it has looked", || load(&fixture), |load| member(load, 0).is_some());
+    assert!(
+        after.as_ref().is_some_and(|load| load.switch == "freeze") && factor(&after, 0) < 0.75,
+        "{after:?}"
+    );
+    // A file that is cut off, or a stranger's, is as good as none.
+    fixture.stop();
+    let text = read(&kept);
+    fs::write(&kept, &text[..text.len() / 2]).unwrap();
+    fixture.start();
+    let after = eventually("it has looked", || load(&fixture), |load| member(load, 0).is_some());
+    assert!(after.as_ref().is_some_and(|load| load.switch == "on"), "{after:?}");
+    assert!((factor(&after, 0) - 1.0).abs() < 1e-9, "{after:?}");
+    assert!((wanted(&fixture)[ALL[0]] - 1.0 / 3.0).abs() < 0.01);
+}
+
+#[test]
+fn what_is_observed_is_shown_and_changes_nothing() {
+    let (fixture, _agent) = start("load = { control = \"feedback\", mode = \"observe\" }", "0.9");
+    let seen = eventually(
+        "it would be less",
+        || load(&fixture),
+        |load| member(load, 0).is_some_and(|member| member.wanted < 0.95),
+    );
+    assert!((factor(&seen, 0) - 1.0).abs() < 1e-9, "{seen:?}");
+    assert!((wanted(&fixture)[ALL[0]] - 1.0 / 3.0).abs() < 0.01);
+    let text = fixture.setup.run(&["load"]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.contains("feedback, observed: nothing follows; 3 of 3 members report"), "{text}");
+    assert!(text.contains("would be"), "{text}");
+}
+
+#[test]
+fn a58_weights_are_requests_over_utilization() {
+    let (fixture, _agent) = start("load = { control = \"a58\" }", "0.9");
+    // 100 requests a second at 0.9 and twice at 0.3: 111 of 778; after ten seconds of blackout.
+    let share = eventually("reports count", || wanted(&fixture)[ALL[0]], |share| *share < 0.3);
+    assert!((share - 1.0 / 7.0).abs() < 0.01, "{share}");
+}
+
+#[test]
+fn with_reports_of_fewer_than_half_weights_stay_and_that_is_told() {
+    let (mut fixture, agent) = prepare(FEEDBACK);
+    agent.tell(&["report", "--backend", ALL[0], "--utilization", "0.9", "--valid-for", "300000"]);
+    fixture.start();
+    let told = eventually(
+        "it is told",
+        || fixture.setup.faults().join("\n"),
+        |faults| faults.contains("1 of 3 members report their utilization"),
+    );
+    assert!(told.contains("client web, service users: weights are to follow load"), "{told}");
+    let seen = eventually(
+        "it is held",
+        || load(&fixture),
+        |load| member(load, 0).is_some_and(|member| member.held_by.as_deref() == Some("few-reports")),
+    );
+    assert!((factor(&seen, 0) - 1.0).abs() < 1e-9, "{seen:?}");
+    // Absurd ones hide nobody: what is above all that a machine can do counts as twice that.
+    report(&agent, ["4000000", "0", "0.3"]);
+    let seen = eventually("it falls", || load(&fixture), |load| factor(load, 0) < 0.9);
+    assert!(seen.into_iter().flat_map(|load| load.members).all(|member| member.factor > 0.1), "bounded");
+}
+
+#[test]
+fn a_backend_that_is_new_or_available_again_starts_slowly() {
+    let (mut fixture, agent) = prepare("slow_start = \"20s\"");
+    fixture.start();
+    assert!((wanted(&fixture)[ALL[0]] - 1.0 / 3.0).abs() < 0.01, "who is there at the start has its share");
+    let list = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003", "127.0.0.1:8004"];
+    let _fourth = stage::Backend::start("b4", list[3]);
+    let with_fourth = fs::read_to_string(&fixture.file).unwrap() + &endpoints(&[(list[3], "")]);
+    let configuration = fixture.setup.folder.join("socklb.toml");
+    stage::replace(&configuration, &read(&configuration).replace("size = 3", "size = 4"));
+    stage::replace(&fixture.file, &with_fourth);
+    let new = |fixture: &Fixture| wanted(fixture).get(list[3]).copied().unwrap_or_default();
+    let first = eventually("it is there", || new(&fixture), |share| *share > 0.0);
+    assert!(first < 0.05, "a tenth of a share at first: {first}");
+    eventually("it gets more", || new(&fixture), |share| *share > first + 0.02);
+    // Who comes back does so with a tenth of its share, whatever it had.
+    agent.tell(&["lame-duck", ALL[0]]);
+    eventually("it is away", || wanted(&fixture)[ALL[0]], |share| *share < 0.05);
+    agent.tell(&["ready", ALL[0]]);
+    eventually("it has its share again", || wanted(&fixture)[ALL[0]], |share| *share > 0.15);
+    assert_eq!(failure(&fixture.setup.run(&["load", "freeze", "users"])).0, Some(1), "there is no control");
+}
