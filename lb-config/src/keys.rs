@@ -120,7 +120,7 @@ section! {
     HEALTH "health": Form(&["{ panic_threshold = 50 }"]), Means("`{}`"),
         "what follows when backends are unavailable: see [health.md](../design/health.md)";
     LOAD "load": Form(&["{ control = \"feedback\" }"]), Means("none"),
-        "weights follow what backends report of their load: see [load.md](../design/load.md). Needs `health = { probe = \"report\" }` and a policy \
+        "weights follow what backends report of their load: see [follow-load.md](../guide/follow-load.md). Needs `health = { probe = \"report\" }` and a policy \
          that heeds weights";
     // Shorter, the first tables of a backend would be its whole start; after an hour nobody waits for it any more.
     SLOW_START "slow_start": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)), Is(None),

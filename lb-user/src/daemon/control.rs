@@ -177,7 +177,9 @@ impl Daemon {
         if clients.is_empty() {
             info!(?service, user, process, "asked to switch what no client has");
         } else {
-            self.follow_load(at);
+            // The next tick follows it. Kept at once: what an operator has said holds whatever happens to this process.
+            self.kept.kept = None;
+            self.keep_learnt(at);
         }
         let (schema, switch) = (load::SCHEMA, switch.name().to_owned());
         Switched { schema, service: service.to_owned(), switch, clients }

@@ -186,6 +186,7 @@ impl ClientTask {
             })
             .collect();
         let mut before = std::mem::take(counted);
+        let is_counted = !before.is_empty();
         let (mut begun, mut open) = (0, 0);
         let order: Vec<Slot> = slots.keys().copied().collect();
         // What cannot be read now is read at the next tick; the log has it from `sample`.
@@ -205,7 +206,10 @@ impl ClientTask {
             open += counts.active;
             counted.insert(address, Counted { at, begun: now.0, failed: now.1, of_late });
         });
-        lives.tick(float(begun), float(open));
+        // Of flows that were there before anybody looked it is not known when they began.
+        if is_counted {
+            lives.tick(float(begun), float(open));
+        }
     }
 
     /// An operator says what becomes of the law of a service. Returns what it was; `None` if the service has none here.
