@@ -297,7 +297,7 @@ section! {
     admin, "[admin]", "[admin]", "who may change what the daemon does, by its socket";
 
     GROUP "group": Text<String>(&["socklb-admin", "4711"], group), Means("none"),
-        "a group whose members may lift ejections (`socklb readmit`), besides root and the daemon's user. A daemon that \
+        "a group whose members may lift ejections (`socklb readmit`) and switch what follows load (`socklb load freeze`), besides root and the daemon's user. A daemon that \
          root runs gives its socket to this group; with the package its members must be in the group `socklb` as well, \
          which may ask. Fixed while the daemon runs";
 }

@@ -35,6 +35,13 @@ use slow_start::Readiness;
 /// From one look at the reports to the next.
 pub const TICK: Duration = Duration::from_secs(1);
 
+/// A report counts for so many of the times that it covers, and two ticks: whoever falls silent keeps what it has, and makes nobody
+/// else wait for it.
+const FRESH_WINDOWS: u32 = 3;
+
+/// If a change is seen only after so long, the report is as good as none.
+const MOST_DELAY: Duration = Duration::from_secs(60);
+
 /// Which law decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Law {
@@ -136,6 +143,22 @@ impl Heard {
     pub fn utilization(&self) -> Option<f64> {
         self.load.utilization.map(thousandths)
     }
+
+    /// Whether it tells a utilization that is new: it came at most three of its windows and two ticks ago, and what follows from it
+    /// would be seen within a minute. Anything older would slow down all others.
+    pub fn is_fresh(&self, now: Duration) -> bool {
+        let fresh = self.load.window * FRESH_WINDOWS + 2 * TICK;
+        self.load.utilization.is_some()
+            && now.saturating_sub(self.at) <= fresh
+            && self.delay(now) <= MOST_DELAY
+    }
+
+    /// Until a change that is made now is seen: it has to be measured, told, and looked at. The next report is taken to be as far away
+    /// as the time that one covers, which is right or more.
+    fn delay(&self, now: Duration) -> Duration {
+        let window = self.load.window;
+        window.saturating_add(self.age(now)).saturating_add(window.max(TICK)).saturating_add(TICK)
+    }
 }
 
 /// What is known of a member when a law looks at it.
@@ -206,6 +229,22 @@ impl Hold {
     }
 }
 
+/// How many members report a load that is new, of how many that count: those that have a weight and are available.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reporting {
+    /// Those.
+    pub fresh: u32,
+    /// All that count.
+    pub members: u32,
+}
+
+impl Reporting {
+    /// Whether these are too few for anything to be learnt.
+    pub const fn is_blind(self) -> bool {
+        self.fresh * 2 < self.members
+    }
+}
+
 /// What a law has learnt, as it is kept for the next daemon.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Learnt {
@@ -223,6 +262,7 @@ pub struct Control {
     law: LawState,
     readiness: Readiness,
     holds: BTreeMap<SocketAddr, Hold>,
+    reporting: Reporting,
     /// What the law says.
     wanted: Factors,
     /// What tables follow, slow start included.
@@ -239,41 +279,55 @@ enum LawState {
 impl Control {
     /// Nothing is known yet, and everybody has their structural share.
     pub fn new(rules: ControlRules) -> Self {
-        let law = match rules.law {
-            None => LawState::None,
-            Some(Law::A58) => LawState::A58(A58::default()),
-            Some(Law::Feedback) => LawState::Feedback(Feedback::default()),
-        };
         Self {
             rules,
             switch: Switch::On,
-            law,
+            law: LawState::new(rules.law),
             readiness: Readiness::default(),
             holds: BTreeMap::new(),
+            reporting: Reporting::default(),
             wanted: Factors::default(),
             in_force: Factors::default(),
         }
     }
 
-    /// Takes up what an earlier daemon had learnt so long ago. What A58 knows is not kept: its weights come anew within its blackout.
-    /// Returns the factors that shall be in force from the first table on.
-    pub fn adopt(&mut self, learnt: &Learnt, now: Duration, age: Duration) -> Factors {
+    /// Takes up what an earlier daemon had learnt so long ago. What A58 knows is taken up only if it is frozen: otherwise its weights
+    /// come anew within its blackout. Returns the factors that shall be in force from the first table on.
+    pub fn adopt(&mut self, learnt: &Learnt, age: Duration) -> Factors {
         self.switch = learnt.switch;
-        if let LawState::Feedback(feedback) = &mut self.law
-            && self.switch != Switch::Off
-        {
-            feedback.adopt(&learnt.factors, now, age);
-            self.wanted = learnt.factors.clone();
-            if self.rules.mode == Mode::Enforce {
-                self.in_force = learnt.factors.clone();
+        self.wanted = match (&mut self.law, self.switch) {
+            (LawState::None, _) | (_, Switch::Off) | (LawState::A58(_), Switch::On) => Factors::default(),
+            (LawState::A58(_), Switch::Frozen) => learnt.factors.clone(),
+            (LawState::Feedback(feedback), switch) => {
+                // What an operator has frozen does not age.
+                feedback.adopt(&learnt.factors, if switch == Switch::Frozen { Duration::ZERO } else { age })
             }
+        };
+        if self.rules.mode == Mode::Enforce {
+            self.in_force = self.wanted.clone();
         }
         self.in_force.clone()
     }
 
+    /// Works by other rules from now on. What was learnt stays, unless the law is another one, or begins to be enforced.
+    pub fn set_rules(&mut self, rules: ControlRules) {
+        let begins =
+            rules.law != self.rules.law || (self.rules.mode, rules.mode) == (Mode::Observe, Mode::Enforce);
+        let is_another = rules.law != self.rules.law;
+        self.rules = rules;
+        if begins {
+            self.law = LawState::new(rules.law);
+        }
+        if is_another && self.switch == Switch::Frozen {
+            // Whatever law there is, an operator has said that weights stay.
+            let learnt = Learnt { switch: self.switch, factors: self.wanted.clone() };
+            self.adopt(&learnt, Duration::ZERO);
+        }
+    }
+
     /// What is kept for the next daemon.
     pub fn learnt(&self) -> Learnt {
-        let is_kept = matches!(self.law, LawState::Feedback(_));
+        let is_kept = matches!(self.law, LawState::Feedback(_)) || self.switch == Switch::Frozen;
         Learnt {
             switch: self.switch,
             factors: if is_kept { self.wanted.clone() } else { Factors::default() },
@@ -300,7 +354,8 @@ impl Control {
     pub fn tick(&mut self, now: Duration, look: &Look) -> Option<Proposal> {
         self.readiness.look(now, look.row.iter().map(|(address, seen)| (*address, seen.is_available)));
         let holds = self.holds_of(now, look);
-        let acts = self.rules.mode == Mode::Enforce && self.switch != Switch::Off;
+        self.reporting = reporting(now, &look.row);
+        let acts = self.acts();
         self.wanted = match (&mut self.law, self.switch) {
             (LawState::Feedback(feedback), Switch::Off) => {
                 feedback.forget(&look.row, look.flows);
@@ -320,7 +375,7 @@ impl Control {
                 self.holds.entry(address).or_insert(hold);
             }
         }
-        let factors = self.factors(now, look, acts);
+        let factors = self.factors(now, look);
         let distance = distance(&look.row, &self.in_force, &factors);
         // The yardstick makes its tables as often as its source does; and whatever has ended, ends whole.
         let least = match self.law {
@@ -332,13 +387,32 @@ impl Control {
             .then(|| Proposal { off_by: distance.map_or(0.0, |distance| distance.part), factors })
     }
 
-    /// Members have come, or are available again or no longer: what slow start makes of that at once, if anything.
-    pub fn arrange(&mut self, now: Duration, look: &Look) -> Option<Factors> {
-        self.rules.slow_start?;
-        self.readiness.look(now, look.row.iter().map(|(address, seen)| (*address, seen.is_available)));
-        let acts = self.rules.mode == Mode::Enforce && self.switch != Switch::Off;
-        let factors = self.factors(now, look, acts);
+    /// Who is in the row, and whether each is available: what slow start makes at once of those of whom that is news, if anything. All
+    /// else waits for the next tick.
+    pub fn arrange(
+        &mut self,
+        now: Duration,
+        row: impl Iterator<Item = (SocketAddr, bool)>,
+        is_panic: bool,
+    ) -> Option<Factors> {
+        let window = self.rules.slow_start?;
+        let changed = self.readiness.look(now, row);
+        if changed.is_empty() || is_panic {
+            return None;
+        }
+        let mut factors: BTreeMap<SocketAddr, Factor> = self.in_force.iter().collect();
+        for address in changed {
+            let law = if self.acts() { self.wanted.of(address) } else { Factor::ONE };
+            let part = self.readiness.part(address, window, now);
+            factors.insert(address, Factor::of(law.number() * part));
+        }
+        let factors: Factors = factors.into_iter().collect();
         (factors != self.in_force).then_some(factors)
+    }
+
+    /// Whether tables follow what the law says.
+    fn acts(&self) -> bool {
+        self.rules.mode == Mode::Enforce && self.switch != Switch::Off
     }
 
     /// These factors are in force from now on.
@@ -347,8 +421,8 @@ impl Control {
     }
 
     /// What the law says, as far as it acts, times slow start.
-    fn factors(&self, now: Duration, look: &Look, acts: bool) -> Factors {
-        let law = if acts { self.wanted.clone() } else { Factors::default() };
+    fn factors(&self, now: Duration, look: &Look) -> Factors {
+        let law = if self.acts() { self.wanted.clone() } else { Factors::default() };
         let Some(window) = self.rules.slow_start.filter(|_| !look.is_panic) else { return law };
         let factor = |&address: &SocketAddr| {
             let part = self.readiness.part(address, window, now);
@@ -383,6 +457,16 @@ impl Control {
         self.holds.get(&address).copied()
     }
 
+    /// How many members reported at the last tick.
+    pub const fn reporting(&self) -> Reporting {
+        self.reporting
+    }
+
+    /// Whether a member's factor is as small or large as feedback makes one.
+    pub fn is_at_clamp(&self, address: SocketAddr) -> bool {
+        matches!(&self.law, LawState::Feedback(feedback) if feedback.is_at_clamp(address))
+    }
+
     /// What the law says, whether or not it acts.
     pub const fn wanted(&self) -> &Factors {
         &self.wanted
@@ -401,6 +485,25 @@ impl Control {
             LawState::Feedback(feedback) => Some(feedback.settling(flows)),
         }
     }
+}
+
+impl LawState {
+    fn new(law: Option<Law>) -> Self {
+        match law {
+            None => Self::None,
+            Some(Law::A58) => Self::A58(A58::default()),
+            Some(Law::Feedback) => Self::Feedback(Feedback::default()),
+        }
+    }
+}
+
+fn reporting(now: Duration, row: &SeenRow) -> Reporting {
+    let counts = |seen: &&Seen| seen.weight > 0 && seen.is_available;
+    let count = |is: &dyn Fn(&Seen) -> bool| {
+        u32::try_from(row.values().filter(counts).filter(|seen| is(seen)).count()).unwrap_or(u32::MAX / 2)
+    };
+    let is_fresh = |seen: &Seen| seen.heard.is_some_and(|heard| heard.is_fresh(now));
+    Reporting { fresh: count(&is_fresh), members: count(&|_| true) }
 }
 
 /// A number of a report.

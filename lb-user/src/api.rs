@@ -204,7 +204,7 @@ async fn readmit(
     UrlPath(service): UrlPath<String>,
     UrlQuery(Ejected { backend, client }): UrlQuery<Ejected>,
 ) -> Response {
-    let what = format!("lift an ejection of backend {backend}");
+    let what = format!("lift the ejection of {backend}");
     let who = match who_may_write(peer, &desk, &service, &what) {
         Ok(who) => who,
         Err(refused) => return refused.into_response(),
@@ -255,7 +255,7 @@ fn who_may_write(
     if may_write(&who, desk.admins) {
         return Ok(who);
     }
-    warn!(user = who.user, process = who.process, ?service, "refused to {what}");
+    warn!(user = who.user, process = who.process, ?service, what, "refused to change anything");
     let group = match desk.admins {
         Some(group) => format!("the members of group {group} ([admin] group)"),
         None => "the members of a group that [admin] group names".to_owned(),

@@ -7,7 +7,7 @@
 //! configuration (`reload`), how it is read (`loader`), what it changes (`changes`) and cannot change (`fixed`), one client
 //! (`client_task`), all of them (`clients`), how they are opened (`opening`) and leave (`leaving`), flow records whose end
 //! no program saw (`flow_records`), which backends are probed and what is heard of it (`probing`), who of them reports (`register`), on which
-//! network interfaces the kernel takes reports in by itself (`receiving`), weights that follow load (`control`), what the daemon answers (`report`), and what it knows that the maps do not hold
+//! network interfaces the kernel takes reports in by itself (`receiving`), weights that follow load (`control`), what they have learnt for a later start (`learnt`), what the daemon answers (`report`), and what it knows that the maps do not hold
 //! (`facts`).
 
 mod event_loop;
@@ -36,7 +36,11 @@ mod changes;
 
 mod client_task;
 
+mod clock;
+
 mod control;
+
+mod learnt;
 
 mod clients;
 
@@ -70,11 +74,13 @@ use tracing::warn;
 
 use self::client_task::ClientTask;
 use self::clients::Clients;
+use self::clock::Clock;
 pub use self::event_loop::run;
 pub use self::file_io::NoAnswer;
 use self::files::{Look, Sources};
 use self::flow_records::ReclaimPasses;
 use self::keeping::Kept;
+use self::learnt::{Learnings, LearntFile};
 use self::loader::Loaded;
 use self::opening::Tried;
 use self::probing::Probing;
@@ -116,6 +122,8 @@ enum Event {
         stamp: Option<Stamp>,
         result: Option<Result<Contents, SourceError>>,
     },
+    /// What an earlier daemon had learnt was read, which could not be read at the start.
+    LearntRead(LearntFile),
     /// Lists were kept for later starts.
     Kept(Kept),
     /// What client tasks use of the service's list was computed.
@@ -143,6 +151,7 @@ enum Event {
 }
 
 struct Daemon {
+    clock: Clock,
     started: SystemTime,
     /// Whether the first configuration was taken on. Before that there is no client, and no answer.
     is_ready: bool,
@@ -157,7 +166,7 @@ struct Daemon {
     watching: Watching,
     passes: ReclaimPasses,
     probing: Probing,
-    kept: control::Kept,
+    learnt: Learnings,
     waiters: Vec<Waiter>,
     notifier: Notifier,
     ticks: u32,
@@ -171,9 +180,11 @@ impl Daemon {
         features: Features,
         watch: Watch,
         reload: Reload,
+        clock: Clock,
         events: mpsc::Sender<Event>,
     ) -> Self {
         Self {
+            clock,
             started: SystemTime::now(),
             is_ready: false,
             stopping: Arc::default(),
@@ -185,7 +196,7 @@ impl Daemon {
             watching: Watching::new(watch),
             passes: ReclaimPasses::new(),
             probing: Probing::new(),
-            kept: control::Kept::default(),
+            learnt: Learnings::default(),
             waiters: Vec::new(),
             notifier: Notifier::new(),
             ticks: 0,
@@ -203,6 +214,7 @@ impl Daemon {
             }
             Event::Looked { service, source, result } => self.looked(&service, &source, result, now),
             Event::LookedAtConfig { is_due, result } => self.looked_at_config(is_due, result, now),
+            Event::LearntRead(read) => self.take_learnt(read, now),
             Event::Kept(kept) => self.kept(kept, now),
             Event::Read { service, source, begun, stamp, result } => {
                 // A reload may have changed where the service's endpoints come from.

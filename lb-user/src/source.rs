@@ -219,17 +219,22 @@ pub fn read_list(
 /// # Errors
 /// If it cannot be read, is too large, keeps changing, or is no regular file.
 pub fn read_whole(path: &Path) -> Result<Vec<u8>, SourceError> {
+    read_at_most(path, MAX_BYTES)
+}
+
+/// As [`read_whole`], of a file that may be so long.
+fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
     /// A writer that needs longer than this many readings does not rename into place.
     const ATTEMPTS: usize = 3;
     let fail = |source| SourceError::Read { path: path.to_owned(), source };
     for _ in 0..ATTEMPTS {
         let (mut file, before) = regular_file::open(path).map_err(fail)?;
-        if before.size() > MAX_BYTES {
+        if before.size() > most {
             return Err(SourceError::TooLarge(path.to_owned()));
         }
         let mut text = Vec::new();
         // One byte more than allowed, so that a file that grows meanwhile is noticed, not cut.
-        file.by_ref().take(MAX_BYTES + 1).read_to_end(&mut text).map_err(fail)?;
+        file.by_ref().take(most + 1).read_to_end(&mut text).map_err(fail)?;
         let after = file.metadata().map_err(fail)?;
         if Stamp::of(&before) == Stamp::of(&after) && after.size() == text.len() as u64 {
             return Ok(text);

@@ -6,7 +6,7 @@ use crate::load::ServiceLoad;
 use serde::{Deserialize, Serialize};
 
 /// Version of the JSON form.
-pub const SCHEMA: u32 = 3;
+pub const SCHEMA: u32 = 4;
 
 /// The explanation of one service of one client task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -7,8 +7,6 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use lb_core::control::Switch;
-
 use crate::backend::Backend;
 use crate::load::ServiceLoad;
 use crate::status::{Client, Service, Source};
@@ -240,15 +238,15 @@ fn of_service(client: &str, service: &Service) -> Vec<Fault> {
 /// What is wrong with weights that follow load.
 fn of_load(load: &ServiceLoad, subject: &Subject) -> Vec<Fault> {
     let mut faults = Vec::new();
-    if load.is_blind() && load.switch != Switch::Off.name() {
-        let (reporting, members) = load.reporting();
+    if load.is_blind() {
+        let (reporting, expected) = (load.reporting, load.expected);
         let text = format!(
-            "weights are to follow load, and {reporting} of {members} members report their utilization: weights stay as they are, and \
-             become structural after three minutes; see `socklb load`"
+            "weights are to follow load, and {reporting} of {expected} members report their utilization: weights stay as they are, and \
+             if nobody reports for three minutes what was learnt is given up; see `socklb load`"
         );
         faults.push(Fault { code: FaultCode::LoadUnknown, subject: subject.clone(), text });
     }
-    for member in load.members.iter().filter(|member| load.control.is_some() && member.is_at_clamp()) {
+    for member in load.members.iter().filter(|member| member.is_at_clamp) {
         let subject = Subject { backend: Some(member.address), ..subject.clone() };
         let utilization =
             member.utilization.map_or_else(String::new, |used| format!(" at a utilization of {used:.2}"));

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use lb_core::control::feedback::CLAMP;
+use lb_core::control::{Reporting, Switch};
 use serde::{Deserialize, Serialize};
 
 /// Version of the JSON form.
@@ -25,6 +25,10 @@ pub struct ServiceLoad {
     pub settling_s: Option<f64>,
     /// Tables that were made because of it, since the daemon started or the service was configured like this.
     pub tables: u64,
+    /// How many of the members that have a weight and are available have reported a utilization that is new,
+    pub reporting: u32,
+    /// of how many.
+    pub expected: u32,
     /// Who is in the table, by address; empty before the first look.
     pub members: Vec<MemberLoad>,
 }
@@ -42,6 +46,8 @@ pub struct MemberLoad {
     pub wanted: f64,
     /// By what it is multiplied: `wanted`, unless that is only observed or switched off; slow start included.
     pub factor: f64,
+    /// Whether the control cannot move it any further.
+    pub is_at_clamp: bool,
     /// Its share of this task's connects by that.
     pub share: f64,
     /// Why it keeps its factor or gets no more: `operator`, `panic`, `unavailable`, `slow-start`, `active-limit`, `no-report`, `errors`
@@ -49,27 +55,11 @@ pub struct MemberLoad {
     pub held_by: Option<String>,
 }
 
-impl MemberLoad {
-    /// Whether its factor is as small or large as one can be: the control would move it further than it may.
-    pub fn is_at_clamp(&self) -> bool {
-        // Members are normalised after they were clamped.
-        self.wanted <= CLAMP.0 * 1.05 || self.wanted >= CLAMP.1 * 0.95
-    }
-}
-
 impl ServiceLoad {
-    /// How many members have reported a utilization that counts, of how many.
-    pub fn reporting(&self) -> (usize, usize) {
-        let is_heard = |member: &&MemberLoad| {
-            member.utilization.is_some() && member.held_by.as_deref() != Some("no-report")
-        };
-        (self.members.iter().filter(is_heard).count(), self.members.len())
-    }
-
     /// Whether too few report for anything to be learnt.
     pub fn is_blind(&self) -> bool {
-        let (reporting, members) = self.reporting();
-        self.control.is_some() && members > 0 && reporting * 2 < members
+        let reporting = Reporting { fresh: self.reporting, members: self.expected };
+        self.control.is_some() && self.switch == Switch::On.name() && reporting.is_blind()
     }
 }
 
@@ -146,6 +136,7 @@ pub mod tests {
             age_s: utilization.map(|_| 1.25),
             wanted: factor,
             factor,
+            is_at_clamp: false,
             share: 0.5,
             held_by: None,
         }
@@ -161,28 +152,19 @@ pub mod tests {
             flows_live_s: 30.0,
             settling_s: Some(120.0),
             tables: 7,
+            reporting: u32::try_from(members.iter().filter(|member| member.utilization.is_some()).count())
+                .unwrap(),
+            expected: u32::try_from(members.len()).unwrap(),
             members,
         }
     }
 
     #[test]
     fn with_reports_of_fewer_than_half_nothing_is_learnt() {
-        let of = |utilizations: &[Option<f64>]| {
-            let members = (1..).zip(utilizations).map(|(port, used)| member(port, *used, 1.0));
-            service(members.collect())
-        };
-        assert!(of(&[None, None, Some(0.5)]).is_blind());
-        assert!(!of(&[None, Some(0.5)]).is_blind() && !of(&[]).is_blind());
-        let silent = MemberLoad { held_by: Some("no-report".to_owned()), ..member(1, Some(0.5), 1.0) };
-        assert_eq!(service(vec![silent, member(2, Some(0.5), 1.0)]).reporting(), (1, 2));
-        assert!(!ServiceLoad { control: None, ..of(&[None]) }.is_blind());
-    }
-
-    #[test]
-    fn a_factor_at_its_bound_is_told() {
-        for (factor, expected) in [(0.125, true), (0.13, true), (0.2, false), (7.0, false), (7.7, true)] {
-            assert_eq!(member(1, None, factor).is_at_clamp(), expected, "{factor}");
-        }
+        let of = |reporting, expected| ServiceLoad { reporting, expected, ..service(Vec::new()) };
+        assert!(of(1, 3).is_blind() && !of(1, 2).is_blind() && !of(0, 0).is_blind());
+        assert!(!ServiceLoad { control: None, ..of(0, 3) }.is_blind(), "it follows no load");
+        assert!(!ServiceLoad { switch: "freeze".to_owned(), ..of(0, 3) }.is_blind(), "nothing is to follow");
     }
 
     #[test]

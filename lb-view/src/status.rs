@@ -16,7 +16,7 @@ use crate::filter::Filter;
 use crate::load::ServiceLoad;
 
 /// Version of the JSON form.
-pub const SCHEMA: u32 = 4;
+pub const SCHEMA: u32 = 5;
 
 /// The status of the balancer on this host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -11,8 +11,9 @@ use lb_view::configured::Configured;
 use lb_view::diagnosis::Diagnosis;
 use lb_view::explanation::Explanation;
 use lb_view::flows::Flows;
+use lb_view::load::Loads;
 use lb_view::status::Status;
-use lb_view::{comparison, configured, diagnosis, explanation, flows, status};
+use lb_view::{comparison, configured, diagnosis, explanation, flows, load, status};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -41,6 +42,12 @@ fn the_status_has_these_keys() {
 fn explanations_have_these_keys() {
     let read: Vec<Explanation> = document(include_str!("documents/explain.json"));
     assert_eq!(read[0].schema, explanation::SCHEMA);
+}
+
+#[test]
+fn loads_have_these_keys() {
+    let read: Loads = document(include_str!("documents/load.json"));
+    assert_eq!(read.schema, load::SCHEMA);
 }
 
 #[test]

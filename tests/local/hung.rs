@@ -105,7 +105,7 @@ fn a_start_waits_only_so_long_for_a_file_system_that_does_not_answer() {
     fixture.start();
     assert_eq!(only(&mut probe, SECOND), ["b1"]);
     goes_on(&fixture, &other);
-    let said = || fixture.daemon().log().matches("cannot keep the last good endpoint lists").count();
+    let said = || fixture.daemon().log().matches("cannot keep what later starts need").count();
     stage::within(3 * stage::patience(), said, |times| *times == 1).expect("it is said once");
     drop((hung, state));
     eventually("it is well again", || fixture.setup.faults(), Vec::is_empty);
@@ -174,7 +174,7 @@ fn a_full_disk_keeps_no_list_and_is_said_once() {
     fs::write(state.join("filler"), [b'x'; 4096]).expect("fill it");
     let mut fixture = fixture;
     fixture.start();
-    let said = || fixture.daemon().log().matches("cannot keep the last good endpoint lists").count();
+    let said = || fixture.daemon().log().matches("cannot keep what later starts need").count();
     eventually("it is said", said, |times| *times == 1);
     let mut probe = fixture.probe();
     lists_are_followed(&fixture, &mut probe);

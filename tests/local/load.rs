@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::time::Duration;
 
 use lb_view::explanation::Explanation;
 use lb_view::load::{ClientLoad, Loads, MemberLoad, ServiceLoad};
@@ -82,7 +83,8 @@ fn the_share_of_a_backend_that_is_busy_falls_until_an_operator_says_otherwise() 
     assert!(factor(&busy, 1) > 1.05 && factor(&busy, 2) > 1.05, "{busy:?}");
     let first = member(&busy, 0).expect("it is a member");
     assert!(first.utilization == Some(0.9) && first.held_by.is_none() && first.share < 0.25, "{first:?}");
-    let told = fixture.setup.run(&["load", "freeze", "users"]);
+    let run = fixture.setup.folder.join("run");
+    let told = fixture.setup.run(&["load", "--run", run.to_str().expect("UTF-8"), "freeze", "users"]);
     assert!(told.status.success(), "{told:?}");
     // What connects get is what the table says.
     let share = wanted(&fixture)[ALL[0]];
@@ -100,6 +102,9 @@ fn the_share_of_a_backend_that_is_busy_falls_until_an_operator_says_otherwise() 
     let line =
         format!("socklb_backend_load_factor{{client=\"web\",service=\"users\",backend=\"{}\"}} 0.", ALL[0]);
     assert!(page.contains(&line), "{page}");
+    // An option that would have no effect is refused.
+    let (code, text) = failure(&fixture.setup.run(&["load", "--client", "web", "off", "users"]));
+    assert!(code == Some(1) && text.contains("have no effect"), "{text}");
     // While it is frozen nothing follows.
     let frozen = load(&fixture);
     report(&agent, ["0.1", "0.3", "0.3"]);
@@ -143,7 +148,7 @@ fn what_was_learnt_and_said_holds_over_kills_and_silence() {
         after.as_ref().is_some_and(|load| load.switch == "freeze") && factor(&after, 0) < 0.75,
         "{after:?}"
     );
-    // A file that is cut off, or a stranger's, is as good as none.
+    // A file that is cut off is as good as none.
     fixture.stop();
     let text = read(&kept);
     fs::write(&kept, &text[..text.len() / 2]).unwrap();
@@ -195,10 +200,59 @@ fn with_reports_of_fewer_than_half_weights_stay_and_that_is_told() {
         |load| member(load, 0).is_some_and(|member| member.held_by.as_deref() == Some("few-reports")),
     );
     assert!((factor(&seen, 0) - 1.0).abs() < 1e-9, "{seen:?}");
-    // Absurd ones hide nobody: what is above all that a machine can do counts as twice that.
-    report(&agent, ["4000000", "0", "0.3"]);
-    let seen = eventually("it falls", || load(&fixture), |load| factor(load, 0) < 0.9);
-    assert!(seen.into_iter().flat_map(|load| load.members).all(|member| member.factor > 0.1), "bounded");
+}
+
+#[test]
+fn what_is_absurd_moves_a_share_as_far_as_it_goes_and_that_is_told() {
+    let (fixture, agent) = start(FEEDBACK, "4000000");
+    let look = || {
+        // Anew each time: what is old is followed slowly.
+        report(&agent, ["4000000", "0.3", "0.3"]);
+        load(&fixture)
+    };
+    let is_there = |load: &Option<ServiceLoad>| member(load, 0).is_some_and(|member| member.is_at_clamp);
+    let seen = stage::within(Duration::from_secs(120), look, is_there).expect("it goes no further");
+    let factors: Vec<f64> = (0..3).map(|at| factor(&seen, at)).collect();
+    assert!(factors[0] > 0.1 && factors[0] < 0.2, "{factors:?}");
+    assert!(
+        (factors[1] - factors[2]).abs() < 0.05,
+        "the others are as they were among each other: {factors:?}"
+    );
+    let faults = fixture.setup.faults().join("\n");
+    assert!(faults.contains("as far as that goes") && faults.contains(ALL[0]), "{faults}");
+}
+
+#[test]
+fn what_was_learnt_holds_over_other_configurations() {
+    let (fixture, agent) = start(FEEDBACK, "0.9");
+    eventually("its factor falls", || load(&fixture), |load| factor(load, 0) < 0.7);
+    drop(agent);
+    let configuration = fixture.setup.folder.join("socklb.toml");
+    let change = |from: &str, to: &str| {
+        let text = read(&configuration);
+        assert!(text.contains(from), "{text}");
+        stage::replace(&configuration, &text.replace(from, to));
+    };
+    let before = wanted(&fixture);
+    let is_as_before = |wanted: &BTreeMap<String, f64>| (wanted[ALL[0]] - before[ALL[0]]).abs() < 0.05;
+    change(FEEDBACK, "load = { control = \"feedback\" }\nslow_start = \"1m\"");
+    eventually(
+        "it is in force",
+        || load(&fixture),
+        |load| load.as_ref().is_some_and(|load| load.slow_start_s.is_some()),
+    );
+    assert!(is_as_before(&wanted(&fixture)), "{before:?} {:?}", wanted(&fixture));
+    // Another service before it in the list.
+    let other = "[[service]]\nname = \"first\"\naddress = \"10.96.0.11:80\"\nbackends = { static = [] }\n[[service]]\nname = \"users\"";
+    change("[[service]]\nname = \"users\"", other);
+    eventually("it is in force", || fixture.setup.client().services.len(), |services| *services == 2);
+    assert!(load(&fixture).is_some_and(|load| factor(&Some(load), 0) < 0.75));
+    // Enforced no longer.
+    change("control = \"feedback\"", "control = \"feedback\", mode = \"observe\"");
+    let share = || {
+        fixture.setup.backends("web", "users").iter().map(|backend| backend.share_wanted).fold(1.0, f64::min)
+    };
+    eventually("weights are structural", share, |least| (least - 1.0 / 3.0).abs() < 0.01);
 }
 
 #[test]

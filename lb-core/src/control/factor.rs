@@ -25,6 +25,16 @@ impl Factor {
         Self(units.clamp(1, Self::MOST.0))
     }
 
+    /// In units of 1/65,536.
+    pub const fn units(self) -> u32 {
+        self.0
+    }
+
+    /// So many units, or the nearest number of them that a factor can have.
+    pub fn of_units(units: u32) -> Self {
+        Self(units.clamp(1, Self::MOST.0))
+    }
+
     /// As a number.
     pub fn number(self) -> f64 {
         f64::from(self.0) / f64::from(Self::ONE.0)

@@ -22,7 +22,7 @@ use super::flows::Flows;
 use super::{Heard, Hold, Look, Seen, SeenRow, TICK, float, thousandths};
 
 /// The least and the most that a member can have, of its structural weight.
-pub const CLAMP: (f64, f64) = (1.0 / 8.0, 8.0);
+const CLAMP: (f64, f64) = (1.0 / 8.0, 8.0);
 
 /// The most that a weight moves in one tick, from what it was.
 const STEP: f64 = 0.1;
@@ -43,13 +43,6 @@ const SMOOTHED_LIVES: f64 = 0.125;
 /// Gain times delay, both by the same clock: from where on it swings, with room.
 const STABLE: f64 = 0.3;
 
-/// A report is learnt from for so many of the times that it covers, and two ticks: whoever falls silent keeps what it has, and makes
-/// nobody else wait for it.
-const FRESH_WINDOWS: u32 = 3;
-
-/// If a change is seen only after so long, the report is as good as none: it would slow down all others.
-const MOST_DELAY: Duration = Duration::from_secs(60);
-
 /// After so long without a report what a member had is held no more.
 const HELD: Duration = Duration::from_secs(180);
 
@@ -65,6 +58,9 @@ const MOST_LIFE: Duration = Duration::from_secs(24 * 3600);
 
 /// From this share of errors on a backend gets no more than it has: what fails fast has little to do.
 const MOST_ERRORS: f64 = 0.05;
+
+/// Members that have left are remembered for a while: at most so many more than there are members.
+const MOST_GONE: usize = 64;
 
 /// So many time constants until a difference is a twentieth of what it was.
 const SETTLED: u32 = 3;
@@ -85,16 +81,51 @@ struct Remembered {
     factor: f64,
     /// The same as it acts: smoothed over the life of a flow.
     acting: f64,
-    /// When its utilization was heard last, and what it is, smoothed.
+    /// When its last report was heard, and for how long there has been none; `None` if there never was one.
     heard: Option<Duration>,
+    silence: Option<Duration>,
+    /// For how long its factor has gone to 1 because of that.
+    decayed: Duration,
+    /// What its utilization is, smoothed.
     used: Option<f64>,
     /// Why it has learnt nothing, or gets no more.
     hold: Option<Hold>,
+    is_at_clamp: bool,
+    /// For how long it has not been in the row.
+    gone: Option<Duration>,
 }
 
 impl Remembered {
-    const fn of(factor: f64, heard: Option<Duration>) -> Self {
-        Self { factor, acting: factor, heard, used: None, hold: None }
+    const fn of(factor: f64, silence: Option<Duration>) -> Self {
+        Self {
+            factor,
+            acting: factor,
+            heard: None,
+            silence,
+            decayed: Duration::ZERO,
+            used: None,
+            hold: None,
+            is_at_clamp: false,
+            gone: None,
+        }
+    }
+
+    /// Takes in the newest report, if there is one.
+    fn hear(&mut self, heard: Option<Heard>) {
+        let at = heard.map(|heard| heard.at);
+        if at.is_some() && at != self.heard {
+            (self.heard, self.silence, self.decayed) = (at, Some(Duration::ZERO), Duration::ZERO);
+        } else if let Some(silence) = &mut self.silence {
+            *silence = silence.saturating_add(TICK);
+        }
+    }
+
+    /// One tick of its way to 1, which it reaches [`DECAY`] after it was held no more.
+    fn decay(&mut self, may_rise: bool) {
+        let left = DECAY.saturating_sub(self.decayed).max(TICK);
+        let next = self.factor + (1.0 - self.factor) * (TICK.as_secs_f64() / left.as_secs_f64());
+        self.factor = if may_rise { next } else { next.min(self.factor) };
+        self.decayed = self.decayed.saturating_add(TICK);
     }
 }
 
@@ -102,12 +133,6 @@ impl Remembered {
 /// 0.3.
 pub fn gain(life: Duration, delay: Duration) -> f64 {
     (STABLE * TICK.max(life).as_secs_f64() / delay.as_secs_f64()).min(MOST_GAIN)
-}
-
-/// Until a change that is made now is seen: it has to be measured, told, and looked at. The next report is taken to be as far away as
-/// the time that one covers, which is right or more.
-fn delay(heard: &Heard, now: Duration) -> Duration {
-    heard.load.window + heard.age(now) + heard.load.window.max(TICK) + TICK
 }
 
 /// A member that takes part in a tick.
@@ -123,19 +148,41 @@ struct Learnt {
 }
 
 impl Feedback {
-    /// Takes up factors that were in force so long ago, as if the last report had come then. However long that is, they go to 1 as slowly
-    /// as ever: the tables that an earlier daemon has left have acted until now.
-    pub fn adopt(&mut self, factors: &Factors, now: Duration, age: Duration) {
-        let heard = Some(now.saturating_sub(age.min(HELD)));
-        let remembered =
-            |(address, factor): (SocketAddr, Factor)| (address, Remembered::of(factor.number(), heard));
+    /// Takes up factors that were in force so long ago, and returns them: nearer to 1 the older they are, up to an hour. It is as if the
+    /// last report had come when they were kept, but for what goes to 1 does so as slowly as ever: the tables that an earlier daemon has
+    /// left have acted until now.
+    pub fn adopt(&mut self, factors: &Factors, age: Duration) -> Factors {
+        let part = 1.0 - (age.as_secs_f64() / LEAK.as_secs_f64()).min(1.0);
+        let silence = Some(age.min(HELD));
+        let remembered = |(address, factor): (SocketAddr, Factor)| {
+            let factor = 1.0 + (factor.number().clamp(CLAMP.0, CLAMP.1) - 1.0) * part;
+            (address, Remembered::of(factor, silence))
+        };
         self.members = factors.iter().map(remembered).collect();
+        self.factors()
+    }
+
+    /// Those of all that are in the row.
+    fn factors(&self) -> Factors {
+        let there = self.members.iter().filter(|(_, member)| member.gone.is_none());
+        there.map(|(address, member)| (*address, Factor::of(member.factor))).collect()
     }
 
     /// Nothing is in force: what was learnt is forgotten, and what acts goes to 1 as flows end.
     pub fn forget(&mut self, row: &SeenRow, flows: Flows) {
         self.members.values_mut().for_each(|member| (member.factor, member.hold) = (1.0, None));
         self.act(row, flows.life.min(MOST_LIFE), true);
+    }
+
+    /// Whether a member's factor is as small or large as one can be.
+    pub fn is_at_clamp(&self, address: SocketAddr) -> bool {
+        self.members.get(&address).is_some_and(|member| member.is_at_clamp)
+    }
+
+    /// How many members are remembered, those that have left among them.
+    #[cfg(test)]
+    pub fn remembered(&self) -> usize {
+        self.members.len()
     }
 
     /// Why members have learnt nothing in the last tick, or get no more.
@@ -171,28 +218,26 @@ impl Feedback {
             let Some(remembered) = self.members.get_mut(&address) else { continue };
             remembered.hold = None;
             let heard = seen.heard.filter(|heard| heard.load.utilization.is_some());
-            remembered.heard = heard.map(|heard| heard.at).or(remembered.heard);
-            let silence = remembered.heard.map(|at| now.saturating_sub(at));
+            remembered.hear(heard);
             if frozen.contains_key(&address) {
+                // What it is by then says nothing of when it is learnt from again.
+                remembered.used = None;
                 continue;
             }
-            let may_rise = !fails(seen);
+            let may_rise = !fails(seen, now);
             remembered.hold = (!may_rise).then_some(Hold::Errors);
-            if let Some(silence) = silence
-                && silence >= HELD
-            {
+            let silence = remembered.silence;
+            if silence.is_some_and(|silence| silence >= HELD) {
                 // Nobody knows any more.
-                let next = decayed(remembered.factor, silence);
-                remembered.factor = if may_rise { next } else { next.min(remembered.factor) };
+                remembered.decay(may_rise);
             }
-            let is_heard = |heard: &Heard| {
-                let fresh = heard.load.window * FRESH_WINDOWS + 2 * TICK;
-                now.saturating_sub(heard.at) <= fresh && delay(heard, now) <= MOST_DELAY
-            };
-            let heard = heard.filter(is_heard);
+            let heard = heard.filter(|heard| heard.is_fresh(now));
             if silence.is_some() && heard.is_none() {
                 silent += 1;
                 remembered.hold = Some(Hold::NoReport);
+                if silence.is_some_and(|silence| silence > smoothed) {
+                    remembered.used = None;
+                }
                 continue;
             }
             if let Some(Heard { load, .. }) = heard {
@@ -200,7 +245,7 @@ impl Feedback {
                 let before = remembered.used.unwrap_or(used);
                 remembered.used = Some(before + (used - before) * part);
             }
-            slowest = heard.map_or(slowest, |heard| slowest.max(delay(&heard, now)));
+            slowest = heard.map_or(slowest, |heard| slowest.max(heard.delay(now)));
             let structural = float(seen.weight);
             learnt.push(Learnt {
                 address,
@@ -215,8 +260,9 @@ impl Feedback {
         if known * 2 >= learnt.len() + silent && known > 0 {
             let gain = gain(life, slowest + smoothed);
             self.gain = Some(gain);
-            for (address, factor) in step(&learnt, gain, life) {
-                self.members.get_mut(&address).expect("every member is remembered").factor = factor;
+            for (address, factor, is_at_clamp) in step(&learnt, gain, life) {
+                let member = self.members.get_mut(&address).expect("every member is remembered");
+                (member.factor, member.is_at_clamp) = (factor, is_at_clamp);
             }
         } else {
             for Learnt { address, utilization, .. } in &learnt {
@@ -225,16 +271,15 @@ impl Feedback {
                 member.hold = member.hold.or(Some(hold));
             }
         }
-        self.members.iter().map(|(address, remembered)| (*address, Factor::of(remembered.factor))).collect()
+        self.factors()
     }
 
-    /// What there is has acted for one tick more. Whoever is new has the mean of all.
+    /// What there is has acted for one tick more. Whoever is new has the mean of all, and who was there some minutes ago what it had.
     fn act(&mut self, row: &SeenRow, life: Duration, acts: bool) {
-        self.members.retain(|address, _| row.get(address).is_some_and(|seen| seen.weight > 0));
-        let weighed = || row.iter().filter(|(_, seen)| seen.weight > 0);
+        self.leave(row);
         let part = TICK.as_secs_f64() / (TICK + life).as_secs_f64();
         let (mut structural, mut actual) = (0.0, 0.0);
-        for (address, seen) in weighed() {
+        for (address, seen) in row.iter().filter(|(_, seen)| seen.weight > 0) {
             let Some(remembered) = self.members.get_mut(address) else { continue };
             let in_force = if acts { remembered.factor } else { 1.0 };
             remembered.acting += (in_force - remembered.acting) * part;
@@ -247,14 +292,32 @@ impl Feedback {
             remembered.factor *= scale;
             remembered.acting *= scale;
         }
-        for (&address, _) in weighed() {
+        for (&address, _) in row.iter().filter(|(_, seen)| seen.weight > 0) {
             self.members.entry(address).or_insert(Remembered::of(1.0, None));
         }
     }
+
+    /// Notes who is not in the row any more, and forgets who has not been there for long: whoever is replaced for a while, or is missing in
+    /// one list, comes back with what it had.
+    fn leave(&mut self, row: &SeenRow) {
+        let is_there = |address: &SocketAddr| row.get(address).is_some_and(|seen| seen.weight > 0);
+        let mut gone = 0;
+        self.members.retain(|address, member| {
+            if is_there(address) {
+                member.gone = None;
+                return true;
+            }
+            let since = member.gone.map_or(Duration::ZERO, |gone| gone.saturating_add(TICK));
+            member.gone = Some(since);
+            gone += 1;
+            // Bound: a list that always has others keeps at most as many as it has, and some.
+            since < HELD + DECAY && gone <= row.len() + MOST_GONE
+        });
+    }
 }
 
-/// The factors of members that learn, after one step.
-fn step(learnt: &[Learnt], gain: f64, life: Duration) -> Vec<(SocketAddr, f64)> {
+/// The factors of members that learn, after one step, and whether each is as small or large as one can be.
+fn step(learnt: &[Learnt], gain: f64, life: Duration) -> Vec<(SocketAddr, f64, bool)> {
     let known = || learnt.iter().filter_map(|member| Some((member.acting, member.utilization?)));
     let mean = known().map(|(weight, used)| weight * used).sum::<f64>()
         / known().map(|(weight, _)| weight).sum::<f64>();
@@ -272,30 +335,31 @@ fn step(learnt: &[Learnt], gain: f64, life: Duration) -> Vec<(SocketAddr, f64)> 
     // Of what acts, which follows in a life: so the whole goes by the constant.
     let leak = LEAK.max(life * LEAK_LIVES);
     let leak = TICK.max(life).as_secs_f64() / leak.as_secs_f64();
-    for (wanted, member) in wanted.iter_mut().zip(learnt) {
+    let mut clamped = vec![false; learnt.len()];
+    for ((wanted, member), is_clamped) in wanted.iter_mut().zip(learnt).zip(&mut clamped) {
         let own = member.structural * before / structural;
         *wanted += (own - *wanted) * leak;
+        *is_clamped = *wanted <= CLAMP.0 * own || *wanted >= CLAMP.1 * own;
         *wanted = wanted.clamp(CLAMP.0 * own, CLAMP.1 * own);
         *wanted = wanted.clamp((1.0 - STEP) * member.weight, (1.0 + STEP) * member.weight);
     }
     normalise(&mut wanted, &caps, before);
-    learnt.iter().zip(wanted).map(|(member, wanted)| (member.address, wanted / member.structural)).collect()
+    let results = learnt.iter().zip(wanted).zip(clamped);
+    results
+        .map(|((member, wanted), is_clamped)| (member.address, wanted / member.structural, is_clamped))
+        .collect()
 }
 
 /// Whether a backend gets no more than it has: too much of what it does, or of what this task asks of it, fails.
-fn fails(seen: &Seen) -> bool {
-    let reported = seen.heard.and_then(|heard| {
+fn fails(seen: &Seen, now: Duration) -> bool {
+    // What was said long ago forbids nothing.
+    let recent = seen.heard.filter(|heard| now.saturating_sub(heard.at) < HELD);
+    let reported = recent.and_then(|heard| {
         let (eps, qps) = (heard.load.eps?, heard.load.qps?);
         // Who counts served requests alone may fail all of them.
         Some(if eps == 0 { 0.0 } else { f64::from(eps) / f64::from(qps) })
     });
     reported.into_iter().chain(seen.errors).any(|share| share > MOST_ERRORS)
-}
-
-/// A factor one tick later on its way to 1, which it reaches [`DECAY`] after it was held no more.
-fn decayed(factor: f64, silence: Duration) -> f64 {
-    let left = (HELD + DECAY).saturating_sub(silence);
-    factor + (1.0 - factor) * (TICK.as_secs_f64() / left.max(TICK).as_secs_f64())
 }
 
 /// Brings weights to a sum, in proportion, but for those that would be above their caps: these are at them.

@@ -21,8 +21,9 @@ pub struct Readiness {
 
 impl Readiness {
     /// Takes in who is there, and whether each is available. Who is there at first has been there for long: a daemon that starts puts
-    /// nobody into slow start.
-    pub fn look(&mut self, now: Duration, row: impl Iterator<Item = (SocketAddr, bool)>) {
+    /// nobody into slow start. Returns who has come since the last look, or is available again or no longer.
+    pub fn look(&mut self, now: Duration, row: impl Iterator<Item = (SocketAddr, bool)>) -> Vec<SocketAddr> {
+        let (mut changed, is_first) = (Vec::new(), !self.has_begun);
         let first = if self.has_begun { now } else { Duration::ZERO };
         let before = std::mem::take(&mut self.since);
         for (address, is_available) in row {
@@ -31,9 +32,14 @@ impl Readiness {
                 Some(None) => now,
                 None => first,
             };
-            self.since.insert(address, is_available.then_some(since));
+            let since = is_available.then_some(since);
+            if !is_first && before.get(&address).is_none_or(|before| before.is_some() != is_available) {
+                changed.push(address);
+            }
+            self.since.insert(address, since);
             self.has_begun = true;
         }
+        changed
     }
 
     /// Since when a member is available; `None` if it is not.

@@ -399,6 +399,12 @@ fn of_more_tables_than_there_is_room_for_the_most_wrong_are_made() {
     assert_eq!(within_budget((0..3).map(proposal).collect()).len(), 3);
 }
 
+/// What slow start makes of a row at once.
+fn arrange(control: &mut Control, now: Duration, look: &Look) -> Option<Factors> {
+    let row = look.row.iter().map(|(address, seen)| (*address, seen.is_available));
+    control.arrange(now, row, look.is_panic)
+}
+
 /// A control whose row of two has been fed with these utilizations for a minute, until second 60.
 fn fed(rules: ControlRules, utilizations: [f64; 2]) -> Control {
     let mut control = Control::new(rules);
@@ -450,7 +456,7 @@ fn in_panic_nothing_is_learnt_and_nobody_starts_slowly() {
     let mut row = row(&[load(0.1, 1.0), load(0.9, 1.0)], s(60));
     row.get_mut(&address(1)).unwrap().is_available = false;
     let panic = Look { is_panic: true, ..look(row, Flows::default()) };
-    assert_eq!(control.arrange(s(60), &panic), None);
+    assert_eq!(arrange(&mut control, s(60), &panic), None);
     assert!(!publish(&mut control, s(60), &panic));
     assert_eq!((numbers(control.in_force(), 2), control.hold(address(0))), (learnt, Some(Hold::Panic)));
 }
@@ -463,10 +469,10 @@ fn a_member_that_is_new_starts_slowly_and_learns_nothing_meanwhile() {
     let with_third =
         |second| look(row(&[load(0.5, 1.0), load(0.5, 1.0), load(0.1, 1.0)], s(second)), Flows::default());
     // At once, before the next tick.
-    let factors = control.arrange(s(60), &with_third(60)).expect("it has a tenth");
+    let factors = arrange(&mut control, s(60), &with_third(60)).expect("it has a tenth");
     near(&numbers(&factors, 3), &[1.0, 1.0, 0.1]);
     control.publish(factors);
-    assert_eq!(control.arrange(s(60), &with_third(60)), None);
+    assert_eq!(arrange(&mut control, s(60), &with_third(60)), None);
     for second in 60..70 {
         publish(&mut control, s(second), &with_third(second));
         assert_eq!(control.hold(address(2)), Some(Hold::SlowStart), "{second}");
@@ -485,29 +491,193 @@ fn a_member_that_is_new_starts_slowly_and_learns_nothing_meanwhile() {
     assert_eq!(control.in_force(), &Factors::default());
 }
 
+/// A row of two of whom nobody has reported.
+fn silent() -> SeenRow {
+    let seen = |index| (address(index), Seen { heard: None, ..seen(10, Load::default(), s(0)) });
+    (0..2).map(seen).collect()
+}
+
 #[test]
 fn what_was_learnt_is_taken_up_and_goes_slowly_if_nobody_feeds_it() {
     let learnt = fed(rules(Law::Feedback), [0.4, 0.6]).learnt();
-    for age in [s(5), s(3_600)] {
+    let before = numbers(&learnt.factors, 2)[0] - 1.0;
+    // Nearer to 1 the older it is, up to an hour.
+    for (age, left) in [(s(0), 1.0), (s(1_800), 0.5), (s(3_600), 0.0), (Duration::MAX, 0.0)] {
         let mut control = Control::new(rules(Law::Feedback));
-        assert_eq!(control.adopt(&learnt, s(1_000), age), learnt.factors);
+        let taken_up = numbers(&control.adopt(&learnt, age), 2)[0] - 1.0;
+        assert!((taken_up - before * left).abs() < 0.001, "{age:?}: {taken_up} of {before}");
+        assert_eq!(numbers(control.in_force(), 2)[0] - 1.0, taken_up);
         // Nobody has reported to this daemon yet.
-        let silent: SeenRow = (0..2)
-            .map(|index| (address(index), Seen { heard: None, ..seen(10, Load::default(), s(0)) }))
-            .collect();
-        publish(&mut control, s(1_000), &look(silent.clone(), Flows::default()));
-        let (before, after) = (numbers(&learnt.factors, 2), numbers(control.in_force(), 2));
-        assert!((before[0] - after[0]).abs() < 0.05 * before[0], "{age:?}: {before:?} {after:?}");
-        for second in 1_001..1_260 {
-            publish(&mut control, s(second), &look(silent.clone(), Flows::default()));
+        publish(&mut control, s(1), &look(silent(), Flows::default()));
+        let after = numbers(control.in_force(), 2)[0] - 1.0;
+        assert!((taken_up - after).abs() < 0.03, "{age:?}: {taken_up} {after}");
+        for second in 2..260 {
+            publish(&mut control, s(second), &look(silent(), Flows::default()));
         }
         near(&numbers(control.in_force(), 2), &[1.0; 2]);
     }
     let mut off = Control::new(rules(Law::Feedback));
-    off.adopt(&Learnt { switch: Switch::Off, ..learnt.clone() }, s(1_000), s(5));
+    off.adopt(&Learnt { switch: Switch::Off, ..learnt.clone() }, s(5));
     assert_eq!((off.in_force(), off.switch()), (&Factors::default(), Switch::Off));
     let mut a58 = Control::new(rules(Law::A58));
-    assert_eq!(a58.adopt(&learnt, s(1_000), s(5)), Factors::default());
+    assert_eq!(a58.adopt(&learnt, s(5)), Factors::default());
+    // A number that nobody can have learnt counts as the nearest that somebody can.
+    let absurd: Factors = [(address(0), Factor::of(1e9))].into_iter().collect();
+    let mut control = Control::new(rules(Law::Feedback));
+    near(&numbers(&control.adopt(&Learnt { factors: absurd, ..learnt }, s(0)), 1), &[8.0]);
+}
+
+#[test]
+fn what_an_operator_has_frozen_holds_over_daemons_rules_and_time() {
+    for law in Law::ALL {
+        let mut control = fed(rules(law), [0.4, 0.6]);
+        let frozen = control.in_force().clone();
+        control.set_switch(Switch::Frozen);
+        for second in 60..600 {
+            publish(&mut control, s(second), &look(silent(), Flows::default()));
+        }
+        assert_eq!(control.in_force(), &frozen, "{law:?}");
+        let mut next = Control::new(rules(law));
+        assert_eq!(next.adopt(&control.learnt(), s(86_400)), frozen, "{law:?}");
+        publish(&mut next, s(1), &look(silent(), Flows::default()));
+        assert_eq!(next.in_force(), &frozen, "{law:?}");
+        for other in Law::ALL {
+            next.set_rules(ControlRules { slow_start: Some(s(10)), ..rules(other) });
+            publish(&mut next, s(2), &look(silent(), Flows::default()));
+            assert_eq!(next.in_force(), &frozen, "{law:?} to {other:?}");
+        }
+    }
+    // Taken back after minutes of silence, it goes within a minute and not at once.
+    let mut control = fed(rules(Law::Feedback), [0.4, 0.6]);
+    control.set_switch(Switch::Frozen);
+    for second in 60..500 {
+        publish(&mut control, s(second), &look(silent(), Flows::default()));
+    }
+    control.set_switch(Switch::On);
+    let before = numbers(control.in_force(), 1)[0];
+    publish(&mut control, s(500), &look(silent(), Flows::default()));
+    assert!(numbers(control.in_force(), 1)[0] > before - 0.05, "{before}");
+    for second in 501..562 {
+        publish(&mut control, s(second), &look(silent(), Flows::default()));
+    }
+    near(&numbers(control.in_force(), 2), &[1.0; 2]);
+}
+
+#[test]
+fn a_law_that_is_enforced_after_it_was_observed_begins_anew() {
+    let mut control = fed(ControlRules { mode: Mode::Observe, ..rules(Law::Feedback) }, [0.3, 0.9]);
+    control.set_rules(rules(Law::Feedback));
+    let row = row(&[load(0.6, 1.0); 2], s(60));
+    publish(&mut control, s(60), &look(row, Flows::default()));
+    assert_eq!(numbers(control.in_force(), 2), [1.0; 2]);
+}
+
+#[test]
+fn who_is_away_for_a_while_comes_back_with_what_it_had() {
+    let at = |second, both: bool| {
+        let mut row = row(&[load(0.6, 1.0); 2], s(second));
+        if !both {
+            row.remove(&address(1));
+        }
+        look(row, Flows::default())
+    };
+    let mut control = fed(rules(Law::Feedback), [0.4, 0.6]);
+    let learnt = numbers(control.wanted(), 2);
+    for second in 60..120 {
+        publish(&mut control, s(second), &at(second, false));
+    }
+    near(&numbers(control.wanted(), 1), &[1.0]);
+    publish(&mut control, s(120), &at(120, true));
+    let back = numbers(control.wanted(), 2);
+    assert!((back[0] / back[1] - learnt[0] / learnt[1]).abs() < 0.05, "{learnt:?} {back:?}");
+    // Away for longer, it is new.
+    for second in 121..400 {
+        publish(&mut control, s(second), &at(second, false));
+    }
+    publish(&mut control, s(400), &at(400, true));
+    near(&numbers(control.wanted(), 2), &[1.0; 2]);
+    // A list that always has others does not grow what is remembered without end.
+    let mut law = Feedback::default();
+    for second in 0..200 {
+        let row =
+            (0..50).map(|index| (address(second * 50 + index), seen(10, Load::default(), s(0)))).collect();
+        feed(&mut law, s(second.into()), &row, Flows::default());
+    }
+    assert!(law.remembered() <= 50 + 50 + 64, "{}", law.remembered());
+}
+
+#[test]
+fn errors_that_were_reported_long_ago_forbid_nothing() {
+    let failing = Load { eps: Some(500), ..load(0.9, 1.0) };
+    let mut law = Feedback::default();
+    for second in 0..600 {
+        let mut row = row(&[load(0.3, 1.0), failing, load(0.3, 1.0)], s(second));
+        row.get_mut(&address(1)).unwrap().heard.as_mut().unwrap().at = s(second.min(60));
+        feed(&mut law, s(second), &row, Flows::default());
+        let held = law.holds().find(|(at, _)| *at == address(1)).map(|(_, hold)| hold);
+        match second {
+            1..=60 => assert_eq!(held, Some(Hold::Errors), "{second}"),
+            70.. => assert_eq!(held, Some(Hold::NoReport), "{second}"),
+            _ => {}
+        }
+    }
+    let row = row(&[load(0.3, 1.0), failing, load(0.3, 1.0)], s(60));
+    let factors = numbers(&feed(&mut law, s(600), &row, Flows::default()), 3);
+    assert!(factors[1] > 0.95, "{factors:?}");
+}
+
+#[test]
+fn slow_start_makes_no_table_where_nobody_starts() {
+    let slow = ControlRules { slow_start: Some(s(10)), ..rules(Law::Feedback) };
+    let mut control = fed(slow, [0.5, 0.5]);
+    for second in 60..120 {
+        // A little noise, which is worth no table.
+        let used = if second % 2 == 0 { 0.501 } else { 0.499 };
+        let look = look(row(&[load(0.5, 1.0), load(used, 1.0)], s(second)), Flows::default());
+        assert!(!publish(&mut control, s(second), &look), "{second}");
+        assert_eq!(arrange(&mut control, s(second), &look), None, "{second}");
+    }
+    // While somebody starts there is one at each tick, however often somebody looks.
+    for second in 120..140 {
+        let row = row(&[load(0.5, 1.0), load(0.5, 1.0), load(0.5, 1.0)], s(second));
+        let look = look(row, Flows::default());
+        let at_once = arrange(&mut control, s(second), &look);
+        assert_eq!(at_once.is_some(), second == 120, "{second}");
+        at_once.into_iter().for_each(|factors| control.publish(factors));
+        for part in 1..10 {
+            let later = s(second) + Duration::from_millis(part * 90);
+            assert_eq!(arrange(&mut control, later, &look), None, "{later:?}");
+        }
+        publish(&mut control, s(second) + Duration::from_millis(950), &look);
+    }
+}
+
+#[test]
+fn a_factor_that_can_go_no_further_is_told_and_of_the_yardstick_none() {
+    let far = |law| {
+        let mut control = Control::new(rules(law));
+        for second in 0..120 {
+            let loads = [load(2.0, 100.0), load(0.3, 100.0), load(0.3, 100.0)];
+            publish(&mut control, s(second), &look(row(&loads, s(second)), Flows::default()));
+        }
+        (0..3).map(|index| control.is_at_clamp(address(index))).collect::<Vec<_>>()
+    };
+    assert_eq!(far(Law::Feedback), [true, false, false]);
+    assert_eq!(far(Law::A58), [false; 3]);
+}
+
+#[test]
+fn who_reports_is_counted_of_those_that_count() {
+    let mut control = Control::new(rules(Law::Feedback));
+    let mut row = row(&[load(0.5, 1.0); 6], s(100));
+    row.get_mut(&address(0)).unwrap().weight = 0;
+    row.get_mut(&address(1)).unwrap().is_available = false;
+    row.get_mut(&address(2)).unwrap().heard = None;
+    row.get_mut(&address(3)).unwrap().heard.as_mut().unwrap().at = s(90);
+    control.tick(s(100), &look(row, Flows::default()));
+    let reporting = control.reporting();
+    assert_eq!((reporting, reporting.is_blind()), (Reporting { fresh: 2, members: 4 }, false));
+    assert!(Reporting { fresh: 1, members: 3 }.is_blind() && !Reporting::default().is_blind());
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::print;
 pub enum Command {
     /// Keep the weights of a service as they are, whatever is reported
     ///
-    /// The daemon keeps that over restarts and upgrades, until `socklb load on`.
+    /// The daemon keeps that over restarts and upgrades, until `socklb load on`. Who is in slow start goes on to come to its share.
     Freeze(Target),
     /// Give every member of a service its structural weight, whatever is reported
     ///
@@ -40,6 +40,13 @@ pub struct Target {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Options that are those of what is shown, before a command that switches: they would have no effect.
+pub fn misplaced() -> anyhow::Error {
+    anyhow!(
+        "--client, --service and --json before freeze, off and on have no effect: write socklb load freeze SERVICE --client CLIENT"
+    )
 }
 
 /// Shows what weights follow.
@@ -64,13 +71,20 @@ pub fn show(filter: &Filter, json: bool, files: &Files) -> Result<ExitCode, Fail
         })
     });
     let loads = Loads { schema: load::SCHEMA, services: clients.collect() };
+    if loads.services.is_empty() {
+        let of = |what: &str, name: &Option<String>| {
+            name.as_ref().map_or_else(String::new, |name| format!(" {what} {name}"))
+        };
+        let text = format!(
+            "no service here{}{} has weights that follow load or start slowly: see `load` and `slow_start` in socklb.toml(5)",
+            of("of client", &filter.client),
+            of("by the name", &filter.service)
+        );
+        return Err(anyhow!(text).into());
+    }
     if json {
         print::text(&(serde_json::to_string_pretty(&loads)? + "\n"))?;
         return Ok(ExitCode::SUCCESS);
-    }
-    if loads.services.is_empty() {
-        let text = "no service here has weights that follow load or start slowly: see `load` and `slow_start` in socklb.toml(5)";
-        return Err(anyhow!(text).into());
     }
     print::text(&text::loads(&loads, Style::for_stdout()))?;
     Ok(ExitCode::SUCCESS)

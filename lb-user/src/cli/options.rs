@@ -205,7 +205,6 @@ pub enum Command {
     /// Show how weights follow the load that backends report, or switch that
     ///
     /// Asks the daemon; what switches it does for root, its own user, and the members of the group that `[admin]` names.
-    #[command(args_conflicts_with_subcommands = true)]
     Load {
         #[command(subcommand)]
         command: Option<load::Command>,

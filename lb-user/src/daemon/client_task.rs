@@ -31,7 +31,7 @@ use thiserror::Error;
 pub use self::attachment::Followed;
 use crate::backoff::Backoff;
 use crate::config::Client;
-use crate::daemon::control::monotonic;
+use crate::daemon::clock::Clock;
 use crate::window::Window;
 
 /// Why a client task cannot be started.
@@ -68,6 +68,7 @@ pub struct ClientTask {
     leaving: Backoff,
     limits: Limits,
     features: Features,
+    clock: Clock,
     balancer: Balancer,
     datapath: Datapath,
     /// Once the maps are as planned: the slots that neither the plan nor the maps name. `None` while steps may be left.
@@ -99,6 +100,7 @@ impl ClientTask {
         pins: Pins,
         limits: Limits,
         features: Features,
+        clock: Clock,
         now: Instant,
     ) -> Result<Self, ClientTaskError> {
         let path = lb_kernel::cgroup2_mount()?.join(&client.cgroup);
@@ -125,6 +127,7 @@ impl ClientTask {
             leaving: Backoff::default(),
             limits,
             features,
+            clock,
             balancer,
             datapath,
             settled: None,
@@ -173,10 +176,10 @@ impl ClientTask {
     /// If the kernel refuses a step.
     pub fn settle(&mut self, now: Instant) -> Result<(), DatapathError> {
         self.hear_kernel(now);
-        self.start_slowly(monotonic(), now);
         if self.settled.is_some() {
             return Ok(());
         }
+        self.start_slowly(now);
         let result = self.datapath.apply(&self.balancer.plan(), &self.cursor_seed);
         for (backend, counts) in self.datapath.returned() {
             self.window.begin(backend, &counts);

@@ -11,6 +11,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
+use super::clock::Clock;
 use super::file_io::MAX_THREADS;
 use super::reload::Reload;
 use super::start::{self, Listeners};
@@ -86,7 +87,8 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
         Watch::none()
     });
     let reload = Reload::new(&config.path, stamp, reread, SystemTime::now());
-    let mut daemon = Daemon::new(&config, features, watch, reload, events);
+    let clock = Clock::new(Instant::now(), Duration::from_nanos(lb_kernel::monotonic_ns()));
+    let mut daemon = Daemon::new(&config, features, watch, reload, clock, events);
     daemon.begin(config, Instant::now());
     let news = daemon.probing.news();
     let mut tick = tokio::time::interval(TICK);

@@ -69,12 +69,15 @@ impl Daemon {
         keeping.lists = left;
         match error {
             Some(error) if keeping.retry.failed(now, &error) => {
-                warn!(error, "cannot keep the last good endpoint lists; tried again after a growing pause");
+                warn!(
+                    error,
+                    "cannot keep what later starts need (endpoint lists, what was learnt of loads); tried again after a growing pause"
+                );
             }
             Some(_) => {}
             None => {
                 if keeping.retry.error().is_some() {
-                    info!("the last good endpoint lists are kept again");
+                    info!("what later starts need is kept again");
                 }
                 keeping.retry.succeeded();
                 self.start_keeping(now);

@@ -11,14 +11,14 @@ use std::time::Duration;
 use lb_core::feed::ReadFailure;
 use tokio::task::{JoinSet, spawn_blocking};
 
-use super::control::KeptFile;
 use super::file_io::PATIENCE;
+use super::learnt::{self, LearntFile};
 use super::lists::{FirstRead, ListReader, Purpose};
 use super::opening::{Opened, Opener};
 use super::{Reread, files};
 use crate::assignments::{self, Assignments, AssignmentsByService};
 use crate::config::Config;
-use crate::source::{self, FileSource, Stamp, last_good};
+use crate::source::{self, FileSource, Stamp};
 
 /// Which configuration is to be taken on.
 pub enum Load {
@@ -41,7 +41,7 @@ pub struct Loaded {
     /// Clients that did not run yet, opened.
     pub opened: Vec<Opened>,
     /// What an earlier daemon had learnt of loads; read at a start alone.
-    pub learnt: Option<KeptFile>,
+    pub learnt: Option<LearntFile>,
 }
 
 /// A file that a configuration names, as it was read.
@@ -88,7 +88,11 @@ impl Loader {
             begun: self.begun,
             statics: AssignmentsByService::new(),
             opened: Vec::new(),
-            learnt: if is_start { self.read_learnt().await } else { None },
+            learnt: if is_start {
+                Some(learnt::read(&self.lists.io, &self.running.paths.state).await)
+            } else {
+                None
+            },
         };
         // An equal configuration is not taken on, and opens no client whose pins were removed by hand.
         if let Ok(config) = &loaded.config
@@ -124,17 +128,6 @@ impl Loader {
             Err(silent) => Err(ReadFailure::Silent(silent.to_string())),
         };
         (Some(stamp.ok().flatten()), config)
-    }
-
-    /// What an earlier daemon had learnt. Without it weights begin as the structural ones.
-    async fn read_learnt(&self) -> Option<KeptFile> {
-        let path = KeptFile::path(&self.running.paths.state);
-        let file = path.clone();
-        let read = self.lists.io.run(&path, PATIENCE, move || last_good::read(&file)).await;
-        match read {
-            Ok(Ok(text)) => KeptFile::parse(&text),
-            Ok(Err(_)) | Err(_) => None,
-        }
     }
 
     /// Reads the files that a configuration names, all at the same time: one that does not answer delays no other.

@@ -16,6 +16,7 @@ use tokio::task::spawn_blocking;
 use tracing::warn;
 
 use super::client_task::{ClientTask, ClientTaskError};
+use super::clock::Clock;
 use super::leaving::{self, Leaving};
 use super::{Daemon, Event};
 use crate::assignments::{self, AssignmentsByService};
@@ -50,6 +51,7 @@ impl Daemon {
             leaving: self.clients.leaving.iter().map(|leaving| leaving.pins.clone()).collect(),
             stopping: self.stopping.clone(),
             now,
+            clock: self.clock,
         }
     }
 
@@ -158,6 +160,7 @@ pub struct Opener {
     pub stopping: Arc<AtomicBool>,
     /// When the opening began.
     pub now: Instant,
+    pub clock: Clock,
 }
 
 impl Opener {
@@ -168,7 +171,7 @@ impl Opener {
         // Locked before anything is changed: another socklb of another version may be running.
         let others = leaving::lock_other_versions(&self.pins, &client.name, &self.leaving)?;
         let pins = Pins::of(&self.pins, &client.name);
-        match ClientTask::open(client, pins, self.limits, self.features, self.now) {
+        match ClientTask::open(client, pins, self.limits, self.features, self.clock, self.now) {
             Ok(client_task) => Ok((client_task, others)),
             // Unwrapped, so that its kind is found among the causes: what to do about it depends on that.
             Err(ClientTaskError::Datapath(error)) => Err(error.into()),

@@ -181,7 +181,7 @@ impl Daemon {
             }
             Ok(config) => {
                 self.sources.statics = loaded.statics;
-                loaded.learnt.into_iter().for_each(|file| self.kept.take(file));
+                loaded.learnt.into_iter().for_each(|file| self.learnt.take(file));
                 let changed = (!is_first).then(|| changes(&configured(&self.config), &configured(&config)));
                 self.take_on(config, loaded.begun, loaded.files, loaded.opened, now);
                 if let Some(changed) = changed {

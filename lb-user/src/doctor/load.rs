@@ -37,7 +37,9 @@ pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Optio
 fn one(diagnosis: &mut Diagnosis, client: &str, service: &Service, law: Law) {
     let Some(load) = &service.load else { return };
     let name = &service.name;
-    diagnosis.ok("load", format!("client {client}, service {name}: {}", load_in_words(load)));
+    // What is wrong with it is a fault, which is told as that.
+    let state = if load.is_blind() { State::Note } else { State::Ok };
+    diagnosis.add("load", state, format!("client {client}, service {name}: {}", load_in_words(load)), None);
     let probes = service.backends.iter().filter_map(|backend| backend.probe.as_ref());
     let reporting: Vec<_> = probes.filter(|probe| probe.utilization.is_some()).collect();
     let without_rates = reporting.iter().filter(|probe| probe.qps.is_none()).count();

@@ -115,7 +115,7 @@ families! {
     PANIC = gauge("socklb_service_panic", SERVICE,
         "1 if so few backends of the service are available that ejected ones are chosen as well, else 0.");
     LOAD_MEMBERS = gauge("socklb_load_members", SERVICE,
-        "Members whose weights are to follow load; missing where no `load` is configured.");
+        "Members that have a weight and are available, and whose weights are to follow load; missing where no `load` is configured.");
     LOAD_REPORTING = gauge("socklb_load_members_reporting", SERVICE,
         "Those of them whose utilization is known and new. With fewer than half, weights do not follow.");
     LOAD_SWITCHED = gauge("socklb_load_switched", &["client", "service", "switch"],
@@ -156,8 +156,10 @@ families! {
         "How much of what it can do the backend does, as it reports; 1 is all.");
     LOAD_FACTOR = gauge("socklb_backend_load_factor", BACKEND,
         "By what its structural weight is multiplied because of load or slow start; missing where neither is configured.");
+    LOAD_AT_CLAMP = gauge("socklb_backend_load_at_clamp", BACKEND,
+        "1 if feedback cannot move its weight any further, which is an eighth or eight times of the structural one, else 0.");
     LOAD_WANTED = gauge("socklb_backend_load_factor_wanted", BACKEND,
-        "By what it would be by its `load`, from 0.125 to 8, also where that is only observed.");
+        "By what it would be by its `load`, also where that is only observed.");
     WEIGHT = gauge("socklb_backend_weight", BACKEND, "Configured weight of the backend.");
     SHARE_WANTED = gauge("socklb_backend_share_wanted", BACKEND, "The backend's part of the service's table, from 0 to 1.");
     ACTIVE = gauge("socklb_flows_active", BACKEND, "Open flows.");

@@ -34,6 +34,15 @@ pub fn read(path: &Path) -> Result<Vec<u8>, SourceError> {
     source::read_whole(path)
 }
 
+/// As [`read`], of a file that may be so long.
+///
+/// # Errors
+/// As there.
+pub fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
+    check(path)?;
+    source::read_at_most(path, most)
+}
+
 /// Checks that no other user may write to the directory of the state and so decide what a start without a file uses.
 /// Checked each time, because the directory may not have answered at the start.
 fn check(path: &Path) -> Result<(), Untrusted> {

@@ -40,9 +40,8 @@ pub fn describe(load: &ServiceLoad) -> String {
             (_, "observe") => ", observed: nothing follows",
             _ => "",
         };
-        let (reporting, members) = load.reporting();
         parts.push(format!("{control}{state}"));
-        parts.push(format!("{reporting} of {members} members report"));
+        parts.push(format!("{} of {} members report", load.reporting, load.expected));
         parts.push(format!("flows live {}", span(load.flows_live_s)));
     }
     if let Some(settling) = load.settling_s {
@@ -115,8 +114,7 @@ mod tests {
         );
         let observed = ServiceLoad {
             mode: "observe".to_owned(),
-            members: vec![MemberLoad { factor: 1.0, ..member(1, Some(0.8), 1.5) }],
-            ..one.load.clone()
+            ..service(vec![MemberLoad { factor: 1.0, ..member(1, Some(0.8), 1.5) }])
         };
         let text = of(observed);
         assert!(

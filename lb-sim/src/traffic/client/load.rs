@@ -78,9 +78,9 @@ impl Client {
     /// Members have come, or are available again or no longer: who begins slowly does so at once.
     pub(super) fn start_slowly(&mut self, now: Duration) {
         let Some(mut following) = self.following.take() else { return };
-        if following.control.rules().slow_start.is_some()
-            && let Some(factors) = following.control.arrange(now, &self.look(&following, |_| None))
-        {
+        let row = self.look(&following, |_| None);
+        let members = row.row.iter().map(|(address, seen)| (*address, seen.is_available));
+        if let Some(factors) = following.control.arrange(now, members, row.is_panic) {
             following.control.publish(factors.clone());
             self.balancer.handle(now, Fact::Factors(0, factors)).expect("it takes no room");
             self.publish();

@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use lb_common::abi::Outcome;
 use lb_common::ending::Ending;
-use lb_core::balancer::Fact;
+use lb_core::balancer::{Fact, Row};
 use lb_core::control::factor::Factors;
 use lb_core::control::flows::{Lives, OfLate};
 use lb_core::control::publication::Proposal;
-use lb_core::control::{Control, Heard, Learnt, Look, Seen, SeenRow, Switch};
+use lb_core::control::{Control, ControlRules, Heard, Learnt, Look, Seen, SeenRow, Switch};
 use lb_core::health::Health;
-use lb_core::ids::{BackendRef, Slot};
+use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_view::load;
 
 use super::ClientTask;
@@ -21,6 +22,8 @@ use super::ClientTask;
 pub struct Controlled {
     control: Control,
     lives: Lives,
+    /// Flows that had begun at the last tick; `None` before the first.
+    begun: Option<u64>,
     counted: BTreeMap<SocketAddr, Counted>,
     /// What the last tick has seen.
     look: Look,
@@ -30,7 +33,7 @@ pub struct Controlled {
     tables: u64,
 }
 
-/// Flows to one backend, as of the last tick.
+/// Flows to one backend, as of the last count.
 struct Counted {
     at: BackendRef,
     begun: u64,
@@ -38,14 +41,15 @@ struct Counted {
     of_late: OfLate,
 }
 
-/// What reports say of the load of a backend.
-pub type Hears<'a> = &'a dyn Fn(SocketAddr) -> Option<Heard>;
+/// Every how many ticks it is counted which flows fail: of each backend that is half a kilobyte for each CPU.
+const COUNTED_TICKS: u32 = 5;
 
 impl Controlled {
-    fn new(control: Control) -> Self {
+    fn new(rules: ControlRules) -> Self {
         Self {
-            control,
+            control: Control::new(rules),
             lives: Lives::default(),
+            begun: None,
             counted: BTreeMap::new(),
             look: Look::default(),
             looked: Duration::ZERO,
@@ -56,15 +60,9 @@ impl Controlled {
 
 impl ClientTask {
     /// Makes the controls that the configuration asks for. `learnt` tells what was learnt for a service before, and how long ago.
-    pub fn make_controls(
-        &mut self,
-        now: Duration,
-        learnt: impl Fn(&str) -> Option<(Learnt, Duration)>,
-        at: Instant,
-    ) {
-        let before: BTreeMap<String, Controlled> =
+    pub fn make_controls(&mut self, learnt: impl Fn(&str) -> Option<(Learnt, Duration)>, now: Instant) {
+        let mut before: BTreeMap<String, Controlled> =
             std::mem::take(&mut self.controls).into_iter().flatten().collect();
-        let mut before = before;
         for position in 0..self.client.services.len() {
             let service = &self.client.services[position].service;
             let (rules, name) = (service.control, service.name.clone());
@@ -72,41 +70,59 @@ impl ClientTask {
                 self.controls.push(None);
                 continue;
             }
-            let known = before.remove(&name);
-            let controlled = match known {
-                Some(known) if known.control.rules() == rules => known,
-                known => {
-                    let mut control = Control::new(rules);
-                    // What was learnt under other rules holds under these.
-                    let learnt =
-                        known.map(|known| (known.control.learnt(), Duration::ZERO)).or_else(|| learnt(&name));
-                    if let Some((learnt, age)) = learnt {
-                        control.adopt(&learnt, now, age);
+            let controlled = match before.remove(&name) {
+                Some(mut known) => {
+                    known.control.set_rules(rules);
+                    known
+                }
+                None => {
+                    let mut new = Controlled::new(rules);
+                    if let Some((learnt, age)) = learnt(&name) {
+                        new.control.adopt(&learnt, age);
                     }
-                    Controlled::new(control)
+                    new
                 }
             };
             // A balancer that is new knows none.
-            self.apply_factors(position, controlled.control.in_force().clone(), at);
+            self.apply_factors(position, controlled.control.in_force().clone(), now);
             self.controls.push(Some((name, controlled)));
         }
     }
 
+    /// Takes up what was learnt before, where that could not be read in time. Nobody has said anything else of it meanwhile.
+    pub fn adopt_late(&mut self, learnt: impl Fn(&str) -> Option<(Learnt, Duration)>, now: Instant) {
+        for position in 0..self.controls.len() {
+            let Some((name, controlled)) = &mut self.controls[position] else { continue };
+            if controlled.control.switch() == Switch::On
+                && let Some((learnt, age)) = learnt(name)
+            {
+                let factors = controlled.control.adopt(&learnt, age);
+                self.apply_factors(position, factors, now);
+            }
+        }
+    }
+
     /// Lets the laws look at what is reported and counted, a tick after the last time. Returns what is worth a table, by position.
-    /// `heard`: what reports say of a backend of the service at a position.
+    /// `heard`: what reports say of a backend of the service at a position. `tick`: the number of this one.
     pub fn tick_controls(
         &mut self,
-        now: Duration,
+        tick: u32,
         heard: impl Fn(usize, SocketAddr) -> Option<Heard>,
+        now: Instant,
     ) -> Vec<(usize, Proposal)> {
+        if self.controls.iter().all(Option::is_none) {
+            return Vec::new();
+        }
+        let now = self.clock.monotonic(now);
         let mut controls = std::mem::take(&mut self.controls);
+        self.count_begun(&mut controls);
+        if tick.is_multiple_of(COUNTED_TICKS) {
+            self.count_failed(&mut controls);
+        }
         let mut proposals = Vec::new();
         for (position, controlled) in controls.iter_mut().enumerate() {
             let Some((_, controlled)) = controlled else { continue };
-            let follows_load = controlled.control.rules().law.is_some();
-            if follows_load {
-                self.count(position, controlled);
-            }
+            controlled.counted.values_mut().for_each(|counted| counted.of_late.tick());
             let Some(look) = self.look(position, controlled, &|address| heard(position, address)) else {
                 continue;
             };
@@ -119,40 +135,48 @@ impl ClientTask {
     }
 
     /// Whoever is new, or available again or no longer, starts slowly from now on, where that is configured.
-    pub fn start_slowly(&mut self, now: Duration, at: Instant) {
+    pub fn start_slowly(&mut self, now: Instant) {
+        let at = self.clock.monotonic(now);
         let mut controls = std::mem::take(&mut self.controls);
         for (position, controlled) in controls.iter_mut().enumerate() {
-            let Some((_, controlled)) = controlled else { continue };
-            if controlled.control.rules().slow_start.is_none() {
+            let (Some((_, controlled)), Some(row)) = (controlled, self.balancer.row(position)) else {
                 continue;
-            }
-            let Some(look) = self.look(position, controlled, &|_| None) else { continue };
-            if let Some(factors) = controlled.control.arrange(now, &look) {
+            };
+            let is_panic = row.is_panic;
+            let members = row.members.iter().map(|(address, _)| (*address, is_available(row, *address)));
+            if let Some(factors) = controlled.control.arrange(at, members, is_panic) {
                 controlled.control.publish(factors.clone());
-                controlled.tables += 1;
-                self.apply_factors(position, factors, at);
+                controlled.tables += u64::from(self.apply_factors(position, factors, now));
             }
         }
         self.controls = controls;
     }
 
     /// The table of the service at a position follows these factors from now on.
-    pub fn publish_factors(&mut self, position: usize, factors: Factors, at: Instant) {
+    pub fn publish_factors(&mut self, position: usize, factors: Factors, now: Instant) {
+        let is_new = self.apply_factors(position, factors.clone(), now);
         if let Some(Some((_, controlled))) = self.controls.get_mut(position) {
-            controlled.control.publish(factors.clone());
-            controlled.tables += 1;
+            controlled.control.publish(factors);
+            controlled.tables += u64::from(is_new);
         }
-        self.apply_factors(position, factors, at);
     }
 
-    fn apply_factors(&mut self, position: usize, factors: Factors, at: Instant) {
-        if self.balancer.handle(at, Fact::Factors(position, factors)).expect("it takes no room") {
+    /// Returns whether the table is another one.
+    fn apply_factors(&mut self, position: usize, factors: Factors, now: Instant) -> bool {
+        let is_new = self.balancer.handle(now, Fact::Factors(position, factors)).expect("it takes no room");
+        if is_new {
             self.settled = None;
         }
+        is_new
     }
 
     /// What is known of a row; `None` before there is a list.
-    fn look(&self, position: usize, controlled: &Controlled, heard: Hears<'_>) -> Option<Look> {
+    fn look(
+        &self,
+        position: usize,
+        controlled: &Controlled,
+        heard: &dyn Fn(SocketAddr) -> Option<Heard>,
+    ) -> Option<Look> {
         let row = self.balancer.row(position)?;
         let limit = self.client.services[position].service.active_limit;
         let tables = self.datapath.tables();
@@ -162,7 +186,7 @@ impl ClientTask {
                 weight,
                 heard: heard(address),
                 errors: controlled.counted.get(&address).and_then(|counted| counted.of_late.errors()),
-                is_available: row.usable.get(&address).is_none_or(|(_, health)| *health == Health::Healthy),
+                is_available: is_available(row, address),
                 is_at_limit: limit.is_some_and(|limit| open() >= limit.into()),
             };
             (address, seen)
@@ -176,40 +200,63 @@ impl ClientTask {
         })
     }
 
-    /// Takes in how many flows have begun and failed since the last tick, and how many are open.
-    fn count(&self, position: usize, Controlled { lives, counted, .. }: &mut Controlled) {
-        let members = self.balancer.weights(position).iter();
-        let slots: BTreeMap<Slot, (SocketAddr, BackendRef)> = members
-            .filter_map(|(address, _)| {
-                let at = self.balancer.slot(position, *address)?;
-                Some((at.slot, (*address, at)))
-            })
-            .collect();
-        let mut before = std::mem::take(counted);
-        let is_counted = !before.is_empty();
-        let (mut begun, mut open) = (0, 0);
+    /// Takes in how many flows of each service with a law have begun since the last tick, and how many are open.
+    fn count_begun(&self, controls: &mut [Option<(String, Controlled)>]) {
+        let tables = self.datapath.tables();
+        let indexes: Vec<ServiceIndex> = self.balancer.services().map(|(_, index, _)| index).collect();
+        for (position, controlled) in controls.iter_mut().enumerate() {
+            let Some((_, controlled)) = controlled else { continue };
+            // What cannot be read now is read at the next tick; the log has it from `sample`.
+            let Ok(outcomes) = tables.outcomes(indexes[position]) else { continue };
+            let balanced = Outcome::OF_A_SERVICE.into_iter().filter(|outcome| begins_a_flow(*outcome));
+            let begun: u64 = balanced.map(|outcome| outcomes.of(outcome)).sum();
+            let members = self.balancer.weights(position).iter();
+            let slots = members.filter_map(|(address, _)| self.balancer.slot(position, *address));
+            let open: u64 = slots.map(|at| tables.active(at.slot)).sum();
+            // Of flows that were there before anybody looked it is not known when they began.
+            if let Some(before) = controlled.begun.replace(begun) {
+                controlled.lives.tick(float(begun.saturating_sub(before)), float(open));
+            }
+        }
+    }
+
+    /// Takes in how many flows to each member of a service with a law have failed, of how many.
+    fn count_failed(&self, controls: &mut [Option<(String, Controlled)>]) {
+        let mut slots: BTreeMap<Slot, (usize, SocketAddr, BackendRef)> = BTreeMap::new();
+        for (position, controlled) in controls.iter().enumerate() {
+            if controlled.as_ref().is_none_or(|(_, controlled)| controlled.control.rules().law.is_none()) {
+                continue;
+            }
+            for (address, _) in self.balancer.weights(position) {
+                if let Some(at) = self.balancer.slot(position, *address) {
+                    slots.insert(at.slot, (position, *address, at));
+                }
+            }
+        }
+        let mut before: Vec<BTreeMap<SocketAddr, Counted>> = Vec::with_capacity(controls.len());
+        for controlled in &mut *controls {
+            before.push(
+                controlled
+                    .as_mut()
+                    .map(|(_, controlled)| std::mem::take(&mut controlled.counted))
+                    .unwrap_or_default(),
+            );
+        }
         let order: Vec<Slot> = slots.keys().copied().collect();
-        // What cannot be read now is read at the next tick; the log has it from `sample`.
         let _ = self.datapath.tables().visit_counts(&order, |slot, counts| {
-            let (address, at) = slots[&slot];
+            let (position, address, at) = slots[&slot];
+            let Some((_, controlled)) = &mut controls[position] else { return };
             let failed = Ending::ALL.into_iter().filter(|ending| ending.is_error());
             let failed: u64 = failed.map(|ending| counts.sums.endings[ending as usize]).sum();
-            let now = (counts.sums.chosen, failed);
-            let known = before.remove(&address).filter(|known| known.at == at);
+            let begun = counts.sums.chosen;
             // What was counted before anybody looked says nothing of now.
-            let mut of_late = known.as_ref().map_or_else(OfLate::default, |known| known.of_late);
-            let since = |now: u64, before: Option<u64>| now.saturating_sub(before.unwrap_or(now));
-            let new = since(now.0, known.as_ref().map(|known| known.begun));
-            of_late.tick();
-            of_late.add(float(new), float(since(now.1, known.as_ref().map(|known| known.failed))));
-            begun += new;
-            open += counts.active;
-            counted.insert(address, Counted { at, begun: now.0, failed: now.1, of_late });
+            let known = before[position].remove(&address).filter(|known| known.at == at);
+            let known = known.unwrap_or(Counted { at, begun, failed, of_late: OfLate::default() });
+            let mut of_late = known.of_late;
+            let since = |now: u64, before: u64| float(now.saturating_sub(before));
+            of_late.add(since(begun, known.begun), since(failed, known.failed));
+            controlled.counted.insert(address, Counted { at, begun, failed, of_late });
         });
-        // Of flows that were there before anybody looked it is not known when they began.
-        if is_counted {
-            lives.tick(float(begun), float(open));
-        }
     }
 
     /// An operator says what becomes of the law of a service. Returns what it was; `None` if the service has none here.
@@ -251,6 +298,7 @@ impl Controlled {
             age_s: seen.heard.map(|heard| heard.age(self.looked).as_secs_f64()),
             wanted: self.control.wanted().of(*address).number(),
             factor: self.control.in_force().of(*address).number(),
+            is_at_clamp: self.control.is_at_clamp(*address),
             share: if sum > 0.0 { weighed(self.control.in_force(), address, seen) / sum } else { 0.0 },
             held_by: self.control.hold(*address).map(|hold| hold.name().to_owned()),
         };
@@ -262,9 +310,21 @@ impl Controlled {
             flows_live_s: flows.life.as_secs_f64(),
             settling_s: self.control.settling(flows).map(|time| time.as_secs_f64()),
             tables: self.tables,
+            reporting: self.control.reporting().fresh,
+            expected: self.control.reporting().members,
             members: self.look.row.iter().map(member).collect(),
         }
     }
+}
+
+/// Whether a member takes new flows as far as is known.
+fn is_available(row: &Row, address: SocketAddr) -> bool {
+    row.usable.get(&address).is_none_or(|(_, health)| *health == Health::Healthy)
+}
+
+/// Whether a call that ended so has begun a flow that is counted while it is open.
+const fn begins_a_flow(outcome: Outcome) -> bool {
+    outcome.is_balanced() && !matches!(outcome, Outcome::Reused | Outcome::Untracked)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of a second, and weights of which ratios are shown")]

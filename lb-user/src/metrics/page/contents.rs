@@ -7,6 +7,7 @@ use lb_common::ending::Ending;
 use lb_core::control::Switch;
 use lb_kernel::{BackendSnapshot, ServiceSnapshot, Snapshot};
 use lb_view::backend::Probe;
+use lb_view::load::ServiceLoad;
 
 use super::{Page, Sheet, Value, seconds_of_ns, unix_time};
 use crate::metrics::collect::{ClientMetrics, MapMetrics};
@@ -130,13 +131,11 @@ impl Page {
             })
         };
         let followed = || all().filter(|(_, load)| load.control.is_some());
-        let whole = |number: usize| Value::Whole(number as u64);
-        sheet
-            .family(&f::LOAD_MEMBERS, followed().map(|(labels, load)| (labels, whole(load.members.len()))))?;
-        sheet.family(
-            &f::LOAD_REPORTING,
-            followed().map(|(labels, load)| (labels, whole(load.reporting().0))),
-        )?;
+        let count = |of: fn(&ServiceLoad) -> u32| {
+            followed().map(move |(labels, load)| (labels, Value::Whole(of(load).into())))
+        };
+        sheet.family(&f::LOAD_MEMBERS, count(|load| load.expected))?;
+        sheet.family(&f::LOAD_REPORTING, count(|load| load.reporting))?;
         sheet.family(
             &f::LOAD_SWITCHED,
             followed().flat_map(|([client, service], load)| {
@@ -202,10 +201,14 @@ impl Page {
             &f::LOAD_FACTOR,
             loads().map(|(labels, _, member)| (labels, Value::Real(member.factor))),
         )?;
-        let wanted = loads().filter(|(_, load, _)| load.control.is_some());
+        let followed = || loads().filter(|(_, load, _)| load.control.is_some());
+        sheet.family(
+            &f::LOAD_AT_CLAMP,
+            followed().map(|(labels, _, member)| (labels, member.is_at_clamp.into())),
+        )?;
         sheet.family(
             &f::LOAD_WANTED,
-            wanted.map(|(labels, _, member)| (labels, Value::Real(member.wanted))),
+            followed().map(|(labels, _, member)| (labels, Value::Real(member.wanted))),
         )?;
         sheet.family(&f::WEIGHT, self.of_backends(|b| Value::Whole(b.slot.weight.into())))?;
         sheet.family(&f::SHARE_WANTED, self.of_backends(|b| Value::Real(b.share_wanted)))?;

@@ -93,6 +93,7 @@ fn load() -> ServiceLoad {
         age_s: Some(0.5),
         wanted: 1.5,
         factor: 1.25,
+        is_at_clamp: false,
         share: 1.0,
         held_by: None,
     };
@@ -104,6 +105,8 @@ fn load() -> ServiceLoad {
         flows_live_s: 1.0,
         settling_s: Some(30.0),
         tables: 3,
+        reporting: 1,
+        expected: 1,
         members: vec![member],
     }
 }

@@ -1,0 +1,348 @@
+//! What laws have learnt of loads, and what operators have said of them, kept for a later start in one file.
+//!
+//! The file is read once, at a start, before any list is taken in. If it cannot be read then, it is tried again, and until that has
+//! succeeded nothing is written over it: what an operator has said is in it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use lb_core::control::factor::{Factor, Factors};
+use lb_core::control::{Learnt, Switch};
+use serde::{Deserialize, Serialize};
+use tracing::{info, warn};
+
+use super::file_io::{FileIo, PATIENCE};
+use super::{Daemon, Event};
+use crate::source::{SourceError, last_good};
+
+/// What is learnt is kept this often while it changes,
+const KEPT_EVERY: Duration = Duration::from_secs(10);
+
+/// and this often in any case, so that its age shows how long no daemon has run.
+const KEPT_AT_LEAST_EVERY: Duration = Duration::from_mins(5);
+
+/// A factor has changed if it has moved by so much of itself.
+const MOVED: f64 = 0.02;
+
+/// The longest file that is read: 64 client tasks with ten services of 256 members each make six megabytes.
+const MAX_BYTES: u64 = 32 << 20;
+
+/// What was learnt for each service of a client task, by name.
+type Services = BTreeMap<String, KeptService>;
+
+/// What became of reading the file.
+pub enum LearntFile {
+    /// It holds this.
+    Read(Kept),
+    /// There is none, or nobody can make anything of it.
+    Nothing,
+    /// It cannot be read now.
+    Unread(String),
+}
+
+/// The file.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Kept {
+    /// The version of its form.
+    schema: u32,
+    clients: BTreeMap<String, KeptClient>,
+}
+
+/// What is kept of one client task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct KeptClient {
+    /// When this was so, as seconds since 1970.
+    at: u64,
+    services: Services,
+}
+
+/// What is kept of one service.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct KeptService {
+    switch: String,
+    /// Factors in units of 1/65,536, by member; those that are not named are 1.
+    factors: BTreeMap<SocketAddr, u32>,
+}
+
+const SCHEMA: u32 = 1;
+
+/// The state of what is kept.
+#[derive(Default)]
+pub struct Learnings {
+    /// By client task: as it is in the file.
+    known: BTreeMap<String, KeptClient>,
+    /// When it was last looked at, and written.
+    looked: Option<Instant>,
+    written: Option<Instant>,
+    /// Why the file could not be read, while it could not be.
+    unread: Option<String>,
+    /// Whether it is being read.
+    is_reading: bool,
+    /// Whether an operator has said something that is not in the file.
+    is_urgent: bool,
+}
+
+/// Where the file is.
+fn path(state: &Path) -> PathBuf {
+    state.join("load").join("factors.json")
+}
+
+/// Reads the file, beside the loop.
+pub async fn read(io: &FileIo, state: &Path) -> LearntFile {
+    let path = path(state);
+    let file = path.clone();
+    let result = io.run(&path, PATIENCE, move || last_good::read_at_most(&file, MAX_BYTES)).await;
+    match result {
+        Ok(Ok(text)) => Kept::parse(&text).map_or_else(
+            || {
+                warn!(file = %path.display(), "what was learnt of loads cannot be understood: weights begin as structural ones");
+                LearntFile::Nothing
+            },
+            LearntFile::Read,
+        ),
+        Ok(Err(SourceError::Read { source, .. })) if source.kind() == std::io::ErrorKind::NotFound => {
+            LearntFile::Nothing
+        }
+        Ok(Err(error)) => LearntFile::Unread(crate::error::chain(&error)),
+        Err(silent) => LearntFile::Unread(silent.to_string()),
+    }
+}
+
+impl Kept {
+    fn parse(text: &[u8]) -> Option<Self> {
+        serde_json::from_slice(text).ok().filter(|file: &Self| file.schema == SCHEMA)
+    }
+}
+
+impl KeptService {
+    fn of(learnt: &Learnt) -> Self {
+        let moved = learnt.factors.iter().filter(|(_, factor)| *factor != Factor::ONE);
+        let factors = moved.map(|(address, factor)| (address, factor.units()));
+        Self { switch: learnt.switch.name().to_owned(), factors: factors.collect() }
+    }
+
+    fn learnt(&self) -> Learnt {
+        let switch = Switch::ALL.into_iter().find(|switch| switch.name() == self.switch).unwrap_or_default();
+        let factors: Factors =
+            self.factors.iter().map(|(address, units)| (*address, Factor::of_units(*units))).collect();
+        Learnt { switch, factors }
+    }
+
+    /// Whether another one says so much else that it is worth a write.
+    fn differs(&self, other: &Self) -> bool {
+        let units = |factors: &BTreeMap<SocketAddr, u32>, address| {
+            f64::from(factors.get(address).copied().unwrap_or(Factor::ONE.units()))
+        };
+        let has_moved = |address| {
+            let (before, now) = (units(&self.factors, address), units(&other.factors, address));
+            (now - before).abs() > MOVED * before
+        };
+        self.switch != other.switch || self.factors.keys().chain(other.factors.keys()).any(has_moved)
+    }
+}
+
+fn differ(before: &Services, now: &Services) -> bool {
+    before.len() != now.len()
+        || now.iter().any(|(name, service)| before.get(name).is_none_or(|before| before.differs(service)))
+}
+
+impl Learnings {
+    /// Takes in what was read.
+    pub fn take(&mut self, file: LearntFile) {
+        match file {
+            LearntFile::Read(kept) => self.known = kept.clients,
+            LearntFile::Nothing => {}
+            LearntFile::Unread(error) => {
+                if self.unread.is_none() {
+                    warn!(
+                        error,
+                        "what was learnt of loads, and what an operator has said of it, cannot be read: weights begin as structural ones; \
+                         it is tried again, and nothing is written over it"
+                    );
+                }
+                self.unread = Some(error);
+                return;
+            }
+        }
+        if self.unread.take().is_some() {
+            info!("what was learnt of loads can be read");
+        }
+    }
+
+    /// What was learnt for a service of a client task, and how long ago.
+    pub fn learnt(&self, client: &str, service: &str, now: SystemTime) -> Option<(Learnt, Duration)> {
+        let client = self.known.get(client)?;
+        let at = UNIX_EPOCH.checked_add(Duration::from_secs(client.at));
+        // A clock that went back, or a time that nobody lives to see, says that it is new.
+        let age = at.and_then(|at| now.duration_since(at).ok()).unwrap_or_default();
+        Some((client.services.get(service)?.learnt(), age))
+    }
+
+    /// What an operator has said is to be kept at once.
+    pub fn hurry(&mut self) {
+        self.is_urgent = true;
+    }
+}
+
+impl Daemon {
+    /// Keeps what was learnt, if it is time to and it has changed.
+    pub fn keep_learnt(&mut self, now: Instant) {
+        let has_passed =
+            |last: Option<Instant>, time| last.is_none_or(|last| now.saturating_duration_since(last) >= time);
+        if !self.learnt.is_urgent && !has_passed(self.learnt.looked, KEPT_EVERY) {
+            return;
+        }
+        self.learnt.looked = Some(now);
+        if self.learnt.unread.is_some() {
+            self.read_learnt();
+            return;
+        }
+        let clock = SystemTime::now();
+        let at = clock.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let mut clients = BTreeMap::new();
+        let mut is_new = std::mem::take(&mut self.learnt.is_urgent);
+        for client in &self.config.clients {
+            let before = self.learnt.known.get(&client.name);
+            // Of a client that does not run what is known is kept, for when it does.
+            let kept = match self.clients.task(&client.name) {
+                None => before.cloned(),
+                Some(client_task) => {
+                    let services: Services = client_task
+                        .learnt()
+                        .map(|(service, learnt)| (service.to_owned(), KeptService::of(&learnt)))
+                        .collect();
+                    let none = Services::new();
+                    is_new |= differ(before.map_or(&none, |before| &before.services), &services);
+                    (!services.is_empty()).then_some(KeptClient { at, services })
+                }
+            };
+            clients.extend(kept.map(|kept| (client.name.clone(), kept)));
+        }
+        is_new |= clients.len() != self.learnt.known.len();
+        let is_old = !clients.is_empty() && has_passed(self.learnt.written, KEPT_AT_LEAST_EVERY);
+        if !is_new && !is_old {
+            return;
+        }
+        let file = Kept { schema: SCHEMA, clients };
+        if let Ok(text) = serde_json::to_vec(&file) {
+            self.sources.keeping.add(path(&self.config.paths.state), text.into());
+        }
+        self.learnt.known = file.clients;
+        self.learnt.written = Some(now);
+    }
+
+    /// Reads the file again.
+    fn read_learnt(&mut self) {
+        if std::mem::replace(&mut self.learnt.is_reading, true) {
+            return;
+        }
+        let (io, events) = (self.sources.lists.io.clone(), self.events.clone());
+        let state = self.config.paths.state.clone();
+        tokio::spawn(async move {
+            let _ = events.send(Event::LearntRead(read(&io, &state).await)).await;
+        });
+    }
+
+    /// It was read again, or not.
+    pub fn take_learnt(&mut self, file: LearntFile, now: Instant) {
+        self.learnt.is_reading = false;
+        self.learnt.take(file);
+        if self.learnt.unread.is_some() {
+            return;
+        }
+        let clock = SystemTime::now();
+        let Self { clients, learnt, .. } = self;
+        for client_task in &mut clients.tasks {
+            let client = client_task.client.name.clone();
+            client_task.adopt_late(|service| learnt.learnt(&client, service, clock), now);
+        }
+        self.settle(now);
+    }
+
+    /// Makes the controls of a client task that is new, or configured otherwise.
+    pub fn make_controls(&mut self, client: &str, now: Instant) {
+        let clock = SystemTime::now();
+        let Self { clients, learnt, .. } = self;
+        if let Some(client_task) = clients.task_mut(client) {
+            client_task.make_controls(|service| learnt.learnt(client, service, clock), now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn learnt(switch: Switch, number: f64) -> Learnt {
+        let address: SocketAddr = "10.0.0.1:80".parse().unwrap();
+        Learnt { switch, factors: [(address, Factor::of(number))].into_iter().collect() }
+    }
+
+    fn kept(at: u64, learnt: &Learnt) -> Kept {
+        let services = BTreeMap::from([("users".to_owned(), KeptService::of(learnt))]);
+        let clients = BTreeMap::from([("web".to_owned(), KeptClient { at, services })]);
+        Kept { schema: SCHEMA, clients }
+    }
+
+    fn at(seconds: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    /// What is known after a file was read.
+    fn known(text: &[u8]) -> Learnings {
+        let mut learnings = Learnings::default();
+        learnings.take(Kept::parse(text).map_or(LearntFile::Nothing, LearntFile::Read));
+        learnings
+    }
+
+    #[test]
+    fn what_is_kept_is_read_again_with_its_age() {
+        let learnt = learnt(Switch::Frozen, 1.25);
+        let text = serde_json::to_vec(&kept(1_000, &learnt)).unwrap();
+        let known = known(&text);
+        let of = |client, service, seconds| known.learnt(client, service, at(seconds));
+        assert_eq!(of("web", "users", 1_090), Some((learnt.clone(), Duration::from_secs(90))));
+        assert_eq!(of("web", "users", 900), Some((learnt, Duration::ZERO)), "a clock that went back");
+        assert_eq!((of("web", "mail", 900), of("batch", "users", 900)), (None, None));
+    }
+
+    #[test]
+    fn what_nobody_can_have_kept_harms_nothing() {
+        let text = serde_json::to_vec(&kept(1_000, &learnt(Switch::On, 1.25))).unwrap();
+        for cut in 0..text.len() {
+            assert!(Kept::parse(&text[..cut]).is_none(), "{cut}");
+        }
+        assert!(Kept::parse(br#"{"schema":2,"clients":{}}"#).is_none());
+        // A time that is none, a word that is none, a factor that is none.
+        let text =
+            br#"{"schema":1,"clients":{"web":{"at":18446744073709551615,"services":{"users":{"switch":"stop",
+            "factors":{"10.0.0.1:80":4294967295,"10.0.0.2:80":0}}}}}}"#;
+        let (learnt, age) = known(text).learnt("web", "users", at(5)).expect("it is whole");
+        assert_eq!((learnt.switch, age), (Switch::On, Duration::ZERO));
+        assert!(learnt.factors.iter().all(|(_, factor)| factor.number() > 0.0 && factor.number() <= 1_024.0));
+        let negative = br#"{"schema":1,"clients":{"web":{"at":1,"services":{"users":{"switch":"on","factors":{"10.0.0.1:80":-1}}}}}}"#;
+        assert!(Kept::parse(negative).is_none());
+    }
+
+    #[test]
+    fn only_what_has_changed_is_worth_a_write() {
+        let service =
+            |switch, number| BTreeMap::from([("users".to_owned(), KeptService::of(&learnt(switch, number)))]);
+        let before = service(Switch::On, 1.25);
+        assert!(!differ(&before, &service(Switch::On, 1.26)) && differ(&before, &service(Switch::On, 1.3)));
+        assert!(differ(&before, &service(Switch::Off, 1.25)) && differ(&before, &Services::new()));
+        assert!(!differ(&service(Switch::On, 1.0), &service(Switch::On, 1.0)));
+        assert!(service(Switch::On, 1.0)["users"].factors.is_empty(), "of those that have moved");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_taken_for_nothing() {
+        let mut learnings = Learnings::default();
+        learnings.take(LearntFile::Unread("input/output error".to_owned()));
+        assert!(learnings.unread.is_some());
+        learnings.take(LearntFile::Read(kept(1_000, &learnt(Switch::Off, 1.25))));
+        assert!(learnings.unread.is_none() && learnings.learnt("web", "users", at(1_000)).is_some());
+    }
+}
