@@ -144,8 +144,8 @@ impl<'a> Memberships<'a> {
         let order = self.pool.order(algorithm, position);
         let members = match &self.shares {
             Shares::Weights => self.pool.by_weight(&order, self.clients),
-            Shares::Own(job) => {
-                let (row, shares) = self.pool.own(algorithm, position);
+            Shares::Equal(job) => {
+                let (row, shares) = self.pool.equal(algorithm, position);
                 self.pool.members(&row, &shares, job)
             }
             Shares::Solution(graph, solution, job) => {

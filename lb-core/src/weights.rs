@@ -2,7 +2,8 @@
 //! loads come out even although no algorithm can give each of them exactly as many clients.
 //!
 //! The weights are the Sinkhorn solution (iterative proportional fitting) on the graph of all clients' subsets: every
-//! client's weights sum to 1, every backend's column to its target. Every client computes the same graph alone, so all
+//! client's weights sum to 1, every backend's column to its target. It begins with 1 on every edge, or with an aperture's
+//! overlaps. Every client computes the same graph alone, so all
 //! agree without talking. The sums run in one order, for the same bits everywhere. Must not decide who is in a subset.
 
 use std::ops::Range;
@@ -139,6 +140,21 @@ pub struct Solution {
 /// # Panics
 /// If there are fewer capacities than backends.
 pub fn solve(graph: &Graph, capacities: &[u16], precision: Precision) -> Solution {
+    solve_from(graph, vec![1.0; graph.edges.len()], capacities, precision)
+}
+
+/// The same, begun with these weights of the edges, in the order of clients and of their subsets, in place of 1. Of all weights that
+/// make the loads even, the result is the nearest to them in relative entropy: where they make them even already, they stay.
+///
+/// # Panics
+/// If there are fewer capacities than backends, or not as many weights as edges.
+pub fn solve_from(
+    graph: &Graph,
+    mut weights: Vec<f64>,
+    capacities: &[u16],
+    precision: Precision,
+) -> Solution {
+    assert_eq!(weights.len(), graph.edges.len(), "a weight for every edge");
     assert!(capacities.len() >= graph.backends as usize, "a capacity for every backend");
     let connections = graph.connections();
     let capacity =
@@ -148,7 +164,6 @@ pub fn solve(graph: &Graph, capacities: &[u16], precision: Precision) -> Solutio
     let targets: Vec<f64> = (0..connections.len()).map(|backend| capacity(backend) * per_capacity).collect();
     // What each backend's edges are multiplied with: at first, to have capacity or none.
     let mut factors: Vec<f64> = targets.iter().map(|&target| f64::from(target > 0.0)).collect();
-    let mut weights = vec![1.0; graph.edges.len()];
     let mut loads = vec![0.0; factors.len()];
     for iteration in 1.. {
         normalise(graph, &factors, &mut weights, &mut loads);

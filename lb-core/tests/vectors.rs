@@ -3,15 +3,19 @@
 //! Two hosts that disagree about one of them disagree about who uses what, so a row that fails here is a break of
 //! compatibility, never a number to update. Must not pass because it checked less: sections and rows are counted.
 
+use std::net::Ipv4Addr;
+
+use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
+use lb_core::membership::Membership;
 use lb_core::schedule::{apportion, interleave};
-use lb_core::service;
+use lb_core::service::{self, Service, Size, Subset, Task};
 use lb_core::subset::random::{SplitMix64, mix64, shuffle};
 use lb_core::subset::{self, Algorithm, Position, van_der_corput};
 use lb_core::weights::{Graph, Precision, solve};
 use serde_json::Value;
 
 /// Every section of the file, and how many rows it has.
-const SECTIONS: [(&str, usize); 14] = [
+const SECTIONS: [(&str, usize); 15] = [
     ("splitmix64", 3),
     ("mix64", 4),
     ("shuffle", 12),
@@ -23,6 +27,7 @@ const SECTIONS: [(&str, usize); 14] = [
     ("continuation", 28),
     ("aperture_edges", 12),
     ("balance_weights", 2),
+    ("aperture_shares", 5),
     // Checked where the figure is computed, in the planner.
     ("adjusted_utilization", 3),
     ("apportion_interleave", 6),
@@ -232,6 +237,36 @@ fn structural_weights_are_these() {
         for (weight, expected) in weights.iter().zip(expected) {
             // Six digits are given.
             assert!((weight - expected).abs() <= 1e-6, "{weight} in {row}");
+        }
+    });
+}
+
+/// Capacities by index, 0 where nobody is. What another implementation computed, arcs in exact fractions.
+#[test]
+fn the_shares_of_an_aperture_are_fitted_to_capacities() {
+    check("aperture_shares", |row| {
+        let position = position(row);
+        let capacities = list(field(row, "capacities"), small);
+        let endpoints = (0..).zip(&capacities).filter(|(_, capacity)| **capacity > 0);
+        let endpoints = endpoints.map(|(index, &capacity)| Endpoint {
+            address: (Ipv4Addr::from_bits(0x0a00_0001 + index), 80).into(),
+            index,
+            weight: u16::try_from(capacity).expect("a weight"),
+            state: EndpointState::Healthy,
+            zone: None,
+            agent: None,
+        });
+        let subset = Subset::Sized { algorithm: algorithm(row), size: Size::Fixed(position.size) };
+        let service =
+            Service::new("users", "10.96.0.10:80".parse().expect("an address"), subset, position.seed);
+        let endpoints = EndpointList::new(endpoints.collect(), service.address, &[]).expect("a list");
+        let task = Task { index: position.client, count: position.clients };
+        let members = Membership::of(&service, task, &endpoints).members;
+        let indexes: Vec<u32> = members.iter().map(|member| member.endpoint.index).collect();
+        assert_eq!(indexes, list(field(row, "members"), small), "{row}");
+        for (member, share) in members.iter().zip(list(field(row, "shares"), Value::as_f64)) {
+            // Nine digits are given.
+            assert!((member.share - share.expect("a number")).abs() <= 1e-9, "{} in {row}", member.share);
         }
     });
 }

@@ -112,6 +112,15 @@ impl Advice {
 }
 
 impl Choice {
+    /// With which size arcs overlap, if those of this choice lie side by side: only then can their shares be fitted to backends of
+    /// unequal weights.
+    pub fn overlapping_size(&self, question: &Question) -> Option<u32> {
+        let fleet = self.fleet.filter(|fleet| fleet.algorithm.is_aperture())?;
+        let is_side_by_side =
+            u64::from(fleet.size) * u64::from(question.clients) <= u64::from(question.backends);
+        is_side_by_side.then_some(question.backends / question.clients + 1)
+    }
+
     /// How many backends a client uses.
     pub fn size(&self, question: &Question) -> u32 {
         self.fleet.map_or(question.backends, |fleet| fleet.wanted())
@@ -214,6 +223,31 @@ mod tests {
         check(1, 1_000, None);
         check(300, 12, None);
         check(300, 13, Some((Algorithm::Rocksteadier, 12)));
+    }
+
+    #[test]
+    fn arcs_that_lie_side_by_side_are_told_from_those_that_overlap() {
+        for (clients, backends, expected) in
+            [(7, 200, Some(29)), (3, 1_000, Some(334)), (20, 200, None), (10, 120, Some(13))]
+        {
+            let question = Question { clients, backends, seed: 0 };
+            let size = Size::Fixed(MIN_AUTO_SIZE);
+            let choice = |algorithm| question.choice(Subset::Sized { algorithm, size });
+            assert_eq!(
+                choice(Algorithm::Aperture).overlapping_size(&question),
+                expected,
+                "{clients} and {backends}"
+            );
+            assert_eq!(choice(Algorithm::Rocksteadier).overlapping_size(&question), None);
+            // With it, every backend is in several arcs, and one less would not do.
+            if let Some(size) = expected {
+                let fewest = |size| {
+                    let fleet = Fleet { algorithm: Algorithm::Aperture, clients, backends, size, seed: 0 };
+                    fleet.graph().connections().into_iter().min()
+                };
+                assert!(fewest(size) >= Some(2) && fewest(size - 1) == Some(1), "{clients} and {backends}");
+            }
+        }
     }
 
     #[test]

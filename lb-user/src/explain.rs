@@ -89,14 +89,12 @@ fn inputs(client: &Client, service: &Service, endpoints: &EndpointList, membersh
     // The size that `auto` chooses may be larger than the number of backends.
     let size = membership.size.map(|size| size.min(backends));
     let everybody_has_all = membership.members.iter().all(|member| member.connections == count);
+    // Arcs can overlap all backends without being of all: then their parts count.
+    let is_whole = everybody_has_all && size.is_some_and(|size| size as usize >= membership.members.len());
     let (algorithm, by_weight) = match service.subset {
         Subset::All => ("all", Shares::Weights),
-        Subset::Sized { algorithm, .. } if algorithm.is_aperture() && count > 1 => {
-            (algorithm.name(), Shares::Arc)
-        }
-        Subset::Sized { algorithm, .. } if count == 1 || everybody_has_all => {
-            (algorithm.name(), Shares::Weights)
-        }
+        Subset::Sized { algorithm, .. } if count == 1 || is_whole => (algorithm.name(), Shares::Weights),
+        Subset::Sized { algorithm, .. } if algorithm.is_aperture() => (algorithm.name(), Shares::Arc),
         Subset::Sized { algorithm, .. } => (algorithm.name(), Shares::Job),
     };
     let shares = if service.policy.is_weighted() { by_weight } else { Shares::Equal };

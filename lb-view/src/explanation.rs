@@ -99,7 +99,7 @@ pub enum Shares {
     Weights,
     /// The subsets of all tasks of the job, so that their load is even.
     Job,
-    /// The parts of an arc.
+    /// The parts of the arcs of all tasks of the job, fitted to weights so that their load is even.
     Arc,
     /// The policy ignores weights: all members have the same.
     Equal,

@@ -1,5 +1,5 @@
-//! The endpoints that may be members, and the shares of those that are: by weight, equal, by arcs, or by the subsets of the
-//! whole job. Knows nothing of policies but whether weights count.
+//! The endpoints that may be members, and the shares of those that are: by weight, equal, or by the subsets of the whole job.
+//! Knows nothing of policies but whether weights count.
 
 use std::collections::BTreeSet;
 
@@ -15,8 +15,8 @@ use crate::weights::{self, Graph, Precision, Solution};
 pub enum Shares {
     /// Whoever is alone, or has all that the others have, follows the weights, if they count.
     Weights,
-    /// Each task's own, whatever the others have: parts of its arc, or equal parts where weights do not count.
-    Own(Job),
+    /// Equal parts for each task's members, where weights do not count.
+    Equal(Job),
     /// The subsets of all tasks, and the weights that make their loads even.
     Solution(Graph, Solution, Job),
 }
@@ -74,11 +74,11 @@ impl<'a> Pool<'a> {
 
     /// What decides the shares of all tasks.
     pub fn shares(&self, algorithm: Algorithm, position: Position) -> Shares {
-        let is_whole = !algorithm.is_aperture() && position.wanted() as usize >= self.admitted;
+        let is_whole = position.wanted() as usize >= self.admitted;
         if is_whole || position.clients == 1 {
             Shares::Weights
-        } else if algorithm.is_aperture() || !self.is_weighted {
-            Shares::Own(self.job(algorithm, position))
+        } else if !self.is_weighted {
+            Shares::Equal(self.job(algorithm, position))
         } else {
             self.solution(algorithm, position)
         }
@@ -88,11 +88,19 @@ impl<'a> Pool<'a> {
         self.by_index[index as usize].err().unwrap_or(Verdict::Member)
     }
 
-    /// One client's members, by index.
-    fn row(&self, algorithm: Algorithm, position: Position) -> impl Iterator<Item = u32> {
-        let length = subset::length(algorithm, position) as usize;
+    /// One client's members, by index, with the weights that the solution begins with: 1, or an aperture's overlap. Who replaces a
+    /// lost member of an arc begins with the mean overlap.
+    fn edges(&self, algorithm: Algorithm, position: Position) -> impl Iterator<Item = (u32, f64)> {
+        let length = subset::length(algorithm, position);
+        let overlaps: Vec<f64> = match subset::overlaps(algorithm, position) {
+            #[expect(clippy::cast_precision_loss, reason = "an overlap is at most the number of clients")]
+            Some(overlaps) => overlaps.map(|overlap| overlap as f64).collect(),
+            None => Vec::new(),
+        };
+        let mean = if overlaps.is_empty() { 1.0 } else { overlaps.iter().sum::<f64>() / f64::from(length) };
         let order = subset::order(algorithm, position);
-        order.filter(|&index| self.by_index[index as usize].is_ok()).take(length)
+        let edges = order.zip(overlaps.into_iter().chain(std::iter::repeat(mean)));
+        edges.filter(|(index, _)| self.by_index[*index as usize].is_ok()).take(length as usize)
     }
 
     fn endpoint(&self, index: u32) -> &Endpoint {
@@ -122,9 +130,16 @@ impl<'a> Pool<'a> {
 
     /// The subsets of the whole job, and the weights that make the loads even.
     fn solution(&self, algorithm: Algorithm, position: Position) -> Shares {
-        let row = |client| self.row(algorithm, Position { client, ..position });
-        let graph = Graph::of_rows(position.backends, (0..position.clients).map(row));
-        let solution = weights::solve(&graph, &self.capacities(), Precision::default());
+        let mut graph = Graph::new(position.backends);
+        let mut start = Vec::new();
+        for client in 0..position.clients {
+            let edges = self.edges(algorithm, Position { client, ..position });
+            graph.push(edges.map(|(index, weight)| {
+                start.push(weight);
+                index
+            }));
+        }
+        let solution = weights::solve_from(&graph, start, &self.capacities(), Precision::default());
         let job = Job {
             connections: graph.connections(),
             loads: solution.loads.clone(),
@@ -133,12 +148,12 @@ impl<'a> Pool<'a> {
         Shares::Solution(graph, solution, job)
     }
 
-    /// What the tasks of a job send to each index, if each goes by itself alone.
+    /// What the tasks of a job send to each index, if each sends the same to all of its members.
     fn job(&self, algorithm: Algorithm, position: Position) -> Job {
         let space = self.by_index.len();
         let mut job = Job { connections: vec![0; space], loads: vec![0.0; space], targets: vec![0.0; space] };
         for client in 0..position.clients {
-            let (row, shares) = self.own(algorithm, Position { client, ..position });
+            let (row, shares) = self.equal(algorithm, Position { client, ..position });
             for (index, share) in row.into_iter().zip(shares) {
                 job.connections[index as usize] += 1;
                 job.loads[index as usize] += share;
@@ -153,39 +168,18 @@ impl<'a> Pool<'a> {
         job
     }
 
-    /// One client's members and their shares, for which it need not know the others.
-    pub fn own(&self, algorithm: Algorithm, position: Position) -> (Vec<u32>, Vec<f64>) {
-        if self.is_weighted {
-            return self.arc(algorithm, position);
-        }
-        let row: Vec<u32> = self.row(algorithm, position).collect();
+    /// One client's members, and equal shares.
+    pub fn equal(&self, algorithm: Algorithm, position: Position) -> (Vec<u32>, Vec<f64>) {
+        let row: Vec<u32> = self.edges(algorithm, position).map(|(index, _)| index).collect();
         let shares = vec![part(row.len()); row.len()];
         (row, shares)
-    }
-
-    /// The members of one client's arc and their shares: overlap times weight. Who replaces a lost member gets the mean
-    /// overlap.
-    fn arc(&self, algorithm: Algorithm, position: Position) -> (Vec<u32>, Vec<f64>) {
-        let overlaps = subset::overlaps(algorithm, position).expect("an aperture");
-        #[expect(clippy::cast_precision_loss, reason = "an overlap is at most the number of clients")]
-        let overlaps: Vec<f64> = overlaps.map(|overlap| overlap as f64).collect();
-        let mean = overlaps.iter().sum::<f64>() / f64::from(u32::try_from(overlaps.len()).unwrap_or(1));
-        let order = subset::order(algorithm, position);
-        let edges = order.zip(overlaps.iter().copied().chain(std::iter::repeat(mean)));
-        let present = edges.filter(|(index, _)| self.by_index[*index as usize].is_ok());
-        let (row, edges): (Vec<u32>, Vec<f64>) = present.take(overlaps.len()).unzip();
-        let weighted =
-            row.iter().zip(edges).map(|(&index, edge)| edge * f64::from(self.endpoint(index).weight));
-        let weighted: Vec<f64> = weighted.collect();
-        let sum: f64 = weighted.iter().sum();
-        (row, weighted.into_iter().map(|weight| weight / sum).collect())
     }
 
     /// Who stands in for these members, which are some of this order. Nobody does where members are too many to be listed in the
     /// kernel, and for lame ducks nobody need.
     ///
-    /// Whoever stands in enters at the mean weight of the row; in an arc, where weights are overlaps times capacity, at the
-    /// mean overlap times its own.
+    /// Whoever stands in enters at the mean weight of the row; in an arc, where weights are about overlaps times capacity, at the
+    /// mean for a unit of capacity times its own.
     pub fn standby(&self, members: &[Member], order: impl IntoIterator<Item = u32>, is_arc: bool) -> Standby {
         let mut standby = Standby::default();
         let room = (MAX_SUBSET as usize).saturating_sub(members.len());

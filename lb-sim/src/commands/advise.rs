@@ -187,12 +187,21 @@ fn why(question: &Question, answer: &Choice, least: u32, assessment: &Assessment
                  an aperture needs fewer and is the other choice, if backends are seldom added."
             )
         }
-        Subset::Sized { algorithm, size: Size::Fixed(size) } => format!(
-            "Use {algorithm} with size {size}, if backends are seldom added: so few clients would leave\n\
-             backends unused or need much larger subsets, while the arcs of an aperture fit together.\n\
-             But one more backend drops {} of the connections.",
-            percent(assessment.backend.mean)
-        ),
+        Subset::Sized { algorithm, size: Size::Fixed(size) } => {
+            let mut use_it = format!(
+                "Use {algorithm} with size {size}, if backends are seldom added: so few clients would leave\n\
+                 backends unused or need much larger subsets, while the arcs of an aperture fit together.\n\
+                 But one more backend drops {} of the connections.",
+                percent(assessment.backend.mean)
+            );
+            if let Some(size) = answer.overlapping_size(question) {
+                use_it.push_str(&format!(
+                    "\nIf backends have unequal weights, write size = {size}: such arcs overlap, and only then are shares\n\
+                     fitted to weights."
+                ));
+            }
+            use_it
+        }
     }
 }
 

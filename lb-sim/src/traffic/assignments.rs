@@ -12,7 +12,7 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Shares {
-    /// The subsets of the whole job, as in the daemon: structural weights, or an aperture's arcs.
+    /// The subsets of the whole job, as in the daemon: structural weights, which begin with an aperture's arcs.
     #[default]
     Structural,
     /// The members' own weights alone, as in balancers that know nothing of their peers. For comparison.

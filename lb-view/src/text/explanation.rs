@@ -159,7 +159,12 @@ fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
     let _ = match inputs.shares {
         Shares::Weights => writeln!(text, "   share = weight / sum of weights"),
         Shares::Equal => writeln!(text, "   share = 1 / members, for {} ignores weights", inputs.policy),
-        Shares::Arc => writeln!(text, "   share = the arc's part of the backend x weight, made to sum to 1"),
+        Shares::Arc => writeln!(
+            text,
+            "   shares begin with the arc's part of each backend; those of all {} tasks together give each backend its\n   part \
+             by weight, as far as they can",
+            inputs.count
+        ),
         Shares::Job => writeln!(
             text,
             "   shares of all {} tasks together give each backend its part by weight, as far as they can",
