@@ -2,7 +2,8 @@
 //!
 //! Rocksteadier with automatic size, except where so few clients face so many backends that it needs more than twice
 //! the connections that the fleet has to open at least. There it is an aperture, whose fractional edges leave no waste,
-//! but which makes clients reconnect to most of their backends when one is added: hence not for less.
+//! but which makes clients reconnect to most of their backends when one is added: hence not for less. Where clients are unequal or
+//! absent, subsets are so large that most of the capacity can be used all the same.
 
 use lb_core::service::{Size, Subset};
 use lb_core::subset::Algorithm;
@@ -10,7 +11,9 @@ use lb_core::weights::{MIN_AUTO_SIZE, auto_size};
 
 use crate::fleet::{Fleet, MAX_BACKENDS, MAX_CLIENTS, Sharing};
 use crate::metrics::churn::{Churn, churn};
+use crate::metrics::interval::Interval;
 use crate::metrics::{block_shares, raw_utilization};
+use crate::unequal::{Inequality, UnequalLoads, guarantee, size_for};
 
 /// A subset of fixed size to compare with: the SRE book's example.
 const BOOK_SIZE: u32 = 20;
@@ -19,7 +22,7 @@ const BOOK_SIZE: u32 = 20;
 const MAX_PAIRS: u64 = 1 << 28;
 
 /// The fleet for which a subset is sought.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Question {
     /// M.
     pub clients: u32,
@@ -27,6 +30,8 @@ pub struct Question {
     pub backends: u32,
     /// The job's seed.
     pub seed: u64,
+    /// How unequal the clients are, and how many of them are absent.
+    pub inequality: Inequality,
 }
 
 /// What one subset is worth for a fleet.
@@ -46,6 +51,8 @@ pub struct Assessment {
     pub client: ChangeCost,
     /// Largest part of a subset within a tenth of the backends.
     pub restart: f64,
+    /// How even loads are with structural weights where clients are unequal or absent; `None` where none is.
+    pub unequal: Option<UnequalLoads>,
 }
 
 /// What a change of the fleet costs its clients: parts of their subsets that they drop.
@@ -81,17 +88,20 @@ pub struct Advice {
     pub alternatives: Vec<Choice>,
     /// The smallest sensible size: the client's part of the backends, and enough of them to lose some.
     pub least: u32,
+    /// The smallest size that unequal or absent clients ask for; [`MIN_AUTO_SIZE`] where they ask for nothing.
+    pub min: u32,
 }
 
 impl Advice {
     /// Compares the sensible choices for a fleet.
     pub fn on(question: &Question) -> Self {
         let sized = |algorithm, size| question.choice(Subset::Sized { algorithm, size });
-        let automatic = sized(Algorithm::Rocksteadier, Size::Auto { min: MIN_AUTO_SIZE });
-        let aperture = sized(Algorithm::ApertureShuffled, Size::Fixed(MIN_AUTO_SIZE));
+        let min = size_for(&question.fleet(Algorithm::Rocksteadier, MIN_AUTO_SIZE), question.inequality);
+        let automatic = sized(Algorithm::Rocksteadier, Size::Auto { min });
+        let aperture = sized(Algorithm::ApertureShuffled, Size::Fixed(min));
         let all = question.choice(Subset::All);
         let least = MIN_AUTO_SIZE.max(question.backends.div_ceil(question.clients));
-        let wasteful = automatic.size(question).div_ceil(2) >= least;
+        let wasteful = automatic.size(question).div_ceil(2) >= least.max(min);
         let answer = match (least >= question.backends, wasteful) {
             (true, _) => all,
             (false, true) => aperture,
@@ -100,6 +110,9 @@ impl Advice {
         let book = sized(Algorithm::Rocksteadier, Size::Fixed(BOOK_SIZE));
         let random = sized(Algorithm::Random, Size::Fixed(answer.size(question)));
         let mut alternatives = vec![automatic, book, aperture];
+        if min > MIN_AUTO_SIZE {
+            alternatives.push(sized(Algorithm::Rocksteadier, Size::Auto { min: MIN_AUTO_SIZE }));
+        }
         if u64::from(question.clients) * u64::from(question.backends) <= MAX_PAIRS {
             alternatives.push(random);
         }
@@ -107,7 +120,7 @@ impl Advice {
         alternatives.retain(|choice| choice.size(question) < question.backends);
         alternatives.push(all);
         alternatives.retain(|choice| *choice != answer);
-        Self { answer, alternatives, least }
+        Self { answer, alternatives, least, min }
     }
 }
 
@@ -128,20 +141,21 @@ impl Choice {
 }
 
 impl Question {
+    /// The fleet with subsets of this size.
+    pub const fn fleet(&self, algorithm: Algorithm, size: u32) -> Fleet {
+        let Self { clients, backends, seed, .. } = *self;
+        Fleet { algorithm, clients, backends, size, seed }
+    }
+
     /// The fleet that a subset makes.
     fn choice(&self, subset: Subset) -> Choice {
-        let Self { clients, backends, seed } = *self;
-        let fleet = |algorithm, size| {
-            let mut fleet = Fleet { algorithm, clients, backends, size: 0, seed };
-            fleet.size = match size {
-                Size::Fixed(size) => size,
-                Size::Auto { min } => auto_size(algorithm, fleet.position(0), min),
-            };
-            fleet
+        let size_of = |algorithm, size| match size {
+            Size::Fixed(size) => size,
+            Size::Auto { min } => auto_size(algorithm, self.fleet(algorithm, 0).position(0), min),
         };
         let fleet = match subset {
             Subset::All => None,
-            Subset::Sized { algorithm, size } => Some(fleet(algorithm, size)),
+            Subset::Sized { algorithm, size } => Some(self.fleet(algorithm, size_of(algorithm, size))),
         };
         Choice { subset, fleet }
     }
@@ -155,7 +169,12 @@ impl Question {
     pub fn assess(&self, choice: &Choice) -> Assessment {
         let Some(fleet) = choice.fleet else { return self.assess_all() };
         let graph = fleet.graph();
-        let utilization = |weighted| raw_utilization(&Sharing::of(&fleet, &graph, weighted).loads(&graph));
+        let weighted = || {
+            let sharing = Sharing::of(&fleet, &graph, true);
+            let inequality = Some(self.inequality).filter(|inequality| !inequality.is_none());
+            let unequal = inequality.map(|inequality| UnequalLoads::of(&fleet, &graph, &sharing, inequality));
+            (raw_utilization(&sharing.loads(&graph)), unequal)
+        };
         // The changed fleet may have another automatic size. The largest fleet there may be has no larger neighbour, so
         // it is compared with the next smaller one.
         let dropped = |other: Self| {
@@ -169,19 +188,19 @@ impl Question {
         let backends = if self.backends < MAX_BACKENDS { self.backends + 1 } else { self.backends - 1 };
         let clients = if self.clients < MAX_CLIENTS { self.clients + 1 } else { self.clients - 1 };
         // Each solves weights of its own, which for the largest fleets takes seconds: hence at the same time.
-        let (weighted, (backend, client)) = rayon::join(
-            || utilization(true),
-            || rayon::join(|| dropped(Self { backends, ..*self }), || dropped(Self { clients, ..*self })),
-        );
+        let ((weighted, unequal), (backend, client)) = rayon::join(weighted, || {
+            rayon::join(|| dropped(Self { backends, ..*self }), || dropped(Self { clients, ..*self }))
+        });
         let each = graph.rows().map(<[u32]>::len).max().unwrap_or(0);
         Assessment {
             each: u32::try_from(each).expect("at most all backends"),
             all: fleet.connections(),
-            even: utilization(false),
+            even: raw_utilization(&Sharing::of(&fleet, &graph, false).loads(&graph)),
             weighted,
             backend,
             client,
             restart: block_shares(&graph, self.block()).max,
+            unequal,
         }
     }
 
@@ -196,6 +215,13 @@ impl Question {
             backend: nothing,
             client: nothing,
             restart: f64::from(self.block()) / f64::from(self.backends),
+            // Every backend gets the same part of what each client sends.
+            unequal: (!self.inequality.is_none()).then(|| UnequalLoads {
+                raw: Interval::of([1.0]),
+                rsd: Interval::of([0.0]),
+                law: 0.0,
+                guarantee: (self.inequality.skew == 0.0).then(|| guarantee(1.0, self.inequality.missing)),
+            }),
         }
     }
 }
@@ -204,9 +230,11 @@ impl Question {
 mod tests {
     use super::*;
 
+    const NONE: Inequality = Inequality { skew: 0.0, missing: 0 };
+
     #[track_caller]
     fn check(clients: u32, backends: u32, expected: Option<(Algorithm, u32)>) {
-        let question = Question { clients, backends, seed: 0 };
+        let question = Question { clients, backends, seed: 0, inequality: NONE };
         let answer = Advice::on(&question).answer;
         assert_eq!(answer.fleet.map(|fleet| (fleet.algorithm, fleet.size)), expected);
     }
@@ -230,7 +258,7 @@ mod tests {
         for (clients, backends, expected) in
             [(7, 200, Some(29)), (3, 1_000, Some(334)), (20, 200, None), (10, 120, Some(13))]
         {
-            let question = Question { clients, backends, seed: 0 };
+            let question = Question { clients, backends, seed: 0, inequality: NONE };
             let size = Size::Fixed(MIN_AUTO_SIZE);
             let choice = |algorithm| question.choice(Subset::Sized { algorithm, size });
             assert_eq!(
@@ -252,7 +280,7 @@ mod tests {
 
     #[test]
     fn the_largest_number_of_backends_is_compared_with_one_less() {
-        let question = Question { clients: 20_000, backends: MAX_BACKENDS, seed: 0 };
+        let question = Question { clients: 20_000, backends: MAX_BACKENDS, seed: 0, inequality: NONE };
         let choice =
             question.choice(Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(12) });
         let assessment = question.assess(&choice);
@@ -264,7 +292,7 @@ mod tests {
     #[test]
     fn no_alternative_is_the_answer_or_all_backends_under_another_name() {
         for (clients, backends) in [(300, 1_000), (3, 1_000), (300, 15), (1, 1)] {
-            let question = Question { clients, backends, seed: 0 };
+            let question = Question { clients, backends, seed: 0, inequality: NONE };
             let Advice { answer, alternatives, .. } = Advice::on(&question);
             assert!(!alternatives.contains(&answer));
             let mut fleets = alternatives.iter().filter_map(|choice| choice.fleet);

@@ -14,8 +14,8 @@ pub struct TextTable {
 
 impl TextTable {
     /// A table with these headings and no row.
-    pub fn new<const N: usize>(headings: [&'static str; N]) -> Self {
-        Self { headings: headings.to_vec(), rows: Vec::new() }
+    pub fn new(headings: impl Into<Vec<&'static str>>) -> Self {
+        Self { headings: headings.into(), rows: Vec::new() }
     }
 
     /// Adds a row, of as many cells as there are headings.

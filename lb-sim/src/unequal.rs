@@ -1,14 +1,15 @@
 //! What clients that are unequal or absent do to subsets that are even where all are alike.
 //!
-//! Two things hold whoever shares by which algorithm, and are worth more than a draw: see [`deviation`] and [`guarantee`].
+//! Two things hold whoever shares by which algorithm, and are worth more than a draw: see [`deviation`] and [`guarantee`]. From the
+//! first follows how large subsets have to be: [`size_for`].
 
 use lb_core::subset::random::{SplitMix64, mix64, shuffle};
-use lb_core::weights::Graph;
+use lb_core::weights::{Graph, RUNGS};
 use serde::Serialize;
 
 use crate::fleet::{Fleet, Sharing};
 use crate::metrics::interval::Interval;
-use crate::metrics::{Spread, raw_utilization};
+use crate::metrics::{Spread, float, raw_utilization};
 use crate::sampling::Skew;
 
 /// How unequal the clients of a job are.
@@ -69,14 +70,46 @@ impl Inequality {
 /// The law: clients whose rates have this variation give loads with a deviation of `cv * sqrt(N / (M k)) * sqrt(1 - k / N)`, whatever
 /// the algorithm and its weights, as long as these are even where clients are alike.
 pub fn deviation(fleet: &Fleet, variation: f64) -> f64 {
-    let (clients, backends, size) =
-        (f64::from(fleet.clients), f64::from(fleet.backends), f64::from(fleet.wanted()));
+    let (clients, backends, size) = (f64::from(fleet.clients), f64::from(fleet.backends), size(fleet));
     variation * (backends / (clients * size)).sqrt() * (1.0 - size / backends).sqrt()
 }
 
-/// The guarantee: losing a part of the clients leaves at least the rest of the utilization, because no backend's load can rise.
+/// How many backends' worth a client uses: an arc is of whole client parts, and may be much longer than was asked for.
+fn size(fleet: &Fleet) -> f64 {
+    if !fleet.algorithm.is_aperture() {
+        return fleet.wanted().into();
+    }
+    let (clients, backends) = (u64::from(fleet.clients), u64::from(fleet.backends));
+    let parts = (u64::from(fleet.wanted()) * clients).div_ceil(backends.max(1)).min(clients);
+    float(parts * backends) / float(clients)
+}
+
+/// The guarantee: losing a part of the clients leaves at least the rest of the utilization, because no backend's load can rise: as long
+/// as the others keep their shares, and of clients that send alike. Of others, the part that counts is that of the traffic.
 pub fn guarantee(raw: f64, missing: u32) -> f64 {
     raw * (1.0 - f64::from(missing) / 100.0)
+}
+
+/// What part of the capacity shall be used before the first backend is full, at the least. More is dear: half the deviation takes
+/// subsets of nearly four times the size.
+pub const WANTED_UTILIZATION: f64 = 0.9;
+
+/// What part of the capacity can be expected to be used if loads have this deviation. The largest of N normal samples is less than
+/// `sqrt(2 ln N)` deviations above the mean, on average; rates have a longer tail than these, so that this is about right.
+pub fn expected_utilization(fleet: &Fleet, inequality: Inequality) -> f64 {
+    let largest = (2.0 * libm::log(f64::from(fleet.backends))).sqrt();
+    let by_law = 1.0 / (1.0 + largest * deviation(fleet, inequality.variation()));
+    if inequality.skew == 0.0 { by_law.max(guarantee(1.0, inequality.missing)) } else { by_law }
+}
+
+/// The smallest size with which [`WANTED_UTILIZATION`] can be expected: that of the fleet, or a larger one that `auto` knows. The largest
+/// that it knows below the number of backends where none does.
+pub fn size_for(fleet: &Fleet, inequality: Inequality) -> u32 {
+    let is_enough =
+        |size: &u32| expected_utilization(&Fleet { size: *size, ..*fleet }, inequality) >= WANTED_UTILIZATION;
+    let rungs = RUNGS.into_iter().filter(|rung| (fleet.size..fleet.backends).contains(rung));
+    let sizes = std::iter::once(fleet.size).chain(rungs);
+    sizes.clone().find(is_enough).or(sizes.last()).unwrap_or(fleet.size)
 }
 
 impl UnequalLoads {
@@ -117,6 +150,18 @@ mod tests {
         let graph = fleet.graph();
         let sharing = Sharing::of(&fleet, &graph, true);
         UnequalLoads::of(&fleet, &graph, &sharing, inequality)
+    }
+
+    #[test]
+    fn an_arc_counts_as_long_as_it_is() {
+        let fleet = |algorithm, size| Fleet { algorithm, clients: 3, backends: 1000, size, seed: 0 };
+        let third = size(&fleet(Algorithm::Aperture, 12));
+        assert!((third - 1000.0 / 3.0).abs() < 1e-9, "{third}");
+        assert_eq!(size(&fleet(Algorithm::ApertureShuffled, 700)), 1000.0);
+        assert_eq!(size(&fleet(Algorithm::Rocksteadier, 12)), 12.0);
+        // Each backend has one client: the deviation is that of the clients, but for there being only three.
+        let law = deviation(&fleet(Algorithm::Aperture, 12), 0.3);
+        assert!((law - 0.3 * (2.0_f64 / 3.0).sqrt()).abs() < 1e-9, "{law}");
     }
 
     #[test]

@@ -267,6 +267,56 @@ fn advise_gives_its_reasons_in_numbers() {
 }
 
 #[test]
+fn advise_takes_unequal_and_absent_clients_into_account() {
+    let of = |rest: &str| text(&format!("advise --clients 300 --backends 300 {rest}"));
+    let skewed = of("--skew 0.5");
+    let paragraph = "Such clients (skew 0.5, 0 % absent) make loads deviate by 2.2 % with subsets of 192: about\n\
+                     93.2 % of the capacity can be used. With 12 they would by 14.1 %, which leaves 67.7 %.\n";
+    assert!(skewed.contains(paragraph), "{skewed}");
+    assert!(
+        skewed.ends_with("subset = { algorithm = \"rocksteadier\", size = { min = 192 } }\n"),
+        "{skewed}"
+    );
+    let absent = of("--missing 10");
+    let floor = "Losing clients that send 10 % of the traffic leaves at least 90.0 % of that, at any size.\n";
+    assert!(absent.contains(floor), "{absent}");
+    assert!(absent.ends_with("size = \"auto\" }\n"), "as many as the guarantee allows: {absent}");
+    let both = of("--skew 2 --missing 30");
+    assert!(both.contains("No size below all backends that `auto` knows reaches 90.0 %."), "{both}");
+    let all = text("advise --clients 300 --backends 12 --skew 0.5");
+    assert!(all.contains("loads are even whatever each of them sends"), "{all}");
+    for text in
+        [skewed, absent, both, all, text("advise --clients 3 --backends 1000 --skew 0.3 --missing 20")]
+    {
+        assert!(text.lines().count() <= 36, "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    }
+    // Without either nothing is said of them.
+    assert_eq!(of("--skew 0 --missing 0"), of(""));
+
+    let answer = document("advise --clients 300 --backends 300 --skew 0.5 --missing 10 --json");
+    assert_eq!(answer["inequality"], json!({ "skew": 0.5, "missing": 10 }));
+    assert_eq!(answer["advice"]["size"], json!({ "min": 192 }));
+    for choice in answer["alternatives"].as_array().unwrap().iter().chain([&answer["advice"]]) {
+        assert_eq!(fields(&choice["unequal"]), ["guarantee", "law", "raw", "rsd"]);
+    }
+}
+
+#[test]
+fn advise_refuses_clients_that_cannot_be() {
+    for bad in ["-0.1", "10.1", "nan", "inf", "half", ""] {
+        check_refused(
+            &format!("advise --clients 3 --backends 3 --skew={bad}"),
+            2,
+            "write a number from 0 to 10",
+        );
+    }
+    for bad in ["-1", "100", "1.5", "many", ""] {
+        check_refused(&format!("advise --clients 3 --backends 3 --missing={bad}"), 2, "--missing <P>");
+    }
+}
+
+#[test]
 fn numbers_out_of_range_are_refused_with_the_range() {
     let fleet = [("--clients", 10), ("--backends", 10), ("--size", 3)];
     for (position, (option, _)) in fleet.iter().enumerate() {

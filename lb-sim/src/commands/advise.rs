@@ -9,12 +9,18 @@ use anyhow::Result;
 use clap::Args;
 use indicatif::ProgressBar;
 use lb_core::service::{Size, Subset};
+use lb_core::subset::Algorithm;
+use lb_core::weights::MIN_AUTO_SIZE;
 use serde::Serialize;
 
-use super::arguments::{backends, clients};
+use super::arguments::{backends, clients, variation};
 use crate::advice::{Advice, Assessment, ChangeCost, Choice, Question};
+use crate::fleet::Fleet;
 use crate::output;
 use crate::table::{TextTable, percent};
+use crate::unequal::{
+    DRAWS, Inequality, UnequalLoads, WANTED_UTILIZATION, deviation, expected_utilization, guarantee,
+};
 
 /// A fleet.
 #[derive(Debug, Args)]
@@ -28,6 +34,12 @@ pub struct Options {
     /// The job's seed: the daemon takes XXH64 of JOB/SERVICE
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
+    /// Clients that are unequal: standard deviation over mean of what they send, 0 to 10
+    #[arg(long, value_name = "CV", default_value_t = 0.0, value_parser = variation)]
+    skew: f64,
+    /// Clients that are absent, in percent, 0 to 99: subsets count on them, and they send nothing
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=99))]
+    missing: u32,
     /// As JSON
     #[arg(long)]
     json: bool,
@@ -39,6 +51,8 @@ struct AdviceDocument {
     clients: u32,
     backends: u32,
     seed: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inequality: Option<Inequality>,
     /// How many neighbours `restart` is about.
     block: u32,
     advice: ChoiceDocument,
@@ -51,7 +65,7 @@ struct AdviceDocument {
 struct ChoiceDocument {
     /// `null` for all backends.
     algorithm: Option<&'static str>,
-    /// What to configure: a number, or "auto".
+    /// What to configure: a number, "auto", or a least size.
     size: SizeSetting,
     /// The size that follows from this for the fleet. Arcs of an aperture may be longer: see `connections`.
     size_now: u32,
@@ -60,6 +74,9 @@ struct ChoiceDocument {
     one_more_backend: ChangeCost,
     one_more_client: ChangeCost,
     restart: f64,
+    /// Loads of clients that are unequal or absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unequal: Option<UnequalLoads>,
 }
 
 #[derive(Serialize)]
@@ -67,6 +84,7 @@ struct ChoiceDocument {
 enum SizeSetting {
     Number(u32),
     Word(&'static str),
+    AtLeast { min: u32 },
 }
 
 #[derive(Serialize)]
@@ -83,8 +101,8 @@ struct SharingUtilization {
 
 /// Prints the advice.
 pub fn run(options: &Options) -> Result<()> {
-    let Options { clients, backends, seed, json } = *options;
-    let question = Question { clients, backends, seed };
+    let Options { clients, backends, seed, skew, missing, json } = *options;
+    let question = Question { clients, backends, seed, inequality: Inequality { skew, missing } };
     // Weights of the largest fleets take a minute. The spinner appears on standard error, and only on a terminal.
     let waiting = ProgressBar::new_spinner().with_message("solving weights");
     waiting.enable_steady_tick(Duration::from_millis(100));
@@ -99,6 +117,7 @@ pub fn run(options: &Options) -> Result<()> {
         clients,
         backends,
         seed: seed.to_string(),
+        inequality: Some(question.inequality).filter(|inequality| !inequality.is_none()),
         block: question.block(),
         advice: ChoiceDocument::of(&question, &advice.answer),
         alternatives: advice
@@ -114,14 +133,18 @@ pub fn run(options: &Options) -> Result<()> {
 
 impl ChoiceDocument {
     fn of(question: &Question, choice: &Choice) -> Self {
-        let Assessment { each, all, even, weighted, backend, client, restart } = question.assess(choice);
+        let Assessment { each, all, even, weighted, backend, client, restart, unequal } =
+            question.assess(choice);
         let (algorithm, size) = match choice.subset {
             Subset::All => (None, SizeSetting::Word("all")),
             Subset::Sized { algorithm, size: Size::Fixed(size) } => {
                 (Some(algorithm.name()), SizeSetting::Number(size))
             }
-            Subset::Sized { algorithm, size: Size::Auto { .. } } => {
+            Subset::Sized { algorithm, size: Size::Auto { min: MIN_AUTO_SIZE } } => {
                 (Some(algorithm.name()), SizeSetting::Word("auto"))
+            }
+            Subset::Sized { algorithm, size: Size::Auto { min } } => {
+                (Some(algorithm.name()), SizeSetting::AtLeast { min })
             }
         };
         Self {
@@ -133,17 +156,23 @@ impl ChoiceDocument {
             one_more_backend: backend,
             one_more_client: client,
             restart,
+            unequal,
         }
     }
 }
 
 fn text(question: &Question, advice: &Advice) -> String {
-    let Question { clients, backends, seed } = *question;
+    let Question { clients, backends, seed, inequality } = *question;
     let answer = &advice.answer;
     let assessment = question.assess(answer);
     let why = why(question, answer, advice.least, &assessment);
     let mut text = format!("{clients} clients, {backends} backends, seed {seed}\n\n{why}\n\n");
-    let mut table = TextTable::new(["", "each", "all", "even", "weighted", "+backend", "+client", "restart"]);
+    let mut columns = vec!["", "each", "all", "even", "weighted", "+backend", "+client", "restart"];
+    if !inequality.is_none() {
+        text.push_str(&why_so_large(question, advice));
+        columns.extend(["unequal", "rsd"]);
+    }
+    let mut table = TextTable::new(columns);
     table.row(row(answer.subset, "* ", &assessment));
     for alternative in &advice.alternatives {
         table.row(row(alternative.subset, "  ", &question.assess(alternative)));
@@ -159,12 +188,57 @@ even, weighted: part of the capacity that is used when the first backend is full
   with equal shares and with the daemon's weights.
 +backend, +client: mean part of the connections that one more drops.
 restart: most of a subset among {block} neighbours, a tenth of the backends.
-
-In the configuration of every client task:
-
-{}",
-        configuration(question, answer.subset)
+"
     );
+    if !inequality.is_none() {
+        let _ = writeln!(
+            text,
+            "unequal: as weighted, with such clients, mean of {DRAWS} draws. rsd: standard deviation of their loads\n  \
+             over the mean, by the law."
+        );
+    }
+    let configuration = configuration(question, answer.subset);
+    let _ = write!(text, "\nIn the configuration of every client task:\n\n{configuration}");
+    text
+}
+
+/// What clients that are unequal or absent ask of the size.
+fn why_so_large(question: &Question, advice: &Advice) -> String {
+    let Inequality { skew, missing } = question.inequality;
+    let Some(fleet) = advice.answer.fleet else {
+        return "Where every client uses all backends, loads are even whatever each of them sends.\n\n"
+            .to_owned();
+    };
+    let of_size = |size| {
+        let fleet = Fleet { size, ..fleet };
+        let deviation = deviation(&fleet, question.inequality.variation());
+        (percent(deviation), expected_utilization(&fleet, question.inequality))
+    };
+    let size = advice.answer.size(question);
+    let (now, expected) = of_size(size);
+    let (wanted, used) = (percent(WANTED_UTILIZATION), percent(expected));
+    let mut text = format!(
+        "Such clients (skew {skew}, {missing} % absent) make loads deviate by {now} with subsets of {size}: about\n\
+         {used} of the capacity can be used."
+    );
+    let usual = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Auto { min: MIN_AUTO_SIZE } };
+    if let Some(usual) = advice.alternatives.iter().find(|choice| choice.subset == usual) {
+        let size = usual.size(question);
+        let (deviation, used) = of_size(size);
+        let _ = write!(text, " With {size} they would by {deviation}, which leaves {}.", percent(used));
+    }
+    if expected < WANTED_UTILIZATION {
+        let _ = write!(text, "\nNo size below all backends that `auto` knows reaches {wanted}.");
+    }
+    text.push('\n');
+    if missing > 0 {
+        let _ = writeln!(
+            text,
+            "Losing clients that send {missing} % of the traffic leaves at least {} of that, at any size.",
+            percent(guarantee(1.0, missing))
+        );
+    }
+    text.push('\n');
     text
 }
 
@@ -174,12 +248,14 @@ fn why(question: &Question, answer: &Choice, least: u32, assessment: &Assessment
     match answer.subset {
         Subset::All if clients == 1 => "Use all backends: nobody else would use the rest.".to_owned(),
         Subset::All => "Use all backends: they are too few to choose from.".to_owned(),
-        Subset::Sized { algorithm, size: Size::Auto { .. } } => {
+        Subset::Sized { algorithm, size: Size::Auto { min } } => {
             let now = answer.size(question);
-            let use_it =
-                format!("Use {algorithm} with automatic size: {now} backends of {backends} for each client.");
+            let at_least = if min == MIN_AUTO_SIZE { String::new() } else { format!(", at least {min}") };
+            let use_it = format!(
+                "Use {algorithm} with automatic size{at_least}: {now} backends of {backends} for each client."
+            );
             // In whole numbers: more than 1.3 times what is needed.
-            if 10 * u64::from(now) <= 13 * u64::from(least) {
+            if 10 * u64::from(now) <= 13 * u64::from(least.max(min)) {
                 return use_it;
             }
             format!(
@@ -205,14 +281,15 @@ fn why(question: &Question, answer: &Choice, least: u32, assessment: &Assessment
     }
 }
 
-fn row(subset: Subset, mark: &str, assessment: &Assessment) -> [String; 8] {
+fn row(subset: Subset, mark: &str, assessment: &Assessment) -> Vec<String> {
     let name = match subset {
         Subset::All => "all".to_owned(),
         Subset::Sized { algorithm, size: Size::Fixed(size) } => format!("{algorithm} {size}"),
-        Subset::Sized { algorithm, size: Size::Auto { .. } } => format!("{algorithm} auto"),
+        Subset::Sized { algorithm, size: Size::Auto { min: MIN_AUTO_SIZE } } => format!("{algorithm} auto"),
+        Subset::Sized { algorithm, size: Size::Auto { min } } => format!("{algorithm} min {min}"),
     };
     let fine = |part: f64| format!("{:.2} %", 100.0 * part);
-    [
+    let mut row = vec![
         format!("{mark}{name}"),
         assessment.each.to_string(),
         assessment.all.to_string(),
@@ -221,7 +298,16 @@ fn row(subset: Subset, mark: &str, assessment: &Assessment) -> [String; 8] {
         fine(assessment.backend.mean),
         fine(assessment.client.mean),
         percent(assessment.restart),
-    ]
+    ];
+    row.extend(
+        assessment.unequal.iter().flat_map(|unequal| [percent(unequal.raw.mean), law(assessment, unequal)]),
+    );
+    row
+}
+
+/// The deviation by the law, which holds where loads are even as long as clients are alike.
+fn law(assessment: &Assessment, unequal: &UnequalLoads) -> String {
+    if assessment.weighted < 0.99 { "-".to_owned() } else { percent(unequal.law) }
 }
 
 /// What to write into the configuration, as TOML.
@@ -232,8 +318,11 @@ fn configuration(question: &Question, answer: Subset) -> String {
         Subset::Sized { algorithm, size: Size::Fixed(size) } => {
             format!("{{ algorithm = \"{algorithm}\", size = {size} }}")
         }
-        Subset::Sized { algorithm, size: Size::Auto { .. } } => {
+        Subset::Sized { algorithm, size: Size::Auto { min: MIN_AUTO_SIZE } } => {
             format!("{{ algorithm = \"{algorithm}\", size = \"auto\" }}")
+        }
+        Subset::Sized { algorithm, size: Size::Auto { min } } => {
+            format!("{{ algorithm = \"{algorithm}\", size = {{ min = {min} }} }}")
         }
     };
     let last = clients - 1;
