@@ -17,9 +17,9 @@ impl Cgroup {
     /// A cgroup with a name that no other test has.
     #[expect(clippy::new_without_default, reason = "it makes a directory")]
     pub fn new() -> Self {
-        remove_leftovers();
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        Self::make(mount(), &format!("{PREFIX}{}-{number}", std::process::id()))
+        let mount = mount();
+        remove_leftovers(&mount);
+        Self::make(mount, &name())
     }
 
     /// A cgroup inside this one.
@@ -53,17 +53,7 @@ impl Cgroup {
 
     /// Starts a command inside the cgroup.
     pub fn enter(&self, command: &mut std::process::Command) {
-        let procs =
-            std::ffi::CString::new(self.path.join("cgroup.procs").into_os_string().into_encoded_bytes());
-        let procs = procs.expect("a path");
-        // SAFETY: the closure makes three system calls and allocates nothing.
-        unsafe {
-            std::os::unix::process::CommandExt::pre_exec(command, move || {
-                let file = rustix::fs::open(&procs, rustix::fs::OFlags::WRONLY, rustix::fs::Mode::empty())?;
-                rustix::io::write(&file, b"0")?;
-                Ok(())
-            });
-        }
+        enter(&self.path, command);
     }
 
     fn make(mount: PathBuf, relative: &str) -> Self {
@@ -91,9 +81,28 @@ impl Drop for Cgroup {
 
 const PREFIX: &str = "socklb-test-";
 
-/// Removes cgroups of test runs that were killed.
-fn remove_leftovers() {
-    let Ok(entries) = fs::read_dir(mount()) else { return };
+/// A name that no other test's cgroup has.
+pub(crate) fn name() -> String {
+    format!("{PREFIX}{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Starts a command inside the cgroup in this directory.
+pub(crate) fn enter(directory: &Path, command: &mut std::process::Command) {
+    let procs = std::ffi::CString::new(directory.join("cgroup.procs").into_os_string().into_encoded_bytes());
+    let procs = procs.expect("a path");
+    // SAFETY: the closure makes three system calls and allocates nothing.
+    unsafe {
+        std::os::unix::process::CommandExt::pre_exec(command, move || {
+            let file = rustix::fs::open(&procs, rustix::fs::OFlags::WRONLY, rustix::fs::Mode::empty())?;
+            rustix::io::write(&file, b"0")?;
+            Ok(())
+        });
+    }
+}
+
+/// Removes cgroups of test runs that were killed, of those below a mount.
+pub(crate) fn remove_leftovers(mount: &Path) {
+    let Ok(entries) = fs::read_dir(mount) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Some(pid) = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()) else { continue };
@@ -104,7 +113,7 @@ fn remove_leftovers() {
 }
 
 /// Ends what is left in a cgroup, all of it started by tests, and removes it with its children.
-fn remove(path: &Path) {
+pub(crate) fn remove(path: &Path) {
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

@@ -18,6 +18,8 @@ pub mod foreign;
 
 pub mod cgroup;
 
+pub mod quota;
+
 pub mod backend;
 
 pub mod datagram_backend;
@@ -71,6 +73,7 @@ pub use manager::Manager;
 pub use namespace::Stage;
 pub use probe::Probe;
 pub use protocol::{Dialled, Family, SocketId};
+pub use quota::Quota;
 
 /// An address as tests and configurations write it.
 ///
