@@ -10,10 +10,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use lb_common::net::{Be16, Be32};
-use lb_common::wire::{BYTES, Datagram, Key, Kind, Readiness};
+use lb_common::wire::{BYTES, Datagram, Key, Kind, Readiness, UNKNOWN};
 
 /// For so long a report is valid: longer than any part takes.
 const VALID_FOR_MS: u32 = 300_000;
+/// Over so long it says that load was measured.
+const WINDOW_MS: u16 = 1_000;
 /// For so long a lame duck stays one.
 const HOLD_MS: u32 = 600_000;
 
@@ -57,6 +59,8 @@ pub struct Spoken {
     key: Key,
     key_id: u16,
     report: Report,
+    /// In thousandths, if it says something of that.
+    utilization: Option<u32>,
     /// The last request for it, and the answer to that.
     pub last: Option<(Datagram, Datagram)>,
 }
@@ -85,7 +89,8 @@ impl Speaker {
         let socket = UdpSocket::bind(address)?;
         socket.set_read_timeout(Some(Duration::from_millis(50)))?;
         let report = Report { readiness: Readiness::Ready, counter: 1 };
-        let spoken = |(backend, key)| (backend, Spoken { key, key_id, report, last: None });
+        let spoken =
+            |(backend, key)| (backend, Spoken { key, key_id, report, utilization: None, last: None });
         let spoken = backends.into_iter().map(spoken).collect();
         let shared = Arc::new(Shared {
             socket,
@@ -113,6 +118,13 @@ impl Speaker {
     /// What it says of a backend, and was asked.
     pub fn spoken(&self, backend: SocketAddr) -> Option<Spoken> {
         self.shared.spoken().0.get(&backend).copied()
+    }
+
+    /// Says how loaded a backend is whenever it is asked, in thousandths.
+    pub fn load(&self, backend: SocketAddr, utilization: u32) {
+        if let Some(spoken) = self.shared.spoken().0.get_mut(&backend) {
+            spoken.utilization = Some(utilization);
+        }
     }
 
     /// Has a report of a backend from now on, and pushes it to whoever asked last. Returns what it has sent; `sending` is called
@@ -157,7 +169,13 @@ impl Shared {
                 continue;
             }
             *client = Some(from);
-            let answer = spoken.report.answer(&request, spoken.key);
+            let mut loaded = request;
+            if let Some(utilization) = spoken.utilization {
+                (loaded.utilization, loaded.window) =
+                    (Be32::from_host(utilization), Be16::from_host(WINDOW_MS));
+                (loaded.qps, loaded.eps) = (Be32::from_host(UNKNOWN), Be32::from_host(UNKNOWN));
+            }
+            let answer = spoken.report.answer(&loaded, spoken.key);
             spoken.last = Some((request, answer));
             if self.socket.send_to(answer.bytes(), from).is_ok() {
                 self.answered.fetch_add(1, Ordering::Relaxed);
