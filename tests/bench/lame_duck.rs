@@ -4,7 +4,7 @@
 //! A benchmark and no test: it takes real seconds, and what it shows depends on them. Daemon, agent and backends are processes that
 //! are driven as an operator drives them. Where thousands are asked, or somebody lies, the benchmark speaks the protocol itself.
 
-mod finding;
+pub mod finding;
 
 pub mod keys;
 

@@ -10,6 +10,8 @@ mod lame_duck;
 
 mod link;
 
+mod load;
+
 mod pause;
 
 mod statistics;
@@ -33,6 +35,8 @@ enum Command {
     Failover(failover::Options),
     /// What reports of backends do, and what they cost
     LameDuck(lame_duck::Options),
+    /// How evenly backends are loaded that differ, and what it costs to follow their load
+    Load(load::Options),
     /// The backends of a benchmark
     #[command(hide = true)]
     Serve(connect::serve::Options),
@@ -44,7 +48,13 @@ enum Command {
     Application(lame_duck::application::Options),
     /// The client of a benchmark of reports
     #[command(hide = true)]
-    Load(lame_duck::load::Options),
+    Ask(lame_duck::load::Options),
+    /// A backend of a benchmark of load
+    #[command(hide = true)]
+    ServeLoad(load::server::Options),
+    /// A client of a benchmark of load
+    #[command(hide = true)]
+    Send(load::sender::Options),
     /// The client of a benchmark of dead backends
     #[command(hide = true)]
     Call,
@@ -62,7 +72,10 @@ fn main() -> Result<()> {
         Command::Failover(options) => failover::run(&options),
         Command::LameDuck(options) => lame_duck::run(&options),
         Command::Application(options) => lame_duck::application::run(&options),
-        Command::Load(options) => lame_duck::load::run(&options),
+        Command::Load(options) => load::run(&options),
+        Command::Ask(options) => lame_duck::load::run(&options),
+        Command::ServeLoad(options) => load::server::run(&options),
+        Command::Send(options) => load::sender::run(&options),
         Command::Serve(options) => connect::serve::run(&options),
         Command::Work(options) => connect::work::run(&options),
         Command::Call => failover::caller::run(),

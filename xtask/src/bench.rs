@@ -12,11 +12,11 @@ use crate::object;
 pub struct Options {
     /// What to measure; everything, if nothing is named
     what: Option<What>,
-    /// Of lame-duck: only these parts: `restart`, `shutdown`, `pushes`, `stored`, `many`, `hostile`
+    /// Of lame-duck: only these parts: `restart`, `shutdown`, `pushes`, `stored`, `many`, `hostile`; of load: `fleet`, `publication`
     parts: Vec<String>,
-    /// Of connect: rounds, in each of which every arm has its turn
-    #[arg(long, default_value_t = 300)]
-    rounds: u32,
+    /// Of connect and load: rounds, in each of which every arm has its turn; 300 and 1 if left out
+    #[arg(long)]
+    rounds: Option<u32>,
     /// Of connect: connects in a turn
     #[arg(long, default_value_t = 300)]
     chunk: u32,
@@ -53,7 +53,25 @@ pub struct Options {
     /// Of failover: write what was measured to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Of failover and lame-duck: fail if what is needed is missed
+    /// Of load: only this arm, as `feedback`; may be given several times
+    #[arg(long = "arm")]
+    arms: Vec<String>,
+    /// Of load: only these connections: `fresh`, `kept`
+    #[arg(long)]
+    mode: Option<String>,
+    /// Of load: seconds until something is measured
+    #[arg(long)]
+    settle: Option<u32>,
+    /// Of load: seconds in which it is measured
+    #[arg(long)]
+    measure: Option<u32>,
+    /// Of load: seconds in which it is measured after a quota has changed
+    #[arg(long)]
+    change: Option<u32>,
+    /// Of load: how much the cost of requests varies, the standard deviation of its logarithm
+    #[arg(long)]
+    sigma: Option<f64>,
+    /// Of failover, lame-duck and load: fail if what is needed is missed
     #[arg(long)]
     check: bool,
 }
@@ -71,6 +89,8 @@ enum What {
     Failover,
     /// What reports of backends do and cost: restarts without a failed request, pushes, probes, hostile datagrams
     LameDuck,
+    /// How evenly backends are loaded that differ, by policy and by weights that follow load, and what it costs to follow
+    Load,
 }
 
 /// `cargo xtask bench`.
@@ -78,8 +98,8 @@ pub fn run(options: &Options) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!("benchmarks need root: they make cgroups and load kernel programs");
     }
-    if !options.parts.is_empty() && options.what != Some(What::LameDuck) {
-        bail!("only lame-duck has parts that are named so: {}", options.parts.join(", "));
+    if !options.parts.is_empty() && !matches!(options.what, Some(What::LameDuck | What::Load)) {
+        bail!("only lame-duck and load have parts that are named so: {}", options.parts.join(", "));
     }
     let wanted = |what| options.what.is_none_or(|only| only == what);
     run_command(cargo().args(["build", "--release", "--package", "lb-user", "--locked"]))?;
@@ -87,7 +107,8 @@ pub fn run(options: &Options) -> Result<()> {
         let floor = object::build("floor")?;
         let mut bench = kernel_bench("connect");
         bench.arg("--floor").arg(floor);
-        bench.arg("--rounds").arg(options.rounds.to_string()).arg("--chunk").arg(options.chunk.to_string());
+        let rounds = options.rounds.unwrap_or(300).to_string();
+        bench.arg("--rounds").arg(rounds).arg("--chunk").arg(options.chunk.to_string());
         for group in &options.groups {
             bench.args(["--group", group]);
         }
@@ -116,7 +137,34 @@ pub fn run(options: &Options) -> Result<()> {
         bench.args(&options.parts).args(options.check.then_some("--check"));
         run_command(&mut bench)?;
     }
+    if wanted(What::Load) {
+        // It plays the same fleet.
+        run_command(cargo().args(["build", "--release", "--package", "lb-sim", "--locked"]))?;
+        run_command(&mut load(options))?;
+    }
     Ok(())
+}
+
+fn load(options: &Options) -> std::process::Command {
+    let mut bench = kernel_bench("load");
+    bench.args(&options.parts).args(options.check.then_some("--check"));
+    for arm in &options.arms {
+        bench.args(["--arm", arm]);
+    }
+    let values = [
+        ("--mode", options.mode.clone()),
+        ("--rounds", options.rounds.map(|rounds| rounds.to_string())),
+        ("--settle", options.settle.map(|seconds| seconds.to_string())),
+        ("--measure", options.measure.map(|seconds| seconds.to_string())),
+        ("--change", options.change.map(|seconds| seconds.to_string())),
+        ("--sigma", options.sigma.map(|sigma| sigma.to_string())),
+    ];
+    for (name, value) in values {
+        if let Some(value) = value {
+            bench.args([name, &value]);
+        }
+    }
+    bench
 }
 
 fn failover(options: &Options) -> Result<std::process::Command> {

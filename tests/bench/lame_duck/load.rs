@@ -19,7 +19,7 @@ use stage::probe::die_with_us;
 use super::host::{Host, SERVICE};
 use crate::pause;
 
-/// `bench load`
+/// `bench ask`
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// What is dialled
@@ -162,7 +162,7 @@ impl Load {
     pub fn start(host: &Host, folder: &Path, fresh: u32, pooled: u32, pause: Duration) -> Result<Self> {
         let out = folder.join("asked");
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["load", SERVICE, "--fresh", &fresh.to_string(), "--pooled", &pooled.to_string()]);
+        command.args(["ask", SERVICE, "--fresh", &fresh.to_string(), "--pooled", &pooled.to_string()]);
         command.args(["--pause", &pause.as_micros().to_string(), "--out"]).arg(&out);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         die_with_us(&mut command);

@@ -1,0 +1,137 @@
+//! Weights that follow load, on this kernel: how evenly backends are loaded that can do more or less, beside what the planner says of
+//! the same fleet; and what it costs a daemon to follow the load of many.
+//!
+//! Backends are processes under quotas of CPU time, agents report how much of these they use, and clients send at rates that differ.
+//! How loaded a backend is, the kernel counts for its cgroup, and nobody who takes part in the decision.
+
+pub mod server;
+
+pub mod sender;
+
+mod fleet;
+
+mod series;
+
+mod arm;
+
+mod planned;
+
+mod print;
+
+mod publication;
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use stage::{Quota, Setup, Stage};
+
+use crate::lame_duck::finding::{self, Finding};
+use arm::Arm;
+use fleet::{Cost, Mode};
+
+/// `bench load`
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Only these parts; both, if none is named
+    parts: Vec<Part>,
+    /// Only these arms
+    #[arg(long = "arm")]
+    arms: Vec<Arm>,
+    /// Only this way to dial
+    #[arg(long = "mode")]
+    modes: Vec<Mode>,
+    /// How often each arm has its turn
+    #[arg(long, default_value_t = 1)]
+    rounds: u32,
+    /// For how long clients send before anything is measured, in seconds
+    #[arg(long, default_value_t = 45)]
+    settle: u64,
+    /// How long is measured, in seconds
+    #[arg(long, default_value_t = 45)]
+    measure: u64,
+    /// How long is measured after a quota has changed, in seconds; 0: none changes
+    #[arg(long, default_value_t = 60)]
+    change: u64,
+    /// CPU time of a request, in microseconds
+    #[arg(long, default_value_t = 1_500)]
+    cost: u64,
+    /// How much that varies: the standard deviation of its logarithm
+    #[arg(long, default_value_t = 0.0)]
+    sigma: f64,
+    /// Fail if what is needed is missed
+    #[arg(long)]
+    check: bool,
+}
+
+/// A part, which can be measured alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Backends whose quotas differ
+    Fleet,
+    /// 64 clients that follow the load of ten services
+    Publication,
+}
+
+/// How long what takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    settle: Duration,
+    measure: Duration,
+    change: Duration,
+}
+
+/// `bench load`.
+pub fn run(options: &Options) -> Result<()> {
+    let wanted = |part| options.parts.is_empty() || options.parts.contains(&part);
+    let arms = if options.arms.is_empty() { &Arm::USUAL } else { &*options.arms };
+    let mut findings = Vec::new();
+    if wanted(Part::Fleet) {
+        findings.extend(fleets(options, arms)?);
+    }
+    if wanted(Part::Publication) {
+        findings.extend(publication::run(arms)?);
+    }
+    println!("{}", finding::print(&findings));
+    let missed: Vec<String> = findings.iter().filter_map(Finding::missed).collect();
+    crate::conclude(&missed, options.check)
+}
+
+fn fleets(options: &Options, arms: &[Arm]) -> Result<Vec<Finding>> {
+    let started = Instant::now();
+    let modes = if options.modes.is_empty() { &Mode::ALL } else { &*options.modes };
+    let cost = Cost { mean: Duration::from_micros(options.cost), sigma: options.sigma };
+    let times = Times {
+        settle: Duration::from_secs(options.settle),
+        measure: Duration::from_secs(options.measure),
+        change: Duration::from_secs(options.change),
+    };
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "planned");
+    let mut planned = Vec::new();
+    for mode in modes {
+        planned.push((*mode, planned::play(&setup, arms, *mode, cost, times)?));
+    }
+    let mut outcomes = Vec::new();
+    for round in 0..options.rounds {
+        let mut turns = arms.to_vec();
+        fastrand::shuffle(&mut turns);
+        for arm in turns {
+            outcomes.extend(arm::run(&stage, arm, modes, cost, times, round)?);
+            print::progress(&outcomes[outcomes.len() - modes.len()..]);
+        }
+    }
+    let planned = |arm: Arm, mode: Mode| {
+        let of_mode = planned.iter().find(|(of, _)| *of == mode);
+        let at = arms.iter().position(|of| *of == arm);
+        of_mode.zip(at).and_then(|((_, figures), at)| figures.get(at).copied())
+    };
+    println!("\nquotas by cgroup{}; the run took {} s\n", version(), started.elapsed().as_secs());
+    println!("{}", print::outcomes(&outcomes, planned));
+    println!("{}", print::backends(&outcomes));
+    Ok(print::findings(&outcomes, planned))
+}
+
+/// Of the cgroups that have quotas here.
+fn version() -> String {
+    Quota::new().map_or_else(|error| format!("s: {error:#}"), |quota| format!(" v{}", quota.version()))
+}

@@ -1,0 +1,257 @@
+//! An arm: what decides where connections go, on a fleet of its own, first as it is and then with a backend that can do half as much.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use stage::{Cgroup, Daemon, Setup, Stage, eventually};
+
+use super::Times;
+use super::fleet::{Backend, Cost, Fleet, Mode, QUOTAS, RATES};
+use super::sender::{Sender, Sent};
+use super::series::{Reading, Series, mean};
+use crate::pause;
+
+/// What decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Arm {
+    RoundRobin,
+    LeastLoaded,
+    P2c,
+    /// Weighted round robin with structural weights
+    Structural,
+    /// The same with weights by gRFC A58
+    A58,
+    /// The same with weights that follow load
+    Feedback,
+    /// p2c with weights that follow load
+    FeedbackP2c,
+}
+
+impl Arm {
+    /// Those that are compared if none is named.
+    pub const USUAL: [Self; 6] =
+        [Self::RoundRobin, Self::LeastLoaded, Self::P2c, Self::Structural, Self::A58, Self::Feedback];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RoundRobin => "round-robin",
+            Self::LeastLoaded => "least-loaded",
+            Self::P2c => "p2c",
+            Self::Structural => "structural",
+            Self::A58 => "a58",
+            Self::Feedback => "feedback",
+            Self::FeedbackP2c => "feedback-p2c",
+        }
+    }
+
+    /// Its policy, as the configuration and the planner name it.
+    pub fn policy(self) -> &'static str {
+        match self {
+            Self::RoundRobin => "round-robin",
+            Self::LeastLoaded => "least-loaded",
+            Self::P2c | Self::FeedbackP2c => "p2c",
+            Self::Structural | Self::A58 | Self::Feedback => "weighted-round-robin",
+        }
+    }
+
+    /// By which law its weights follow load, if they do.
+    pub fn control(self) -> Option<&'static str> {
+        match self {
+            Self::RoundRobin | Self::LeastLoaded | Self::P2c | Self::Structural => None,
+            Self::A58 => Some("a58"),
+            Self::Feedback | Self::FeedbackP2c => Some("feedback"),
+        }
+    }
+
+    /// Whether its weights are those that are judged.
+    pub fn is_judged(self) -> bool {
+        matches!(self, Self::Feedback | Self::FeedbackP2c)
+    }
+}
+
+/// The line of a service whose weights follow load by a law.
+pub fn load_line(control: Option<&str>) -> String {
+    control.map(|control| format!("load = {{ control = \"{control}\" }}\n")).unwrap_or_default()
+}
+
+/// What was measured of an arm in a mode.
+#[derive(Debug)]
+pub struct Outcome {
+    pub arm: Arm,
+    pub mode: Mode,
+    /// Of each backend, what it has used of its quota.
+    pub utilization: Vec<f64>,
+    /// What its agent has reported meanwhile, on average.
+    pub reported: Vec<f64>,
+    /// Which part of the time it was out of quota.
+    pub throttled: Vec<f64>,
+    /// After a quota has changed, if it has.
+    pub changed: Option<Series>,
+    /// From the start of the clients on.
+    pub sent: Sent,
+}
+
+/// Which backend's quota changes: one that can do most.
+const CHANGED: usize = QUOTAS.len() - 1;
+
+/// The quotas after the change.
+fn changed_quotas() -> [u32; QUOTAS.len()] {
+    let mut quotas = QUOTAS;
+    quotas[CHANGED] /= 2;
+    quotas
+}
+
+/// From one reading to the next.
+const READS: Duration = Duration::from_secs(1);
+
+/// Measures it in all these modes at once: their fleets share nothing but the processors, of which half are idle.
+pub fn run(
+    stage: &Stage,
+    arm: Arm,
+    modes: &[Mode],
+    cost: Cost,
+    times: Times,
+    round: u32,
+) -> Result<Vec<Outcome>> {
+    let setup = Setup::new(stage, &format!("{}-{round}", arm.name()));
+    let fleet = Fleet::start(&setup, modes, cost)?;
+    let mut host = Host::start(&setup, arm, &fleet);
+    eventually("all backends are heard", || host.heard(), |heard| *heard);
+    for mode in modes {
+        host.send(*mode, cost)?;
+    }
+    pause::pause(times.settle);
+    let (steady, reported) = watch(&fleet, &QUOTAS, times.measure)?;
+    // Where weights do not follow anything, what follows can be told in advance.
+    let changed = if arm.control().is_some() && !times.change.is_zero() {
+        for (_, backends) in &fleet.backends {
+            backends[CHANGED].limit(changed_quotas()[CHANGED])?;
+        }
+        Some(watch(&fleet, &changed_quotas(), times.change)?.0)
+    } else {
+        None
+    };
+    let mut changed = changed.map(Vec::into_iter);
+    let mut outcomes = Vec::new();
+    for ((mode, steady), reported) in modes.iter().zip(&steady).zip(reported) {
+        outcomes.push(Outcome {
+            arm,
+            mode: *mode,
+            utilization: steady.utilization(),
+            reported,
+            throttled: steady.throttled(),
+            changed: changed.as_mut().and_then(Iterator::next),
+            sent: host.sent(*mode)?,
+        });
+    }
+    Ok(outcomes)
+}
+
+/// Reads for so long. Returns what was read in each mode, and what agents have reported, on average.
+fn watch(fleet: &Fleet, quotas: &[u32], time: Duration) -> Result<(Vec<Series>, Vec<Vec<f64>>)> {
+    let read = || -> Result<Vec<Reading>> {
+        let reading = |backends: &[Backend]| {
+            let used: Result<Vec<_>> = backends.iter().map(Backend::used).collect();
+            Ok(Reading { at: Instant::now(), used: used? })
+        };
+        fleet.backends.iter().map(|(_, backends)| reading(backends)).collect()
+    };
+    let mut all: Vec<Series> = read()?.into_iter().map(|first| Series::new(quotas, first)).collect();
+    let mut reports = Vec::new();
+    let (start, mut next) = (Instant::now(), Instant::now());
+    while next < start + time {
+        next += READS;
+        pause::until(next);
+        for (series, reading) in all.iter_mut().zip(read()?) {
+            series.push(reading);
+        }
+        reports.push(fleet.reported());
+    }
+    let reported = |mode: usize| -> Vec<f64> {
+        let backends = 0..quotas.len();
+        let of = |backend: usize| reports.iter().map(|report| report[mode][backend]).collect::<Vec<_>>();
+        backends.map(|backend| mean(&of(backend))).collect()
+    };
+    let reported = (0..all.len()).map(reported).collect();
+    Ok((all, reported))
+}
+
+/// The host of the clients: a daemon, and the cgroups of all client tasks.
+struct Host {
+    // Before the cgroups that its programs are on.
+    daemon: Option<Daemon>,
+    senders: Vec<(Mode, Sender)>,
+    clients: Vec<(Mode, Cgroup)>,
+    setup: Setup,
+}
+
+impl Host {
+    fn start(setup: &Setup, arm: Arm, fleet: &Fleet) -> Self {
+        let mut text = format!("[reports]\nlisten = \"127.0.0.1:9467\"\nkey = \"{}\"\n", fleet.key.display());
+        let mut clients = Vec::new();
+        for (mode, backends) in &fleet.backends {
+            let name = mode.name();
+            for index in 0..RATES.len() {
+                let cgroup = Cgroup::new();
+                text += &format!(
+                    "[[client]]\njob = \"{name}\"\nname = \"{name}-{index}\"\nindex = {index}\ncount = {}\n\
+                     services = [\"{name}\"]\ncgroup = \"{}\"\n",
+                    RATES.len(),
+                    cgroup.relative().display(),
+                );
+                clients.push((*mode, cgroup));
+            }
+            let addresses: Vec<String> = backends.iter().map(|backend| backend.address.to_string()).collect();
+            text += &format!(
+                "[[service]]\nname = \"{name}\"\naddress = \"{}\"\nsubset = \"all\"\npolicy = \"{}\"\n\
+                 backends = {{ static = {addresses:?} }}\n\
+                 health = {{ probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }}\n{}",
+                mode.service(),
+                arm.policy(),
+                load_line(arm.control()),
+            );
+        }
+        let daemon = Some(Daemon::start(setup, &text));
+        Self { daemon, senders: Vec::new(), clients, setup: setup.clone() }
+    }
+
+    /// Whether all backends have said that they are ready.
+    fn heard(&self) -> bool {
+        let status = self.setup.status();
+        let mut backends =
+            status.clients.iter().flat_map(|client| &client.services).flat_map(|service| &service.backends);
+        backends.all(|backend| backend.probe.as_ref().is_some_and(|probe| probe.state == "ready"))
+    }
+
+    /// Lets the clients of a mode send.
+    fn send(&mut self, mode: Mode, cost: Cost) -> Result<()> {
+        let mut of_mode = self.clients.iter().filter(|(of, _)| *of == mode);
+        for (number, pace) in cost.paces(mode).iter().enumerate() {
+            let (_, cgroup) = of_mode.next().context("one for each")?;
+            self.senders.push((mode, Sender::start(cgroup, &[mode.service()], pace, number)?));
+        }
+        Ok(())
+    }
+
+    /// What became of the requests of a mode.
+    fn sent(&mut self, mode: Mode) -> Result<Sent> {
+        let mut all = Sent::default();
+        for (_, sender) in self.senders.iter_mut().filter(|(of, _)| *of == mode) {
+            let sent = sender.sent();
+            all.sent += sent.sent;
+            all.answered += sent.answered;
+            all.failed += sent.failed;
+            all.why = sent.why.or(all.why);
+        }
+        Ok(all)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.senders.clear();
+        drop(self.daemon.take());
+        self.setup.run(&["detach", "--all"]);
+    }
+}

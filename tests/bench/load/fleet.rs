@@ -1,0 +1,192 @@
+//! The fleet: backends under quotas that differ, who dials them and how fast, and what requests cost. The same numbers are played by the
+//! planner.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use stage::agent::{Agent, derive_key, make_key};
+use stage::daemon::Kept;
+use stage::probe::die_with_us;
+use stage::quota::Used;
+use stage::{Quota, Setup, eventually};
+
+use super::sender::Pace;
+
+/// What each backend may use, in percent of a processor.
+pub const QUOTAS: [u32; 8] = [4, 4, 4, 8, 8, 8, 16, 16];
+
+/// Over this time: the least quota is a millisecond, the least that the kernel takes.
+const PERIOD: Duration = Duration::from_millis(25);
+
+/// How fast the client tasks send, to each other.
+pub const RATES: [f64; 4] = [1.0, 1.5, 2.5, 0.6];
+
+/// Of all quotas together.
+const LOAD: f64 = 0.6;
+
+/// How long a connection is kept.
+const LIFE: Duration = Duration::from_secs(10);
+
+/// How long it pauses after each request: so long that there are many connections, and one more or less at a backend does not matter.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// How clients dial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// A connection for each request
+    Fresh,
+    /// Connections that are kept for 10 s, with a request every 2 s
+    Kept,
+}
+
+impl Mode {
+    pub const ALL: [Self; 2] = [Self::Fresh, Self::Kept];
+
+    /// Its name, which is its job's and its service's.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fresh => "fresh",
+            Self::Kept => "kept",
+        }
+    }
+
+    /// What its clients dial.
+    pub fn service(self) -> SocketAddr {
+        SocketAddr::from(([10, 96, 0, self.number()], 80))
+    }
+
+    /// The addresses of its backends.
+    pub fn backends(self) -> impl Iterator<Item = SocketAddr> {
+        (1..).take(QUOTAS.len()).map(move |last| SocketAddr::from(([127, 10, self.number(), last], 8080)))
+    }
+
+    fn number(self) -> u8 {
+        match self {
+            Self::Fresh => 1,
+            Self::Kept => 2,
+        }
+    }
+}
+
+/// What requests cost, on average, and how much that varies.
+#[derive(Clone, Copy, Debug)]
+pub struct Cost {
+    /// Of CPU time.
+    pub mean: Duration,
+    /// The standard deviation of its logarithm; 0 if all cost the same.
+    pub sigma: f64,
+}
+
+impl Cost {
+    /// How each client task sends.
+    pub fn paces(self, mode: Mode) -> [Pace; RATES.len()] {
+        let cores = f64::from(QUOTAS.iter().sum::<u32>()) / 100.0;
+        let requests = LOAD * cores / self.mean.as_secs_f64();
+        RATES.map(|rate| {
+            let requests = requests * rate / RATES.iter().sum::<f64>();
+            match mode {
+                Mode::Fresh => Pace { connections: requests, life: Duration::ZERO, pause: Duration::ZERO },
+                Mode::Kept => {
+                    let open = requests * PAUSE.as_secs_f64();
+                    Pace { connections: open / LIFE.as_secs_f64(), life: LIFE, pause: PAUSE }
+                }
+            }
+        })
+    }
+}
+
+/// A backend, which runs until it is dropped.
+pub struct Backend {
+    // Before the cgroup that it is in.
+    _process: Kept,
+    pub address: SocketAddr,
+    quota: Quota,
+}
+
+impl Backend {
+    fn start(address: SocketAddr, quota: Quota, cost: Cost, agent: &Path) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["serve-load", &address.to_string()]);
+        command.args(["--cost", &cost.mean.as_micros().to_string(), "--sigma", &cost.sigma.to_string()]);
+        command.arg("--agent").arg(agent).stdin(Stdio::null()).stdout(Stdio::null());
+        die_with_us(&mut command);
+        quota.enter(&mut command);
+        let process = Kept::of(command.spawn().context("start a backend")?);
+        Ok(Self { _process: process, address, quota })
+    }
+
+    /// Lets it use so many percent of a processor.
+    pub fn limit(&self, percent: u32) -> Result<()> {
+        self.quota.limit(PERIOD * percent / 100, PERIOD)
+    }
+
+    /// What it has used.
+    pub fn used(&self) -> Result<Used> {
+        self.quota.used()
+    }
+}
+
+/// All backends, with the agent that speaks for them.
+pub struct Fleet {
+    /// Those of each mode.
+    pub backends: Vec<(Mode, Vec<Backend>)>,
+    pub agent: Agent,
+    /// The key of their services.
+    pub key: PathBuf,
+}
+
+impl Fleet {
+    /// Starts it.
+    pub fn start(setup: &Setup, modes: &[Mode], cost: Cost) -> Result<Self> {
+        let key = make_key(setup, "service.key", 1);
+        let mut text = "listen = [\"0.0.0.0:9465\"]\n".to_owned();
+        let mut quotas = Vec::new();
+        for address in modes.iter().flat_map(|mode| mode.backends()) {
+            let quota = Quota::new()?;
+            let its = derive_key(setup, &key, &address.to_string());
+            text += &format!(
+                "[[backend]]\naddress = \"{address}\"\nkey = \"{}\"\ninterval = \"1s\"\n\
+                 utilization = {{ cgroup = \"{}\" }}\n",
+                its.display(),
+                quota.name(),
+            );
+            quotas.push(quota);
+        }
+        setup.write("agent.toml", &text);
+        let agent = Agent::start_again(setup);
+        let socket = setup.folder.join("agent/run/agent.sock");
+        let (mut quotas, mut backends) = (quotas.into_iter(), Vec::new());
+        for mode in modes {
+            let mut of_mode = Vec::new();
+            for (address, percent) in mode.backends().zip(QUOTAS) {
+                let quota = quotas.next().context("one for each")?;
+                let backend = Backend::start(address, quota, cost, &socket)?;
+                backend.limit(percent)?;
+                of_mode.push(backend);
+            }
+            backends.push((*mode, of_mode));
+        }
+        let fleet = Self { backends, agent, key };
+        let unready = || {
+            let page = fleet.agent.metrics();
+            let ready = |line: &&str| line.contains("readiness=\"ready\"") && line.ends_with(" 1.0");
+            fleet.backends.iter().map(|(_, of_mode)| of_mode.len()).sum::<usize>()
+                - page.lines().filter(ready).count()
+        };
+        eventually("all backends are ready", unready, |unready| *unready == 0);
+        Ok(fleet)
+    }
+
+    /// What the agent reports of each backend's utilization, in their order; 0 while nothing is known.
+    pub fn reported(&self) -> Vec<Vec<f64>> {
+        let page = self.agent.metrics();
+        let reported = |backend: &Backend| {
+            let series = format!("socklb_agent_backend_utilization{{backend=\"{}\"}} ", backend.address);
+            page.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap_or(0.0)
+        };
+        self.backends.iter().map(|(_, of_mode)| of_mode.iter().map(reported).collect()).collect()
+    }
+}

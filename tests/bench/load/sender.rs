@@ -1,0 +1,185 @@
+//! A client: it sends requests at a rate of its own, whatever becomes of them, by a connection for each or by connections that are kept
+//! for a while. No request is repeated. It tells what became of them whenever it is asked.
+
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+use stage::Cgroup;
+use stage::probe::die_with_us;
+use stage::rpc::{self, Process};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::server::raise_descriptors;
+use crate::connect::work::pin_to;
+
+/// `bench send`
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// What is dialled, one after the other
+    services: Vec<SocketAddr>,
+    /// Connections a second
+    #[arg(long)]
+    rate: f64,
+    /// How long a connection is kept, in milliseconds; 0 if each has one request
+    #[arg(long, default_value_t = 0)]
+    life: u64,
+    /// How long one that is kept pauses after each request, in milliseconds
+    #[arg(long, default_value_t = 0)]
+    pause: u64,
+    /// Of the moments at which it connects
+    #[arg(long)]
+    seed: u64,
+    /// The processor it runs on
+    #[arg(long)]
+    cpu: usize,
+}
+
+/// What became of requests.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Sent {
+    pub sent: u64,
+    pub answered: u64,
+    pub failed: u64,
+    /// Why the last one did that failed.
+    pub why: Option<String>,
+}
+
+#[derive(Default)]
+struct Counts {
+    sent: AtomicU64,
+    answered: AtomicU64,
+    failed: AtomicU64,
+    why: Mutex<Option<String>>,
+}
+
+impl Counts {
+    fn fail(&self, why: &anyhow::Error) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        *self.why.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{why:#}"));
+    }
+
+    fn told(&self) -> Sent {
+        let number = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Sent {
+            answered: number(&self.answered),
+            failed: number(&self.failed),
+            // After the others: it is never less than they are.
+            sent: number(&self.sent),
+            why: self.why.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+}
+
+/// `bench send`.
+pub fn run(options: &Options) -> Result<()> {
+    raise_descriptors()?;
+    // One processor has one cursor over a service's table: as in the planner.
+    pin_to(options.cpu)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let counts = Arc::new(Counts::default());
+    let (its, theirs) = (options.clone(), Arc::clone(&counts));
+    std::thread::spawn(move || runtime.block_on(send(its, theirs)));
+    rpc::serve(|(): &()| Ok(counts.told()))
+}
+
+/// Sends until the process ends.
+async fn send(options: Options, counts: Arc<Counts>) {
+    let mut random = fastrand::Rng::with_seed(options.seed);
+    let (life, pause) = (Duration::from_millis(options.life), Duration::from_millis(options.pause));
+    let mut services = options.services.iter().copied().cycle();
+    let mut next = || services.next().expect("it dials something");
+    // As many as come in a life are open from the beginning, of all ages, and do not send together.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of connections")]
+    let open = (options.rate * life.as_secs_f64()) as u32;
+    for number in 0..open {
+        let left = life * number / open;
+        let first = pause.mul_f64(random.f64());
+        let (service, counts) = (next(), Arc::clone(&counts));
+        tokio::spawn(async move {
+            sleep(first).await;
+            keep(service, left, pause, &counts).await;
+        });
+    }
+    let mut due = Instant::now();
+    loop {
+        due += Duration::from_secs_f64(-(1.0 - random.f64()).ln() / options.rate);
+        sleep_until(due).await;
+        let (service, counts) = (next(), Arc::clone(&counts));
+        tokio::spawn(async move { keep(service, life, pause, &counts).await });
+    }
+}
+
+/// A connection, for as long as it is kept.
+async fn keep(service: SocketAddr, life: Duration, pause: Duration, counts: &Counts) {
+    let until = Instant::now() + life;
+    let mut stream = None;
+    loop {
+        counts.sent.fetch_add(1, Ordering::Relaxed);
+        match ask(service, &mut stream).await {
+            Ok(()) => counts.answered.fetch_add(1, Ordering::Relaxed),
+            Err(error) => return counts.fail(&error),
+        };
+        if Instant::now() >= until {
+            return;
+        }
+        sleep(pause).await;
+        if Instant::now() >= until {
+            return;
+        }
+    }
+}
+
+/// One request, by the connection that there is, or a new one. It waits for as long as the kernel does: a full backend is slow, and
+/// that is no failure.
+async fn ask(service: SocketAddr, kept: &mut Option<TcpStream>) -> Result<()> {
+    let stream = match kept {
+        Some(stream) => stream,
+        None => kept.insert(TcpStream::connect(service).await.context("connect")?),
+    };
+    stream.set_nodelay(true)?;
+    stream.write_all(b"?").await.context("send")?;
+    stream.read_exact(&mut [0]).await.context("wait for the answer")?;
+    Ok(())
+}
+
+/// A running client.
+pub struct Sender(Process);
+
+impl Sender {
+    /// Starts one in a cgroup.
+    pub fn start(cgroup: &Cgroup, services: &[SocketAddr], pace: &Pace, number: usize) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("send").args(services.iter().map(ToString::to_string));
+        command.args(["--rate", &pace.connections.to_string(), "--seed", &number.to_string()]);
+        command.args(["--life", &pace.life.as_millis().to_string()]);
+        command.args(["--pause", &pace.pause.as_millis().to_string()]);
+        let processors = std::thread::available_parallelism()?.get();
+        command.args(["--cpu", &(number % processors).to_string()]);
+        die_with_us(&mut command);
+        cgroup.enter(&mut command);
+        Ok(Self(Process::start(&mut command)))
+    }
+
+    /// What became of its requests so far.
+    pub fn sent(&mut self) -> Sent {
+        self.0.ask(&())
+    }
+}
+
+/// How a client sends.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// A second.
+    pub connections: f64,
+    /// How long each is kept; zero if it has one request.
+    pub life: Duration,
+    /// How long it pauses after each request.
+    pub pause: Duration,
+}

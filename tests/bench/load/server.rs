@@ -1,0 +1,175 @@
+//! A backend: each request is one byte, takes some CPU time, and is answered by one byte. It tells its agent how many requests it has a
+//! second.
+//!
+//! One request after the other: what is measured is how much of its quota a backend uses, not how well it uses it.
+
+use std::cell::RefCell;
+use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::LocalSet;
+
+use crate::pause;
+
+/// `bench serve-load`
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Where it listens
+    listen: SocketAddr,
+    /// Mean CPU time of a request, in microseconds
+    #[arg(long, default_value_t = 0)]
+    cost: u32,
+    /// Standard deviation of its logarithm; 0 if all cost the same
+    #[arg(long, default_value_t = 0.0)]
+    sigma: f64,
+    /// The socket of its agent
+    #[arg(long)]
+    agent: Option<PathBuf>,
+}
+
+/// How often it tells its agent, and over how long: as the agent measures.
+const TELLS: Duration = Duration::from_secs(2);
+/// For how long the agent believes that.
+const HOLDS: Duration = Duration::from_secs(10);
+
+/// `bench serve-load`.
+pub fn run(options: &Options) -> Result<()> {
+    raise_descriptors()?;
+    // Looks for new connections after each request.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().event_interval(1).build()?;
+    runtime.block_on(LocalSet::new().run_until(serve(options)))
+}
+
+/// As many descriptors as it may have: connections wait here for their turn.
+pub fn raise_descriptors() -> Result<()> {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
+}
+
+async fn serve(options: &Options) -> Result<()> {
+    let work = Rc::new(RefCell::new(Work::new(options)));
+    let listener = TcpListener::bind(options.listen).await?;
+    if let Some(agent) = options.agent.clone() {
+        // Beside the requests, of which there may be many before it.
+        let (listen, served) = (options.listen, Arc::clone(&work.borrow().served));
+        std::thread::spawn(move || tell(&agent, listen, &served));
+    }
+    loop {
+        let (stream, _) = listener.accept().await?;
+        tokio::task::spawn_local(answer(stream, Rc::clone(&work)));
+    }
+}
+
+/// Answers until the client closes.
+async fn answer(mut stream: TcpStream, work: Rc<RefCell<Work>>) {
+    let _ = stream.set_nodelay(true);
+    let mut request = [0];
+    while stream.read_exact(&mut request).await.is_ok() {
+        work.borrow_mut().request();
+        if stream.write_all(&request).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// What requests cost.
+struct Work {
+    random: fastrand::Rng,
+    mean: f64,
+    sigma: f64,
+    /// CPU time of this process that requests have been charged with.
+    charged: Duration,
+    served: Arc<AtomicU64>,
+}
+
+impl Work {
+    fn new(options: &Options) -> Self {
+        Self {
+            random: fastrand::Rng::new(),
+            mean: f64::from(options.cost) / 1e6,
+            sigma: options.sigma,
+            charged: Duration::ZERO,
+            served: Arc::default(),
+        }
+    }
+
+    /// Uses the CPU time of a request. What was used since the last one, to accept and to read, is a part of it: so the cost is what
+    /// the cgroup is charged with for a request.
+    fn request(&mut self) {
+        let cost = lognormal(self.mean, self.sigma, &mut self.random);
+        let until = self.charged + Duration::from_secs_f64(cost);
+        while cpu_time() < until {
+            std::hint::spin_loop();
+        }
+        self.charged = cpu_time();
+        self.served.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn cpu_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
+}
+
+/// A lognormal number of this mean, by the method of Box and Muller.
+fn lognormal(mean: f64, sigma: f64, random: &mut fastrand::Rng) -> f64 {
+    let (radius, angle) = ((-2.0 * (1.0 - random.f64()).ln()).sqrt(), std::f64::consts::TAU * random.f64());
+    mean * (sigma * radius * angle.cos() - sigma * sigma / 2.0).exp()
+}
+
+/// Tells the agent, until the process ends. One that does not answer is told the next time.
+fn tell(agent: &Path, backend: SocketAddr, served: &AtomicU64) {
+    let (mut before, mut since) = (0, Instant::now());
+    loop {
+        pause::until(since + TELLS);
+        let (served, now) = (served.load(Ordering::Relaxed), Instant::now());
+        let window = now - since;
+        let qps = (served - before) as f64 / window.as_secs_f64();
+        (before, since) = (served, now);
+        let said = format!(
+            "backend={backend}&qps={qps:.3}&eps=0&window_ms={}&valid_for_ms={}",
+            window.as_millis(),
+            HOLDS.as_millis()
+        );
+        if let Err(error) = post(agent, &said) {
+            eprintln!("{backend}: tell the agent: {error}");
+        }
+    }
+}
+
+/// What `socklb agent report` does.
+fn post(agent: &Path, said: &str) -> Result<()> {
+    let mut stream = UnixStream::connect(agent)?;
+    stream.set_read_timeout(Some(TELLS))?;
+    let request = format!(
+        "POST /v1/report?{said} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    ensure!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_have_their_mean() {
+        let mut random = fastrand::Rng::with_seed(1);
+        assert_eq!(lognormal(0.5, 0.0, &mut random), 0.5);
+        let mean = (0..100_000).map(|_| lognormal(2.0, 1.0, &mut random)).sum::<f64>() / 1e5;
+        assert!((mean - 2.0).abs() < 0.05, "{mean}");
+    }
+}
