@@ -70,7 +70,7 @@ enum Command {
     /// Fetch Prometheus for the tests, out of Debian's package
     Prometheus,
     /// Measure; see docs/design/performance.md
-    Bench(bench::Options),
+    Bench(Box<bench::Options>),
     /// Millions of connects; which records of them are left, before a sweep and after it
     Soak(soak::Options),
     /// Let every call of the daemon that takes a resource or a privilege fail once, under load; `--all` takes an hour
