@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use lb_common::abi::{self, MAX_SUBSET};
@@ -20,7 +21,7 @@ use super::service::service_address;
 use super::{Accounting, cgroup};
 use lb_document::diagnostic::quote;
 use lb_document::key::Unset::{Is, Means, Required};
-use lb_document::kind::{Form, Number, PowerOfTwo, Refusal, Text, Time, TimeOrOff, Words};
+use lb_document::kind::{Form, Number, PowerOfTwo, Refusal, Text, Thousandths, Time, TimeOrOff, Words};
 use lb_document::{
     address,
     key::{Key, Section},
@@ -209,7 +210,7 @@ section! {
 
     ALGORITHM "algorithm": Words<Algorithm>(&Algorithm::ALL, Algorithm::name), Is(Algorithm::Rocksteadier),
         "by which rule endpoints are chosen: see [subsets.md](subsets.md)";
-    SIZE "size": Form(&["1 to 256", "\"auto\"", "{ min = 12 }"]), Means("`\"auto\"`"), "how many endpoints a task uses";
+    SIZE "size": Form(&["1 to 256", "\"auto\"", "{ min = 12 }", "{ low = 0.875, high = 1.125 }"]), Means("`\"auto\"`"), "how many endpoints a task uses";
     SEED "seed": Text<u64>(&["123"], seed), Means("from the names of job and service"),
         "a number of up to 64 bits, in quotes; the same for all tasks of a job";
 }
@@ -217,7 +218,13 @@ section! {
 section! {
     size, "subset.size", "size", "";
 
-    MIN "min": Number(1..=MAX_SUBSET), Required, "as `\"auto\"`, which has 12, but at least so many";
+    MIN "min": Number(1..=MAX_SUBSET), Required,
+        "as `\"auto\"`, which has 12, but at least so many; beside `low` or `high` it may be left out, and is 12";
+    // The most is far more flows than a host has ports to one backend.
+    LOW "low": Thousandths(LOADS), Means("`0.875` beside `high`"),
+        "with `algorithm = \"random\"`: the size follows the task's own load, and shrinks by one where so many flows are open for each of \
+         its endpoints, or fewer";
+    HIGH "high": Thousandths(LOADS), Means("`1.125` beside `low`"), "likewise: it grows by one where so many are open, or more";
 }
 
 section! {
@@ -301,6 +308,9 @@ section! {
          root runs gives its socket to this group; with the package its members must be in the group `socklb` as well, \
          which may ask. Fixed while the daemon runs";
 }
+
+/// How many flows may be open for each backend of a subset that grows or shrinks by them, in thousandths.
+pub const LOADS: RangeInclusive<u32> = 1..=1_000_000_000;
 
 /// An errno by its name.
 pub type Errno = (&'static str, i32);

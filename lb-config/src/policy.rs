@@ -118,6 +118,7 @@ pub fn check_scan(
         Subset::Sized { algorithm, .. } if algorithm.is_aperture() => {
             (format!("an arc of {algorithm}"), "algorithm = \"rocksteadier\", ")
         }
+        Subset::Sized { size: Size::Band(_), .. } => ("a subset whose size follows load".to_owned(), ""),
         Subset::Sized { size: Size::Auto { .. } | Size::Fixed(_), .. } => {
             ("a subset of automatic size".to_owned(), "")
         }

@@ -2,11 +2,13 @@
 //!
 //! What an algorithm makes of size and seed is for the core to know.
 
+use lb_core::load_band::LoadBand;
 use lb_core::service::{Size, Subset};
+use lb_core::subset::Algorithm;
 use lb_core::weights::MIN_AUTO_SIZE;
 use toml::de::DeValue;
 
-use super::keys::size::{self, MIN};
+use super::keys::size::{self, HIGH, LOW, MIN};
 use super::keys::subset::{ALGORITHM, SECTION, SEED, SIZE};
 use lb_document::diagnostic::{Report, quote};
 use lb_document::kind::{Kind as _, write};
@@ -38,7 +40,13 @@ pub fn read(item: &Item<'_>, report: &mut Report<'_>) -> Option<(Subset, Option<
     let table = item.table(&SECTION, report)?;
     let algorithm = ALGORITHM.take(&table, report);
     let size = match SIZE.item(&table, report) {
-        Some(item) => read_size(&item, report),
+        Some(item) => {
+            let size = read_size(&item, report);
+            if let (Some(Size::Band(_)), Some(algorithm)) = (size, algorithm) {
+                check_follows_load(&item, algorithm, report);
+            }
+            size
+        }
         None => Some(AUTO),
     };
     let seed = read_seed(&table, report);
@@ -51,6 +59,9 @@ fn read_size(item: &Item<'_>, report: &mut Report<'_>) -> Option<Size> {
         DeValue::String(text) if text == "auto" => Some(AUTO),
         DeValue::Table(_) => {
             let table = item.table(&size::SECTION, report)?;
+            if LOW.is_written(&table) || HIGH.is_written(&table) {
+                return read_band(item, &table, report).map(Size::Band);
+            }
             MIN.take(&table, report).map(|min| Size::Auto { min })
         }
         DeValue::String(text) => {
@@ -61,6 +72,38 @@ fn read_size(item: &Item<'_>, report: &mut Report<'_>) -> Option<Size> {
             item.wrong_kind("a whole number, \"auto\" or { min = .. }", report);
             None
         }
+    }
+}
+
+/// The size follows the task's own load. What is left out is as usual.
+fn read_band(item: &Item<'_>, table: &Table<'_>, report: &mut Report<'_>) -> Option<LoadBand> {
+    let usual = LoadBand::default();
+    let (low, high) = (LOW.take_written(table, report), HIGH.take_written(table, report));
+    let min = MIN.take_written(table, report);
+    let (low_thousandths, high_thousandths) =
+        (low?.unwrap_or(usual.low_thousandths), high?.unwrap_or(usual.high_thousandths));
+    if low_thousandths >= high_thousandths {
+        let (low, high) = (LOW.kind.written(&low_thousandths), HIGH.kind.written(&high_thousandths));
+        let message = format!("low is {low}, and high is {high}: between them the size stays");
+        report.add(
+            item.span(),
+            message,
+            "write a low that is less than high, as in { low = 0.875, high = 1.125 }".to_owned(),
+        );
+        return None;
+    }
+    Some(LoadBand { low_thousandths, high_thousandths, min: min?.unwrap_or(usual.min) })
+}
+
+/// Refuses a size that follows load where subsets are fitted to each other.
+fn check_follows_load(item: &Item<'_>, algorithm: Algorithm, report: &mut Report<'_>) {
+    if algorithm != Algorithm::Random {
+        let message = format!(
+            "a size with low and high differs from task to task, and subsets of {:?} fit together only if all have the same",
+            algorithm.name()
+        );
+        let help = "write algorithm = \"random\", or size = \"auto\"".to_owned();
+        report.add(item.span(), message, help);
     }
 }
 
@@ -109,6 +152,28 @@ mod tests {
     }
 
     #[test]
+    fn a_size_may_follow_load() {
+        let usual = LoadBand::default();
+        let cases = [
+            ("{ low = 0.875, high = 1.125 }", usual),
+            ("{ low = 0.875 }", usual),
+            ("{ high = 1.125, min = 12 }", usual),
+            (
+                "{ low = 0.001, high = 1000000, min = 1 }",
+                LoadBand { low_thousandths: 1, high_thousandths: 1_000_000_000, min: 1 },
+            ),
+            (
+                "{ low = 2, high = 2.5, min = 256 }",
+                LoadBand { low_thousandths: 2_000, high_thousandths: 2_500, min: 256 },
+            ),
+        ];
+        for (size, band) in cases {
+            let line = format!("subset = {{ algorithm = 'random', size = {size} }}");
+            check_subset(&line, Algorithm::Random, Size::Band(band), seed("j", "s"));
+        }
+    }
+
+    #[test]
     fn every_algorithm_is_taken_by_its_name() {
         assert_eq!(Algorithm::ALL.len(), 14);
         for algorithm in Algorithm::ALL {
@@ -129,7 +194,7 @@ mod tests {
             ("subset = { size = 257 }", "8:19: size is 257 (write 1 to 256)"),
             (
                 "subset = { size = '20' }",
-                "8:19: unknown size \"20\" (write 1 to 256 or \"auto\" or { min = 12 })",
+                "8:19: unknown size \"20\" (write 1 to 256 or \"auto\" or { min = 12 } or { low = 0.875, high = 1.125 })",
             ),
             (
                 "subset = { size = true }",
@@ -141,7 +206,46 @@ mod tests {
             ("subset = { size = { min = 'x' } }", "8:27: min must be a whole number, not a string"),
             (
                 "subset = { size = { min = 1, max = 2 } }",
-                "8:30: unknown key \"max\" in size (known keys: min)",
+                "8:30: unknown key \"max\" in size (known keys: min, low, high)",
+            ),
+            (
+                "subset = { algorithm = 'random', size = { low = 1.2, high = 1.1 } }",
+                "8:41: low is 1.2, and high is 1.1: between them the size stays (write a low that is less than high, as in { low = \
+                 0.875, high = 1.125 })",
+            ),
+            (
+                "subset = { algorithm = 'random', size = { low = 1.125 } }",
+                "8:41: low is 1.125, and high is 1.125: between them the size stays (write a low that is less than high, as in { \
+                 low = 0.875, high = 1.125 })",
+            ),
+            (
+                "subset = { algorithm = 'random', size = { low = 0 } }",
+                "8:49: low is 0 (write 0.001 to 1000000, with at most three decimals)",
+            ),
+            (
+                "subset = { algorithm = 'random', size = { low = -0.5 } }",
+                "8:49: low is -0.5 (write 0.001 to 1000000, with at most three decimals)",
+            ),
+            (
+                "subset = { algorithm = 'random', size = { high = 1.1255 } }",
+                "8:50: high is 1.1255 (write 0.001 to 1000000, with at most three decimals)",
+            ),
+            (
+                "subset = { algorithm = 'random', size = { high = nan } }",
+                "8:50: high is nan (write 0.001 to 1000000, with at most three decimals)",
+            ),
+            (
+                "subset = { algorithm = 'random', size = { high = '2' } }",
+                "8:50: high must be a number, not a string",
+            ),
+            (
+                "subset = { algorithm = 'random', size = { low = 0.5, min = 0 } }",
+                "8:60: min is 0 (write 1 to 256)",
+            ),
+            (
+                "subset = { size = { low = 0.5 } }",
+                "8:19: a size with low and high differs from task to task, and subsets of \"rocksteadier\" fit together only if \
+                 all have the same (write algorithm = \"random\", or size = \"auto\")",
             ),
             (
                 "subset = { size = 1, seed = 5 }",

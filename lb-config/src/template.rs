@@ -70,6 +70,7 @@ impl ServiceTemplate {
         let (algorithm, size) = match (self.service.subset, count) {
             (Subset::All, count) => return count.unwrap_or(1),
             (Subset::Sized { size: Size::Fixed(size), .. }, None) => return size,
+            (Subset::Sized { size: Size::Band(band), .. }, None) => return band.min,
             (Subset::Sized { size: Size::Auto { .. }, .. }, None) => return 1,
             (Subset::Sized { algorithm, size }, Some(_)) => (algorithm, size),
         };
@@ -78,6 +79,7 @@ impl ServiceTemplate {
         let position = Position { client: task.index, clients: task.count, backends, size: 0, seed: 0 };
         let size = match size {
             Size::Fixed(size) => size,
+            Size::Band(band) => band.min,
             Size::Auto { min } => weights::least_size(position, min),
         };
         length(algorithm, Position { size, ..position })

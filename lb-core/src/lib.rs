@@ -1,7 +1,8 @@
 //! socklb's decisions, as pure functions of facts: no I/O, no clock, no randomness, no async, no unsafe.
 //!
 //! In reading order: what the operator asked for ([`service`]) and what sources report ([`endpoint`]); which endpoints
-//! this client task uses ([`subset`], [`membership`]) and how much it sends to each ([`weights`]); where they live in the
+//! this client task uses ([`subset`], [`membership`]), how many of them if that follows its load ([`load_band`]), and how much it sends to
+//! each ([`weights`]); where they live in the
 //! kernel ([`ids`], [`slots`]) and when a slot is free again ([`grace_period`]); whether they may be chosen
 //! ([`health`]); how load moves weights ([`control`]), in which order connect takes them ([`schedule`]) and by which rules ([`rules`]); all of it as one
 //! value and the ordered steps towards it ([`plan`]), and where each table lies ([`arena`]); the one door through which
@@ -21,6 +22,8 @@ pub mod endpoint;
 pub mod subset;
 
 pub mod weights;
+
+pub mod load_band;
 
 pub mod membership;
 

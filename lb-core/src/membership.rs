@@ -67,9 +67,12 @@ pub struct Membership {
     pub members: Vec<Member>,
     /// Who stands in for members that are lost to this task alone: the next of the order, with the weight they get then.
     pub next: Vec<Member>,
+    /// All further ones of the order, where the size follows load: whoever comes when it grows, see [`Membership::resized`].
+    pub reserve: Vec<Member>,
     /// Lame ducks, the best of the order first, with the weight they get if they serve because no member does.
     pub lame_ducks: Vec<Member>,
-    /// The order of the algorithm, as far as it was looked at: each index looked at, and what became of it.
+    /// The order of the algorithm, as far as it was looked at: each index looked at, and what became of it. Where the size follows load
+    /// that is to its end.
     pub order: Vec<(u32, Verdict)>,
     /// The size that was asked for, by the operator or by `auto`; `None` without a subset.
     pub size: Option<u32>,
@@ -82,6 +85,30 @@ impl Membership {
     pub fn of(service: &Service, task: Task, endpoints: &EndpointList) -> Self {
         Memberships::new(service, task.count, endpoints).of(task.index)
     }
+
+    /// The same with so many members, of one whose size follows load: the first of those that it has and of its reserve, so that growing
+    /// by one adds the next of the order and shrinking removes the last.
+    pub fn resized(&self, size: u32) -> Self {
+        let in_order: Vec<&Member> = self.members.iter().chain(&self.reserve).collect();
+        let (members, reserve) = in_order.split_at(in_order.len().min(size as usize));
+        let weights: f64 = members.iter().map(|member| float(member.weight)).sum();
+        let capacities: f64 = members.iter().map(|member| f64::from(member.endpoint.weight)).sum();
+        // Of the other tasks nobody knows how large their subsets are, so this one is reckoned with alone.
+        let alone = |member: &&Member| {
+            let share = float(member.weight) / weights;
+            let target = f64::from(member.endpoint.weight) / capacities;
+            Member { share, load: share, target, ..(*member).clone() }
+        };
+        let next = reserve.iter().take(pool::most_next(members.len())).map(alone).collect();
+        let members = members.iter().map(alone).collect();
+        let reserve = reserve.iter().map(|member| (*member).clone()).collect();
+        Self { members, next, reserve, size: Some(size), ..self.clone() }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "weights are below 2^33")]
+fn float(weight: u64) -> f64 {
+    weight as f64
 }
 
 /// What every task of a job uses of a list. What the tasks have in common, which is nearly all of the work, is computed
@@ -93,6 +120,8 @@ pub struct Memberships<'a> {
     clients: u32,
     /// `None` without a subset. The client of the position means nothing.
     subset: Option<(Algorithm, Position)>,
+    /// Whether the size of the position is only that of a task without load.
+    follows_load: bool,
     tried: Vec<(u32, f64)>,
     shares: Shares,
 }
@@ -106,7 +135,7 @@ impl<'a> Memberships<'a> {
         let pool = Pool::of(endpoints, admit, service.policy.is_weighted());
         let Subset::Sized { algorithm, size } = service.subset else {
             let (subset, tried, shares) = (None, Vec::new(), Shares::Weights);
-            return Self { pool, clients: count, subset, tried, shares };
+            return Self { pool, clients: count, subset, follows_load: false, tried, shares };
         };
         let mut position = Position {
             client: 0,
@@ -118,14 +147,27 @@ impl<'a> Memberships<'a> {
         let mut tried = Vec::new();
         position.size = match size {
             Size::Fixed(size) => size,
+            Size::Band(band) => band.min,
             Size::Auto { min } => {
                 let choice = weights::choose_size(algorithm, position, min);
                 tried = choice.tried;
                 choice.size
             }
         };
-        let shares = pool.shares(algorithm, position);
-        Self { pool, clients: count, subset: Some((algorithm, position)), tried, shares }
+        let band = match size {
+            Size::Band(band) => Some(band),
+            Size::Fixed(_) | Size::Auto { .. } => None,
+        };
+        // Subsets of sizes that nobody else knows cannot be fitted to each other.
+        let shares = if band.is_some() { Shares::Weights } else { pool.shares(algorithm, position) };
+        Self {
+            pool,
+            clients: count,
+            subset: Some((algorithm, position)),
+            follows_load: band.is_some(),
+            tried,
+            shares,
+        }
     }
 
     /// The members that the task with this number uses.
@@ -141,6 +183,9 @@ impl<'a> Memberships<'a> {
             return Membership { next, lame_ducks, ..membership };
         };
         let position = Position { client: index, ..position };
+        if self.follows_load {
+            return self.of_load(algorithm, position);
+        }
         let order = self.pool.order(algorithm, position);
         let members = match &self.shares {
             Shares::Weights => self.pool.by_weight(&order, self.clients),
@@ -156,7 +201,19 @@ impl<'a> Memberships<'a> {
         let whole = subset::order(algorithm, position);
         let Standby { next, lame_ducks } = self.pool.standby(&members, whole, algorithm.is_aperture());
         let size = Some(position.size);
-        Membership { members, next, lame_ducks, order, size, tried: self.tried.clone() }
+        let tried = self.tried.clone();
+        Membership { members, next, lame_ducks, order, size, tried, ..Membership::default() }
+    }
+
+    /// Of a task whose size follows its load: without any, and with all that it may grow to in reserve.
+    fn of_load(&self, algorithm: Algorithm, position: Position) -> Membership {
+        let all = Position { size: position.backends, ..position };
+        let order = self.pool.order(algorithm, all);
+        let members = self.pool.by_weight(&order, 1);
+        let membership = Membership { members, order, ..Membership::default() }.resized(position.size);
+        let whole = subset::order(algorithm, position);
+        let Standby { lame_ducks, .. } = self.pool.standby(&membership.members, whole, false);
+        Membership { lame_ducks, ..membership }
     }
 }
 
@@ -172,6 +229,7 @@ pub fn state(endpoint: &Endpoint) -> BackendState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load_band::LoadBand;
     use crate::service::Policy;
 
     fn service(subset: Subset) -> Service {
@@ -304,6 +362,37 @@ mod tests {
         assert!(chosen.1 >= 0.99 && !before.is_empty() && before.iter().all(|(_, part)| *part < 0.99));
         let alone = Membership::of(&service, Task { index: 0, count: 1 }, &endpoints(&"h".repeat(20)));
         assert_eq!((alone.members.len(), alone.tried), (20, Vec::new()));
+    }
+
+    #[test]
+    fn a_subset_that_follows_load_grows_and_shrinks_along_its_order() {
+        let list = endpoints("hhhhh.hhhlhh0hhhhhhhhhhhhhhhh");
+        let band = LoadBand { min: 3, ..LoadBand::default() };
+        let sized = |size| Subset::Sized { algorithm: Algorithm::Random, size };
+        for policy in [Policy::WeightedRoundRobin, Policy::RoundRobin] {
+            let task = Task { index: 3, count: 10 };
+            let idle = Membership::of(&service_by(policy, sized(Size::Band(band))), task, &list);
+            let indexes = |membership: &Membership| {
+                membership.members.iter().map(|member| member.endpoint.index).collect::<Vec<_>>()
+            };
+            // The same members as of a fixed size, at every size and in every order of sizes.
+            let mut membership = idle.clone();
+            for size in (3..=26).chain((3..26).rev()).chain([20, 5, 40]) {
+                membership = membership.resized(size);
+                let fixed = Membership::of(&service_by(policy, sized(Size::Fixed(size))), task, &list);
+                assert_eq!(indexes(&membership), indexes(&fixed), "{size}");
+                let sum: f64 = membership.members.iter().map(|member| member.share).sum();
+                assert!(
+                    (sum - 1.0).abs() < 1e-9 && membership.members.iter().all(|member| member.weight == 1)
+                );
+                let next = |membership: &Membership| {
+                    membership.next.iter().map(|member| member.endpoint.index).collect::<Vec<_>>()
+                };
+                assert_eq!(next(&membership), next(&fixed), "{size}");
+                assert_eq!(membership.members.len() + membership.reserve.len(), 26, "{size}");
+            }
+            assert_eq!(membership.resized(3), idle);
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub use lb_common::abi::{Overflow, Policy};
 use lb_common::net::{IPPROTO_TCP, IPPROTO_UDP};
 
 use crate::control;
+use crate::load_band::LoadBand;
 use crate::subset::Algorithm;
 
 /// A transport protocol that a service is dialled with.
@@ -64,7 +65,7 @@ impl Subset {
     pub const fn most_members(self) -> u32 {
         match self {
             Self::Sized { algorithm, size: Size::Fixed(size) } if !algorithm.is_aperture() => size,
-            // An arc overlaps more backends than were asked for, and `auto` takes all where nothing less will do.
+            // An arc overlaps more backends than were asked for, `auto` takes all where nothing less will do, and so does much load.
             Self::All | Self::Sized { .. } => MAX_BACKENDS,
         }
     }
@@ -81,6 +82,9 @@ pub enum Size {
         /// 1 to [`lb_common::abi::MAX_SUBSET`].
         min: u32,
     },
+    /// As many as the task's own load asks for, see [`crate::load_band`]. Only for [`Algorithm::Random`]: sizes differ from task to task
+    /// and change, so that subsets cannot be fitted to each other.
+    Band(LoadBand),
 }
 
 /// Which task of its job a client is.

@@ -43,6 +43,11 @@ impl<K: Kind> Key<K> {
         item
     }
 
+    /// Whether it is written, rightly or not.
+    pub fn is_written(&self, table: &Table<'_>) -> bool {
+        table.get(self.name).is_some()
+    }
+
     /// The value of a key that has one even if it is not written.
     pub fn default(&self) -> K::Value {
         match &self.unset {

@@ -59,6 +59,49 @@ impl Kind for Number {
     }
 }
 
+/// A decimal fraction of up to three digits within a range, in thousandths.
+pub struct Thousandths(pub RangeInclusive<u32>);
+
+impl Kind for Thousandths {
+    type Value = u32;
+
+    fn values(&self) -> Vec<String> {
+        vec![format!("{} to {}", self.written(self.0.start()), self.written(self.0.end()))]
+    }
+
+    fn written(&self, value: &u32) -> String {
+        let text = format!("{}.{:03}", value / 1000, value % 1000);
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    }
+
+    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<u32> {
+        let text = match item.value() {
+            DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str(),
+            DeValue::Float(float) => float.as_str(),
+            _ => {
+                item.wrong_kind("a number", report);
+                return None;
+            }
+        };
+        let number = thousandths(text).filter(|number| self.0.contains(number));
+        if number.is_none() {
+            let help = format!("{}, with at most three decimals", write(self));
+            report.add(item.span(), format!("{} is {text:.40}", item.name()), help);
+        }
+        number
+    }
+}
+
+/// Digits, and up to three behind a point.
+fn thousandths(text: &str) -> Option<u32> {
+    let (whole, rest) = text.split_once('.').unwrap_or((text, ""));
+    let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if whole.is_empty() || !is_digits(whole) || !is_digits(rest) || rest.len() > 3 {
+        return None;
+    }
+    format!("{whole}{rest:0<3}").parse().ok()
+}
+
 /// A power of two within a range.
 pub struct PowerOfTwo(pub RangeInclusive<u32>);
 

@@ -151,6 +151,7 @@ impl Question {
     fn choice(&self, subset: Subset) -> Choice {
         let size_of = |algorithm, size| match size {
             Size::Fixed(size) => size,
+            Size::Band(band) => band.min,
             Size::Auto { min } => auto_size(algorithm, self.fleet(algorithm, 0).position(0), min),
         };
         let fleet = match subset {

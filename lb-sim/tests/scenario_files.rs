@@ -32,6 +32,26 @@ fn a_small_scenario_is_read() {
 #[test]
 fn a_wrong_value_is_named_with_its_position_and_what_is_right() {
     check_job("size = 0", "9:8: 0 is not a size: write 1 to 256, or \"auto\" (in: size = 0)");
+    check_job("size = {}", "9:8: size has neither min nor low nor high: write min = 1 to 256");
+    check_job("size = { low = 0.0 }", "9:8: low is 0: write 0.001 to 1000000, with at most three decimals");
+    check_job(
+        "size = { high = 1.0001 }",
+        "9:8: high is 1.0001: write 0.001 to 1000000, with at most three decimals",
+    );
+    check_job(
+        "size = { low = 1.2, high = 1.1 }",
+        "9:8: between low and high the size stays: write a low that is less than high",
+    );
+    check_job("size = { low = 0.5, min = 257 }", "9:27: 257 is not a whole number from 1 to 256");
+    check_job(
+        "size = { low = 0.5, max = 3 }",
+        "9:21: unknown field `max`, expected one of `min`, `low`, `high`",
+    );
+    check_job(
+        "size = { low = 0.5 }",
+        "5:1: a size with low and high differs from task to task, and subsets of \"rocksteadier\" fit together only if all have the \
+         same: write algorithm = \"random\" (run \"as written\")",
+    );
     check_job("size = \"big\"", "9:8: \"big\" is not a size: write 1 to 256, or \"auto\"");
     check_job(
         "size = 1.5",

@@ -7,6 +7,7 @@ use std::path::Path;
 use lb_common::abi::{Overflow, Policy};
 use lb_core::control::ControlRules;
 use lb_core::endpoint::{Endpoint, EndpointState};
+use lb_core::load_band::LoadBand;
 use lb_core::service::{Ejection, HealthRules, Protocol, Service, Size, Subset};
 use lb_kernel::{DatapathError, Pins, ServiceView, Tables};
 use lb_view::configured::{Configured, Keys, SCHEMA};
@@ -137,6 +138,14 @@ fn subset_text(subset: Subset) -> String {
         Subset::Sized { algorithm, size: Size::Fixed(size) } => format!("{}, size {size}", algorithm.name()),
         Subset::Sized { algorithm, size: Size::Auto { min } } => {
             format!("{}, size auto, min {min}", algorithm.name())
+        }
+        Subset::Sized {
+            algorithm,
+            size: Size::Band(LoadBand { low_thousandths, high_thousandths, min }),
+        } => {
+            let flows = |thousandths: u32| f64::from(thousandths) / 1000.0;
+            let (low, high) = (flows(low_thousandths), flows(high_thousandths));
+            format!("{}, size by load, low {low}, high {high}, min {min}", algorithm.name())
         }
     }
 }

@@ -93,6 +93,7 @@ fn inputs(client: &Client, service: &Service, endpoints: &EndpointList, membersh
     let is_whole = everybody_has_all && size.is_some_and(|size| size as usize >= membership.members.len());
     let (algorithm, by_weight) = match service.subset {
         Subset::All => ("all", Shares::Weights),
+        Subset::Sized { algorithm, size: Size::Band(_) } => (algorithm.name(), Shares::Weights),
         Subset::Sized { algorithm, .. } if count == 1 || is_whole => (algorithm.name(), Shares::Weights),
         Subset::Sized { algorithm, .. } if algorithm.is_aperture() => (algorithm.name(), Shares::Arc),
         Subset::Sized { algorithm, .. } => (algorithm.name(), Shares::Job),
@@ -104,7 +105,7 @@ fn inputs(client: &Client, service: &Service, endpoints: &EndpointList, membersh
                 Position { client: client.task.index, clients: count, backends, size: 0, seed: service.seed };
             Some(auto(algorithm, position, min, membership))
         }
-        Subset::Sized { size: Size::Fixed(_), .. } | Subset::All => None,
+        Subset::Sized { size: Size::Fixed(_) | Size::Band(_), .. } | Subset::All => None,
     };
     Inputs {
         job: client.job.clone(),

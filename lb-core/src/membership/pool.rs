@@ -188,7 +188,7 @@ impl<'a> Pool<'a> {
         }
         let taken: BTreeSet<u32> = members.iter().map(|member| member.endpoint.index).collect();
         let mean = MeanWeight::of(members, is_arc);
-        let (most_next, most_lame_ducks) = (members.len() / 2 + SPARE, members.len().min(room));
+        let (most_next, most_lame_ducks) = (most_next(members.len()), members.len().min(room));
         // Bound: the order is a permutation of the indexes.
         for index in order {
             if standby.next.len() == most_next && standby.lame_ducks.len() == most_lame_ducks {
@@ -243,6 +243,11 @@ pub struct Standby {
 
 /// Endpoints beyond those that may be needed at a time, because some of them may be unavailable, too.
 const SPARE: usize = 8;
+
+/// The most that stand in for so many members.
+pub const fn most_next(members: usize) -> usize {
+    members / 2 + SPARE
+}
 
 /// What whoever stands in gets: the mean weight of a row, or that for each unit of capacity.
 struct MeanWeight {

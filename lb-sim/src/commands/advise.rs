@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use indicatif::ProgressBar;
+use lb_core::load_band::LoadBand;
 use lb_core::service::{Size, Subset};
 use lb_core::subset::Algorithm;
 use lb_core::weights::MIN_AUTO_SIZE;
@@ -137,7 +138,7 @@ impl ChoiceDocument {
             question.assess(choice);
         let (algorithm, size) = match choice.subset {
             Subset::All => (None, SizeSetting::Word("all")),
-            Subset::Sized { algorithm, size: Size::Fixed(size) } => {
+            Subset::Sized { algorithm, size: Size::Fixed(size) | Size::Band(LoadBand { min: size, .. }) } => {
                 (Some(algorithm.name()), SizeSetting::Number(size))
             }
             Subset::Sized { algorithm, size: Size::Auto { min: MIN_AUTO_SIZE } } => {
@@ -263,7 +264,7 @@ fn why(question: &Question, answer: &Choice, least: u32, assessment: &Assessment
                  an aperture needs fewer and is the other choice, if backends are seldom added."
             )
         }
-        Subset::Sized { algorithm, size: Size::Fixed(size) } => {
+        Subset::Sized { algorithm, size: Size::Fixed(size) | Size::Band(LoadBand { min: size, .. }) } => {
             let mut use_it = format!(
                 "Use {algorithm} with size {size}, if backends are seldom added: so few clients would leave\n\
                  backends unused or need much larger subsets, while the arcs of an aperture fit together.\n\
@@ -284,7 +285,9 @@ fn why(question: &Question, answer: &Choice, least: u32, assessment: &Assessment
 fn row(subset: Subset, mark: &str, assessment: &Assessment) -> Vec<String> {
     let name = match subset {
         Subset::All => "all".to_owned(),
-        Subset::Sized { algorithm, size: Size::Fixed(size) } => format!("{algorithm} {size}"),
+        Subset::Sized { algorithm, size: Size::Fixed(size) | Size::Band(LoadBand { min: size, .. }) } => {
+            format!("{algorithm} {size}")
+        }
         Subset::Sized { algorithm, size: Size::Auto { min: MIN_AUTO_SIZE } } => format!("{algorithm} auto"),
         Subset::Sized { algorithm, size: Size::Auto { min } } => format!("{algorithm} min {min}"),
     };
@@ -315,7 +318,7 @@ fn configuration(question: &Question, answer: Subset) -> String {
     let clients = question.clients;
     let subset = match answer {
         Subset::All => "\"all\"".to_owned(),
-        Subset::Sized { algorithm, size: Size::Fixed(size) } => {
+        Subset::Sized { algorithm, size: Size::Fixed(size) | Size::Band(LoadBand { min: size, .. }) } => {
             format!("{{ algorithm = \"{algorithm}\", size = {size} }}")
         }
         Subset::Sized { algorithm, size: Size::Auto { min: MIN_AUTO_SIZE } } => {

@@ -59,7 +59,10 @@ impl Assignments {
             let membership = memberships.of(task);
             size = membership.size;
             let sum: f64 = membership.members.iter().map(|member| f64::from(member.endpoint.weight)).sum();
-            for Member { endpoint, weight, share, connections, load, target } in membership.members {
+            // Where the size follows load, all that a task may grow to: how many it has is for the task to say.
+            for Member { endpoint, weight, share, connections, load, target } in
+                membership.members.into_iter().chain(membership.reserve)
+            {
                 let index = endpoint.index;
                 let (weight, share, load) = match shares {
                     Shares::Structural => (weight, share, load),
@@ -77,22 +80,38 @@ impl Assignments {
         Self { list, edges, ends, columns, size }
     }
 
-    /// One task's assignment: what it uses, and the list with nothing else in it, which is all that its balancer needs.
+    /// How many backends there are for one task: of a size that follows load the most, else all that it uses.
     ///
     /// # Panics
     /// If there is no such task.
-    pub fn task(&self, task: u32, service: &Service) -> (EndpointList, Membership) {
+    pub fn most(&self, task: u32) -> u32 {
+        u32::try_from(self.edges_of(task).len()).expect("indexes have 32 bits")
+    }
+
+    fn edges_of(&self, task: u32) -> &[Edge] {
         let task = task as usize;
         let start = task.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.edges[start..self.ends[task]]
+    }
+
+    /// One task's assignment: what it uses, and the list with nothing else in it, which is all that its balancer needs. With a `size`,
+    /// which follows load, the first so many.
+    ///
+    /// # Panics
+    /// If there is no such task.
+    pub fn task(&self, task: u32, service: &Service, size: Option<u32>) -> (EndpointList, Membership) {
+        let edges = self.edges_of(task);
+        let edges = &edges[..size.map_or(edges.len(), |size| edges.len().min(size as usize))];
         let member = |edge: &Edge| {
             let BackendTotals { connections, load, target } = self.columns[edge.index as usize];
             let endpoint = self.endpoint(edge.index).clone();
             Member { endpoint, weight: edge.weight, share: edge.share, connections, load, target }
         };
-        let members: Vec<Member> = self.edges[start..self.ends[task]].iter().map(member).collect();
+        let members: Vec<Member> = edges.iter().map(member).collect();
         let used = members.iter().map(|member| member.endpoint.clone()).collect();
         let used = EndpointList::new(used, service.address, &[]).expect("a part of a list is a list");
-        (used, Membership { members, size: self.size, ..Membership::default() })
+        let membership = Membership { members, size: self.size, ..Membership::default() };
+        (used, size.map_or_else(|| membership.clone(), |size| membership.resized(size)))
     }
 
     fn endpoint(&self, index: u32) -> &Endpoint {
@@ -137,7 +156,7 @@ mod tests {
             let job = Assignments::of(&service, 9, list.clone(), Shares::Structural);
             for index in 0..9 {
                 let theirs = Membership::of(&service, Task { index, count: 9 }, &list);
-                let (used, ours) = job.task(index, &service);
+                let (used, ours) = job.task(index, &service, None);
                 assert_eq!(
                     ours,
                     Membership { order: Vec::new(), next: Vec::new(), lame_ducks: Vec::new(), ..theirs },
@@ -156,7 +175,7 @@ mod tests {
         let service = service(Algorithm::RoundRobin, 2);
         let job = Assignments::of(&service, 3, list(&[2, 1, 1]), Shares::Equal);
         let shares = |task| {
-            let members = job.task(task, &service).1.members;
+            let members = job.task(task, &service, None).1.members;
             members.iter().map(|member| (member.endpoint.index, member.weight)).collect::<Vec<_>>()
         };
         assert_eq!([shares(0), shares(1), shares(2)], [[(0, 2), (1, 1)], [(2, 1), (0, 2)], [(1, 1), (2, 1)]]);

@@ -6,6 +6,8 @@
 
 mod load;
 
+mod size;
+
 mod tables;
 
 use std::cell::Cell;
@@ -37,6 +39,7 @@ use lb_core::subset::random::SplitMix64;
 
 use super::ejections::PairCounts;
 use load::Following;
+use size::GrowingSize;
 use tables::ClientTables;
 
 /// A client's connections to the backend in one slot: the one that it keeps for requests, or those that each arrival
@@ -133,6 +136,8 @@ pub struct Client {
     pub ejected: u32,
     /// If its weights follow load.
     following: Option<Following>,
+    /// If its size does.
+    growing: Option<GrowingSize>,
     /// Of a service that ejects backends.
     ejector: Option<Ejector>,
     ejection_rules: EjectionRules,
@@ -188,6 +193,7 @@ impl Client {
             freed: Vec::new(),
             ejected: 0,
             following: None,
+            growing: None,
             ejector,
             ejection_rules,
             serial: 0,

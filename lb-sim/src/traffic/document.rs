@@ -3,6 +3,8 @@
 //! `lb-sim/scenarios/README.md` describes it for people. What values mean together is checked in
 //! [`scenario`](super::scenario), which needs the positions of some of them for its messages: those are [`Spanned`].
 
+pub mod size;
+
 pub mod demand;
 
 pub mod machines;
@@ -14,11 +16,12 @@ use toml::Spanned;
 use super::assignments::Shares;
 use super::values::{
     ActiveLimit, AlgorithmName, EjectionChoice, ErrorDecay, LoadChoice, Name, OverflowName, PolicyName, Seed,
-    SlowStart, Span, SubsetSize, Within,
+    SlowStart, Span, Within,
 };
 use crate::sampling::Distribution;
 use demand::{BurstChoice, ClosedTable, CostChoice, Rate, SkewChoice};
 use machines::{AntagonistTable, RestartCost, Speed};
+use size::SubsetSize;
 
 /// How many backends there may be.
 pub type Backends = Within<1, MAX_BACKENDS>;

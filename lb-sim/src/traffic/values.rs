@@ -9,9 +9,8 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
-use lb_common::abi::MAX_SUBSET;
 use lb_core::control::Law;
-use lb_core::service::{Ejection, Overflow, Policy, Size};
+use lb_core::service::{Ejection, Overflow, Policy};
 use lb_core::subset::Algorithm;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
@@ -266,39 +265,6 @@ impl TryFrom<String> for SlowStart {
             return Ok(Self(Some(span)));
         }
         Err(format!("slow_start is \"{span}\": write \"1s\" to \"1h\", or \"off\""))
-    }
-}
-
-/// The size of a subset: a number, or `"auto"`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SubsetSize(pub Size);
-
-impl<'de> Deserialize<'de> for SubsetSize {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct SizeVisitor;
-        impl Visitor<'_> for SizeVisitor {
-            type Value = SubsetSize;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a size from 1 to {MAX_SUBSET}, or \"auto\"")
-            }
-
-            fn visit_i64<E: Error>(self, number: i64) -> Result<SubsetSize, E> {
-                let size = u32::try_from(number).ok().filter(|size| (1..=MAX_SUBSET).contains(size));
-                let size = size.map(|size| SubsetSize(Size::Fixed(size)));
-                size.ok_or_else(|| {
-                    E::custom(format!("{number} is not a size: write 1 to {MAX_SUBSET}, or \"auto\""))
-                })
-            }
-
-            fn visit_str<E: Error>(self, word: &str) -> Result<SubsetSize, E> {
-                if word == "auto" {
-                    return Ok(SubsetSize(Size::Auto { min: lb_core::weights::MIN_AUTO_SIZE }));
-                }
-                Err(E::custom(format!("{word:?} is not a size: write 1 to {MAX_SUBSET}, or \"auto\"")))
-            }
-        }
-        deserializer.deserialize_any(SizeVisitor)
     }
 }
 

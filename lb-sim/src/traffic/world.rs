@@ -132,6 +132,8 @@ enum Event {
     ReportLoads,
     /// A client's weights follow load.
     TickControl(u32),
+    /// A client's size follows load.
+    LookAtFlows(u32),
     /// Measuring begins.
     Measure,
 }
@@ -351,6 +353,7 @@ impl<'a> World<'a> {
             Event::WarmedUp(backend) => self.change_speed(backend),
             Event::ReportLoads => self.report_loads(),
             Event::TickControl(client) => self.tick_control(client),
+            Event::LookAtFlows(client) => self.look_at_flows(client),
             Event::Measure => self.measure(),
         }
     }

@@ -41,6 +41,8 @@ const MAX_REPORTS: u64 = 5_000_000;
 const MAX_LOADS: u64 = 50_000_000;
 /// Most reports of load that clients look at, in all runs together.
 const MAX_LOOKS: u64 = 500_000_000;
+/// Most members that sizes which follow load look at, a second each, in all runs together.
+const MAX_RESIZED: u64 = 500_000_000;
 /// Most times that a backend fails, in all runs together.
 const MAX_FAILURES: u64 = 1_000_000;
 
@@ -75,6 +77,7 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
     // Each seed is played as if it were a run.
     let runs = scenario.runs.len() as u64 * u64::from(scenario.seeds);
     let (mut most, mut started, mut arrivals, mut all_alive, mut members) = (0u64, 0u64, 0u64, 0u64, 0u64);
+    let mut resized = 0u64;
     let silent = scenario.fails.iter().filter(|fail| fail.how == FailMode::Blackhole);
     let timeout_us = silent.map(|fail| fail.timeout.us).max().unwrap_or(0);
     let mut first = 0;
@@ -104,6 +107,11 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
         let each = scenario.runs.iter().map(|run| most_members(scenario, job, run, tasks)).max().unwrap_or(0);
         members = members.saturating_add(clients.most * each);
         limit(&span, "members of all subsets", members, MAX_MEMBERS)?;
+        let follow_load = scenario.runs.iter().filter(|run| follows_load(job, run)).count() as u64;
+        let seconds = scenario.duration.us.div_ceil(1_000_000).saturating_mul(scenario.seeds.into());
+        resized =
+            resized.saturating_add((clients.most * each).saturating_mul(seconds).saturating_mul(follow_load));
+        limit(&span, "members that sizes which follow load look at, in all runs", resized, MAX_RESIZED)?;
     }
     let backends = u64::from(scenario.most_backends());
     limit(&(0..0), "clients times backends", started.saturating_mul(backends), MAX_SLOTS)?;
@@ -227,8 +235,13 @@ fn most_members(scenario: &Scenario, job: &JobTable, Run { differs: run, .. }: &
             (u64::from(size) + backends.div_ceil(tasks) + 2).min(backends)
         }
         Size::Fixed(size) => u64::from(size).min(backends),
-        Size::Auto { .. } => backends,
+        Size::Auto { .. } | Size::Band(_) => backends,
     }
+}
+
+/// Whether the sizes of a job's subsets follow load in a run.
+fn follows_load(job: &JobTable, Run { differs: run, .. }: &Run) -> bool {
+    matches!(run.size.unwrap_or(job.size).0, Size::Band(_))
 }
 
 /// Refuses too many of something.

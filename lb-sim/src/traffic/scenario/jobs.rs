@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use lb_core::service::{MAX_SCAN, Policy, ScanCause, Size, Subset};
+use lb_core::subset::Algorithm;
 use toml::Spanned;
 
 use super::{Run, Scenario, SpannedFault};
@@ -76,6 +77,7 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
         for run in &scenario.runs {
             check_policy(scenario, job, run, &spanned.span())?;
             check_load(scenario, job, run, &spanned.span())?;
+            check_size(job, run, &spanned.span())?;
         }
     }
     Ok(())
@@ -122,6 +124,26 @@ fn check_load(
     Ok(())
 }
 
+/// Refuses a size that follows load where subsets are fitted to each other, as the configuration does.
+fn check_size(
+    job: &JobTable,
+    Run { name, differs: run }: &Run,
+    span: &Range<usize>,
+) -> Result<(), SpannedFault> {
+    let algorithm = run.algorithm.unwrap_or(job.algorithm).0;
+    match run.size.unwrap_or(job.size).0 {
+        Size::Band(_) if algorithm != Algorithm::Random => Err((
+            span.clone(),
+            format!(
+                "a size with low and high differs from task to task, and subsets of {:?} fit together only if all have the same: write \
+                 algorithm = \"random\" (run {name:?})",
+                algorithm.name()
+            ),
+        )),
+        Size::Band(_) | Size::Fixed(_) | Size::Auto { .. } => Ok(()),
+    }
+}
+
 /// Refuses a policy that looks at every member of a subset that is too large for that.
 fn check_policy(
     scenario: &Scenario,
@@ -144,6 +166,7 @@ fn check_policy(
     };
     let what = match size {
         Size::Auto { .. } => "size \"auto\"".to_owned(),
+        Size::Band(_) => "a size that follows load".to_owned(),
         Size::Fixed(_) => algorithm.name().to_owned(),
     };
     Err((

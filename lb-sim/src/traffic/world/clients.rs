@@ -4,8 +4,11 @@
 //! change. What they send is beside. Must not know when backends stop and start.
 
 use std::collections::BTreeSet;
+use std::rc::Rc;
 use std::time::Duration;
 
+use lb_core::load_band::LOOK;
+use lb_core::service::{Size, Subset};
 use lb_core::subset::random::{SplitMix64, mix64};
 
 use super::requests::{Failure, Request};
@@ -46,6 +49,11 @@ impl World<'_> {
                 // Not all at the same time.
                 let first = SplitMix64::new(mix64(&[self.seed, 11, id.into()])).below(1_000_000);
                 self.queue.push(self.now + first, Event::TickControl(id));
+            }
+            if let Subset::Sized { size: Size::Band(band), .. } = state.service.subset {
+                client.follow_flows(band);
+                let first = SplitMix64::new(mix64(&[self.seed, 13, id.into()])).below(micros(LOOK));
+                self.queue.push(self.now + first, Event::LookAtFlows(id));
             }
             for _ in 0..state.table.closed.map_or(1, |closed| closed.clients.0) {
                 let Some(gap_us) = state.gap_us(index) else { break };
@@ -104,20 +112,34 @@ impl World<'_> {
         }
     }
 
-    pub(super) fn learn(&mut self, id: u32, assignments: &Assignments, version: u64) {
+    pub(super) fn learn(&mut self, id: u32, assignments: &Rc<Assignments>, version: u64) {
         self.with_client(id, |world, client| {
             // Notices may overtake each other: one that is older than what the client knows is dropped.
             if client.version < version {
-                let job = &world.jobs[client.job];
-                let (list, membership) = assignments.task(client.index, &job.service);
-                client.learn(Duration::from_micros(world.now), version, list, membership);
-                world.forget_pairs(client);
-                world.note_ejected(client);
-                if world.jobs[client.job].holds_links() {
-                    world.hold_links(id, client);
-                }
+                world.assign(id, client, assignments, version);
             }
         });
+    }
+
+    /// A client looks at its open flows, and its size follows.
+    pub(super) fn look_at_flows(&mut self, id: u32) {
+        self.with_client(id, |world, client| {
+            if let Some(assignments) = client.look_at_flows(Duration::from_micros(world.now)) {
+                world.assign(id, client, &assignments, client.version);
+            }
+            world.queue.push(world.now + micros(LOOK), Event::LookAtFlows(id));
+        });
+    }
+
+    fn assign(&mut self, id: u32, client: &mut Client, assignments: &Rc<Assignments>, version: u64) {
+        let size = client.size_in(assignments);
+        let (list, membership) = assignments.task(client.index, &self.jobs[client.job].service, size);
+        client.learn(Duration::from_micros(self.now), version, list, membership);
+        self.forget_pairs(client);
+        self.note_ejected(client);
+        if self.jobs[client.job].holds_links() {
+            self.hold_links(id, client);
+        }
     }
 
     /// A client hears a backend's own report.
@@ -288,6 +310,10 @@ impl World<'_> {
             });
         }
     }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).expect("far below an age of the world")
 }
 
 pub(super) fn number(slot: usize) -> u32 {

@@ -1,0 +1,43 @@
+//! A client's subset grows and shrinks with its own load: what it knows of its flows, by the daemon's own rule.
+//!
+//! Must not know when it is asked.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use lb_core::load_band::{BandedSize, LoadBand};
+
+use super::Client;
+use crate::traffic::assignments::Assignments;
+
+/// The size of a subset that follows load, and the newest assignments that the client knows.
+#[derive(Debug)]
+pub(super) struct GrowingSize {
+    banded: BandedSize,
+    assignments: Option<Rc<Assignments>>,
+}
+
+impl Client {
+    /// Its size follows its load from now on.
+    pub fn follow_flows(&mut self, band: LoadBand) {
+        self.growing = Some(GrowingSize { banded: BandedSize::new(band), assignments: None });
+    }
+
+    /// How many members it has, if that follows its load; from these assignments on.
+    pub fn size_in(&mut self, assignments: &Rc<Assignments>) -> Option<u32> {
+        let growing = self.growing.as_mut()?;
+        growing.assignments = Some(Rc::clone(assignments));
+        Some(growing.banded.size())
+    }
+
+    /// Looks at its open flows. Returns the assignments if it has another size from now on.
+    pub fn look_at_flows(&mut self, now: Duration) -> Option<Rc<Assignments>> {
+        let established: u32 = self.links.iter().flatten().map(|link| link.flows).sum();
+        let open = established + self.pending.iter().sum::<u32>();
+        let growing = self.growing.as_mut()?;
+        let assignments = growing.assignments.as_ref()?;
+        let before = growing.banded.size();
+        let size = growing.banded.look(now, open, assignments.most(self.index));
+        (size != before).then(|| Rc::clone(assignments))
+    }
+}

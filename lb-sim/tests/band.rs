@@ -1,0 +1,80 @@
+//! Subsets that grow and shrink with their task's load, played: each task keeps a connection to every member, so that connections are
+//! members.
+
+use lb_sim::traffic::scenario::Scenario;
+use lb_sim::traffic::{Report, play};
+
+/// Requests of 100 ms at these rates a second, so that a tenth of the rate is open on average.
+fn played(rate: u32, more: &str) -> Report {
+    let text = format!(
+        r#"
+title = "sizes that follow load"
+duration = "8m"
+step = "10s"
+[backends]
+count = 60
+[[job]]
+name = "web"
+tasks = 10
+algorithm = "random"
+size = {{ low = 0.875, high = 1.125 }}
+traffic = "requests"
+rate = {rate}
+lasts = "100ms"
+{more}
+"#
+    );
+    play(&Scenario::read("band", "band.toml", &text).unwrap_or_else(|fault| panic!("{fault}")), 1)
+}
+
+const BACKENDS: f64 = 60.0;
+const TASKS: f64 = 10.0;
+
+/// Members of a task, on average, at the end of each step.
+fn sizes(report: &Report) -> Vec<f64> {
+    report.steps.iter().map(|row| row.connections.mean * BACKENDS / TASKS).collect()
+}
+
+#[test]
+fn subsets_grow_when_load_rises_and_shrink_when_it_falls() {
+    // Four times as much from the fourth minute to the sixth: 40 open requests of a task in place of 10.
+    let report = played(100, "burst = { factor = 4.0, every = \"4m\", for = \"2m\" }");
+    let sizes = sizes(&report);
+    assert!(sizes[..24].iter().all(|size| *size == 12.0), "the least: {sizes:?}");
+    assert!(sizes[24..36].windows(2).all(|pair| pair[0] <= pair[1]), "they grow: {sizes:?}");
+    // 40 / 1.125 is 35.6, and what chance adds makes them a little larger.
+    assert!((35.5..39.0).contains(&sizes[30]) && (35.5..39.0).contains(&sizes[35]), "{sizes:?}");
+    assert!(sizes[36..].windows(2).all(|pair| pair[0] >= pair[1]), "they shrink: {sizes:?}");
+    assert_eq!(sizes[47], 12.0, "{sizes:?}");
+    let counts = report.summary.runs[0].counts;
+    assert_eq!(counts.errors.sum(), 0, "a connection that goes lets its requests end");
+    assert_eq!(counts.opened, counts.moved, "each that came has gone: {counts:?}");
+}
+
+#[test]
+fn under_constant_load_subsets_stay_as_they_are() {
+    let moved = |report: &Report| {
+        report.steps[12..].iter().map(|row| row.counts.moved + row.counts.opened).sum::<u64>()
+    };
+    // Far below the least size; in the middle of the band at it; and 20 open requests, for sizes of 18 to 22. Requests come by chance,
+    // so that now and then one member comes or goes: of 3,600 looks at most one in a hundred and twenty.
+    for (rate, most) in [(5, 0), (120, 30), (200, 30)] {
+        let report = played(rate, "");
+        let sizes = sizes(&report);
+        assert!(
+            moved(&report) <= most,
+            "{} members came or went in 6 minutes of 10 tasks: {sizes:?}",
+            moved(&report)
+        );
+        assert!(sizes.iter().all(|size| *size >= 12.0));
+        let part = f64::from(rate) / 10.0 / sizes[47];
+        assert!(part < 1.125 && (part > 0.875 || sizes[47] == 12.0), "{part} requests each: {sizes:?}");
+    }
+}
+
+#[test]
+fn a_subset_has_all_backends_at_most() {
+    let report = played(1_000, "");
+    assert_eq!(sizes(&report)[47], BACKENDS, "100 open requests, and only 60 backends");
+    assert_eq!(report.summary.runs[0].counts.moved, 0);
+}
