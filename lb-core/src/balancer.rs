@@ -299,9 +299,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         for address in &row.replaced {
             slots.hold(Identity { service: index, address: *address })?;
         }
-        let factors = &self.services[position].factors;
-        let weight = |(address, weight): &(SocketAddr, u64)| factors.of(*address).times(*weight);
-        let weights: Vec<u64> = row.members.iter().map(weight).collect();
+        let weights = weights_of(row, &self.services[position].factors);
         let fallback = row.fallback().map(|at| members[at]);
         Ok(Built { slots, fallback, schedule: table(&weights, &members, length) })
     }
@@ -358,16 +356,24 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
 
     /// The table of a service follows other factors. Returns whether it has changed.
     fn weigh(&mut self, position: usize, factors: Factors) -> bool {
-        let before = std::mem::replace(&mut self.services[position].factors, factors);
-        let Some(in_use) = self.services[position].list.clone() else { return false };
-        // As many entries as before, so it fits; if it did not, the table would stay as it is.
-        let Ok(built) = self.build(position, &in_use.row) else {
-            self.services[position].factors = before;
-            return false;
-        };
-        let has_changed = built.schedule != in_use.schedule;
-        self.use_row(position, built, |schedule, fallback| ListInUse { schedule, fallback, ..in_use });
-        has_changed
+        let state = &mut self.services[position];
+        state.factors = factors;
+        let Some(in_use) = &mut state.list else { return false };
+        // The row is as before, so its slots are there, and as many entries as before are room enough.
+        let index = state.index;
+        let slot = |address| self.slots.get(Identity { service: index, address }).map(|at| at.slot);
+        let members: Option<Vec<Slot>> =
+            in_use.row.members.iter().map(|(address, _)| slot(*address)).collect();
+        let weights = weights_of(&in_use.row, &state.factors);
+        let length = u32::try_from(in_use.schedule.len()).unwrap_or(u32::MAX);
+        let schedule = members.map(|members| table(&weights, &members, length));
+        match schedule {
+            Some(schedule) if schedule != in_use.schedule => {
+                in_use.schedule = schedule;
+                true
+            }
+            Some(_) | None => false,
+        }
     }
 
     /// Who is in the table of the service at a position, with their structural weights.
@@ -719,6 +725,11 @@ fn index_of(adopted: &Plan, service: &Service) -> Option<ServiceIndex> {
 
 fn free_index(taken: &BTreeSet<ServiceIndex>) -> Option<ServiceIndex> {
     ServiceIndex::all().find(|index| !taken.contains(index))
+}
+
+/// The weights that the members of a row have in a table.
+fn weights_of(row: &Row, factors: &Factors) -> Vec<u64> {
+    row.members.iter().map(|(address, weight)| factors.of(*address).times(*weight)).collect()
 }
 
 fn table(weights: &[u64], slots: &[Slot], length: u32) -> Arc<[Slot]> {

@@ -7,6 +7,8 @@
 //! subsets, because a report is of all that a backend gets. Reads no clock, and no function whose last bit differs from one machine to
 //! the next.
 
+pub mod by_address;
+
 pub mod factor;
 
 pub mod a58;
@@ -26,6 +28,7 @@ use std::time::Duration;
 use crate::reports::Load;
 
 use a58::A58;
+use by_address::ByAddress;
 use factor::{Factor, Factors};
 use feedback::Feedback;
 use flows::Flows;
@@ -177,7 +180,7 @@ pub struct Seen {
 }
 
 /// The members of a row by their addresses.
-pub type SeenRow = BTreeMap<SocketAddr, Seen>;
+pub type SeenRow = ByAddress<Seen>;
 
 /// A row, as it is when a law looks at it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -352,7 +355,9 @@ impl Control {
     /// Looks at the reports, [`TICK`] after the last time. Proposes factors if they differ enough from those in force to be worth a
     /// table. They are in force once [`Control::publish`] is called with them; until then they are proposed again.
     pub fn tick(&mut self, now: Duration, look: &Look) -> Option<Proposal> {
-        self.readiness.look(now, look.row.iter().map(|(address, seen)| (*address, seen.is_available)));
+        if self.rules.slow_start.is_some() || self.rules.law == Some(Law::A58) {
+            self.readiness.look(now, look.row.iter().map(|(address, seen)| (*address, seen.is_available)));
+        }
         let holds = self.holds_of(now, look);
         self.reporting = reporting(now, &look.row);
         let acts = self.acts();
@@ -429,8 +434,9 @@ impl Control {
             let law = law.of(address);
             (address, if part < 1.0 { Factor::of(law.number() * part) } else { law })
         };
-        let is_any = look.row.keys().any(|address| self.readiness.part(*address, window, now) < 1.0);
-        if is_any { look.row.keys().map(factor).collect() } else { law }
+        let members = look.row.keys();
+        let is_any = members.clone().any(|address| self.readiness.part(*address, window, now) < 1.0);
+        if is_any { members.map(factor).collect() } else { law }
     }
 
     /// What is decided by something else than load.

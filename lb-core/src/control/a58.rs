@@ -57,7 +57,7 @@ impl A58 {
         // Whoever asks for nothing gets nothing.
         let row: SeenRow =
             row.iter().filter(|(_, seen)| seen.weight > 0).map(|(at, seen)| (*at, *seen)).collect();
-        for (&address, Seen { heard, .. }) in &row {
+        for (&address, Seen { heard, .. }) in row.iter() {
             if let Some(heard) = heard {
                 self.hear(address, heard, ready_since(address));
             }

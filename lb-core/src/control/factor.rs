@@ -1,7 +1,8 @@
 //! How much more or less than its structural share a member gets, as whole numbers: the same table on every machine.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
+
+use super::by_address::ByAddress;
 
 /// How much more or less than its structural weight a member has, in units of 1/65,536.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,7 +49,7 @@ impl Factor {
 
 /// The factors of members; of those that are not named it is 1.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Factors(BTreeMap<SocketAddr, Factor>);
+pub struct Factors(ByAddress<Factor>);
 
 impl Factors {
     /// That of a member.
@@ -56,7 +57,7 @@ impl Factors {
         self.0.get(&address).copied().unwrap_or(Factor::ONE)
     }
 
-    /// All that are named.
+    /// All that are named, in the order of their addresses.
     pub fn iter(&self) -> impl Iterator<Item = (SocketAddr, Factor)> + '_ {
         self.0.iter().map(|(address, factor)| (*address, *factor))
     }

@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::by_address::ByAddress;
 use super::factor::{Factor, Factors};
 use super::flows::Flows;
 use super::{Heard, Hold, Look, Seen, SeenRow, TICK, float, thousandths};
@@ -68,7 +69,7 @@ const SETTLED: u32 = 3;
 /// What is remembered of the members of one row.
 #[derive(Clone, Debug, Default)]
 pub struct Feedback {
-    members: BTreeMap<SocketAddr, Remembered>,
+    members: ByAddress<Remembered>,
     /// The gain of the last step; `None` before the first.
     gain: Option<f64>,
 }
@@ -213,7 +214,7 @@ impl Feedback {
         let smoothed = life.mul_f64(SMOOTHED_LIVES);
         let part = TICK.as_secs_f64() / (TICK + smoothed).as_secs_f64();
         let (mut slowest, mut silent) = (Duration::ZERO, 0);
-        for (&address, seen) in row {
+        for (&address, seen) in row.iter() {
             // Whoever asks for nothing gets nothing.
             let Some(remembered) = self.members.get_mut(&address) else { continue };
             remembered.hold = None;
@@ -293,7 +294,9 @@ impl Feedback {
             remembered.acting *= scale;
         }
         for (&address, _) in row.iter().filter(|(_, seen)| seen.weight > 0) {
-            self.members.entry(address).or_insert(Remembered::of(1.0, None));
+            if self.members.get(&address).is_none() {
+                self.members.insert(address, Remembered::of(1.0, None));
+            }
         }
     }
 

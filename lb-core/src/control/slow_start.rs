@@ -1,9 +1,10 @@
 //! Slow start: a member that is new, or available again, gets a part of its share that grows with the time, as Envoy's does
 //! (`slow_start_config` with an aggression of 1): caches and connection pools fill before the whole load comes.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
+
+use super::by_address::ByAddress;
 
 /// The least part of its share that a member has (`min_weight_percent`).
 const LEAST: f64 = 0.1;
@@ -15,7 +16,7 @@ const SECOND: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     /// `None` for those that are not.
-    since: BTreeMap<SocketAddr, Option<Duration>>,
+    since: ByAddress<Option<Duration>>,
     has_begun: bool,
 }
 
@@ -26,6 +27,7 @@ impl Readiness {
         let (mut changed, is_first) = (Vec::new(), !self.has_begun);
         let first = if self.has_begun { now } else { Duration::ZERO };
         let before = std::mem::take(&mut self.since);
+        let mut since_now = Vec::new();
         for (address, is_available) in row {
             let since = match before.get(&address) {
                 Some(Some(since)) => *since,
@@ -36,9 +38,10 @@ impl Readiness {
             if !is_first && before.get(&address).is_none_or(|before| before.is_some() != is_available) {
                 changed.push(address);
             }
-            self.since.insert(address, since);
+            since_now.push((address, since));
             self.has_begun = true;
         }
+        self.since = since_now.into_iter().collect();
         changed
     }
 

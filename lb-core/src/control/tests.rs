@@ -382,7 +382,7 @@ fn a_table_is_published_when_a_share_moves_by_two_percent_or_an_entry() {
     // A share of a tenth; 512 entries are 0.2 % of all, which is 2 % of it.
     assert!(!is(1.02, 512) && is(1.025, 512));
     assert!(!is(1.05, 64) && is(1.2, 64), "an entry of 64 is 1.6 % of all");
-    assert!(!is_worth(&SeenRow::new(), &with(2.0), &Factors::default(), 0), "nobody is there");
+    assert!(!is_worth(&SeenRow::default(), &with(2.0), &Factors::default(), 0), "nobody is there");
 }
 
 #[test]

@@ -1,0 +1,120 @@
+//! Values by address, in one piece and in order: rows are looked through each second, all of a host's, and seldom change.
+
+use std::net::SocketAddr;
+
+/// Values by address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ByAddress<V>(Vec<(SocketAddr, V)>);
+
+impl<V> Default for ByAddress<V> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<V> ByAddress<V> {
+    fn at(&self, address: &SocketAddr) -> Result<usize, usize> {
+        self.0.binary_search_by(|(known, _)| known.cmp(address))
+    }
+
+    /// Whether an address has a value.
+    pub fn contains_key(&self, address: &SocketAddr) -> bool {
+        self.at(address).is_ok()
+    }
+
+    /// The value of an address.
+    pub fn get(&self, address: &SocketAddr) -> Option<&V> {
+        self.at(address).ok().map(|at| &self.0[at].1)
+    }
+
+    /// The same, to change it.
+    pub fn get_mut(&mut self, address: &SocketAddr) -> Option<&mut V> {
+        self.at(address).ok().map(|at| &mut self.0[at].1)
+    }
+
+    /// Puts a value in, in place of another one that the address has. Takes time in proportion to how many there are.
+    pub fn insert(&mut self, address: SocketAddr, value: V) {
+        match self.at(&address) {
+            Ok(at) => self.0[at].1 = value,
+            Err(at) => self.0.insert(at, (address, value)),
+        }
+    }
+
+    /// Takes the value of an address out.
+    pub fn remove(&mut self, address: &SocketAddr) -> Option<V> {
+        self.at(address).ok().map(|at| self.0.remove(at).1)
+    }
+
+    /// All of them, in the order of their addresses.
+    pub fn iter(&self) -> impl Iterator<Item = (&SocketAddr, &V)> + Clone {
+        self.0.iter().map(|(address, value)| (address, value))
+    }
+
+    /// The addresses, in their order.
+    pub fn keys(&self) -> impl Iterator<Item = &SocketAddr> + Clone {
+        self.0.iter().map(|(address, _)| address)
+    }
+
+    /// The values, in the order of their addresses.
+    pub fn values(&self) -> impl Iterator<Item = &V> {
+        self.0.iter().map(|(_, value)| value)
+    }
+
+    /// The same, to change them.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
+        self.0.iter_mut().map(|(_, value)| value)
+    }
+
+    /// Keeps those for which it says so.
+    pub fn retain(&mut self, mut is_kept: impl FnMut(&SocketAddr, &mut V) -> bool) {
+        self.0.retain_mut(|(address, value)| is_kept(address, value));
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl<V> FromIterator<(SocketAddr, V)> for ByAddress<V> {
+    /// Of values that one address has the last counts.
+    fn from_iter<I: IntoIterator<Item = (SocketAddr, V)>>(values: I) -> Self {
+        let mut values: Vec<(SocketAddr, V)> = values.into_iter().collect();
+        if !values.is_sorted_by(|(a, _), (b, _)| a < b) {
+            // Stable, and what follows keeps the first of equal ones.
+            values.reverse();
+            values.sort_by_key(|(address, _)| *address);
+            values.dedup_by(|(later, _), (first, _)| later == first);
+        }
+        Self(values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(port: u16) -> SocketAddr {
+        ([10, 0, 0, 1], port).into()
+    }
+
+    #[test]
+    fn it_is_a_map() {
+        let mut map: ByAddress<u32> =
+            [(3, 30), (1, 10), (3, 31), (2, 20)].map(|(at, is)| (address(at), is)).into_iter().collect();
+        assert_eq!(map.values().copied().collect::<Vec<_>>(), [10, 20, 31]);
+        map.insert(address(2), 21);
+        map.insert(address(0), 1);
+        assert_eq!((map.get(&address(2)), map.get(&address(9)), map.len()), (Some(&21), None, 4));
+        assert_eq!((map.remove(&address(1)), map.remove(&address(1))), (Some(10), None));
+        map.retain(|_, value| *value > 1);
+        *map.get_mut(&address(3)).unwrap() += 1;
+        assert_eq!(map.iter().map(|(at, is)| (at.port(), *is)).collect::<Vec<_>>(), [(2, 21), (3, 32)]);
+        assert!(!map.is_empty() && ByAddress::<u32>::default().is_empty());
+    }
+}
