@@ -128,8 +128,8 @@ enum Event {
     Antagonize(u32),
     /// A backend has started long enough ago.
     WarmedUp(u32),
-    /// All backends report their load.
-    ReportLoads,
+    /// A backend reports its load.
+    ReportLoad(u32),
     /// A client's weights follow load.
     TickControl(u32),
     /// A client's size follows load.
@@ -299,7 +299,7 @@ impl<'a> World<'a> {
             world.queue.push(fail.at.us, Event::Fail { fail: position, times: fail.times });
         }
         if run.follows_load(&scenario.jobs) {
-            world.report_loads();
+            world.begin_to_report();
         }
         world.queue.push(scenario.measure_from.us, Event::Measure);
         if scenario.machines.antagonist.is_some() && scenario.has_costs() {
@@ -351,7 +351,7 @@ impl<'a> World<'a> {
             Event::Wake(backend) => self.wake(backend),
             Event::Antagonize(backend) => self.antagonize(backend),
             Event::WarmedUp(backend) => self.change_speed(backend),
-            Event::ReportLoads => self.report_loads(),
+            Event::ReportLoad(backend) => self.report_load(backend),
             Event::TickControl(client) => self.tick_control(client),
             Event::LookAtFlows(client) => self.look_at_flows(client),
             Event::Measure => self.measure(),

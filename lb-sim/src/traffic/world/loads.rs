@@ -1,6 +1,6 @@
 //! What backends report of their load, and when clients look at it.
 //!
-//! Every backend measures at the same times, and sends to whoever asks; a client sees the newest report that has reached it. Must not
+//! Every backend measures at times of its own, and sends to whoever asks; a client sees the newest report that has reached it. Must not
 //! decide what follows: a client's [`Control`](lb_core::control::Control) does.
 
 use std::collections::VecDeque;
@@ -10,6 +10,7 @@ use lb_core::control::{Heard, TICK};
 use lb_core::reports::Load;
 use lb_core::subset::random::{SplitMix64, mix64};
 
+use super::clients::number;
 use super::{Event, World};
 use crate::metrics::float;
 use crate::traffic::document::ReportsTable;
@@ -41,36 +42,42 @@ struct SentReport {
 }
 
 impl World<'_> {
-    /// All backends that run measure their load, and send it to whoever asks.
-    pub(super) fn report_loads(&mut self) {
+    /// Backends begin to measure, each at its own time: agents are not started together.
+    pub(super) fn begin_to_report(&mut self) {
         let Some(table) = self.scenario.reports else { return };
-        let (now, cores) = (self.now, f64::from(self.scenario.machines.cores));
-        let number = now / table.interval.us;
-        for (index, backend) in self.backends.iter().enumerate() {
-            let reporting = &mut self.reporting[index];
-            // What reports is beside the backend: it goes on where that is ill.
-            if !backend.running {
-                reporting.measured.clear();
-                continue;
-            }
-            let (busy_us, waited_us) = self.machines[index].busy_and_waited_us(now);
-            let now_sums =
-                Sums { at_us: now, busy_us, waited_us, arrivals: backend.load, errors: backend.errors };
-            let since = |sums: &Sums| now - sums.at_us;
-            while reporting.measured.get(1).is_some_and(|next| since(next) >= table.window.us) {
-                reporting.measured.pop_front();
-            }
-            if let Some(before) = reporting.measured.front() {
-                let load = load_of(before, &now_sums, cores, table);
-                reporting.sent.push_back(SentReport { number, at_us: now, load });
-            }
-            reporting.measured.push_back(now_sums);
-            let kept_us = table.delay.us + table.spread.us + KEPT * table.interval.us;
-            while reporting.sent.front().is_some_and(|sent| now - sent.at_us > kept_us) {
-                reporting.sent.pop_front();
-            }
+        for backend in 0..number(self.backends.len()) {
+            let first = SplitMix64::new(mix64(&[self.seed, 13, backend.into()])).below(table.interval.us);
+            self.queue.push(first, Event::ReportLoad(backend));
         }
-        self.queue.push(now + table.interval.us, Event::ReportLoads);
+    }
+
+    /// A backend that runs measures its load, and sends it to whoever asks.
+    pub(super) fn report_load(&mut self, backend: u32) {
+        let Some(table) = self.scenario.reports else { return };
+        let (now, cores, index) = (self.now, f64::from(self.scenario.machines.cores), backend as usize);
+        self.queue.push(now + table.interval.us, Event::ReportLoad(backend));
+        let (backend, reporting) = (&self.backends[index], &mut self.reporting[index]);
+        // What reports is beside the backend: it goes on where that is ill.
+        if !backend.running {
+            reporting.measured.clear();
+            return;
+        }
+        let (busy_us, waited_us) = self.machines[index].busy_and_waited_us(now);
+        let now_sums =
+            Sums { at_us: now, busy_us, waited_us, arrivals: backend.load, errors: backend.errors };
+        let since = |sums: &Sums| now - sums.at_us;
+        while reporting.measured.get(1).is_some_and(|next| since(next) >= table.window.us) {
+            reporting.measured.pop_front();
+        }
+        if let Some(before) = reporting.measured.front() {
+            let load = load_of(before, &now_sums, cores, table);
+            reporting.sent.push_back(SentReport { number: now / table.interval.us, at_us: now, load });
+        }
+        reporting.measured.push_back(now_sums);
+        let kept_us = table.delay.us + table.spread.us + KEPT * table.interval.us;
+        while reporting.sent.front().is_some_and(|sent| now - sent.at_us > kept_us) {
+            reporting.sent.pop_front();
+        }
     }
 
     /// The newest report of a backend that has reached a client.
