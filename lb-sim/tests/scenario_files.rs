@@ -132,7 +132,7 @@ fn a_failure_says_of_whom_how_long_and_how_often() {
     fail("share = 101", "12:9: 101 is not a whole number from 1 to 100");
     fail(
         "share = 1\nmode = \"dead\"",
-        "13:8: unknown variant `dead`, expected one of `refuse`, `blackhole`, `reset_at_once`, `slow`, `errors`",
+        "13:8: unknown variant `dead`, expected one of `refuse`, `blackhole`, `reset_at_once`, `slow`, `errors`, `hang`, `lies`, `silent`",
     );
     fail(
         "share = 1\nslowdown = 2.0",
@@ -143,6 +143,22 @@ fn a_failure_says_of_whom_how_long_and_how_often() {
         "9:1: a backend that is 0.5 times as slow: write 1 to 1000",
     );
     fail("share = 1\ntimeout = \"1s\"", "9:1: only connects that nobody answers have a timeout");
+    fail("share = 1\nmode = \"lies\"", "9:1: whoever lies says something: write utilization, as in 0.01");
+    fail(
+        "share = 1\nmode = \"lies\"\nutilization = 4.1",
+        "9:1: a utilization of 4.1 that is reported: write 0 to 4",
+    );
+    fail("share = 1\nmode = \"lies\"\nutilization = -0.1", "9:1: a utilization of -0.1 that is reported");
+    fail(
+        "share = 1\nmode = \"hang\"\nutilization = 0.5",
+        "9:1: only who lies reports a utilization that it has not: leave it out, or write mode = \"lies\"",
+    );
+    for mode in ["lies\"\nutilization = 0.01", "silent\""] {
+        fail(
+            &format!("share = 1\nmode = \"{mode}"),
+            "9:1: nobody hears what backends report: write reports = { delay = \"10ms\" }, or another mode",
+        );
+    }
     fail("share = 1\nevery = \"3s\"", "9:1: a failure that comes again has both: write every and times");
     fail("share = 1\ntimes = 3", "9:1: a failure that comes again has both: write every and times");
     fail(
@@ -176,6 +192,16 @@ fn a_failure_says_of_whom_how_long_and_how_often() {
     };
     assert!(read(&silent(1_000)).is_ok());
     check(&silent(1_001), "x.toml:5:1: there would be 2002000 requests and connections alive at a time");
+    // What hangs as well, unless it is given up before.
+    let hangs = |seconds: u32, timeout: &str| {
+        let fail = at(1, "mode = \"hang\"\n").replace("for = \"1s\"", &format!("for = \"{seconds}s\""));
+        format!("{START}{JOB}interval = \"1ms\"\n{timeout}{fail}")
+            .replace("\"10s\"", "\"5000s\"")
+            .replace("step = \"1s\"", "step = \"1h\"")
+    };
+    assert!(read(&hangs(1_000, "")).is_ok());
+    check(&hangs(1_001, ""), "x.toml:5:1: there would be 2002000 requests and connections alive at a time");
+    assert!(read(&hangs(1_001, "timeout = \"1s\"\n")).is_ok());
 }
 
 #[test]

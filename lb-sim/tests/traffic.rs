@@ -56,6 +56,7 @@ fn a_backend_that_goes_takes_its_connections_and_its_part_with_it() {
         load: all(2.0),
         utilization: 1.0,
         cpu: None,
+        weights: None,
         counts: Counts { arrivals: 4, served: 2, opened: 4, closed: 2, ..Counts::default() },
         jobs: Vec::new(),
     };

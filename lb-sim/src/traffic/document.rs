@@ -313,6 +313,8 @@ pub struct FailTable {
     pub mode: FailMode,
     /// How many times as slow those are that are slow.
     pub slowdown: Option<f64>,
+    /// The utilization that those report that lie.
+    pub utilization: Option<f64>,
     /// After how long a client gives up a connect that nobody answers.
     pub timeout: Option<Span>,
     /// From the beginning of one time to that of the next.
@@ -336,12 +338,21 @@ pub enum FailMode {
     Slow,
     /// They are established, and every request is answered with an error at once, which only the application can see.
     Errors,
+    /// They are established, and nothing is answered: the process hangs, and does nothing.
+    Hang,
+    /// They are served, and the backend reports the same utilization whatever it does.
+    Lies,
+    /// They are served, and the backend reports no load.
+    Silent,
 }
 
 impl FailMode {
     /// Whether connections to such a backend can be established and kept.
     pub const fn is_up(self) -> bool {
-        matches!(self, Self::Slow | Self::Errors)
+        match self {
+            Self::Refuse | Self::Blackhole | Self::ResetAtOnce => false,
+            Self::Slow | Self::Errors | Self::Hang | Self::Lies | Self::Silent => true,
+        }
     }
 }
 
@@ -363,6 +374,8 @@ pub struct RunTable {
     pub ejection: Option<EjectionChoice>,
     /// How all tasks pick.
     pub policy: Option<PolicyName>,
+    /// How clients hear what backends say of themselves.
+    pub reports: Option<ReportsTable>,
     /// What moves weights by load, in all jobs.
     pub load: Option<LoadChoice>,
     /// How long slow start takes, in all jobs.

@@ -102,6 +102,11 @@ impl Run {
     pub fn follows_load(&self, jobs: &[JobTable]) -> bool {
         jobs.iter().any(|job| self.differs.load.unwrap_or(job.load).0.is_some())
     }
+
+    /// How clients hear in it what backends say of themselves, if these do.
+    pub fn reports(&self, scenario: &Scenario) -> Option<ReportsTable> {
+        self.differs.reports.or(scenario.reports)
+    }
 }
 
 /// Why a file is no scenario.
@@ -185,6 +190,7 @@ impl Scenario {
         };
         scenario.check_restarts(&document.restart)?;
         check_ejection(&document)?;
+        fails::check_reports(&scenario, &document.fail)?;
         jobs::check(&scenario, &document.job)?;
         cost::check(&scenario, &document)?;
         let weights = scenario.weights_of(&document.backends.weights)?;
@@ -284,20 +290,23 @@ fn most_backends(document: &ScenarioDocument) -> u32 {
 /// How clients hear what backends say.
 fn reports(document: &ScenarioDocument) -> Result<Option<ReportsTable>, SpannedFault> {
     let Some(spanned) = &document.reports else { return Ok(None) };
-    let table = *spanned.get_ref();
+    check_reports(*spanned.get_ref()).map_err(|message| (spanned.span(), message))?;
+    Ok(Some(*spanned.get_ref()))
+}
+
+fn check_reports(table: ReportsTable) -> Result<(), String> {
     for (name, value) in [("interval", table.interval), ("window", table.window)] {
         if value.us < 100_000 {
-            return Err((spanned.span(), format!("{name} is \"{value}\": write at least \"100ms\"")));
+            return Err(format!("{name} is \"{value}\": write at least \"100ms\""));
         }
     }
     if table.window < table.interval {
-        let message = format!(
+        return Err(format!(
             "window is \"{}\", and reports come every \"{}\": write at least that",
             table.window, table.interval
-        );
-        return Err((spanned.span(), message));
+        ));
     }
-    Ok(Some(table))
+    Ok(())
 }
 
 /// Refuses ejection where it would have nothing to judge.
@@ -417,6 +426,7 @@ fn runs(tables: &[Spanned<RunTable>]) -> Result<Vec<Run>, SpannedFault> {
         let table = spanned.get_ref();
         let of_algorithm = table.algorithm.map(|algorithm| algorithm.0.name());
         let named = of_algorithm.or(table.policy.map(|policy| policy.0.name()));
+        table.reports.map_or(Ok(()), check_reports).map_err(|message| (spanned.span(), message))?;
         let name = table.name.clone().map(|name| name.0).or(named.map(ToOwned::to_owned));
         let Some(name) = name else {
             return Err((

@@ -137,12 +137,24 @@ pub struct Row {
     /// Busy core time over cores during the step, of the same backends, if requests cost CPU time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<Spread>,
+    /// What became of clients' weights, in a run in which something moves them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<Weights>,
     /// What happened during the step.
     #[serde(flatten)]
     pub counts: Counts,
     /// The same of each job, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<JobCounts>,
+}
+
+/// What became of clients' weights in a step, where these follow load or members start slowly.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Weights {
+    /// Tables that clients made because factors had moved.
+    pub tables: u64,
+    /// The factors of all members of all clients, at its end.
+    pub factors: Spread,
 }
 
 /// What was counted over a whole run.

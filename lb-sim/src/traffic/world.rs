@@ -33,7 +33,7 @@ use lb_core::subset::random::{SplitMix64, mix64};
 
 use super::assignments::Assignments;
 use super::client::Client;
-use super::document::FailMode;
+use super::document::{FailMode, ReportsTable};
 use super::ejections::{EjectionRow, EjectionTotal};
 use super::machine::Machine;
 use super::queue::Queue;
@@ -171,15 +171,18 @@ struct Backend {
     holders: BTreeSet<(u32, u32)>,
     /// Arrivals since the last row.
     step_load: u64,
-    /// Arrivals in all, and those of them that it answered with an error or rejected.
+    /// Arrivals in all, those of them that it answered with an error or rejected, and those at a time when it hung.
     load: u64,
     errors: u64,
+    hung: u64,
 }
 
 struct World<'a> {
     scenario: &'a Scenario,
     run: &'a Run,
     seed: u64,
+    /// How clients hear what backends say of themselves, if these do.
+    reports: Option<ReportsTable>,
     now: u64,
     queue: Queue<Event>,
     backends: Vec<Backend>,
@@ -197,6 +200,8 @@ struct World<'a> {
     failing: Vec<u32>,
     /// After how long a connect to them is given up, if they are silent.
     timeout_us: u64,
+    /// The utilization that they report if they lie, in thousandths.
+    lie: u32,
     judged: Judged,
     /// Times of the requests that were served since measuring began, in microseconds.
     latency: Histogram<u64>,
@@ -209,6 +214,8 @@ struct World<'a> {
     by_job: Vec<JobCounts>,
     by_job_at_last_row: Vec<JobCounts>,
     connections_at_start: u64,
+    /// Tables that clients have made because factors had moved, since the last row.
+    tables: u64,
 }
 
 impl<'a> World<'a> {
@@ -229,6 +236,7 @@ impl<'a> World<'a> {
             step_load: 0,
             load: 0,
             errors: 0,
+            hung: 0,
         };
         let jobs = scenario.jobs.iter().enumerate();
         let jobs = jobs.map(|(position, table)| Job::new(scenario, run, position, table, seed, subset_seed));
@@ -249,6 +257,7 @@ impl<'a> World<'a> {
             scenario,
             run,
             seed,
+            reports: run.reports(scenario),
             now: 0,
             queue: Queue::default(),
             backends: scenario.weights.iter().map(backend).collect(),
@@ -261,6 +270,7 @@ impl<'a> World<'a> {
             version: 0,
             failing: Vec::new(),
             timeout_us: 0,
+            lie: 0,
             judged: Judged::default(),
             // Three digits, and whatever is longer counts as the longest.
             latency: Histogram::new_with_max(MAX_LATENCY_US, 3).expect("the bounds are fine"),
@@ -271,6 +281,7 @@ impl<'a> World<'a> {
             by_job_at_last_row: by_job.clone(),
             by_job,
             connections_at_start: 0,
+            tables: 0,
         };
         world.set_backends(scenario.backends, 0);
         for job in 0..world.jobs.len() {

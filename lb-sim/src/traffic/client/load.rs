@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use lb_common::abi::NO_SLOT;
 use lb_core::balancer::Fact;
+use lb_core::control::factor::Factors;
 use lb_core::control::flows::{Lives, OfLate};
 use lb_core::control::{Control, ControlRules, Heard, Look, Seen, SeenRow};
 
@@ -60,19 +61,34 @@ impl Following {
 }
 
 impl Client {
-    /// Looks at the newest reports that have come, and brings its tables up to date if that is worth it.
-    pub fn follow_load(&mut self, now: Duration, heard: impl Fn(u32) -> Option<Heard>) {
-        let Some(mut following) = self.following.take() else { return };
+    /// Looks at the newest reports that have come, and brings its tables up to date if that is worth it. Returns whether it was.
+    pub fn follow_load(&mut self, now: Duration, heard: impl Fn(u32) -> Option<Heard>) -> bool {
+        let Some(mut following) = self.following.take() else { return false };
         let open: u32 = self.links.iter().flatten().map(|link| link.flows).sum();
         following.lives.tick(f64::from(std::mem::take(&mut following.begun)), f64::from(open));
         let look = self.look(&following, heard);
         following.of_late.iter_mut().for_each(OfLate::tick);
-        if let Some(proposal) = following.control.tick(now, &look) {
+        let proposal = following.control.tick(now, &look);
+        let is_worth_it = proposal.is_some();
+        if let Some(proposal) = proposal {
             following.control.publish(proposal.factors.clone());
-            self.balancer.handle(now, Fact::Factors(0, proposal.factors)).expect("it takes no room");
-            self.publish();
+            self.put_in_force(now, proposal.factors);
         }
         self.following = Some(following);
+        is_worth_it
+    }
+
+    fn put_in_force(&mut self, now: Duration, factors: Factors) {
+        self.balancer.handle(now, Fact::Factors(0, factors)).expect("it takes no room");
+        self.publish();
+    }
+
+    /// The factors of its members, as they are in force.
+    pub fn factors(&self) -> Vec<f64> {
+        let Some(following) = &self.following else { return Vec::new() };
+        let in_force = following.control.in_force();
+        let members = self.balancer.weights(0).iter().filter(|(_, weight)| *weight > 0);
+        members.map(|(address, _)| in_force.of(*address).number()).collect()
     }
 
     /// Members have come, or are available again or no longer: who begins slowly does so at once.
@@ -82,8 +98,7 @@ impl Client {
         let members = row.row.iter().map(|(address, seen)| (*address, seen.is_available));
         if let Some(factors) = following.control.arrange(now, members, row.is_panic) {
             following.control.publish(factors.clone());
-            self.balancer.handle(now, Fact::Factors(0, factors)).expect("it takes no room");
-            self.publish();
+            self.put_in_force(now, factors);
         }
         self.following = Some(following);
     }

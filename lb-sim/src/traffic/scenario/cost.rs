@@ -8,7 +8,7 @@ use std::ops::Range;
 use lb_core::service::Size;
 use toml::Spanned;
 
-use super::{NewSize, Run, Scenario, SpannedFault};
+use super::{Fail, NewSize, Run, Scenario, SpannedFault};
 use crate::metrics::float;
 use crate::traffic::document::{FailMode, JobTable, MAX_CLIENTS, ScenarioDocument};
 
@@ -78,8 +78,12 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
     let runs = scenario.runs.len() as u64 * u64::from(scenario.seeds);
     let (mut most, mut started, mut arrivals, mut all_alive, mut members) = (0u64, 0u64, 0u64, 0u64, 0u64);
     let mut resized = 0u64;
-    let silent = scenario.fails.iter().filter(|fail| fail.how == FailMode::Blackhole);
-    let timeout_us = silent.map(|fail| fail.timeout.us).max().unwrap_or(0);
+    let unanswered_us = |fail: &Fail| match fail.how {
+        FailMode::Blackhole => fail.timeout.us,
+        FailMode::Hang => fail.lasts.us.min(scenario.duration.us - fail.at.us),
+        _ => 0,
+    };
+    let unanswered_us = scenario.fails.iter().map(unanswered_us).max().unwrap_or(0);
     let mut first = 0;
     for spanned in &document.job {
         let (span, job) = (spanned.span(), spanned.get_ref());
@@ -95,7 +99,7 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
             return Err((span, message.into()));
         }
         for run in &scenario.runs {
-            let Demand { each, alive: at_a_time } = demand(scenario, job, run, timeout_us);
+            let Demand { each, alive: at_a_time } = demand(scenario, job, run, unanswered_us);
             let plays = u64::from(scenario.seeds);
             arrivals = arrivals.saturating_add(clients.most.saturating_mul(each).saturating_mul(plays));
             limit(&span, "arrivals of all runs", arrivals, MAX_ARRIVALS)?;
@@ -128,24 +132,25 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
         let changes = changes.saturating_mul(backends).saturating_mul(runs);
         limit(&span, "times that neighbours come or go, in all runs", changes, MAX_NEIGHBOURS)?;
     }
-    if let Some(table) = scenario.reports {
-        let jobs: Vec<JobTable> = document.job.iter().map(|job| job.get_ref().clone()).collect();
-        let of_load = scenario.runs.iter().filter(|run| run.follows_load(&jobs)).count() as u64;
-        let of_load = of_load * u64::from(scenario.seeds);
+    let jobs: Vec<JobTable> = document.job.iter().map(|job| job.get_ref().clone()).collect();
+    let (mut looks, mut measured) = (0u64, 0u64);
+    for run in scenario.runs.iter().filter(|run| run.follows_load(&jobs)) {
+        let Some(table) = run.reports(scenario) else { continue };
         let span = document.reports.as_ref().map_or(0..0, Spanned::span);
         // Each look goes past the reports that are still on their way.
         let on_their_way = 1 + (table.delay.us + table.spread.us) / table.interval.us;
-        let looks = scenario.duration.us.div_ceil(1_000_000).saturating_mul(members);
-        let looks = looks.saturating_mul(on_their_way).saturating_mul(of_load);
+        let times = scenario.duration.us.div_ceil(1_000_000).saturating_mul(scenario.seeds.into());
+        looks = looks.saturating_add(times.saturating_mul(members).saturating_mul(on_their_way));
         limit(&span, "looks at reports of load, in all runs", looks, MAX_LOOKS)?;
-        let measured = scenario.duration.us.div_ceil(table.interval.us).saturating_mul(backends);
-        limit(&span, "reports of load, in all runs", measured.saturating_mul(of_load), MAX_LOADS)?;
+        let times = scenario.duration.us.div_ceil(table.interval.us).saturating_mul(scenario.seeds.into());
+        measured = measured.saturating_add(times.saturating_mul(backends));
+        limit(&span, "reports of load, in all runs", measured, MAX_LOADS)?;
     }
     let restarts: u64 = scenario.restarts.iter().map(|restart| 3 * scenario.batches(restart)).sum();
     let changes = restarts + scenario.resizes.len() as u64;
     let spans = [document.restart.first().map(Spanned::span), document.resize.first().map(Spanned::span)];
     let span = spans.into_iter().flatten().next().unwrap_or(0..0);
-    if scenario.reports.is_some() {
+    if scenario.runs.iter().any(|run| run.reports(scenario).is_some()) {
         // Each backend says that it leaves, and that it is back.
         let restarts = scenario.restarts.len() as u64 + 1;
         let reports = 2u64.saturating_mul(restarts).saturating_mul(backends).saturating_mul(started);
@@ -172,7 +177,7 @@ struct Demand {
 
 /// What one task of a job asks for in a run. Where more is asked for than machines can do, what they work on at a time is bounded by
 /// their queues.
-fn demand(scenario: &Scenario, job: &JobTable, Run { differs: run, .. }: &Run, timeout_us: u64) -> Demand {
+fn demand(scenario: &Scenario, job: &JobTable, Run { differs: run, .. }: &Run, unanswered_us: u64) -> Demand {
     let bursts = job.burst.map_or(1.0, |burst| burst.0.mean_factor().max(1.0));
     let peak = job.burst.map_or(1.0, |burst| burst.0.factor.max(1.0));
     let rate = job.rate.map(|rate| run.rate.unwrap_or(rate).0);
@@ -181,7 +186,8 @@ fn demand(scenario: &Scenario, job: &JobTable, Run { differs: run, .. }: &Run, t
     // On the fastest machine that there is.
     let least_us =
         cost_us / scenario.machines.fastest() + float(run.wait.or(job.wait).unwrap_or(job.lasts).us);
-    let held_us = cost_us + float(run.wait.or(job.wait).unwrap_or(job.lasts).us.max(timeout_us));
+    let unanswered_us = job.timeout.map_or(unanswered_us, |timeout| timeout.us.min(unanswered_us));
+    let held_us = cost_us + float(run.wait.or(job.wait).unwrap_or(job.lasts).us.max(unanswered_us));
     let users = job.closed.map(|closed| {
         let round_us = (float(closed.think.us) + least_us).max(1.0);
         f64::from(closed.clients.0) * 1e6 / round_us

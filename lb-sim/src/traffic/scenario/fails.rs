@@ -4,7 +4,7 @@
 
 use toml::Spanned;
 
-use super::{SpannedFault, sorted};
+use super::{Scenario, SpannedFault, sorted};
 use crate::traffic::document::{FailMode, FailTable};
 use crate::traffic::values::Span;
 
@@ -21,6 +21,8 @@ pub struct Fail {
     pub how: FailMode,
     /// How many times as slow those are that are slow.
     pub slowdown: f64,
+    /// The utilization that those report that lie, in thousandths.
+    pub utilization: u32,
     /// After how long a client gives up a connect that nobody answers.
     pub timeout: Span,
     /// From the beginning of one time to that of the next.
@@ -84,7 +86,8 @@ pub(super) fn fails(tables: &[Spanned<FailTable>], end: Span) -> Result<Vec<Fail
 }
 
 fn fail(table: &FailTable) -> Result<Fail, String> {
-    let FailTable { at, lasts, share, backends, mode: how, slowdown, timeout, every, times } = *table;
+    let FailTable { at, lasts, share, backends, mode: how, slowdown, utilization, timeout, every, times } =
+        *table;
     let part = match (share, backends) {
         (Some(share), None) => FailPart::Share(share.0),
         (None, Some(backends)) => FailPart::Count(backends.0),
@@ -119,6 +122,41 @@ fn fail(table: &FailTable) -> Result<Fail, String> {
             return Err("only what is slow has a slowdown: leave it out, or write mode = \"slow\"".into());
         }
     }
+    let utilization = match (utilization, how) {
+        (Some(told), FailMode::Lies) if (0.0..=4.0).contains(&told) => thousandths(told),
+        (Some(told), FailMode::Lies) => {
+            return Err(format!("a utilization of {told} that is reported: write 0 to 4"));
+        }
+        (None, FailMode::Lies) => {
+            return Err("whoever lies says something: write utilization, as in 0.01".into());
+        }
+        (Some(_), _) => {
+            return Err(
+                "only who lies reports a utilization that it has not: leave it out, or write mode = \"lies\""
+                    .into(),
+            );
+        }
+        (None, _) => 0,
+    };
     let (slowdown, timeout) = (slowdown.unwrap_or(SLOWDOWN), timeout.unwrap_or(TIMEOUT));
-    Ok(Fail { at, lasts, part, how, slowdown, timeout, every, times })
+    Ok(Fail { at, lasts, part, how, slowdown, utilization, timeout, every, times })
+}
+
+/// Refuses lies and silence where nobody would hear reports.
+pub(super) fn check_reports(scenario: &Scenario, tables: &[Spanned<FailTable>]) -> Result<(), SpannedFault> {
+    if scenario.runs.iter().any(|run| run.reports(scenario).is_some()) {
+        return Ok(());
+    }
+    let is_of_reports =
+        |table: &&Spanned<FailTable>| matches!(table.get_ref().mode, FailMode::Lies | FailMode::Silent);
+    tables.iter().find(is_of_reports).map_or(Ok(()), |table| {
+        let message =
+            "nobody hears what backends report: write reports = { delay = \"10ms\" }, or another mode";
+        Err((table.span(), message.into()))
+    })
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most 4, and never below 0")]
+fn thousandths(number: f64) -> u32 {
+    (number * 1000.0).round() as u32
 }

@@ -87,9 +87,10 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
 fn check_load(
     scenario: &Scenario,
     job: &JobTable,
-    Run { name, differs: run }: &Run,
+    of_run: &Run,
     span: &Range<usize>,
 ) -> Result<(), SpannedFault> {
+    let Run { name, differs: run } = of_run;
     let law = run.load.unwrap_or(job.load).0;
     let key = match (law, run.slow_start.unwrap_or(job.slow_start).0) {
         (Some(_), _) => "load",
@@ -109,7 +110,7 @@ fn check_load(
         Policy::WeightedRoundRobin | Policy::P2c | Policy::Random => {}
     }
     let Some(law) = law else { return Ok(()) };
-    if scenario.reports.is_none() {
+    if of_run.reports(scenario).is_none() {
         return wrong(format!(
             "load = {:?} follows what backends report: write reports = {{ delay = \"10ms\" }}",
             law.name()

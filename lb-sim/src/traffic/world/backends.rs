@@ -56,7 +56,7 @@ impl World<'_> {
         let (after_us, next) = match stage {
             RestartStage::LameDuck => {
                 for index in indexes {
-                    if self.scenario.reports.is_some() {
+                    if self.reports.is_some() {
                         self.report(index, true);
                     } else {
                         self.set_reported(index, Some(EndpointState::LameDuck));
@@ -92,7 +92,7 @@ impl World<'_> {
 
     /// A backend tells all clients whether it is a lame duck, if it reports.
     fn report(&mut self, backend: u32, is_lame: bool) {
-        let Some(reports) = self.scenario.reports else { return };
+        let Some(reports) = self.reports else { return };
         if self.backends[backend as usize].is_lame == is_lame {
             return;
         }
@@ -114,7 +114,7 @@ impl World<'_> {
 
     /// A client that has just begun asks all backends, and lame ducks say so.
     pub(super) fn ask(&mut self, client: u32) {
-        let Some(reports) = self.scenario.reports else { return };
+        let Some(reports) = self.reports else { return };
         let lame: Vec<u32> = (0..)
             .zip(&self.backends)
             .filter(|(_, backend)| backend.is_lame)
@@ -135,11 +135,12 @@ impl World<'_> {
             match fail.how {
                 FailMode::Refuse | FailMode::Blackhole | FailMode::ResetAtOnce => self.end_connections(index),
                 FailMode::Slow => self.set_slowdown(index, fail.slowdown),
-                FailMode::Errors => {}
+                FailMode::Hang => self.hang(index),
+                FailMode::Errors | FailMode::Lies | FailMode::Silent => {}
             }
         }
         self.failing = indexes;
-        self.timeout_us = fail.timeout.us;
+        (self.timeout_us, self.lie) = (fail.timeout.us, fail.utilization);
         self.queue.push(self.now + fail.lasts.us, Event::Recover);
         if times > 1 {
             self.queue.push(self.now + fail.every.us, Event::Fail { fail: position, times: times - 1 });
@@ -151,7 +152,12 @@ impl World<'_> {
         for index in std::mem::take(&mut self.failing) {
             match self.backends[index as usize].failing.take() {
                 Some(FailMode::Slow) => self.set_slowdown(index, 1.0),
-                Some(FailMode::Errors) | None => {}
+                Some(FailMode::Errors | FailMode::Lies | FailMode::Silent) | None => {}
+                // Nothing else helps a process that hangs: it is started anew.
+                Some(FailMode::Hang) => {
+                    self.end_connections(index);
+                    self.take_up(index);
+                }
                 Some(FailMode::Refuse | FailMode::Blackhole | FailMode::ResetAtOnce) => self.take_up(index),
             }
         }

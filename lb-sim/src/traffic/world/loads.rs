@@ -13,7 +13,7 @@ use lb_core::subset::random::{SplitMix64, mix64};
 use super::clients::number;
 use super::{Event, World};
 use crate::metrics::float;
-use crate::traffic::document::ReportsTable;
+use crate::traffic::document::{FailMode, ReportsTable};
 
 /// What one backend has measured and sent.
 #[derive(Debug, Default)]
@@ -44,7 +44,7 @@ struct SentReport {
 impl World<'_> {
     /// Backends begin to measure, each at its own time: agents are not started together.
     pub(super) fn begin_to_report(&mut self) {
-        let Some(table) = self.scenario.reports else { return };
+        let Some(table) = self.reports else { return };
         for backend in 0..number(self.backends.len()) {
             let first = SplitMix64::new(mix64(&[self.seed, 13, backend.into()])).below(table.interval.us);
             self.queue.push(first, Event::ReportLoad(backend));
@@ -53,24 +53,32 @@ impl World<'_> {
 
     /// A backend that runs measures its load, and sends it to whoever asks.
     pub(super) fn report_load(&mut self, backend: u32) {
-        let Some(table) = self.scenario.reports else { return };
+        let Some(table) = self.reports else { return };
         let (now, cores, index) = (self.now, f64::from(self.scenario.machines.cores), backend as usize);
         self.queue.push(now + table.interval.us, Event::ReportLoad(backend));
         let (backend, reporting) = (&self.backends[index], &mut self.reporting[index]);
         // What reports is beside the backend: it goes on where that is ill.
-        if !backend.running {
+        if !backend.running || backend.failing == Some(FailMode::Silent) {
             reporting.measured.clear();
             return;
         }
         let (busy_us, waited_us) = self.machines[index].busy_and_waited_us(now);
-        let now_sums =
-            Sums { at_us: now, busy_us, waited_us, arrivals: backend.load, errors: backend.errors };
+        let now_sums = Sums {
+            at_us: now,
+            busy_us,
+            waited_us,
+            arrivals: backend.load - backend.hung,
+            errors: backend.errors,
+        };
         let since = |sums: &Sums| now - sums.at_us;
         while reporting.measured.get(1).is_some_and(|next| since(next) >= table.window.us) {
             reporting.measured.pop_front();
         }
         if let Some(before) = reporting.measured.front() {
-            let load = load_of(before, &now_sums, cores, table);
+            let mut load = load_of(before, &now_sums, cores, table);
+            if backend.failing == Some(FailMode::Lies) {
+                load.utilization = Some(self.lie);
+            }
             reporting.sent.push_back(SentReport { number: now / table.interval.us, at_us: now, load });
         }
         reporting.measured.push_back(now_sums);
@@ -82,7 +90,7 @@ impl World<'_> {
 
     /// The newest report of a backend that has reached a client.
     fn heard(&self, client: u32, backend: u32) -> Option<Heard> {
-        let table = self.scenario.reports?;
+        let table = self.reports?;
         let reached = |sent: &SentReport| {
             let mut rng =
                 SplitMix64::new(mix64(&[self.seed, 10, sent.number, backend.into(), client.into()]));
@@ -100,7 +108,9 @@ impl World<'_> {
     /// A client looks at the reports, and its shares follow.
     pub(super) fn tick_control(&mut self, id: u32) {
         self.with_client(id, |world, client| {
-            client.follow_load(Duration::from_micros(world.now), |backend| world.heard(id, backend));
+            let is_made =
+                client.follow_load(Duration::from_micros(world.now), |backend| world.heard(id, backend));
+            world.tables += u64::from(is_made);
             let next = world.now + u64::try_from(TICK.as_micros()).expect("a second");
             world.queue.push(next, Event::TickControl(id));
         });

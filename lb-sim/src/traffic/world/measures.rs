@@ -4,7 +4,7 @@
 
 use super::{Backend, World};
 use crate::metrics::{Spread, float};
-use crate::traffic::tally::{LoadTotal, Row, Total, utilization_of};
+use crate::traffic::tally::{LoadTotal, Row, Total, Weights, utilization_of};
 
 impl World<'_> {
     /// Connections that are open now.
@@ -43,9 +43,17 @@ impl World<'_> {
             load: Spread::of(&loads),
             utilization: utilization_of(&loads),
             cpu: self.scenario.has_costs().then(|| Spread::of(&cpu)),
+            weights: self.weights(),
             counts: self.counts.since(before),
             jobs,
         }
+    }
+
+    /// What has become of clients' weights since the last row, if something moves them.
+    fn weights(&mut self) -> Option<Weights> {
+        let tables = std::mem::take(&mut self.tables);
+        let factors: Vec<f64> = self.clients.iter().flatten().flat_map(|client| client.factors()).collect();
+        (!factors.is_empty()).then(|| Weights { tables, factors: Spread::of(&factors) })
     }
 
     /// Measuring begins.

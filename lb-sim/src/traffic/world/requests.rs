@@ -284,6 +284,9 @@ impl World<'_> {
             self.end_flow(id, client, request);
             let why = if is_broken { Failure::Answered } else { Failure::Rejected };
             self.fail_request(request, why);
+        } else if to.failing == Some(FailMode::Hang) {
+            to.hung += 1;
+            self.requests.at(request).stage = Stage::Held;
         } else if self.jobs[job].table.cost.is_some() {
             self.requests.at(request).stage = Stage::OnMachine;
             self.work(backend, request, cost_ps);
@@ -298,6 +301,17 @@ impl World<'_> {
         held.stage = Stage::Held;
         let ends_us = self.now + held.wait_us;
         self.queue.push(ends_us, Event::Finish(self.requests.reference(request)));
+    }
+
+    /// A backend does nothing any more. What needs no CPU time ends as it would have.
+    pub(super) fn hang(&mut self, backend: u32) {
+        for request in self.take_off_machine(backend) {
+            if self.requests.is_waited_for(request) {
+                self.requests.at(request).stage = Stage::Held;
+            } else {
+                self.lose(request);
+            }
+        }
     }
 
     /// A machine has given a request the CPU time that it needs.
@@ -430,7 +444,9 @@ impl World<'_> {
                 self.blame(client, slot, is_trial, Ending::Reset);
                 self.fail_request(request, Failure::Cut);
             }
-            FailMode::Slow | FailMode::Errors => unreachable!("connects to such a backend are established"),
+            FailMode::Slow | FailMode::Errors | FailMode::Hang | FailMode::Lies | FailMode::Silent => {
+                unreachable!("connects to such a backend are established")
+            }
         }
     }
 

@@ -112,12 +112,15 @@ impl World<'_> {
         }
     }
 
+    /// A machine works on nothing any more: on what it did until now.
+    pub(super) fn take_off_machine(&mut self, backend: u32) -> Vec<u32> {
+        let now = self.now;
+        self.machines[backend as usize].machine.clear(now)
+    }
+
     /// What was on a machine is lost.
     pub(super) fn clear_machine(&mut self, backend: u32) {
-        let now = self.now;
-        for request in self.machines[backend as usize].machine.clear(now) {
-            self.lose(request);
-        }
+        self.take_off_machine(backend).into_iter().for_each(|request| self.lose(request));
     }
 
     /// Neighbours take another part of a machine from now on.

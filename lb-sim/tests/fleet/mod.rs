@@ -1,0 +1,53 @@
+//! A small fleet in which machines, clients and subsets differ, without what chance makes uneven: of what weights do that follow load.
+
+use lb_sim::traffic::scenario::Scenario;
+use lb_sim::traffic::tally::{Row, Weights};
+use lb_sim::traffic::{Report, play};
+
+/// Half of the machines can do less than half of what the others can, and a third of all is asked for.
+pub const FLEET: &str = r#"
+title = "unequal"
+duration = "180s"
+step = "10s"
+measure_from = "130s"
+reports = { delay = "5ms", spread = "10ms" }
+[backends]
+count = 20
+cores = 4
+speed = { alternate = [1.0, 2.5] }
+[[job]]
+name = "one"
+tasks = 20
+size = 6
+traffic = "connections"
+algorithm = "random"
+rate = 60.0
+skew = 0.5
+cost = { mean = "35ms", exact = true }
+"#;
+
+pub fn played(text: &str) -> Report {
+    let scenario = Scenario::read("test", "test.toml", text);
+    play(&scenario.unwrap_or_else(|fault| panic!("{fault}\n{text}")), 1)
+}
+
+/// The rows of a run that end later than `from` and not after `to`, in seconds.
+pub fn rows<'a>(report: &'a Report, run: &str, (from, to): (u64, u64)) -> Vec<&'a Row> {
+    let is_within = |row: &&Row| row.at_us > from * 1_000_000 && row.at_us <= to * 1_000_000;
+    let rows: Vec<&Row> = report.steps.iter().filter(|row| row.run == run).filter(is_within).collect();
+    assert!(!rows.is_empty(), "{run}: no row from {from} to {to} s");
+    rows
+}
+
+pub fn weights(row: &Row) -> Weights {
+    row.weights.expect("something moves weights")
+}
+
+/// CPU of the busiest backend over that of the least busy one, in each of these rows.
+pub fn busiest_over_least(rows: &[&Row]) -> Vec<f64> {
+    rows.iter().filter_map(|row| row.cpu).map(|cpu| cpu.max / cpu.min).collect()
+}
+
+pub fn most(numbers: &[f64]) -> f64 {
+    numbers.iter().copied().fold(0.0, f64::max)
+}

@@ -1,0 +1,193 @@
+//! Weights that follow load, where backends lie, hang, fall silent or start, and where too few are left: no herd, and no fight.
+
+mod fleet;
+
+use fleet::{FLEET, busiest_over_least, most, played, rows, weights};
+use lb_sim::metrics::float;
+use lb_sim::traffic::Report;
+use lb_sim::traffic::figures::RunFigures;
+use lb_sim::traffic::tally::Row;
+
+const RUNS: &str = r#"
+[[run]]
+name = "structural"
+[[run]]
+name = "a58"
+load = "a58"
+[[run]]
+name = "feedback"
+load = "feedback"
+[[run]]
+name = "p2c"
+policy = "p2c"
+load = "feedback"
+[[run]]
+name = "limit"
+load = "feedback"
+active_limit = 8
+"#;
+
+const FEEDBACK: &str = "load = \"feedback\"\n";
+
+fn fail(lines: &str) -> String {
+    format!("[[fail]]\nat = \"30s\"\nfor = \"10m\"\nbackends = 1\n{lines}\n")
+}
+
+fn figures<'a>(report: &'a Report, run: &str) -> &'a RunFigures {
+    let figures = report.figures.as_ref().expect("requests cost something");
+    figures.runs.iter().find(|figures| figures.run == run).expect("a run of the scenario")
+}
+
+/// The utilization of the busiest backend, and the others' from the least to the most.
+fn busiest_and_others(report: &Report, run: &str) -> (f64, f64, f64) {
+    let mut cpu = figures(report, run).cpu.clone();
+    cpu.sort_by(f64::total_cmp);
+    let (busiest, others) = cpu.split_last().expect("there are backends");
+    (*busiest, others[0], others[others.len() - 1])
+}
+
+/// What part of all arrivals failed in these rows.
+fn failed(rows: &[&Row]) -> f64 {
+    let sum = |of: fn(&Row) -> u64| float(rows.iter().map(|row| of(row)).sum());
+    sum(|row| row.counts.errors.sum()) / sum(|row| row.counts.arrivals)
+}
+
+#[test]
+fn who_lies_gets_eight_times_its_share_at_most_and_the_others_stay_even() {
+    let report = played(&(FLEET.to_owned() + RUNS + &fail("mode = \"lies\"\nutilization = 0.01")));
+    for run in ["feedback", "p2c", "limit"] {
+        // It has a sixth of each row that it is in at first, and eight sixths over thirteen at most.
+        let last = rows(&report, run, (130, 180));
+        assert!(last.iter().all(|row| weights(row).factors.max < 8.0), "{run}: {:?}", weights(last[0]));
+        let (busiest, least, most) = busiest_and_others(&report, run);
+        assert!(busiest > 0.95 && most / least < 1.15, "{run}: {busiest} {least} {most}");
+        // Nobody goes up and down for it.
+        let even: Vec<f64> = last.iter().map(|row| row.cpu.expect("cost").min).collect();
+        assert!(most - even.iter().copied().fold(1.0, f64::min) < 0.05, "{run}: {even:?}");
+    }
+    // Policies that compare open flows send less there, and limits keep the rest away.
+    let load = |run: &str| rows(&report, run, (130, 180)).last().expect("rows").load;
+    let share = |run: &str| load(run).max / load(run).mean / 20.0;
+    assert!(
+        share("feedback") < 0.25 && share("p2c") < 0.8 * share("feedback"),
+        "{} {}",
+        share("feedback"),
+        share("p2c")
+    );
+    assert!(share("limit") < 0.8 * share("feedback"), "{}", share("limit"));
+    assert!(failed(&rows(&report, "feedback", (130, 180))) < 0.15);
+    assert!(failed(&rows(&report, "p2c", (130, 180))) < 0.001);
+    let p99 = |run: &str| figures(&report, run).latency_ms.p99.mean;
+    assert!(failed(&rows(&report, "limit", (130, 180))) == 0.0 && p99("limit") < 600.0, "{}", p99("limit"));
+    // The yardstick's weight is without a bound, and its other weights are of machines alone.
+    assert!(busiest_and_others(&report, "a58").2 > 1.5 * busiest_and_others(&report, "feedback").2);
+}
+
+#[test]
+fn who_hangs_gets_more_until_its_factor_ends_or_a_limit_holds() {
+    let text = FLEET.replace("rate = 60.0", "rate = 60.0\ntimeout = \"2s\"");
+    let report = played(&(text + RUNS + &fail("mode = \"hang\"")));
+    let failed = |run: &str| failed(&rows(&report, run, (130, 180)));
+    // Nothing that the law sees tells a backend that hangs from one that is idle.
+    assert!(failed("structural") < 0.05, "{}", failed("structural"));
+    assert!((0.1..0.27).contains(&failed("feedback")), "{}", failed("feedback"));
+    assert!(failed("p2c") < 0.6 * failed("feedback"), "{}", failed("p2c"));
+    assert!(failed("limit") < 0.05, "{}", failed("limit"));
+    // What its application has told last is what A58 knows.
+    assert!(failed("a58") < 0.05, "{}", failed("a58"));
+    for run in ["feedback", "p2c", "limit"] {
+        let cpu = rows(&report, run, (130, 180)).into_iter().map(|row| row.cpu.expect("cost"));
+        assert!(
+            most(&cpu.map(|cpu| cpu.max / cpu.mean).collect::<Vec<_>>()) < 1.3,
+            "{run}: no herd elsewhere"
+        );
+    }
+}
+
+#[test]
+fn what_hangs_is_served_or_cut_and_counted_once() {
+    let text = FLEET.replace("\"180s\"", "\"40s\"").replace("\"130s\"", "\"0s\"");
+    let report = played(&(text + "[[fail]]\nat = \"10s\"\nfor = \"20s\"\nbackends = 2\nmode = \"hang\"\n"));
+    let errors = |from| {
+        rows(&report, "as written", (from, from + 10)).iter().map(|row| row.counts.errors.cut).sum::<u64>()
+    };
+    // Nobody gives up here: all of it ends when the processes are started anew.
+    assert_eq!((errors(0), errors(10)), (0, 0));
+    assert!(errors(20) + errors(30) > 1_000, "{} {}", errors(20), errors(30));
+    assert_eq!(report.summary.runs[0].counts.errors.cut, errors(20) + errors(30));
+    let idle = rows(&report, "as written", (10, 30));
+    assert!(idle.iter().all(|row| row.cpu.expect("cost").min < 0.001), "they do nothing");
+}
+
+#[test]
+fn who_falls_silent_keeps_its_share_for_three_minutes_and_then_has_its_structural_one() {
+    let silent = "[[fail]]\nat = \"60s\"\nfor = \"300s\"\nbackends = 1\nmode = \"silent\"\n";
+    let text = FLEET.replace("\"180s\"", "\"430s\"") + FEEDBACK + silent;
+    let report = played(&text);
+    let even = |from, to| most(&busiest_over_least(&rows(&report, "as written", (from, to))));
+    assert!(even(60, 240) < 1.15, "{}", even(60, 240));
+    // It gets what it had before anybody knew of loads, and nobody else is moved for it.
+    assert!(even(300, 360) > 1.2, "{}", even(300, 360));
+    assert!(even(390, 430) < 1.15, "heard again: {}", even(390, 430));
+}
+
+#[test]
+fn a58_forgets_the_weight_of_whoever_falls_silent_for_three_minutes() {
+    // All fall silent: without two weights that are known everybody has the same.
+    let silent = "[[fail]]\nat = \"60s\"\nfor = \"10m\"\nshare = 100\nmode = \"silent\"\n";
+    let text = FLEET.replace("\"180s\"", "\"260s\"").replace("\"random\"", "\"rocksteadier\"")
+        + "load = \"a58\"\n"
+        + silent;
+    let report = played(&text);
+    let factors = |from, to| {
+        rows(&report, "as written", (from, to)).iter().map(|row| weights(row).factors.rsd).collect::<Vec<_>>()
+    };
+    assert!(factors(60, 230).iter().all(|rsd| *rsd > 0.3), "{:?}", factors(60, 230));
+    assert!(factors(250, 260).iter().all(|rsd| *rsd < 0.01), "{:?}", factors(250, 260));
+}
+
+#[test]
+fn who_starts_slowly_comes_to_its_share_without_going_beyond_it() {
+    let text = FLEET
+        .replace("count = 20", "count = 20\nrestart_cost = { factor = 3.0, for = \"10s\" }")
+        .replace("\"180s\"", "\"140s\"")
+        .replace("\"10s\"\nmeasure", "\"1s\"\nmeasure")
+        + "load = \"feedback\"\n[[run]]\nname = \"slowly\"\nslow_start = \"20s\"\n[[run]]\nname = \"at-once\"\n\
+           [[restart]]\nat = \"60s\"\nbatch = 1\nlame_duck = \"2s\"\ndown = \"3s\"\npause = \"10m\"\n";
+    let report = played(&text);
+    // It is back at 65 s; from the first whole second on it is the one with the least load.
+    let least = |run: &str, second: u64| rows(&report, run, (second - 1, second))[0].load;
+    let part = |run: &str, second: u64| least(run, second).min / least(run, second).mean;
+    let grows: Vec<f64> = [67, 72, 77].map(|second| part("slowly", second)).into();
+    assert!(grows[0] < 0.2 && grows.windows(2).all(|pair| pair[0] < pair[1]), "{grows:?}");
+    assert!(part("at-once", 67) > 2.0 * grows[0], "{}", part("at-once", 67));
+    // It learns nothing meanwhile: its factor is the part that slow start gives it.
+    let factor = |second| weights(rows(&report, "slowly", (second - 1, second))[0]).factors.min;
+    assert!((factor(66) - 0.1).abs() < 1e-4, "{}", factor(66));
+    let busiest = |run: &str, from, to| {
+        most(&rows(&report, run, (from, to)).iter().map(|row| row.cpu.expect("cost").max).collect::<Vec<_>>())
+    };
+    assert!(
+        busiest("at-once", 66, 80) > 0.95 && busiest("slowly", 66, 80) < 0.75,
+        "{} {}",
+        busiest("at-once", 66, 80),
+        busiest("slowly", 66, 80)
+    );
+    let settled = |run: &str| busiest(run, 100, 110) / figures(&report, run).cpu_mean.mean;
+    assert!(settled("slowly") < 1.35, "{}", settled("slowly"));
+}
+
+#[test]
+fn in_panic_factors_stay() {
+    let restart =
+        "[[restart]]\nat = \"60s\"\nbatch = 19\nlame_duck = \"30s\"\ndown = \"1s\"\npause = \"10m\"\n";
+    let text =
+        FLEET.replace("\"180s\"", "\"150s\"").replace("rate = 60.0", "rate = 40.0") + FEEDBACK + restart;
+    let report = played(&text);
+    let before = weights(rows(&report, "as written", (50, 60))[0]).factors;
+    for row in rows(&report, "as written", (60, 90)) {
+        // All but one are lame ducks: the one that is left has all the load there is.
+        assert_eq!((weights(row).tables, weights(row).factors), (0, before), "{row:?}");
+    }
+    assert!(weights(rows(&report, "as written", (90, 100))[0]).tables > 0, "it is over");
+}
