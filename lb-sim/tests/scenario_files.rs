@@ -391,6 +391,87 @@ fn weights_follow_load_where_it_is_reported_and_weights_count() {
 }
 
 #[test]
+fn an_operator_does_something_that_changes_something() {
+    let reweight = |lines: &str, expected: &str| check_job(&format!("[[reweight]]\n{lines}"), expected);
+    let first = "at = \"1s\"\nfrom = 0\nto = 3\n";
+    assert!(read(&format!("{START}{JOB}[[reweight]]\n{first}weight = 0\n")).is_ok());
+    reweight(&format!("{first}weight = 65_536"), "13:10: 65536 is not a whole number from 0 to 65535");
+    reweight(first, "9:1: missing field `weight`");
+    let to = |from: u32, to: u32| format!("at = \"1s\"\nfrom = {from}\nto = {to}\nweight = 2");
+    reweight(&to(0, 4), "9:1: from 0 to 4 are no backends: write from <= to < 4");
+    reweight(&to(2, 1), "9:1: from 2 to 1 are no backends: write from <= to < 4");
+    reweight(
+        &format!("{first}weight = 1").replace("1s", "10s"),
+        "9:1: at = \"10s\" is not before the end: write less than 10s",
+    );
+    let (switch, upgrade) = ("[[switch]]\nat = \"5s\"\nload = ", "[[upgrade]]\nat = \"5s\"\nkept = ");
+    check_job(&format!("{switch}\"pause\""), "11:8: \"pause\" is no switch: write one of on, freeze, off");
+    check_job(
+        &format!("{switch}\"off\""),
+        "9:1: nothing moves weights, so nothing is switched: write load = \"feedback\" in a job or a run",
+    );
+    check_job(
+        &format!("{upgrade}\"10s\""),
+        "9:1: nothing moves weights, so nothing is learnt and kept: write load = \"feedback\" in a job or a run",
+    );
+    check_job(&format!("{upgrade}\"some\""), "11:8: \"some\" is not a time: ");
+    check_job(
+        &format!("{upgrade}5"),
+        "11:8: invalid type: integer `5`, expected a time in quotes, as in \"10s\", or \"nothing\"",
+    );
+    let job = "rate = 10.0\ncost = { mean = \"1ms\", exact = true }\nload = \"feedback\"\n";
+    let follows = format!("{}{JOB}{job}", START.replace("step", "reports = {}\nstep"));
+    for fine in
+        [format!("{switch}\"freeze\"\n"), format!("{upgrade}\"5s\"\n"), format!("{upgrade}\"nothing\"\n")]
+    {
+        assert!(read(&format!("{follows}{fine}")).is_ok(), "{fine}");
+    }
+    check(
+        &format!("{follows}{upgrade}\"6s\"\n"),
+        "x.toml:13:1: what is \"6s\" old at 5s was kept before the start: write at most 5s",
+    );
+    check(
+        &format!("{follows}{switch}\"off\"\n").replace("5s", "10s"),
+        "x.toml:13:1: at = \"10s\" is not before the end",
+    );
+    check(
+        &format!("{follows}{upgrade}\"1s\"\n").replace("5s", "10s"),
+        "x.toml:13:1: at = \"10s\" is not before the end",
+    );
+}
+
+#[test]
+fn a_run_may_have_reports_of_its_own() {
+    let cost = "rate = 10.0\ncost = { mean = \"1ms\", exact = true }\nload = \"feedback\"\n";
+    let run = |name: &str, reports: &str| format!("[[run]]\nname = \"{name}\"\nreports = {{ {reports} }}\n");
+    assert!(read(&format!("{START}{JOB}{cost}{}", run("a", "loss = 50"))).is_ok());
+    check(
+        &format!("{START}{JOB}{cost}{}[[run]]\nname = \"b\"\n", run("a", "")),
+        "x.toml:5:1: load = \"feedback\" follows what backends report: write reports = { delay = \"10ms\" } (run \"b\")",
+    );
+    check_job(
+        &run("a", "interval = \"5s\""),
+        "9:1: window is \"1s\", and reports come every \"5s\": write at least that",
+    );
+    check_job(&run("a", "window = \"1ms\""), "9:1: window is \"1ms\": write at least \"100ms\"");
+    // Each look goes past the reports that are on their way.
+    let many = START.replace("10s", "24h").replace("1s", "1h").replace("count = 4", "count = 1000");
+    let job = JOB.replace("tasks = 2", "tasks = 10").replace("traffic", "size = 100\ntraffic");
+    let late = |minutes: u32| {
+        format!(
+            "{many}{job}{}{}",
+            cost.replace("10.0", "0.01"),
+            run("a", &format!("interval = \"1m\", window = \"1m\", delay = \"{minutes}m\""))
+        )
+    };
+    assert!(read(&late(4)).is_ok());
+    check(
+        &late(5),
+        "x.toml:1:1: there would be 518400000 looks at reports of load, in all runs: at most 500000000 are possible",
+    );
+}
+
+#[test]
 fn machines_are_as_fast_as_somebody_says() {
     let machines = |lines: &str, expected: &str| {
         let text = START.replace("{ count = 4 }", &format!("{{ count = 4, {lines} }}"));

@@ -9,6 +9,8 @@ pub mod demand;
 
 pub mod machines;
 
+pub mod operator;
+
 use lb_common::abi::MAX_BACKENDS;
 use serde::Deserialize;
 use toml::Spanned;
@@ -21,6 +23,7 @@ use super::values::{
 use crate::sampling::Distribution;
 use demand::{BurstChoice, ClosedTable, CostChoice, Rate, SkewChoice};
 use machines::{AntagonistTable, RestartCost, Speed};
+use operator::{ReweightTable, SwitchTable, UpgradeTable};
 use size::SubsetSize;
 
 /// How many backends there may be.
@@ -72,6 +75,15 @@ pub struct ScenarioDocument {
     /// Backends that fail while they are reported.
     #[serde(default)]
     pub fail: Vec<Spanned<FailTable>>,
+    /// Backends that get another weight.
+    #[serde(default)]
+    pub reweight: Vec<Spanned<ReweightTable>>,
+    /// What an operator says of the laws that move weights.
+    #[serde(default)]
+    pub switch: Vec<Spanned<SwitchTable>>,
+    /// Daemons that are replaced, all at once.
+    #[serde(default)]
+    pub upgrade: Vec<Spanned<UpgradeTable>>,
     /// The variants that are compared; without any, the scenario is played as it is.
     #[serde(default)]
     pub run: Vec<Spanned<RunTable>>,

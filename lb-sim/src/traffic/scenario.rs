@@ -11,12 +11,15 @@ mod jobs;
 
 mod machines;
 
+mod operator;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use thiserror::Error;
 use toml::Spanned;
 
+use super::document::operator::{ReweightTable, SwitchTable, UpgradeTable};
 use super::document::{
     Backends, JobTable, Notice, ReportsTable, ResizeTable, RestartTable, RunTable, ScenarioDocument, Traffic,
     WeightTable,
@@ -66,6 +69,12 @@ pub struct Scenario {
     pub restarts: Vec<RestartTable>,
     /// Failures of backends, in the order of time.
     pub fails: Vec<Fail>,
+    /// Other weights in the list, in the order of time.
+    pub reweights: Vec<ReweightTable>,
+    /// What an operator says of the laws, in the order of time.
+    pub switches: Vec<SwitchTable>,
+    /// Daemons that are replaced, in the order of time.
+    pub upgrades: Vec<UpgradeTable>,
     /// The variants, at least one.
     pub runs: Vec<Run>,
 }
@@ -186,6 +195,9 @@ impl Scenario {
             resizes: resizes(&document.resize, &copies, end.1)?,
             restarts: sorted(&document.restart, end.1, |restart| restart.at)?,
             fails: fails::fails(&document.fail, end.1)?,
+            reweights: operator::reweights(&document, end.1)?,
+            switches: operator::switches(&document, end.1)?,
+            upgrades: operator::upgrades(&document, end.1)?,
             runs,
         };
         scenario.check_restarts(&document.restart)?;

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
-use lb_core::control::Law;
+use lb_core::control::{Law, Switch};
 use lb_core::service::{Ejection, Overflow, Policy};
 use lb_core::subset::Algorithm;
 use serde::de::value::MapAccessDeserializer;
@@ -50,6 +50,8 @@ read_from_text! {
     PolicyName: "the name of a policy in quotes",
     OverflowName: "\"least-loaded\" or \"refuse\"",
     LoadChoice: "\"a58\", \"feedback\", or \"off\"",
+    SwitchName: "\"on\", \"freeze\", or \"off\"",
+    Kept: "a time in quotes, as in \"10s\", or \"nothing\"",
     SlowStart: "a time in quotes, as in \"10s\", or \"off\"",
     ErrorDecay: "a time in quotes, as in \"5s\", or \"off\"",
 }
@@ -220,6 +222,32 @@ impl TryFrom<String> for LoadChoice {
         known
             .map(|law| Self(Some(law)))
             .ok_or_else(|| format!("{text:?} moves no weights: write one of {}, off", names()))
+    }
+}
+
+/// What an operator says of a law, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwitchName(pub Switch);
+
+impl TryFrom<String> for SwitchName {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let known = Switch::ALL.into_iter().find(|switch| switch.name() == text);
+        let names = || Switch::ALL.map(Switch::name).join(", ");
+        known.map(Self).ok_or_else(|| format!("{text:?} is no switch: write one of {}", names()))
+    }
+}
+
+/// How old is what a daemon has kept for the next one, or `"nothing"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept(pub Option<Span>);
+
+impl TryFrom<String> for Kept {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        if text == "nothing" { Ok(Self(None)) } else { Span::try_from(text).map(|age| Self(Some(age))) }
     }
 }
 

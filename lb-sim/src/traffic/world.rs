@@ -1,13 +1,15 @@
 //! What happens in virtual time: backends come, go and restart, clients hear of it later, and connect all the while.
 //!
-//! In reading order: the whole state, here; what becomes of the `backends`; the `jobs` and what their `clients` hear and keep, and the
-//! `requests` that they send; the machines that do the work, `serving`; what clients make of failures, `judging`; what backends report
-//! of their load, `loads`; and the rows and totals of it, `measures`, beside what chance alone would give, `floor`. Must not choose a
-//! backend: the [`Client`] does.
+//! In reading order: the whole state, here; what becomes of the `backends`; what operators do with `daemons`; the `jobs` and what their
+//! `clients` hear and keep, and the `requests` that they send; the machines that do the work, `serving`; what clients make of failures,
+//! `judging`; what backends report of their load, `loads`; and the rows and totals of it, `measures`, beside what chance alone would
+//! give, `floor`. Must not choose a backend: the [`Client`] does.
 
 mod backends;
 
 mod clients;
+
+mod daemons;
 
 mod jobs;
 
@@ -28,6 +30,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use hdrhistogram::Histogram;
+use lb_core::control::Switch;
 use lb_core::endpoint::EndpointState;
 use lb_core::subset::random::{SplitMix64, mix64};
 
@@ -100,6 +103,14 @@ enum Event {
     Fail { fail: usize, times: u32 },
     /// The backends that fail are well again.
     Recover,
+    /// The weights at this position are in the list from now on.
+    Reweight(usize),
+    /// An operator says what the table at this position says.
+    Switch(usize),
+    /// All daemons keep what they have learnt.
+    KeepLearnt,
+    /// All daemons are replaced, and have kept something or not.
+    Upgrade { is_kept: bool },
     /// Backends of these indexes that are no longer reported stop.
     Stop(Range<u32>),
     /// A client hears of a list.
@@ -202,6 +213,8 @@ struct World<'a> {
     timeout_us: u64,
     /// The utilization that they report if they lie, in thousandths.
     lie: u32,
+    /// What an operator has said of the laws.
+    switch: Switch,
     judged: Judged,
     /// Times of the requests that were served since measuring began, in microseconds.
     latency: Histogram<u64>,
@@ -271,6 +284,7 @@ impl<'a> World<'a> {
             failing: Vec::new(),
             timeout_us: 0,
             lie: 0,
+            switch: Switch::On,
             judged: Judged::default(),
             // Three digits, and whatever is longer counts as the longest.
             latency: Histogram::new_with_max(MAX_LATENCY_US, 3).expect("the bounds are fine"),
@@ -309,6 +323,17 @@ impl<'a> World<'a> {
         for (position, fail) in scenario.fails.iter().enumerate() {
             world.queue.push(fail.at.us, Event::Fail { fail: position, times: fail.times });
         }
+        for (position, reweight) in scenario.reweights.iter().enumerate() {
+            world.queue.push(reweight.at.us, Event::Reweight(position));
+        }
+        for (position, switch) in scenario.switches.iter().enumerate() {
+            world.queue.push(switch.at.us, Event::Switch(position));
+        }
+        for upgrade in &scenario.upgrades {
+            let is_kept = upgrade.kept.0.is_some();
+            upgrade.kept.0.iter().for_each(|age| world.queue.push(upgrade.at.us - age.us, Event::KeepLearnt));
+            world.queue.push(upgrade.at.us, Event::Upgrade { is_kept });
+        }
         if run.follows_load(&scenario.jobs) {
             world.begin_to_report();
         }
@@ -342,6 +367,10 @@ impl<'a> World<'a> {
             Event::Restart { restart, batch, last, stage } => self.restart(restart, batch, last, stage),
             Event::Fail { fail, times } => self.fail(fail, times),
             Event::Recover => self.recover(),
+            Event::Reweight(position) => self.reweight(self.scenario.reweights[position]),
+            Event::Switch(position) => self.switch_laws(self.scenario.switches[position].load.0),
+            Event::KeepLearnt => self.keep_learnt(),
+            Event::Upgrade { is_kept } => self.replace_daemons(is_kept),
             Event::Stop(indexes) => {
                 for index in indexes {
                     if self.backends[index as usize].stops_at == Some(self.now) {

@@ -9,7 +9,7 @@ use lb_common::abi::NO_SLOT;
 use lb_core::balancer::Fact;
 use lb_core::control::factor::Factors;
 use lb_core::control::flows::{Lives, OfLate};
-use lb_core::control::{Control, ControlRules, Heard, Look, Seen, SeenRow};
+use lb_core::control::{Control, ControlRules, Heard, Learnt, Look, Seen, SeenRow, Switch};
 
 use super::{Client, index_of};
 
@@ -17,6 +17,8 @@ use super::{Client, index_of};
 #[derive(Debug)]
 pub(super) struct Following {
     control: Control,
+    /// What the daemon kept last, and when.
+    kept: Option<(Learnt, Duration)>,
     /// Flows that began since the last look.
     begun: u32,
     lives: Lives,
@@ -27,7 +29,7 @@ pub(super) struct Following {
 impl Following {
     pub(super) fn new(rules: ControlRules) -> Self {
         let control = Control::new(rules);
-        Self { control, begun: 0, lives: Lives::default(), of_late: Vec::new() }
+        Self { control, kept: None, begun: 0, lives: Lives::default(), of_late: Vec::new() }
     }
 
     pub(super) fn begin(&mut self, slot: u32) {
@@ -81,6 +83,30 @@ impl Client {
     fn put_in_force(&mut self, now: Duration, factors: Factors) {
         self.balancer.handle(now, Fact::Factors(0, factors)).expect("it takes no room");
         self.publish();
+    }
+
+    /// An operator says what becomes of the law, from the next look on.
+    pub fn switch(&mut self, switch: Switch) {
+        self.following.iter_mut().for_each(|following| following.control.set_switch(switch));
+    }
+
+    /// The daemon keeps what its law has learnt for the next one.
+    pub fn keep_learnt(&mut self, now: Duration) {
+        self.following
+            .iter_mut()
+            .for_each(|following| following.kept = Some((following.control.learnt(), now)));
+    }
+
+    /// Another daemon takes over. Its law knows what was kept, if anything was, and nothing of flows of late.
+    pub fn replace_daemon(&mut self, now: Duration, is_kept: bool, switch: Switch) {
+        let Some(before) = self.following.take() else { return };
+        let mut following = Following::new(before.control.rules());
+        if let Some((learnt, at)) = before.kept.filter(|_| is_kept) {
+            following.control.adopt(&Learnt { switch, ..learnt }, now, now.saturating_sub(at));
+        }
+        let factors = following.control.in_force().clone();
+        self.following = Some(following);
+        self.put_in_force(now, factors);
     }
 
     /// The factors of its members, as they are in force.

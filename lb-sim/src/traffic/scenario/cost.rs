@@ -48,10 +48,18 @@ const MAX_FAILURES: u64 = 1_000_000;
 
 /// Checks that there are not too many tables.
 pub(super) fn check_tables(document: &ScenarioDocument) -> Result<(), SpannedFault> {
-    let ScenarioDocument { run, resize, restart, fail, job, .. } = document;
-    let tables = [run.len(), resize.len(), restart.len(), fail.len(), job.len()];
-    let names = ["[[run]]", "[[resize]]", "[[restart]]", "[[fail]]", "[[job]]"];
-    for (name, count) in names.into_iter().zip(tables) {
+    let ScenarioDocument { run, resize, restart, fail, reweight, switch, upgrade, job, .. } = document;
+    let tables = [
+        ("[[run]]", run.len()),
+        ("[[resize]]", resize.len()),
+        ("[[restart]]", restart.len()),
+        ("[[fail]]", fail.len()),
+        ("[[reweight]]", reweight.len()),
+        ("[[switch]]", switch.len()),
+        ("[[upgrade]]", upgrade.len()),
+        ("[[job]]", job.len()),
+    ];
+    for (name, count) in tables {
         limit(&(0..0), &format!("tables {name}"), count as u64, MAX_TABLES)?;
     }
     Ok(())
@@ -147,8 +155,12 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
         limit(&span, "reports of load, in all runs", measured, MAX_LOADS)?;
     }
     let restarts: u64 = scenario.restarts.iter().map(|restart| 3 * scenario.batches(restart)).sum();
-    let changes = restarts + scenario.resizes.len() as u64;
-    let spans = [document.restart.first().map(Spanned::span), document.resize.first().map(Spanned::span)];
+    let changes = restarts + (scenario.resizes.len() + scenario.reweights.len()) as u64;
+    let spans = [
+        document.restart.first().map(Spanned::span),
+        document.resize.first().map(Spanned::span),
+        document.reweight.first().map(Spanned::span),
+    ];
     let span = spans.into_iter().flatten().next().unwrap_or(0..0);
     if scenario.runs.iter().any(|run| run.reports(scenario).is_some()) {
         // Each backend says that it leaves, and that it is back.

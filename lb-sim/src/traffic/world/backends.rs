@@ -11,6 +11,7 @@ use lb_core::subset::random::{SplitMix64, mix64};
 use super::{Backend, Event, RestartStage, World};
 use crate::traffic::assignments::Assignments;
 use crate::traffic::client::{SERVICE, address};
+use crate::traffic::document::operator::ReweightTable;
 use crate::traffic::document::{FailMode, ReportsTable};
 
 impl World<'_> {
@@ -162,6 +163,16 @@ impl World<'_> {
             }
         }
         self.note_recovery();
+    }
+
+    /// Backends have another weight in the list from now on.
+    pub(super) fn reweight(&mut self, ReweightTable { from, to, weight, .. }: ReweightTable) {
+        let weight = u16::try_from(weight.0).expect("its bounds are those of u16");
+        for index in from.0..=to.0 {
+            self.backends[index as usize].weight = weight;
+            self.note_wanted(index);
+        }
+        self.publish();
     }
 
     /// The source reports this of a backend from now on.

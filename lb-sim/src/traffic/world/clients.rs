@@ -46,6 +46,7 @@ impl World<'_> {
             let control = state.service.control;
             if control.law.is_some() || control.slow_start.is_some() {
                 client.follow(control);
+                client.switch(self.switch);
                 // Not all at the same time.
                 let first = SplitMix64::new(mix64(&[self.seed, 11, id.into()])).below(1_000_000);
                 self.queue.push(self.now + first, Event::TickControl(id));

@@ -1,0 +1,116 @@
+//! Weights that follow load, where an operator reweights backends, switches the law, and upgrades all daemons at once.
+
+mod fleet;
+
+use fleet::{FLEET, busiest_over_least, most, played, rows, weights};
+use lb_sim::metrics::mean;
+use lb_sim::traffic::tally::Row;
+
+const FEEDBACK: &str = "load = \"feedback\"\n";
+
+/// The utilization of the least busy backend over the mean, step by step.
+fn least_over_mean(rows: &[&Row]) -> Vec<f64> {
+    rows.iter().filter_map(|row| row.cpu).map(|cpu| cpu.min / cpu.mean).collect()
+}
+
+fn reweighted(weight: u32) -> String {
+    let text = FLEET.replace("count = 20", "count = 20\nweights = [{ from = 0, to = 19, weight = 100 }]");
+    format!("{text}{FEEDBACK}[[reweight]]\nat = \"80s\"\nfrom = 1\nto = 1\nweight = {weight}\n")
+}
+
+#[test]
+fn a_weight_is_where_shares_begin_anew_and_nothing_swings() {
+    // To a half: what it gives up is asked for again, because it has room.
+    let report = played(&reweighted(50));
+    let least = least_over_mean(&rows(&report, "as written", (80, 180)));
+    assert!(least[0] < 0.75, "it acts at once: {least:?}");
+    assert!(
+        least.windows(2).all(|pair| pair[1] > pair[0] - 0.08),
+        "it comes back without a swing: {least:?}"
+    );
+    let settled = |report| most(&busiest_over_least(&rows(report, "as written", (130, 180))));
+    assert!(settled(&report) < 1.12, "{}", settled(&report));
+    // To a tenth: it gets eight times that and no more, and the others are even among each other.
+    let report = played(&reweighted(10));
+    let least = least_over_mean(&rows(&report, "as written", (80, 180)));
+    assert!(least.windows(2).all(|pair| pair[1] > pair[0] - 0.08), "{least:?}");
+    assert!(least[0] < 0.2 && (0.7..0.9).contains(least.last().expect("rows")), "{least:?}");
+    let busiest: Vec<f64> = rows(&report, "as written", (130, 180))
+        .iter()
+        .filter_map(|row| row.cpu)
+        .map(|cpu| cpu.max / cpu.mean)
+        .collect();
+    assert!(most(&busiest) < 1.1, "{busiest:?}");
+}
+
+#[test]
+fn nor_do_connections_swing_that_are_kept() {
+    let text = reweighted(50)
+        .replace("rate = 60.0", "rate = 10.0\nconnection_life = \"20s\"\npause = \"3200ms\"")
+        .replace("\"180s\"", "\"300s\"")
+        .replace("at = \"80s\"", "at = \"140s\"");
+    let report = played(&text);
+    let even = |from, to| busiest_over_least(&rows(&report, "as written", (from, to)));
+    // Chance makes every step uneven: a task opens ten connections in a second.
+    let (before, seen, after) = (even(80, 140), even(140, 180), even(220, 300));
+    assert!(most(&seen) > most(&before) + 0.1, "{before:?} {seen:?}");
+    assert!(most(&after) < most(&before) + 0.1, "{before:?} {after:?}");
+    assert!(mean(after.iter().copied()) < mean(before.iter().copied()) + 0.05, "{before:?} {after:?}");
+}
+
+#[test]
+fn a_law_is_frozen_off_and_on_for_all_tasks() {
+    let text = FLEET.replace("\"180s\"", "\"240s\"")
+        + FEEDBACK
+        + "[[switch]]\nat = \"60s\"\nload = \"freeze\"\n[[switch]]\nat = \"120s\"\nload = \"off\"\n\
+           [[switch]]\nat = \"160s\"\nload = \"on\"\n\
+           [[fail]]\nat = \"70s\"\nfor = \"50s\"\nshare = 30\nmode = \"slow\"\nslowdown = 1.5\n";
+    let report = played(&text);
+    let before = weights(rows(&report, "as written", (50, 60))[0]).factors;
+    let frozen = rows(&report, "as written", (60, 120));
+    for row in &frozen {
+        assert_eq!((weights(row).tables, weights(row).factors), (0, before), "to the digit: {row:?}");
+    }
+    assert!(most(&busiest_over_least(&frozen)) > 1.4, "while loads change");
+    let off = rows(&report, "as written", (120, 160));
+    for row in &off {
+        assert_eq!((weights(row).factors.min, weights(row).factors.max), (1.0, 1.0), "{row:?}");
+    }
+    assert_eq!(off.iter().map(|row| weights(row).tables).sum::<u64>(), 20, "one for each task");
+    assert!(most(&busiest_over_least(&off)) > 3.0);
+    assert!(most(&busiest_over_least(&rows(&report, "as written", (210, 240)))) < 1.15, "settled in 50 s");
+}
+
+#[test]
+fn daemons_that_are_replaced_all_at_once_go_on_where_the_others_were() {
+    let text = FLEET.replace("\"180s\"", "\"240s\"")
+        + FEEDBACK
+        + "[[upgrade]]\nat = \"80s\"\nkept = \"10s\"\n[[upgrade]]\nat = \"140s\"\nkept = \"nothing\"\n";
+    let report = played(&text);
+    let even = |from, to| most(&busiest_over_least(&rows(&report, "as written", (from, to))));
+    let kept = weights(rows(&report, "as written", (60, 70))[0]).factors;
+    let next = weights(rows(&report, "as written", (80, 90))[0]).factors;
+    assert!((kept.max - next.max).abs() < 0.1 && (kept.min - next.min).abs() < 0.05, "{kept:?} {next:?}");
+    assert!(even(60, 80) < 1.10 && even(80, 140) < 1.12, "{} {}", even(60, 80), even(80, 140));
+    // Without anything kept everybody begins anew.
+    assert!(even(140, 150) > 2.0 && even(200, 240) < 1.12, "{} {}", even(140, 150), even(200, 240));
+    assert_eq!(report.summary.runs[0].counts.moved, 0, "no connection is moved for it");
+    assert_eq!(report.summary.runs[0].counts.errors.sum(), 0);
+}
+
+#[test]
+fn what_was_frozen_is_frozen_after_an_upgrade() {
+    let text = FLEET.to_owned()
+        + FEEDBACK
+        + "[[switch]]\nat = \"60s\"\nload = \"freeze\"\n[[upgrade]]\nat = \"100s\"\nkept = \"10s\"\n";
+    let report = played(&text);
+    let before = weights(rows(&report, "as written", (60, 70))[0]).factors;
+    let after = weights(rows(&report, "as written", (100, 110))[0]).factors;
+    // What is kept is what the law says, with the steps that were worth no table yet.
+    for (before, after) in [(before.min, after.min), (before.max, after.max)] {
+        assert!((after / before - 1.0).abs() < 0.02, "{before} {after}");
+    }
+    for row in rows(&report, "as written", (100, 180)) {
+        assert_eq!((weights(row).tables, weights(row).factors), (0, after), "{row:?}");
+    }
+}
