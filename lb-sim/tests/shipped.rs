@@ -290,6 +290,19 @@ fn a_limit_of_active_requests_helps_and_backfires() {
 }
 
 #[test]
+fn a_hundred_small_jobs_are_even_only_where_weights_follow_load() {
+    // A third of its length, of which the end counts.
+    let text = shipped::text("load-small-jobs").expect("it comes with the program");
+    let text = text.replace("\"100s\"", "\"60s\"").replace("\"250s\"", "\"90s\"");
+    let scenario = Scenario::read("small", "small", &text).unwrap_or_else(|fault| panic!("{fault}"));
+    let report = play(&scenario, scenario.seed);
+    assert_eq!(total(&report, "feedback").connections_at_start, 6_000);
+    let runs = report.figures.expect("requests cost CPU time").runs;
+    let raw = |name: &str| figures(&runs, name).evenness.raw_utilization.mean;
+    assert!(raw("structural") < 0.75 && raw("feedback") > 0.93, "{} {}", raw("structural"), raw("feedback"));
+}
+
+#[test]
 fn bursts_are_worked_off_sooner_where_loads_are_compared() {
     let runs = figures_of_one_seed("bursts");
     let p99 = |name: &str| figures(&runs, name).latency_ms.p99.mean;

@@ -21,8 +21,8 @@ use crate::traffic::{Figures, Report, play, shipped};
 #[derive(Debug, Args)]
 pub struct Options {
     /// A scenario that comes with the program (figure-5, rolling-update, aperture, small-jobs, ejection-tenth,
-    /// ejection-half, ejection-flapping, ejection-all, book-load, book-load-08, book-load-skew, book-load-equal, sinkhole,
-    /// active-limit, restart-cost, bursts), or the path of a file
+    /// ejection-half, ejection-flapping, ejection-all, book-load, book-load-08, book-load-skew, book-load-equal, load-reports,
+    /// load-kept, load-small-jobs, load-changes, load-faults, sinkhole, active-limit, restart-cost, bursts), or the path of a file
     #[arg(long, value_name = "NAME|FILE")]
     scenario: String,
     /// Decides when requests arrive and how long they live, instead of the scenario's seed
@@ -422,7 +422,8 @@ summary
         let error = format!("{:#}", read("figure-6").unwrap_err());
         let expected = "read scenario \"figure-6\": neither a file nor one of figure-5, rolling-update, aperture, small-jobs, \
                         ejection-tenth, ejection-half, ejection-flapping, ejection-all, book-load, book-load-08, book-load-skew, \
-                        book-load-equal, sinkhole, active-limit, restart-cost, bursts: ";
+                        book-load-equal, load-reports, load-kept, load-small-jobs, load-changes, load-faults, sinkhole, active-limit, \
+                        restart-cost, bursts: ";
         assert!(error.starts_with(expected), "{error}");
         assert_eq!(read("figure-5").unwrap().name, "figure-5");
     }

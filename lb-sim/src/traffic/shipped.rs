@@ -5,7 +5,7 @@
 use super::scenario::Scenario;
 
 /// Names and texts, in the order of the documentation.
-pub const SHIPPED: [(&str, &str); 16] = [
+pub const SHIPPED: [(&str, &str); 21] = [
     ("figure-5", include_str!("../../scenarios/figure-5.toml")),
     ("rolling-update", include_str!("../../scenarios/rolling-update.toml")),
     ("aperture", include_str!("../../scenarios/aperture.toml")),
@@ -18,6 +18,11 @@ pub const SHIPPED: [(&str, &str); 16] = [
     ("book-load-08", include_str!("../../scenarios/book-load-08.toml")),
     ("book-load-skew", include_str!("../../scenarios/book-load-skew.toml")),
     ("book-load-equal", include_str!("../../scenarios/book-load-equal.toml")),
+    ("load-reports", include_str!("../../scenarios/load-reports.toml")),
+    ("load-kept", include_str!("../../scenarios/load-kept.toml")),
+    ("load-small-jobs", include_str!("../../scenarios/load-small-jobs.toml")),
+    ("load-changes", include_str!("../../scenarios/load-changes.toml")),
+    ("load-faults", include_str!("../../scenarios/load-faults.toml")),
     ("sinkhole", include_str!("../../scenarios/sinkhole.toml")),
     ("active-limit", include_str!("../../scenarios/active-limit.toml")),
     ("restart-cost", include_str!("../../scenarios/restart-cost.toml")),
