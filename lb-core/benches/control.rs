@@ -18,7 +18,17 @@ fn look(service: u32, second: u64) -> Look {
         let load = Load { utilization: Some(used), window: Duration::from_secs(1), ..Load::default() };
         let heard = Some(Heard { load, at: Duration::from_secs(second) });
         let address = SocketAddr::new(Ipv4Addr::from_bits(0x0a00_0000 + index).into(), 80);
-        (address, Seen { weight: 1 << 20, heard, errors: None, is_available: true, is_at_limit: false })
+        (
+            address,
+            Seen {
+                weight: 1 << 20,
+                heard,
+                errors: None,
+                life: Some(0.1),
+                is_available: true,
+                is_at_limit: false,
+            },
+        )
     };
     Look { row: (0..MEMBERS).map(seen).collect(), flows: Flows::default(), is_panic: false, entries: 2_048 }
 }

@@ -173,6 +173,8 @@ pub struct Seen {
     pub heard: Option<Heard>,
     /// The part of this task's own flows to it that failed, of those that began of late, if these are enough.
     pub errors: Option<f64>,
+    /// How long this task's own flows to it live, in seconds, if enough of them began of late.
+    pub life: Option<f64>,
     /// Whether it takes new flows: it is not ejected, on trial, refusing, or a lame duck.
     pub is_available: bool,
     /// Whether it has as many open flows as it may.
@@ -212,6 +214,8 @@ pub enum Hold {
     NoReport,
     /// So many of its requests or connects fail that it gets no more.
     Errors,
+    /// This task's flows to it live so much longer than those to others that it gets no more: it may hang.
+    LongFlows,
     /// Fewer than half of the row have reported.
     FewReports,
 }
@@ -227,6 +231,7 @@ impl Hold {
             Self::ActiveLimit => "active-limit",
             Self::NoReport => "no-report",
             Self::Errors => "errors",
+            Self::LongFlows => "long-flows",
             Self::FewReports => "few-reports",
         }
     }

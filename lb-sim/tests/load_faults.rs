@@ -68,14 +68,11 @@ fn who_lies_gets_eight_times_its_share_at_most_and_the_others_stay_even() {
     // Policies that compare open flows send less there, and limits keep the rest away.
     let load = |run: &str| rows(&report, run, (130, 180)).last().expect("rows").load;
     let share = |run: &str| load(run).max / load(run).mean / 20.0;
-    assert!(
-        share("feedback") < 0.25 && share("p2c") < 0.8 * share("feedback"),
-        "{} {}",
-        share("feedback"),
-        share("p2c")
-    );
-    assert!(share("limit") < 0.8 * share("feedback"), "{}", share("limit"));
-    assert!(failed(&rows(&report, "feedback", (130, 180))) < 0.15);
+    for run in ["feedback", "p2c", "limit"] {
+        assert!(share(run) < 0.14, "{run}: {}", share(run));
+    }
+    // Once its machine is full, requests to it take long, and it gets no more.
+    assert!(failed(&rows(&report, "feedback", (130, 180))) < 0.05);
     assert!(failed(&rows(&report, "p2c", (130, 180))) < 0.001);
     let p99 = |run: &str| figures(&report, run).latency_ms.p99.mean;
     assert!(failed(&rows(&report, "limit", (130, 180))) == 0.0 && p99("limit") < 600.0, "{}", p99("limit"));
@@ -84,15 +81,14 @@ fn who_lies_gets_eight_times_its_share_at_most_and_the_others_stay_even() {
 }
 
 #[test]
-fn who_hangs_gets_more_until_its_factor_ends_or_a_limit_holds() {
+fn who_hangs_gets_no_more_than_it_has() {
     let text = FLEET.replace("rate = 60.0", "rate = 60.0\ntimeout = \"2s\"");
     let report = played(&(text + RUNS + &fail("mode = \"hang\"")));
     let failed = |run: &str| failed(&rows(&report, run, (130, 180)));
-    // Nothing that the law sees tells a backend that hangs from one that is idle.
-    assert!(failed("structural") < 0.05, "{}", failed("structural"));
-    assert!((0.1..0.27).contains(&failed("feedback")), "{}", failed("feedback"));
-    assert!(failed("p2c") < 0.6 * failed("feedback"), "{}", failed("p2c"));
-    assert!(failed("limit") < 0.05, "{}", failed("limit"));
+    // It reports next to nothing. Without the rule of long flows 18 % of the requests failed with weighted round robin, 10 % with p2c.
+    for run in ["structural", "feedback", "p2c", "limit"] {
+        assert!(failed(run) < 0.05, "{run}: {}", failed(run));
+    }
     // What its application has told last is what A58 knows.
     assert!(failed("a58") < 0.05, "{}", failed("a58"));
     for run in ["feedback", "p2c", "limit"] {
@@ -161,14 +157,16 @@ fn who_starts_slowly_comes_to_its_share_without_going_beyond_it() {
     let grows: Vec<f64> = [67, 72, 77].map(|second| part("slowly", second)).into();
     assert!(grows[0] < 0.2 && grows.windows(2).all(|pair| pair[0] < pair[1]), "{grows:?}");
     assert!(part("at-once", 67) > 2.0 * grows[0], "{}", part("at-once", 67));
-    // It learns nothing meanwhile: its factor is the part that slow start gives it.
+    // It learns nothing meanwhile: its factor is what it had before, times the part that slow start gives it.
     let factor = |second| weights(rows(&report, "slowly", (second - 1, second))[0]).factors.min;
-    assert!((factor(66) - 0.1).abs() < 1e-4, "{}", factor(66));
+    assert!(factor(66) < 0.1, "{}", factor(66));
+    let grown = factor(75) / factor(66);
+    assert!((4.5..5.6).contains(&grown), "{grown}");
     let busiest = |run: &str, from, to| {
         most(&rows(&report, run, (from, to)).iter().map(|row| row.cpu.expect("cost").max).collect::<Vec<_>>())
     };
     assert!(
-        busiest("at-once", 66, 80) > 0.95 && busiest("slowly", 66, 80) < 0.75,
+        busiest("at-once", 66, 80) > 0.8 && busiest("slowly", 66, 80) < 0.6,
         "{} {}",
         busiest("at-once", 66, 80),
         busiest("slowly", 66, 80)

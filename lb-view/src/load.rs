@@ -50,8 +50,8 @@ pub struct MemberLoad {
     pub is_at_clamp: bool,
     /// Its share of this task's connects by that.
     pub share: f64,
-    /// Why it keeps its factor or gets no more: `operator`, `panic`, `unavailable`, `slow-start`, `active-limit`, `no-report`, `errors`
-    /// or `few-reports`.
+    /// Why it keeps its factor or gets no more: `operator`, `panic`, `unavailable`, `slow-start`, `active-limit`, `no-report`, `errors`, `long-flows`
+    /// `long-flows` or `few-reports`.
     pub held_by: Option<String>,
 }
 

@@ -60,6 +60,10 @@ const MOST_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// From this share of errors on a backend gets no more than it has: what fails fast has little to do.
 const MOST_ERRORS: f64 = 0.05;
 
+/// Whose flows live so many times as long as the median of the row's gets no more than it has: who hangs has nothing to do, and flows to
+/// it stay open until their clients give up.
+const LONG_FLOWS: f64 = 4.0;
+
 /// Members that have left are remembered for a while: at most so many more than there are members.
 const MOST_GONE: usize = 64;
 
@@ -214,6 +218,7 @@ impl Feedback {
         let smoothed = life.mul_f64(SMOOTHED_LIVES);
         let part = TICK.as_secs_f64() / (TICK + smoothed).as_secs_f64();
         let (mut slowest, mut silent) = (Duration::ZERO, 0);
+        let usual_life = usual_life(row);
         for (&address, seen) in row.iter() {
             // Whoever asks for nothing gets nothing.
             let Some(remembered) = self.members.get_mut(&address) else { continue };
@@ -225,8 +230,15 @@ impl Feedback {
                 remembered.used = None;
                 continue;
             }
-            let may_rise = !fails(seen, now);
-            remembered.hold = (!may_rise).then_some(Hold::Errors);
+            let no_more = if fails(seen, now) {
+                Some(Hold::Errors)
+            } else if seen.life.zip(usual_life).is_some_and(|(life, usual)| life > LONG_FLOWS * usual) {
+                Some(Hold::LongFlows)
+            } else {
+                None
+            };
+            let may_rise = no_more.is_none();
+            remembered.hold = no_more;
             let silence = remembered.silence;
             if silence.is_some_and(|silence| silence >= HELD) {
                 // Nobody knows any more.
@@ -363,6 +375,14 @@ fn fails(seen: &Seen, now: Duration) -> bool {
         Some(if eps == 0 { 0.0 } else { f64::from(eps) / f64::from(qps) })
     });
     reported.into_iter().chain(seen.errors).any(|share| share > MOST_ERRORS)
+}
+
+/// How long flows to most members live: the median of those of whom it is known, if they are half of the row at least.
+fn usual_life(row: &SeenRow) -> Option<f64> {
+    let mut lives: Vec<f64> = row.values().filter_map(|seen| seen.life).collect();
+    lives.sort_by(f64::total_cmp);
+    // Where flows end within a moment, a little noise is several times that.
+    (lives.len() * 2 >= row.len()).then(|| lives.get(lives.len() / 2).copied())?.filter(|life| *life > 0.0)
 }
 
 /// Brings weights to a sum, in proportion, but for those that would be above their caps: these are at them.

@@ -47,11 +47,13 @@ impl Lives {
     }
 }
 
-/// Flows to one backend that began of late, and how many failed.
+/// Flows to one backend that began of late, how many failed, and how many were open.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OfLate {
     begun: f64,
     failed: f64,
+    /// Sum over ticks.
+    open: f64,
 }
 
 impl OfLate {
@@ -61,16 +63,26 @@ impl OfLate {
         self.failed += failed;
     }
 
-    /// A [`TICK`] has passed.
-    pub fn tick(&mut self) {
+    /// A [`TICK`] has passed, and so many are open.
+    pub fn tick(&mut self, open: f64) {
         self.begun *= LATE;
         self.failed *= LATE;
+        self.open = (self.open + open) * LATE;
     }
 
     /// The part that fails, if there are enough of them.
     pub fn errors(&self) -> Option<f64> {
         // One that began long ago may fail late.
-        (self.begun >= ENOUGH).then(|| (self.failed / self.begun).min(1.0))
+        self.has_enough().then(|| (self.failed / self.begun).min(1.0))
+    }
+
+    /// How long one lives in seconds (Little's law), if there are enough of them.
+    pub fn life(&self) -> Option<f64> {
+        self.has_enough().then(|| self.open * TICK.as_secs_f64() / self.begun)
+    }
+
+    fn has_enough(&self) -> bool {
+        self.begun >= ENOUGH
     }
 }
 
@@ -109,13 +121,24 @@ mod tests {
         late.add(1.0, 9.0);
         assert_eq!(late.errors(), Some(1.0), "more failures than flows");
         for _ in 0..60 {
-            late.tick();
+            late.tick(0.0);
             late.add(10.0, 0.0);
         }
         assert!(late.errors().is_some_and(|errors| errors < 0.05), "{late:?}");
         for _ in 0..200 {
-            late.tick();
+            late.tick(0.0);
         }
         assert_eq!(late.errors(), None);
+    }
+
+    #[test]
+    fn a_backend_s_flows_live_as_long_as_they_are_open() {
+        let mut late = OfLate::default();
+        assert_eq!(late.life(), None);
+        for _ in 0..300 {
+            late.add(10.0, 0.0);
+            late.tick(25.0);
+        }
+        assert!(late.life().is_some_and(|life| (life - 2.5).abs() < 0.1), "{late:?}");
     }
 }

@@ -22,7 +22,14 @@ fn load(utilization: f64, qps: f64) -> Load {
 }
 
 fn seen(weight: u64, load: Load, at: Duration) -> Seen {
-    Seen { weight, heard: Some(Heard { load, at }), errors: None, is_available: true, is_at_limit: false }
+    Seen {
+        weight,
+        heard: Some(Heard { load, at }),
+        errors: None,
+        life: None,
+        is_available: true,
+        is_at_limit: false,
+    }
 }
 
 fn look(row: SeenRow, flows: Flows) -> Look {
@@ -624,6 +631,25 @@ fn errors_that_were_reported_long_ago_forbid_nothing() {
     let row = row(&[load(0.3, 1.0), failing, load(0.3, 1.0)], s(60));
     let factors = numbers(&feed(&mut law, s(600), &row, Flows::default()), 3);
     assert!(factors[1] > 0.95, "{factors:?}");
+}
+
+#[test]
+fn whose_flows_stay_open_gets_no_more_than_it_has() {
+    let with = |lives: [Option<f64>; 4]| {
+        let mut row = row(&[load(0.1, 1.0), load(0.5, 1.0), load(0.6, 1.0), load(0.6, 1.0)], s(100));
+        row.values_mut().zip(lives).for_each(|(seen, life)| seen.life = life);
+        let mut law = Feedback::default();
+        let factors = numbers(&feed(&mut law, s(100), &row, Flows::default()), 4);
+        (factors[0], law.holds().any(|(_, hold)| hold == Hold::LongFlows))
+    };
+    let usual = Some(0.05);
+    let (factor, is_held) = with([Some(2.0), usual, usual, usual]);
+    assert!(factor <= 1.0 && is_held, "it hangs: {factor}");
+    for lives in [[Some(0.15), usual, usual, usual], [Some(2.0), None, None, None], [None; 4], [Some(2.0); 4]]
+    {
+        let (factor, is_held) = with(lives);
+        assert!(factor > 1.0 && !is_held, "{lives:?}: {factor}");
+    }
 }
 
 #[test]

@@ -139,7 +139,7 @@ fn r28_a_connect_a_minute_moves_no_weight_and_reports_move_it_as_calmly_as_ever(
         for second in 0..3_600 {
             // Each is dialled every four minutes, and the first fails each time.
             let dialled = (second % 60 == 0).then_some((second / 60) as usize % BACKENDS as usize);
-            of_late.iter_mut().for_each(OfLate::tick);
+            of_late.iter_mut().for_each(|of_late| of_late.tick(0.0));
             if let Some(at) = dialled {
                 of_late[at].add(1.0, f64::from(u8::from(at == 0)));
             }
@@ -152,7 +152,10 @@ fn r28_a_connect_a_minute_moves_no_weight_and_reports_move_it_as_calmly_as_ever(
                     Load { utilization: Some(used), window: Duration::from_secs(1), ..Load::default() };
                 let errors = of_late[index as usize].errors();
                 let heard = Some(Heard { load, at: now });
-                (address(index), Seen { weight: 1, heard, errors, is_available: true, is_at_limit: false })
+                (
+                    address(index),
+                    Seen { weight: 1, heard, errors, life: None, is_available: true, is_at_limit: false },
+                )
             };
             let row = (0..BACKENDS).map(seen).collect();
             let look = Look { row, flows: lives.flows(), is_panic: false, entries: 512 };

@@ -69,7 +69,10 @@ impl Client {
         let open: u32 = self.links.iter().flatten().map(|link| link.flows).sum();
         following.lives.tick(f64::from(std::mem::take(&mut following.begun)), f64::from(open));
         let look = self.look(&following, heard);
-        following.of_late.iter_mut().for_each(OfLate::tick);
+        for (slot, of_late) in (0..).zip(&mut following.of_late) {
+            let open = self.links.get(slot).copied().flatten().map_or(0, |link| link.flows);
+            of_late.tick(f64::from(open));
+        }
         let proposal = following.control.tick(now, &look);
         let is_worth_it = proposal.is_some();
         if let Some(proposal) = proposal {
@@ -102,7 +105,7 @@ impl Client {
         let Some(before) = self.following.take() else { return };
         let mut following = Following::new(before.control.rules());
         if let Some((learnt, at)) = before.kept.filter(|_| is_kept) {
-            following.control.adopt(&Learnt { switch, ..learnt }, now, now.saturating_sub(at));
+            following.control.adopt(&Learnt { switch, ..learnt }, now.saturating_sub(at));
         }
         let factors = following.control.in_force().clone();
         self.following = Some(following);
@@ -143,6 +146,7 @@ impl Client {
                 weight,
                 heard: heard(backend),
                 errors: following.of_late.get(slot as usize).and_then(OfLate::errors),
+                life: following.of_late.get(slot as usize).and_then(OfLate::life),
                 is_available: !self.lame[slot as usize] && !is_ejected,
                 is_at_limit: limit != 0 && self.flows(slot) >= limit,
             };

@@ -122,7 +122,10 @@ impl ClientTask {
         let mut proposals = Vec::new();
         for (position, controlled) in controls.iter_mut().enumerate() {
             let Some((_, controlled)) = controlled else { continue };
-            controlled.counted.values_mut().for_each(|counted| counted.of_late.tick());
+            let tables = self.datapath.tables();
+            for counted in controlled.counted.values_mut() {
+                counted.of_late.tick(float(tables.active(counted.at.slot)));
+            }
             let Some(look) = self.look(position, controlled, &|address| heard(position, address)) else {
                 continue;
             };
@@ -182,10 +185,12 @@ impl ClientTask {
         let tables = self.datapath.tables();
         let seen = |&(address, weight): &(SocketAddr, u64)| {
             let open = || self.balancer.slot(position, address).map_or(0, |at| tables.active(at.slot));
+            let of_late = controlled.counted.get(&address).map(|counted| &counted.of_late);
             let seen = Seen {
                 weight,
                 heard: heard(address),
-                errors: controlled.counted.get(&address).and_then(|counted| counted.of_late.errors()),
+                errors: of_late.and_then(OfLate::errors),
+                life: of_late.and_then(OfLate::life),
                 is_available: is_available(row, address),
                 is_at_limit: limit.is_some_and(|limit| open() >= limit.into()),
             };
