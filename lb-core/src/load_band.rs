@@ -46,6 +46,17 @@ impl BandedSize {
         Self { band, size: band.min, seen: None }
     }
 
+    /// Of a task whose subset had so many before anybody looked: a daemon that starts goes on from its tables.
+    pub fn of(band: LoadBand, size: u32) -> Self {
+        Self { size: size.max(band.min), ..Self::new(band) }
+    }
+
+    /// With another size, because the one that was wanted cannot be had.
+    #[must_use]
+    pub const fn with_size(self, size: u32) -> Self {
+        Self { size, ..self }
+    }
+
     /// How many backends the subset has. Where there are fewer, it has all of them.
     pub const fn size(&self) -> u32 {
         self.size

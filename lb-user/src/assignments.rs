@@ -41,6 +41,17 @@ impl Assignment {
         &self.membership
     }
 
+    /// How many members there are at most, if their number follows load.
+    pub fn most(&self) -> usize {
+        self.membership.members.len() + self.membership.reserve.len()
+    }
+
+    /// The same with so many members, of a number that follows load.
+    #[must_use]
+    pub fn resized(&self, size: u32) -> Self {
+        Self { list: Arc::clone(&self.list), membership: Arc::new(self.membership.resized(size)) }
+    }
+
     /// The fact for the task's balancer, of the service at this position of the task's configuration.
     pub fn fact(self, position: usize) -> Fact {
         Fact::Endpoints(position, self.list, self.membership)

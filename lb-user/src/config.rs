@@ -93,24 +93,6 @@ pub mod tests {
     }
 
     #[test]
-    fn a_size_that_follows_load_is_refused_by_name() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(
-            file.path(),
-            format!("{LEAST}subset = {{ algorithm = 'random', size = {{ low = 0.5 }} }}\n"),
-        )
-        .unwrap();
-        let error = read(file.path(), &Host).unwrap_err().to_string();
-        assert!(
-            error.contains("the size of service \"s\" follows load")
-                && error.contains("write size = \"auto\""),
-            "{error}"
-        );
-        std::fs::write(file.path(), format!("{LEAST}subset = {{ algorithm = 'random' }}\n")).unwrap();
-        assert!(read(file.path(), &Host).is_ok());
-    }
-
-    #[test]
     fn no_name_of_a_variable_panics() {
         for name in ["", "=", "A=B", "A\0"] {
             assert_eq!(Host.variable(name), None);

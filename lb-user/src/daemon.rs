@@ -316,6 +316,7 @@ impl Daemon {
         if freed || unsettled || tasks.any(|client_task| client_task.trouble().is_some()) {
             self.settle(now);
         }
+        self.follow_flows(now);
         self.probe_again(now);
         self.follow_load(now);
         self.reclaim_flows(now);

@@ -54,10 +54,16 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
             let list = endpoints.as_slice();
             list.binary_search_by_key(&index, |endpoint| endpoint.index).ok().map(|at| list[at].address)
         };
-        let order = membership.order.iter().map(|&(index, verdict): &(u32, Verdict)| Candidate {
-            index,
-            verdict: verdict.name().to_owned(),
-            address: address(index),
+        // Of a size that follows load the whole order is known, so that another one is a cut.
+        let ends_at = if matches!(service.subset, Subset::Sized { size: Size::Band(_), .. }) {
+            let mut members =
+                membership.order.iter().enumerate().filter(|(_, (_, verdict))| *verdict == Verdict::Member);
+            members.nth(membership.members.len()).map_or(usize::MAX, |(at, _)| at)
+        } else {
+            usize::MAX
+        };
+        let order = membership.order.iter().take(ends_at).map(|&(index, verdict): &(u32, Verdict)| {
+            Candidate { index, verdict: verdict.name().to_owned(), address: address(index) }
         });
         let addresses: BTreeMap<Slot, SocketAddr> =
             plan.backends.iter().map(|(slot, backend)| (*slot, backend.address)).collect();

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 
 use lb_view::explanation::{Candidate, Explanation, Inputs, Member, Shares};
-use stage::fixture::{Fixture, SERVICE, endpoints};
+use stage::fixture::{Fixture, SERVICE, config, endpoints};
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, eventually};
 
 /// Smaller than the default, so that several clients take little memory.
@@ -382,4 +382,32 @@ fn a_reload_while_a_list_is_computed_ends_with_both_new() {
         let anew = explain(&nobody, &["--config", path, "users"]);
         assert_eq!(members(explain(&fixture.setup, &["users"])), members(anew));
     }
+}
+
+#[test]
+fn a_subset_grows_and_shrinks_with_its_task_s_open_flows_and_a_new_daemon_goes_on_from_there() {
+    let mut fixture = Fixture::without_daemon();
+    let lines = "subset = { algorithm = \"random\", size = { low = 0.875, high = 1.125, min = 1 } }";
+    fixture.setup.write("socklb.toml", &config(&fixture.cgroup, "{ file = \"users.toml\" }", lines));
+    fixture.start();
+    let members = |fixture: &Fixture| {
+        fixture.setup.service().backends.iter().filter(|backend| backend.share_wanted > 0.0).count()
+    };
+    assert_eq!(members(&fixture), 1, "the least, of a task without load");
+    let mut probe = fixture.probe();
+    for _ in 0..8 {
+        probe.dial(SERVICE);
+    }
+    eventually("all are used", || members(&fixture), |members| *members == 3);
+    // A killed daemon's successor begins with the size that the tables have.
+    fixture.daemon.take().expect("it runs").kill();
+    fixture.start();
+    assert_eq!(members(&fixture), 3);
+    drop(probe);
+    let shrinks =
+        stage::within(std::time::Duration::from_secs(120), || members(&fixture), |members| *members == 2);
+    assert_eq!(shrinks, Ok(2));
+    let explained = fixture.setup.run(&["explain", "users"]);
+    let explained = String::from_utf8_lossy(&explained.stdout).into_owned();
+    assert!(explained.contains("that random gives task 0 of 1"), "{explained}");
 }

@@ -6,7 +6,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use lb_core::service::{Size, Subset};
 use lb_host::regular_file;
 use thiserror::Error;
 
@@ -38,18 +37,6 @@ pub enum ConfigError {
     TooLong {
         /// The file.
         path: PathBuf,
-    },
-    /// A value that means something, and that the daemon does not do yet.
-    #[error(
-        "{}: the size of service {service:?} follows load (low, high), which socklb-sim plays and the daemon does not do yet (write \
-         size = \"auto\", or a number)",
-        path.display()
-    )]
-    FollowsLoad {
-        /// The file.
-        path: PathBuf,
-        /// The service.
-        service: String,
     },
     /// The file was read and is wrong.
     #[error(transparent)]
@@ -86,12 +73,6 @@ pub fn read_with(
 ) -> Result<Config, ConfigError> {
     let bytes = read_file(path)?;
     let config = parse_with(utf8(&bytes, path)?, path, env, look)?;
-    let mut services = config.clients.iter().flat_map(|client| &client.services);
-    let follows_load = |subset: Subset| matches!(subset, Subset::Sized { size: Size::Band(_), .. });
-    if let Some(found) = services.find(|found| follows_load(found.service.subset)) {
-        let service = found.service.name.clone();
-        return Err(ConfigError::FollowsLoad { path: path.to_owned(), service });
-    }
     Ok(config)
 }
 

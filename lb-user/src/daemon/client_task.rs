@@ -3,7 +3,8 @@
 //! Facts change the plan; [`ClientTask::settle`] brings the maps to it. What cannot be done at once (a region that may
 //! still be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing. In reading
 //! order: its plan and its maps (this file), the lists that change the plan (`lists`), its cgroup (`attachment`), what
-//! its programs find of backends (`health`), what they count (`counts`), and weights that change while lists stay (`control`).
+//! its programs find of backends (`health`), what they count (`counts`), and weights that change while lists stay (`control`), and
+//! subsets whose size follows load (`size`).
 
 mod lists;
 
@@ -14,6 +15,8 @@ mod control;
 mod counts;
 
 mod health;
+
+mod size;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -88,6 +91,8 @@ pub struct ClientTask {
     refused_static: BTreeMap<String, String>,
     /// By position: what changes the weights of a service, and its name. Empty until they are made.
     controls: Vec<Option<(String, control::Controlled)>>,
+    /// By position: the size of a subset that follows load, and its service's name. Empty until they are made.
+    sizes: Vec<Option<(String, size::FollowedSize)>>,
 }
 
 impl ClientTask {
@@ -139,6 +144,7 @@ impl ClientTask {
             has_failed: false,
             refused_static: BTreeMap::new(),
             controls: Vec::new(),
+            sizes: Vec::new(),
         })
     }
 

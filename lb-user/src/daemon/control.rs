@@ -11,7 +11,7 @@ use lb_core::reports::senders::Senders;
 use lb_core::service::Protocol;
 use lb_http::peer::Peer;
 use lb_view::load::{self, Switched, SwitchedClient};
-use tracing::info;
+use tracing::{debug, info};
 
 use super::Daemon;
 use super::client_task::ClientTask;
@@ -19,6 +19,18 @@ use super::probing::{Probing, name_of};
 use crate::config::ClientService;
 
 impl Daemon {
+    /// Lets subsets follow the open flows of their client tasks, where that is configured.
+    pub fn follow_flows(&mut self, now: Instant) {
+        for client_task in &mut self.clients.tasks {
+            if let Err(refused) = client_task.follow_flows(now) {
+                debug!(client = %client_task.client.name, error = %refused, "a subset cannot follow its load");
+            }
+        }
+        if self.clients.tasks.iter().any(|client_task| !client_task.is_settled()) {
+            self.settle(now);
+        }
+    }
+
     /// Lets all weights follow what is reported, as far as there is room for tables.
     pub fn follow_load(&mut self, now: Instant) {
         let mut proposals: Vec<((usize, usize), Proposal)> = Vec::new();

@@ -261,11 +261,12 @@ impl Daemon {
         self.settle(now);
     }
 
-    /// Makes the controls of a client task that is new, or configured otherwise.
+    /// Makes what follows load of a client task that is new, or configured otherwise.
     pub fn make_controls(&mut self, client: &str, now: Instant) {
         let clock = SystemTime::now();
         let Self { clients, learnt, .. } = self;
         if let Some(client_task) = clients.task_mut(client) {
+            client_task.make_sizes();
             client_task.make_controls(|service| learnt.learnt(client, service, clock), now);
         }
     }

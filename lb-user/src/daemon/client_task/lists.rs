@@ -61,7 +61,8 @@ impl ClientTask {
         else {
             return Ok(false);
         };
-        if self.balancer.handle(now, assignment.fact(position))? {
+        let fact = self.sized(position, assignment);
+        if self.balancer.handle(now, fact)? {
             self.settled = None;
         }
         Ok(true)
