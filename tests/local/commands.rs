@@ -315,7 +315,7 @@ fn status_is_a_table_for_people_and_json_for_programs() {
     }
     assert!(!text.contains('\x1b'), "no escape sequences in a pipe");
     let status = fixture.setup.status();
-    assert_eq!((status.schema, status.faults), (4, Vec::new()));
+    assert_eq!((status.schema, status.faults), (lb_view::status::SCHEMA, Vec::new()));
     let (code, text) = failure(&fixture.setup.run(&["status", "nobody"]));
     assert_eq!((code, text.contains("no client nobody")), (Some(1), true), "{text}");
 }

@@ -64,8 +64,10 @@ fn every_file_is_at_its_place_and_roots() {
     .map(str::to_owned)
     .into();
     expected.extend(commands(&machine).iter().map(|name| format!("/usr/share/man/man1/socklb-{name}.1.gz")));
-    let of_agent = listed(&machine.good(&["socklb", "agent", "--help"]));
-    expected.extend(of_agent.iter().map(|name| format!("/usr/share/man/man1/socklb-agent-{name}.1.gz")));
+    for command in ["agent", "load"] {
+        let below = listed(&machine.good(&["socklb", command, "--help"]));
+        expected.extend(below.iter().map(|name| format!("/usr/share/man/man1/socklb-{command}-{name}.1.gz")));
+    }
     let of_planner = listed(&machine.good(&["socklb-sim", "--help"]));
     expected.extend(of_planner.iter().map(|name| format!("/usr/share/man/man1/socklb-sim-{name}.1.gz")));
     for folder in ["docs", "docs/guide", "docs/reference", "docs/design"] {

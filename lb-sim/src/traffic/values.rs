@@ -251,6 +251,18 @@ impl TryFrom<String> for Kept {
     }
 }
 
+/// Reads a time from a second to an hour, or `"off"`, as the daemon's configuration has it.
+fn seconds_or_off(key: &str, text: String) -> Result<Option<Span>, String> {
+    if text == "off" {
+        return Ok(None);
+    }
+    let span = Span::try_from(text)?;
+    let is_right = (1_000_000..=3_600_000_000).contains(&span.us);
+    is_right
+        .then_some(Some(span))
+        .ok_or_else(|| format!("{key} is \"{span}\": write \"1s\" to \"1h\", or \"off\""))
+}
+
 /// After how long an error counts half, or `"off"`: errors do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorDecay(pub Option<Span>);
@@ -266,14 +278,7 @@ impl TryFrom<String> for ErrorDecay {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        if text == "off" {
-            return Ok(Self(None));
-        }
-        let span = Span::try_from(text)?;
-        if (1_000_000..=3_600_000_000).contains(&span.us) {
-            return Ok(Self(Some(span)));
-        }
-        Err(format!("error_decay is \"{span}\": write \"1s\" to \"1h\", or \"off\""))
+        seconds_or_off("error_decay", text).map(Self)
     }
 }
 
@@ -285,14 +290,7 @@ impl TryFrom<String> for SlowStart {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        if text == "off" {
-            return Ok(Self(None));
-        }
-        let span = Span::try_from(text)?;
-        if (1_000_000..=3_600_000_000).contains(&span.us) {
-            return Ok(Self(Some(span)));
-        }
-        Err(format!("slow_start is \"{span}\": write \"1s\" to \"1h\", or \"off\""))
+        seconds_or_off("slow_start", text).map(Self)
     }
 }
 

@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use lb_common::abi::Outcome;
 use lb_common::ending::Ending;
 
+use super::load::describe as load_in_words;
 use super::table::{ALWAYS, Column, Row, left_out, table};
 use super::{Style, percent, wrap};
 use crate::backend::{Backend, LONGEST_US, Latency};
@@ -84,6 +85,9 @@ fn one_service(text: &mut String, service: &Service, style: Style) -> Vec<&'stat
     }
     if service.ejection == EjectionMode::CausesUnknown {
         let _ = writeln!(text, "  ejection off: causes unknown (`socklb doctor`)");
+    }
+    if let Some(load) = &service.load {
+        let _ = writeln!(text, "  {}", load_in_words(load));
     }
     let diverted: u64 = service.backends.iter().map(|backend| backend.diverted).sum();
     if diverted > 0 {

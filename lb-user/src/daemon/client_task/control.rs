@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use lb_common::abi::Outcome;
 use lb_common::ending::Ending;
 use lb_core::balancer::{Fact, Row};
+use lb_core::control::by_address::ByAddress;
 use lb_core::control::factor::Factors;
 use lb_core::control::flows::{Lives, OfLate};
 use lb_core::control::publication::Proposal;
@@ -24,7 +25,7 @@ pub struct Controlled {
     lives: Lives,
     /// Flows that had begun at the last tick; `None` before the first.
     begun: Option<u64>,
-    counted: BTreeMap<SocketAddr, Counted>,
+    counted: ByAddress<Counted>,
     /// What the last tick has seen.
     look: Look,
     /// When that was, by the clock of reports.
@@ -50,7 +51,7 @@ impl Controlled {
             control: Control::new(rules),
             lives: Lives::default(),
             begun: None,
-            counted: BTreeMap::new(),
+            counted: ByAddress::default(),
             look: Look::default(),
             looked: Duration::ZERO,
             tables: 0,
@@ -115,10 +116,10 @@ impl ClientTask {
         }
         let now = self.clock.monotonic(now);
         let mut controls = std::mem::take(&mut self.controls);
-        self.count_begun(&mut controls);
         if tick.is_multiple_of(COUNTED_TICKS) {
             self.count_failed(&mut controls);
         }
+        self.count_begun(&mut controls);
         let mut proposals = Vec::new();
         for (position, controlled) in controls.iter_mut().enumerate() {
             let Some((_, controlled)) = controlled else { continue };
@@ -211,13 +212,14 @@ impl ClientTask {
         let indexes: Vec<ServiceIndex> = self.balancer.services().map(|(_, index, _)| index).collect();
         for (position, controlled) in controls.iter_mut().enumerate() {
             let Some((_, controlled)) = controlled else { continue };
+            if controlled.counted.is_empty() {
+                continue;
+            }
             // What cannot be read now is read at the next tick; the log has it from `sample`.
             let Ok(outcomes) = tables.outcomes(indexes[position]) else { continue };
             let balanced = Outcome::OF_A_SERVICE.into_iter().filter(|outcome| begins_a_flow(*outcome));
             let begun: u64 = balanced.map(|outcome| outcomes.of(outcome)).sum();
-            let members = self.balancer.weights(position).iter();
-            let slots = members.filter_map(|(address, _)| self.balancer.slot(position, *address));
-            let open: u64 = slots.map(|at| tables.active(at.slot)).sum();
+            let open: u64 = controlled.counted.values().map(|counted| tables.active(counted.at.slot)).sum();
             // Of flows that were there before anybody looked it is not known when they began.
             if let Some(before) = controlled.begun.replace(begun) {
                 controlled.lives.tick(float(begun.saturating_sub(before)), float(open));
@@ -238,7 +240,7 @@ impl ClientTask {
                 }
             }
         }
-        let mut before: Vec<BTreeMap<SocketAddr, Counted>> = Vec::with_capacity(controls.len());
+        let mut before: Vec<ByAddress<Counted>> = Vec::with_capacity(controls.len());
         for controlled in &mut *controls {
             before.push(
                 controlled
@@ -324,6 +326,10 @@ impl Controlled {
 
 /// Whether a member takes new flows as far as is known.
 fn is_available(row: &Row, address: SocketAddr) -> bool {
+    // As nearly always: nothing is looked up where all are well.
+    if !row.is_unsettled() && row.available.1 > 0 {
+        return true;
+    }
     row.usable.get(&address).is_none_or(|(_, health)| *health == Health::Healthy)
 }
 
