@@ -8,9 +8,9 @@ use super::factor::Factors;
 /// The part of a share that it has to move by.
 const PART: f64 = 0.02;
 
-/// Tables that a host makes in one tick for all its client tasks: of 4,096 entries each takes 0.12 ms, so that is at most 1.3 % of a
-/// core.
-pub const TABLES: usize = 100;
+/// Tables that a host makes in one tick for all its client tasks. Each takes 0.2 ms from the other weights to the kernel, so that what
+/// following load takes stays below 2 % of a processor (docs/design/performance.md).
+pub const TABLES: usize = 60;
 
 /// Factors that are worth a table.
 #[derive(Clone, Debug, PartialEq)]
