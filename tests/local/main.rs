@@ -43,6 +43,7 @@ mod responder_frames;
 mod verdicts;
 
 mod flows;
+mod follow_load;
 
 mod counts;
 
@@ -79,7 +80,6 @@ mod reload_clients;
 mod reload_faults;
 
 mod links;
-mod load;
 
 mod reclaim;
 

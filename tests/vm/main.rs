@@ -67,7 +67,7 @@ const TOTAL: Duration = Duration::from_secs(40 * 60);
 const HOST_ONLY: [&str; 8] = [
     "exhaustion::",
     // What follows from reports is the daemon's; that tables are read and reports heard is tested beside it.
-    "load::",
+    "follow_load::",
     "endpoints::ten_faulty_files_at_once_take_little_memory",
     // A guest may stand still in the middle of a write for longer than a file takes to count as settled.
     "endpoints::a_file_rewritten_all_the_time_is_never_read_half",
