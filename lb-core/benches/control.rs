@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use lb_core::control::flows::Flows;
+use lb_core::control::flows::{Flows, Life};
 use lb_core::control::{Control, ControlRules, Heard, Law, Look, Seen};
 use lb_core::reports::Load;
 
@@ -24,7 +24,7 @@ fn look(service: u32, second: u64) -> Look {
                 weight: 1 << 20,
                 heard,
                 errors: None,
-                life: Some(0.1),
+                life: Some(Life { usual: 0.1, now: 0.1 }),
                 is_available: true,
                 is_at_limit: false,
             },

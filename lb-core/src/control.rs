@@ -31,7 +31,7 @@ use a58::A58;
 use by_address::ByAddress;
 use factor::{Factor, Factors};
 use feedback::Feedback;
-use flows::Flows;
+use flows::{Flows, Life};
 use publication::{Proposal, distance, threshold};
 use slow_start::Readiness;
 
@@ -173,8 +173,8 @@ pub struct Seen {
     pub heard: Option<Heard>,
     /// The part of this task's own flows to it that failed, of those that began of late, if these are enough.
     pub errors: Option<f64>,
-    /// How long this task's own flows to it live, in seconds, if enough of them began of late.
-    pub life: Option<f64>,
+    /// How long this task's own flows to it live, if enough of them began of late.
+    pub life: Option<Life>,
     /// Whether it takes new flows: it is not ejected, on trial, refusing, or a lame duck.
     pub is_available: bool,
     /// Whether it has as many open flows as it may.
@@ -319,11 +319,10 @@ impl Control {
 
     /// Works by other rules from now on. What was learnt stays, unless the law is another one, or begins to be enforced.
     pub fn set_rules(&mut self, rules: ControlRules) {
-        let begins =
-            rules.law != self.rules.law || (self.rules.mode, rules.mode) == (Mode::Observe, Mode::Enforce);
         let is_another = rules.law != self.rules.law;
+        let is_enforced_now = (self.rules.mode, rules.mode) == (Mode::Observe, Mode::Enforce);
         self.rules = rules;
-        if begins {
+        if is_another || is_enforced_now {
             self.law = LawState::new(rules.law);
         }
         if is_another && self.switch == Switch::Frozen {

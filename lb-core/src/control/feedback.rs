@@ -232,7 +232,7 @@ impl Feedback {
             }
             let no_more = if fails(seen, now) {
                 Some(Hold::Errors)
-            } else if seen.life.zip(usual_life).is_some_and(|(life, usual)| life > LONG_FLOWS * usual) {
+            } else if seen.life.zip(usual_life).is_some_and(|(life, usual)| life.now > LONG_FLOWS * usual) {
                 Some(Hold::LongFlows)
             } else {
                 None
@@ -379,9 +379,9 @@ fn fails(seen: &Seen, now: Duration) -> bool {
 
 /// How long flows to most members live: the median of those of whom it is known, if they are half of the row at least.
 fn usual_life(row: &SeenRow) -> Option<f64> {
-    let mut lives: Vec<f64> = row.values().filter_map(|seen| seen.life).collect();
+    let mut lives: Vec<f64> = row.values().filter_map(|seen| Some(seen.life?.usual)).collect();
     lives.sort_by(f64::total_cmp);
-    // Where flows end within a moment, a little noise is several times that.
+    // Where none is ever seen open, nothing can be told.
     (lives.len() * 2 >= row.len()).then(|| lives.get(lives.len() / 2).copied())?.filter(|life| *life > 0.0)
 }
 

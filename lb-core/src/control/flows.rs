@@ -20,8 +20,14 @@ const MOST_SECONDS: f64 = 86_400.0;
 /// What is left after one tick of what was counted: the last minute or so counts.
 const LATE: f64 = 0.98;
 
+/// The same of what tells how long flows live: the last ten seconds. Whose queue is gone shall be seen soon.
+const NOW: f64 = 0.9;
+
 /// So many flows show what part of them fails.
 const ENOUGH: f64 = 20.0;
+
+/// So many of the last seconds show how long they live: one that takes long by itself shall not count for all.
+const ENOUGH_NOW: f64 = 5.0;
 
 /// How long flows live, by how many begin and how many are open (Little's law).
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,12 +53,24 @@ impl Lives {
     }
 }
 
+/// How long flows to one backend live, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Life {
+    /// By those that were open in the last seconds.
+    pub usual: f64,
+    /// The same, and no more than by those that are open now: what was open for a moment says little, what is open no more nothing.
+    pub now: f64,
+}
+
 /// Flows to one backend that began of late, how many failed, and how many were open.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OfLate {
     begun: f64,
     failed: f64,
-    /// Sum over ticks.
+    /// Those that began, and those that were open at each tick, of the last seconds.
+    begun_now: f64,
+    open_now: f64,
+    /// Those that were open at the last tick.
     open: f64,
 }
 
@@ -61,13 +79,16 @@ impl OfLate {
     pub fn add(&mut self, begun: f64, failed: f64) {
         self.begun += begun;
         self.failed += failed;
+        self.begun_now += begun;
     }
 
     /// A [`TICK`] has passed, and so many are open.
     pub fn tick(&mut self, open: f64) {
         self.begun *= LATE;
         self.failed *= LATE;
-        self.open = (self.open + open) * LATE;
+        self.begun_now *= NOW;
+        self.open_now = (self.open_now + open) * NOW;
+        self.open = open;
     }
 
     /// The part that fails, if there are enough of them.
@@ -76,9 +97,12 @@ impl OfLate {
         self.has_enough().then(|| (self.failed / self.begun).min(1.0))
     }
 
-    /// How long one lives in seconds (Little's law), if there are enough of them.
-    pub fn life(&self) -> Option<f64> {
-        self.has_enough().then(|| self.open * TICK.as_secs_f64() / self.begun)
+    /// How long one lives (Little's law), if there are enough of them.
+    pub fn life(&self) -> Option<Life> {
+        let is_known = self.has_enough() && self.begun_now >= ENOUGH_NOW;
+        let of = |open: f64| open * TICK.as_secs_f64() / self.begun_now;
+        let at_last = self.open * (NOW / (1.0 - NOW));
+        is_known.then(|| Life { usual: of(self.open_now), now: of(self.open_now.min(at_last)) })
     }
 
     fn has_enough(&self) -> bool {
@@ -139,6 +163,26 @@ mod tests {
             late.add(10.0, 0.0);
             late.tick(25.0);
         }
-        assert!(late.life().is_some_and(|life| (life - 2.5).abs() < 0.1), "{late:?}");
+        let is = |late: &OfLate, usual: f64, now: f64| {
+            let life = late.life().expect("enough begin");
+            assert!((life.usual - usual).abs() < 0.15 && (life.now - now).abs() < 0.01, "{life:?}");
+        };
+        is(&late, 2.5, 2.5);
+        // A queue that is gone is forgotten at once; one that is there for a moment is none yet.
+        late.add(10.0, 0.0);
+        late.tick(0.5);
+        is(&late, 2.25, 0.05);
+        for _ in 0..100 {
+            late.add(10.0, 0.0);
+            late.tick(0.5);
+        }
+        late.add(10.0, 0.0);
+        late.tick(25.0);
+        is(&late, 0.295, 0.295);
+        for _ in 0..100 {
+            late.add(0.1, 0.0);
+            late.tick(25.0);
+        }
+        assert_eq!(late.life(), None, "too few begin now");
     }
 }

@@ -637,7 +637,8 @@ fn errors_that_were_reported_long_ago_forbid_nothing() {
 fn whose_flows_stay_open_gets_no_more_than_it_has() {
     let with = |lives: [Option<f64>; 4]| {
         let mut row = row(&[load(0.1, 1.0), load(0.5, 1.0), load(0.6, 1.0), load(0.6, 1.0)], s(100));
-        row.values_mut().zip(lives).for_each(|(seen, life)| seen.life = life);
+        let of = |life: Option<f64>| life.map(|usual| Life { usual, now: usual });
+        row.values_mut().zip(lives).for_each(|(seen, life)| seen.life = of(life));
         let mut law = Feedback::default();
         let factors = numbers(&feed(&mut law, s(100), &row, Flows::default()), 4);
         (factors[0], law.holds().any(|(_, hold)| hold == Hold::LongFlows))
