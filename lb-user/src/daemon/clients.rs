@@ -107,6 +107,13 @@ impl Daemon {
         gone.into_iter().map(Leaving::of).collect()
     }
 
+    /// Brings the maps of all clients to their plans, if any is not there.
+    pub fn settle_if_needed(&mut self, now: Instant) {
+        if self.clients.tasks.iter().any(|client_task| !client_task.is_settled()) {
+            self.settle(now);
+        }
+    }
+
     pub fn settle(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
             let before = client_task.trouble().map(str::to_owned);

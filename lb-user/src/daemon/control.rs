@@ -26,9 +26,7 @@ impl Daemon {
                 debug!(client = %client_task.client.name, error = %refused, "a subset cannot follow its load");
             }
         }
-        if self.clients.tasks.iter().any(|client_task| !client_task.is_settled()) {
-            self.settle(now);
-        }
+        self.settle_if_needed(now);
     }
 
     /// Lets all weights follow what is reported, as far as there is room for tables.
@@ -46,9 +44,7 @@ impl Daemon {
         for ((number, position), proposal) in within_budget(proposals) {
             self.clients.tasks[number].publish_factors(position, proposal.factors, now);
         }
-        if self.clients.tasks.iter().any(|client_task| !client_task.is_settled()) {
-            self.settle(now);
-        }
+        self.settle_if_needed(now);
         self.keep_learnt(now);
     }
 

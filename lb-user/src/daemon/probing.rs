@@ -475,9 +475,7 @@ impl Daemon {
         for client_task in &mut self.clients.tasks {
             client_task.take_report_ids(self.probing.ids.as_ref(), now);
         }
-        if self.clients.tasks.iter().any(|client_task| !client_task.is_settled()) {
-            self.settle(now);
-        }
+        self.settle_if_needed(now);
     }
 
     /// Removes from the register whom no row names any more.
@@ -528,9 +526,7 @@ impl Daemon {
                 client_task.hear(position, who, said, now);
             }
         }
-        if self.clients.tasks.iter().any(|client_task| !client_task.is_settled()) {
-            self.settle(now);
-        }
+        self.settle_if_needed(now);
     }
 }
 
