@@ -312,43 +312,15 @@ fn the_book_s_fleet_is_as_uneven_as_the_book_says() {
     assert!(ratios[1].1 < ratios[0].1, "{ratios:?}");
 }
 
-/// A fleet of the book's for two minutes, without what chance makes uneven: machines, clients and subsets do.
-const UNEQUAL: &str = r#"
-title = "unequal"
-duration = "120s"
-step = "10s"
-measure_from = "60s"
-reports = { delay = "5ms", spread = "10ms" }
-[backends]
-count = 20
-cores = 4
-speed = { alternate = [1.0, 2.5] }
-[[job]]
-name = "one"
-tasks = 20
-size = 6
-traffic = "connections"
-algorithm = "random"
-rate = 60.0
-skew = 0.5
-cost = { mean = "35ms", exact = true }
-[[run]]
-name = "structural"
-[[run]]
-name = "a58"
-load = "a58"
-[[run]]
-name = "feedback"
-load = "feedback"
-[[run]]
-name = "feedback-p2c"
-policy = "p2c"
-load = "feedback"
-"#;
+/// A fleet for two minutes in which machines, clients and subsets differ, without what chance makes uneven.
+fn unequal() -> String {
+    let fleet = include_str!("fleet/fleet.toml").replace("180s", "120s").replace("130s", "60s");
+    fleet + include_str!("fleet/runs.toml")
+}
 
 #[test]
 fn feedback_makes_utilization_even_whatever_the_reason_why_it_is_not() {
-    let report = played(UNEQUAL);
+    let report = played(&unequal());
     let ratio = |run: usize| figures(&report, run).evenness.cpu_max_over_min.mean;
     // Half of the machines can do less than half of what the others can, and A58 knows neither subsets nor clients.
     assert!(ratio(0) > 2.0 && ratio(1) > 1.4, "{} {}", ratio(0), ratio(1));
@@ -359,7 +331,7 @@ fn feedback_makes_utilization_even_whatever_the_reason_why_it_is_not() {
 #[test]
 fn feedback_settles_within_a_minute_of_a_change_of_speed() {
     let fail = "[[fail]]\nat = \"60s\"\nfor = \"1h\"\nshare = 30\nmode = \"slow\"\nslowdown = 2.0\n";
-    let text = UNEQUAL.replace("120s", "180s").replace("rate = 60.0", "rate = 45.0") + fail;
+    let text = unequal().replace("120s", "180s").replace("rate = 60.0", "rate = 45.0") + fail;
     let report = played(&text);
     let steps = report.steps.iter().filter(|row| row.run == "feedback");
     let rsd: Vec<(u64, f64)> = steps.map(|row| (row.at_us / 1_000_000, row.cpu.unwrap().rsd)).collect();
@@ -375,7 +347,7 @@ fn feedback_settles_within_a_minute_of_a_change_of_speed() {
 #[test]
 fn late_and_lost_reports_make_feedback_slower_and_never_worse_than_no_reports() {
     for reports in ["delay = \"10s\"", "delay = \"30s\"", "loss = 50", "window = \"10s\""] {
-        let report = played(&UNEQUAL.replace("delay = \"5ms\", spread = \"10ms\"", reports));
+        let report = played(&unequal().replace("delay = \"5ms\", spread = \"10ms\"", reports));
         let raw = |run: usize| figures(&report, run).evenness.raw_utilization.mean;
         assert!(raw(2) >= raw(0) - 0.02, "{reports}: {} {}", raw(2), raw(0));
     }
@@ -383,7 +355,7 @@ fn late_and_lost_reports_make_feedback_slower_and_never_worse_than_no_reports() 
 
 #[test]
 fn where_all_is_even_late_and_lost_reports_make_nothing_swing() {
-    let even = UNEQUAL
+    let even = unequal()
         .replace("{ alternate = [1.0, 2.5] }", "1.75")
         .replace("skew = 0.5\n", "")
         .replace("arrivals = \"random\"", "")
@@ -409,7 +381,7 @@ fn where_all_is_even_late_and_lost_reports_make_nothing_swing() {
 fn feedback_settles_within_five_lives_of_connections_that_are_kept() {
     // Some 200 connections of each task, with a request on each every three seconds or so: as many requests as in the fleet above.
     let kept = "rate = 10.0\nconnection_life = \"20s\"\npause = \"3200ms\"";
-    let text = UNEQUAL.replace("rate = 60.0", kept).replace("120s", "200s").replace("\"60s\"", "\"100s\"");
+    let text = unequal().replace("rate = 60.0", kept).replace("120s", "200s").replace("\"60s\"", "\"100s\"");
     let report = played(&text);
     let ratio = |run: usize| figures(&report, run).evenness.cpu_max_over_min.mean;
     assert!(ratio(0) > 2.0 && ratio(2) < 1.2, "{} {}", ratio(0), ratio(2));
@@ -420,7 +392,7 @@ fn feedback_settles_within_five_lives_of_connections_that_are_kept() {
 #[test]
 fn who_answers_no_connect_is_no_sinkhole_for_feedback() {
     let fail = "[[fail]]\nat = \"40s\"\nfor = \"1h\"\nbackends = 2\nmode = \"blackhole\"\n";
-    let report = played(&(UNEQUAL.to_owned() + fail));
+    let report = played(&(unequal() + fail));
     let steps = report.steps.iter().filter(|row| row.run == "feedback");
     let steps: Vec<(u64, u64)> = steps.map(|row| (row.counts.errors.sum(), row.counts.arrivals)).collect();
     let share = |step: usize| 1000 * steps[step].0 / steps[step].1;
@@ -431,7 +403,7 @@ fn who_answers_no_connect_is_no_sinkhole_for_feedback() {
 #[test]
 fn who_answers_with_errors_at_once_is_no_sinkhole_for_feedback() {
     let fail = "[[fail]]\nat = \"40s\"\nfor = \"1h\"\nbackends = 2\nmode = \"errors\"\n";
-    let report = played(&(UNEQUAL.to_owned() + fail));
+    let report = played(&(unequal() + fail));
     let steps = report.steps.iter().filter(|row| row.run == "feedback");
     let steps: Vec<(u64, u64)> = steps.map(|row| (row.counts.errors.answered, row.counts.arrivals)).collect();
     let share = |step: usize| 1000 * steps[step].0 / steps[step].1;

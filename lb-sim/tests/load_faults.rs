@@ -8,24 +8,11 @@ use lb_sim::traffic::Report;
 use lb_sim::traffic::figures::RunFigures;
 use lb_sim::traffic::tally::Row;
 
-const RUNS: &str = r#"
-[[run]]
-name = "structural"
-[[run]]
-name = "a58"
-load = "a58"
-[[run]]
-name = "feedback"
-load = "feedback"
-[[run]]
-name = "p2c"
-policy = "p2c"
-load = "feedback"
-[[run]]
-name = "limit"
-load = "feedback"
-active_limit = 8
-"#;
+/// Weights by which the fleet is played, also in `load.rs`.
+const RUNS: &str = include_str!("fleet/runs.toml");
+
+/// And one that has a limit.
+const LIMIT: &str = "[[run]]\nname = \"limit\"\nload = \"feedback\"\nactive_limit = 8\n";
 
 const FEEDBACK: &str = "load = \"feedback\"\n";
 
@@ -54,7 +41,7 @@ fn failed(rows: &[&Row]) -> f64 {
 
 #[test]
 fn who_lies_gets_eight_times_its_share_at_most_and_the_others_stay_even() {
-    let report = played(&(FLEET.to_owned() + RUNS + &fail("mode = \"lies\"\nutilization = 0.01")));
+    let report = played(&(FLEET.to_owned() + RUNS + LIMIT + &fail("mode = \"lies\"\nutilization = 0.01")));
     for run in ["feedback", "p2c", "limit"] {
         // It has a sixth of each row that it is in at first, and eight sixths over thirteen at most.
         let last = rows(&report, run, (130, 180));
@@ -83,7 +70,7 @@ fn who_lies_gets_eight_times_its_share_at_most_and_the_others_stay_even() {
 #[test]
 fn who_hangs_gets_no_more_than_it_has() {
     let text = FLEET.replace("rate = 60.0", "rate = 60.0\ntimeout = \"2s\"");
-    let report = played(&(text + RUNS + &fail("mode = \"hang\"")));
+    let report = played(&(text + RUNS + LIMIT + &fail("mode = \"hang\"")));
     let failed = |run: &str| failed(&rows(&report, run, (130, 180)));
     // It reports next to nothing. Without the rule of long flows 18 % of the requests failed with weighted round robin, 10 % with p2c.
     for run in ["structural", "feedback", "p2c", "limit"] {

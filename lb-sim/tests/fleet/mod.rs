@@ -5,26 +5,7 @@ use lb_sim::traffic::tally::{Row, Weights};
 use lb_sim::traffic::{Report, play};
 
 /// Half of the machines can do less than half of what the others can, and a third of all is asked for.
-pub const FLEET: &str = r#"
-title = "unequal"
-duration = "180s"
-step = "10s"
-measure_from = "130s"
-reports = { delay = "5ms", spread = "10ms" }
-[backends]
-count = 20
-cores = 4
-speed = { alternate = [1.0, 2.5] }
-[[job]]
-name = "one"
-tasks = 20
-size = 6
-traffic = "connections"
-algorithm = "random"
-rate = 60.0
-skew = 0.5
-cost = { mean = "35ms", exact = true }
-"#;
+pub const FLEET: &str = include_str!("fleet.toml");
 
 pub fn played(text: &str) -> Report {
     let scenario = Scenario::read("test", "test.toml", text);
