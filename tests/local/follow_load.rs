@@ -33,20 +33,10 @@ fn start(load: &str, first: &str) -> (Fixture, Agent) {
     (fixture, agent)
 }
 
-/// Has the backends report these utilizations, each with a hundred requests a second.
+/// Has the backends report these utilizations.
 fn report(agent: &Agent, utilizations: [&str; 3]) {
     for (backend, used) in ALL.iter().zip(utilizations) {
-        agent.tell(&[
-            "report",
-            "--backend",
-            backend,
-            "--utilization",
-            used,
-            "--qps",
-            "100",
-            "--valid-for",
-            "300000",
-        ]);
+        agent.report(backend, used);
     }
 }
 

@@ -38,16 +38,24 @@ fn dashboard_and_rules_are_of_metrics_that_there_are() {
     let addresses: Vec<String> =
         fixture.backends.iter().map(|backend| backend.address().to_string()).collect();
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-    let _agent = Agent::start(&fixture.setup, &key, &addresses);
-    // Reports have all metrics that probes by connection have.
-    let reports = "health = { probe = \"report\", interval = \"100ms\", idle_interval = \"100ms\" }\n[reports]\nlisten = \"127.0.0.1:0\"\nkey = \"service.key\"";
+    let agent = Agent::start(&fixture.setup, &key, &addresses);
+    for backend in &addresses {
+        agent.report(backend, "0.3");
+    }
+    // Reports have all metrics that probes by connection have. Those of load are there where something follows it.
+    let reports = "policy = \"weighted-round-robin\"\nload = { control = \"feedback\" }\nhealth = { probe = \"report\", interval = \"100ms\", idle_interval = \"100ms\" }\n[reports]\nlisten = \"127.0.0.1:0\"\nkey = \"service.key\"";
     with(&fixture, &format!("{reports}\n[metrics]\nlisten = \"{LISTEN}\"\n"));
     fixture.start();
     let is_probed = |backend: &Backend| backend.probe.as_ref().is_some_and(|probe| probe.state == "ready");
     let backends = || fixture.setup.backends("web", "users");
     eventually("all are probed", backends, |all| all.len() == 3 && all.iter().all(is_probed));
     assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
-    let page = http::get(LISTEN, "/metrics", http::OPEN_METRICS).body;
+    // What follows load looks once a second.
+    let page = eventually(
+        "a look at the load",
+        || http::get(LISTEN, "/metrics", http::OPEN_METRICS).body,
+        |page| page.contains("\nsocklb_backend_load_factor{"),
+    );
     let series: BTreeSet<&str> = page
         .lines()
         .filter(|line| !line.starts_with('#'))

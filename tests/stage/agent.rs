@@ -119,6 +119,13 @@ impl Agent {
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
+    /// Has a backend report this utilization with a hundred requests a second, for five minutes.
+    #[track_caller]
+    pub fn report(&self, backend: &str, utilization: &str) {
+        let load = ["--utilization", utilization, "--qps", "100", "--valid-for", "300000"];
+        self.tell(&[&["report", "--backend", backend], &load[..]].concat());
+    }
+
     /// The page of metrics, from its socket.
     pub fn metrics(&self) -> String {
         crate::daemon::metrics_of(&self.folder.join("run/agent.sock"))
