@@ -67,11 +67,6 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Readmit { service, backend, client, json } => {
             readmit::run(&service, backend, client.as_deref(), json, &files)
         }
-        Command::Load { command: Some(_), client, service, json }
-            if client.is_some() || service.is_some() || json =>
-        {
-            Err(load::misplaced().into())
-        }
         Command::Load { command: Some(command), .. } => load::switch(&command, &files),
         Command::Load { command: None, client, service, json } => {
             load::show(&Filter { client, service, backend: None }, json, &files)

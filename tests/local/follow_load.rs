@@ -94,7 +94,7 @@ fn the_share_of_a_backend_that_is_busy_falls_until_an_operator_says_otherwise() 
     assert!(page.contains(&line), "{page}");
     // An option that would have no effect is refused.
     let (code, text) = failure(&fixture.setup.run(&["load", "--client", "web", "off", "users"]));
-    assert!(code == Some(1) && text.contains("have no effect"), "{text}");
+    assert!(code == Some(2) && text.contains("have no effect"), "{text}");
     // While it is frozen nothing follows.
     let frozen = load(&fixture);
     report(&agent, ["0.1", "0.3", "0.3"]);

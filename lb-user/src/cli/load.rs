@@ -42,12 +42,8 @@ pub struct Target {
     pub json: bool,
 }
 
-/// Options that are those of what is shown, before a command that switches: they would have no effect.
-pub fn misplaced() -> anyhow::Error {
-    anyhow!(
-        "--client, --service and --json before freeze, off and on have no effect: write socklb load freeze SERVICE --client CLIENT"
-    )
-}
+/// Options of what is shown, before a command that switches: they would have no effect.
+pub const MISPLACED: &str = "--client, --service and --json before freeze, off and on have no effect: write socklb load freeze SERVICE --client CLIENT";
 
 /// Shows what weights follow.
 ///

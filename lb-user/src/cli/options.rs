@@ -45,7 +45,13 @@ impl Cli {
             let text = "--config and --pins are for the daemon: an agent's file is given as `socklb agent serve FILE`";
             command.error(ErrorKind::ArgumentConflict, text).exit();
         }
-        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit())
+        let cli = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit());
+        if let Command::Load { command: Some(_), client, service, json } = &cli.command
+            && (client.is_some() || service.is_some() || *json)
+        {
+            command.error(ErrorKind::ArgumentConflict, load::MISPLACED).exit();
+        }
+        cli
     }
 }
 
