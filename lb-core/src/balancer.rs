@@ -17,6 +17,7 @@ use lb_common::abi::host::NO_REPORT;
 use lb_common::abi::{BackendState, MAX_SERVICES, Usable};
 use thiserror::Error;
 
+use crate::control::by_address::Next;
 use crate::control::factor::Factors;
 use crate::endpoint::EndpointList;
 use crate::health::{self, Health, Said, Standing, Who, Why};
@@ -406,12 +407,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     }
 
     fn forget(&mut self, slots: &BTreeSet<Slot>) -> bool {
-        let members = self.members(&self.services);
-        let idle: Vec<(Identity, BackendRef)> = self
-            .slots
-            .iter()
-            .filter(|(identity, backend)| slots.contains(&backend.slot) && !members.contains(identity))
-            .collect();
+        let members = self.members();
+        let is_idle =
+            |&(identity, at): &(Identity, BackendRef)| slots.contains(&at.slot) && !members.has(identity, at);
+        let idle: Vec<(Identity, BackendRef)> = self.slots.iter().filter(is_idle).collect();
+        drop(members);
         for (identity, backend) in &idle {
             self.slots.free(*identity);
             // What is said of it without a slot is kept: it may stand in later.
@@ -433,39 +433,22 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
 
     /// Slots that the plan keeps only because something may still refer to them.
     pub fn unneeded(&self) -> BTreeSet<Slot> {
-        let members = self.members(&self.services);
-        self.slots
-            .iter()
-            .filter(|(identity, _)| !members.contains(identity))
-            .map(|(_, backend)| backend.slot)
-            .collect()
+        let members = self.members();
+        let unneeded = self.slots.iter().filter(|(identity, at)| !members.has(*identity, *at));
+        unneeded.map(|(_, at)| at.slot).collect()
     }
 
-    /// Backends of these services that a table or a fallback of the plan names: they keep their slots. Whether one of them
-    /// may be chosen is another question, see [`Balancer::usable`].
-    fn members(&self, services: &[ServiceState]) -> BTreeSet<Identity> {
-        let mut members = BTreeSet::new();
-        for state in services {
-            match (&state.list, self.adopted.services.get(&state.index)) {
-                (Some(in_use), _) => {
-                    let row = in_use.row.usable.keys();
-                    members.extend(row.map(|address| Identity { service: state.index, address: *address }));
-                }
-                (None, Some(adopted)) => {
-                    let named: BTreeSet<Slot> = adopted
-                        .schedule
-                        .iter()
-                        .chain(&adopted.replaced)
-                        .copied()
-                        .chain(adopted.fallback)
-                        .collect();
-                    let backends = self.slots.iter().filter(|(_, backend)| named.contains(&backend.slot));
-                    members.extend(backends.map(|(identity, _)| identity));
-                }
-                (None, None) => {}
-            }
-        }
-        members
+    /// Backends that a table or a fallback of the plan names: they keep their slots. Whether one of them may be chosen is another
+    /// question, see [`Balancer::usable`].
+    fn members(&self) -> Members<'_> {
+        let states = self.services.iter().map(|state| (state.index, state)).collect();
+        let without_list = self.services.iter().filter(|state| state.list.is_none());
+        let adopted = without_list.filter_map(|state| self.adopted.services.get(&state.index));
+        let named = |adopted: &ServicePlan| {
+            let slots = adopted.schedule.iter().chain(&adopted.replaced).copied();
+            slots.chain(adopted.fallback).collect::<Vec<_>>()
+        };
+        Members { states, adopted: adopted.flat_map(named).collect() }
     }
 
     /// What is said of a backend.
@@ -474,8 +457,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     }
 
     /// Whether connect may choose a backend, as far as the daemon decides that.
-    fn usable(&self, identity: Identity, at: BackendRef) -> Usable {
-        let state = self.services.iter().find(|state| state.index == identity.service);
+    fn usable(&self, state: Option<&ServiceState>, identity: Identity, at: BackendRef) -> Usable {
         let adopted = || {
             let adopted = self.adopted.backends.get(&at.slot).filter(|a| a.generation == at.generation);
             adopted.map_or(Usable::No, |adopted| adopted.usable)
@@ -584,11 +566,12 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         for state in &self.services {
             plan.services.insert(state.index, self.service_plan(state));
         }
-        let (members, listed) = (self.members(&self.services), listed(&self.services));
+        let members = self.members();
         for (identity, at) in self.slots.iter() {
-            let report = self.report(identity, at, &listed);
+            let state = members.state(identity.service);
+            let report = self.report(state, identity, at);
             // A healthy endpoint that the subset passed over is on its way out like one that the source dropped.
-            let is_leaving = report.state == BackendState::Healthy && !members.contains(&identity);
+            let is_leaving = report.state == BackendState::Healthy && !members.has(identity, at);
             let backend = BackendPlan {
                 service: identity.service,
                 address: identity.address,
@@ -596,11 +579,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 weight: report.weight,
                 state: match report.state {
                     BackendState::Healthy if is_leaving => BackendState::Leaving,
-                    BackendState::Healthy if self.is_replaced(identity) => BackendState::Replaced,
+                    BackendState::Healthy if is_replaced(state, identity) => BackendState::Replaced,
                     state => state,
                 },
-                usable: self.usable(identity, at),
-                report: self.report_id(identity, at),
+                usable: self.usable(state, identity, at),
+                report: self.report_id(state, identity, at),
             };
             plan.backends.insert(at.slot, backend);
         }
@@ -637,20 +620,20 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    fn report(&self, identity: Identity, at: BackendRef, listed: &BTreeMap<Identity, Report>) -> Report {
+    fn report(&self, state: Option<&ServiceState>, identity: Identity, at: BackendRef) -> Report {
+        let in_use = state.and_then(|state| state.list.as_ref());
+        let listed = in_use.and_then(|in_use| in_use.endpoints.get(identity.address));
         let adopted = self.adopted.backends.get(&at.slot).filter(|a| a.generation == at.generation);
-        match (listed.get(&identity), adopted) {
-            (Some(report), _) => *report,
+        match (listed, adopted) {
+            (Some(endpoint), _) => Report { weight: endpoint.weight, state: membership::state(endpoint) },
             (None, Some(BackendPlan { weight, state, .. })) => Report { weight: *weight, state: *state },
             (None, None) => Report { weight: 0, state: BackendState::Leaving },
         }
     }
 
     /// The report id of a backend; none of those of a service that was removed, which are not chosen any more.
-    fn report_id(&self, identity: Identity, at: BackendRef) -> u32 {
-        let Some(state) = self.services.iter().find(|state| state.index == identity.service) else {
-            return NO_REPORT;
-        };
+    fn report_id(&self, state: Option<&ServiceState>, identity: Identity, at: BackendRef) -> u32 {
+        let Some(state) = state else { return NO_REPORT };
         let id = match &state.reports {
             Some(ids) => {
                 let name = Name { protocol: state.service.protocol, address: identity.address };
@@ -662,12 +645,6 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             }
         };
         id.unwrap_or(NO_REPORT)
-    }
-
-    fn is_replaced(&self, identity: Identity) -> bool {
-        let state = self.services.iter().find(|state| state.index == identity.service);
-        let in_use = state.and_then(|state| state.list.as_ref());
-        in_use.is_some_and(|in_use| in_use.row.replaced.contains(&identity.address))
     }
 
     /// The row in use of the service at this position of the configuration.
@@ -683,6 +660,31 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             let in_use = state.list.as_ref().map(|in_use| (&*in_use.endpoints, &*in_use.membership));
             (&state.service, state.index, in_use)
         })
+    }
+}
+
+/// Backends that a table or a fallback names.
+struct Members<'b> {
+    /// The services of the configuration.
+    states: BTreeMap<ServiceIndex, &'b ServiceState>,
+    /// The slots that tables name which were taken over, of services that have no list yet.
+    adopted: BTreeSet<Slot>,
+}
+
+impl<'b> Members<'b> {
+    /// The service that has an index, if the configuration has it.
+    fn state(&self, index: ServiceIndex) -> Option<&'b ServiceState> {
+        self.states.get(&index).copied()
+    }
+
+    fn has(&self, identity: Identity, at: BackendRef) -> bool {
+        match self.state(identity.service) {
+            Some(ServiceState { list: Some(in_use), .. }) => {
+                in_use.row.usable.contains_key(&identity.address)
+            }
+            Some(_) => self.adopted.contains(&at.slot),
+            None => false,
+        }
     }
 }
 
@@ -702,18 +704,10 @@ impl ListInUse {
     }
 }
 
-/// What the lists in use say of every endpoint in them.
-fn listed(services: &[ServiceState]) -> BTreeMap<Identity, Report> {
-    let mut listed = BTreeMap::new();
-    for state in services {
-        let endpoints = state.list.iter().flat_map(|in_use| in_use.endpoints.as_slice());
-        listed.extend(endpoints.map(|endpoint| {
-            let identity = Identity { service: state.index, address: endpoint.address };
-            let state = membership::state(endpoint);
-            (identity, Report { weight: endpoint.weight, state })
-        }));
-    }
-    listed
+/// Whether others stand in for a backend.
+fn is_replaced(state: Option<&ServiceState>, identity: Identity) -> bool {
+    let in_use = state.and_then(|state| state.list.as_ref());
+    in_use.is_some_and(|in_use| in_use.row.replaced.contains(&identity.address))
 }
 
 fn index_of(adopted: &Plan, service: &Service) -> Option<ServiceIndex> {
@@ -729,7 +723,8 @@ fn free_index(taken: &BTreeSet<ServiceIndex>) -> Option<ServiceIndex> {
 
 /// The weights that the members of a row have in a table.
 fn weights_of(row: &Row, factors: &Factors) -> Vec<u64> {
-    row.members.iter().map(|(address, weight)| factors.of(*address).times(*weight)).collect()
+    let mut next = Next::default();
+    row.members.iter().map(|(address, weight)| factors.of_next(&mut next, *address).times(*weight)).collect()
 }
 
 fn table(weights: &[u64], slots: &[Slot], length: u32) -> Arc<[Slot]> {

@@ -48,7 +48,11 @@ impl Endpoint {
 
 /// A complete, checked list of a service's endpoints, in the order of their indexes. May be empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EndpointList(Vec<Endpoint>);
+pub struct EndpointList {
+    endpoints: Vec<Endpoint>,
+    /// Positions in the order of the addresses.
+    by_address: Vec<u32>,
+}
 
 /// What is wrong with one endpoint of a list.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -146,17 +150,26 @@ impl EndpointList {
             return Err(faults);
         }
         endpoints.sort_by_key(|endpoint| endpoint.index);
-        Ok(Self(endpoints))
+        let mut by_address: Vec<u32> = (0..).take(endpoints.len()).collect();
+        by_address.sort_unstable_by_key(|position| endpoints[*position as usize].address);
+        Ok(Self { endpoints, by_address })
     }
 
     /// The endpoints, ascending by index.
     pub fn as_slice(&self) -> &[Endpoint] {
-        &self.0
+        &self.endpoints
+    }
+
+    /// The endpoint that has an address.
+    pub fn get(&self, address: SocketAddr) -> Option<&Endpoint> {
+        let of = |position: &u32| &self.endpoints[*position as usize];
+        let found = self.by_address.binary_search_by_key(&address, |position| of(position).address);
+        found.ok().map(|at| of(&self.by_address[at]))
     }
 
     /// N of the subsetting specification: the highest index plus one; an index that nobody holds is a hole.
     pub fn index_space(&self) -> u32 {
-        self.0.last().map_or(0, |endpoint| endpoint.index + 1)
+        self.endpoints.last().map_or(0, |endpoint| endpoint.index + 1)
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use lb_common::abi::{BackendState, EjectionRules, MAX_SLOTS, Rules, Usable};
+use lb_common::abi::{BackendState, EjectionRules, Rules, Usable};
 
 use crate::ids::{Generation, ServiceIndex, Slot};
 use crate::service::Protocol;
@@ -116,22 +116,42 @@ impl Plan {
     /// If a schedule or a fallback names a slot that is not one of its service's, or a schedule's length is no power
     /// of two.
     pub fn assert_consistent(&self) {
+        self.assert_consistent_of(|_, _| true);
+    }
+
+    /// The same of a plan that comes after one that was consistent: of services that are as they were, with the same slots, nothing has
+    /// to be looked at again. Most changes are of one service of many.
+    fn assert_consistent_after(&self, before: &Self) {
+        let is_same_slots = self.backends.len() == before.backends.len()
+            && self.backends.iter().zip(&before.backends).all(
+                |((slot, backend), (slot_before, backend_before))| {
+                    slot == slot_before && backend.service == backend_before.service
+                },
+            );
+        self.assert_consistent_of(|index, service| {
+            !is_same_slots || before.services.get(&index).is_none_or(|before| before != service)
+        });
+    }
+
+    fn assert_consistent_of(&self, concerns: impl Fn(ServiceIndex, &ServicePlan) -> bool) {
         // An array, because a schedule may be as long as the map: a look-up in a tree for each entry would be slow.
-        let mut owners = vec![None; MAX_SLOTS as usize];
+        let slots = self.backends.last_key_value().map_or(0, |(last, _)| last.index() + 1);
+        let mut owners = vec![None; slots];
         for (slot, backend) in &self.backends {
             owners[slot.index()] = Some(backend.service);
         }
-        for (index, service) in &self.services {
+        let owner = |slot: &Slot| owners.get(slot.index()).copied().flatten();
+        for (index, service) in self.services.iter().filter(|(index, service)| concerns(**index, service)) {
             let len = service.schedule.len();
             assert!(len == 0 || len.is_power_of_two(), "service {index}: schedule of {len} entries");
             for slot in service.schedule.iter() {
-                assert!(owners[slot.index()] == Some(*index), "service {index}: schedule names slot {slot}");
+                assert!(owner(slot) == Some(*index), "service {index}: schedule names slot {slot}");
             }
             for slot in &service.replaced {
-                assert!(owners[slot.index()] == Some(*index), "service {index}: replaced is slot {slot}");
+                assert!(owner(slot) == Some(*index), "service {index}: replaced is slot {slot}");
             }
             if let Some(slot) = service.fallback {
-                assert!(owners[slot.index()] == Some(*index), "service {index}: fallback names slot {slot}");
+                assert!(owner(&slot) == Some(*index), "service {index}: fallback names slot {slot}");
             }
         }
     }
@@ -200,7 +220,8 @@ impl Plan {
 /// # Panics
 /// If the new plan is not consistent, or gives an index to a service that another one still has open.
 pub fn diff(old: &Plan, new: &Plan) -> Vec<Step> {
-    new.assert_consistent();
+    new.assert_consistent_after(old);
+    let changed = changed(old, new);
     let mut steps = Vec::new();
     steps.extend(
         old.backends.keys().filter(|slot| !new.backends.contains_key(slot)).map(|&s| Step::FreeBackend(s)),
@@ -208,13 +229,13 @@ pub fn diff(old: &Plan, new: &Plan) -> Vec<Step> {
     write(old, new, &mut steps);
     let was_open = |index: ServiceIndex| old.services.get(&index).is_some_and(|before| before.open);
     for (&index, _) in new.services.iter().filter(|(index, service)| service.open && !was_open(**index)) {
-        update(old, new, index, &mut steps);
+        update(old, new, index, &changed, &mut steps);
         steps.push(Step::Open(index));
     }
     let stays_open = |index: ServiceIndex| new.services.get(&index).is_some_and(|service| service.open);
     steps.extend(old.services.keys().filter(|i| was_open(**i) && !stays_open(**i)).map(|&i| Step::Close(i)));
     for &index in new.services.keys().filter(|index| was_open(**index) || !stays_open(**index)) {
-        update(old, new, index, &mut steps);
+        update(old, new, index, &changed, &mut steps);
     }
     steps
         .extend(old.services.keys().filter(|i| !new.services.contains_key(i)).map(|&i| Step::FreeService(i)));
@@ -244,8 +265,19 @@ fn same_service(a: &ServicePlan, b: &ServicePlan) -> bool {
     a.address == b.address && a.protocol == b.protocol && a.name == b.name
 }
 
+/// Backends that are in both plans and not as they were, in the order of their slots: before and after.
+type Changed<'p> = Vec<(Slot, &'p BackendPlan, &'p BackendPlan)>;
+
+fn changed<'p>(old: &'p Plan, new: &'p Plan) -> Changed<'p> {
+    let both = |(slot, after): (&Slot, &'p BackendPlan)| Some((*slot, old.backends.get(slot)?, after));
+    let is_changed = |(_, before, after): &(Slot, &BackendPlan, &BackendPlan)| {
+        before.generation == after.generation && before != after
+    };
+    new.backends.iter().filter_map(both).filter(is_changed).collect()
+}
+
 /// What changes of one service and its backends, apart from whether it is open.
-fn update(old: &Plan, new: &Plan, index: ServiceIndex, steps: &mut Vec<Step>) {
+fn update(old: &Plan, new: &Plan, index: ServiceIndex, changed: &Changed<'_>, steps: &mut Vec<Step>) {
     let service = &new.services[&index];
     let before = old.services.get(&index).filter(|before| same_service(before, service));
     // A service that is written in this change gets its errno, its rules and its fallback with that.
@@ -266,7 +298,7 @@ fn update(old: &Plan, new: &Plan, index: ServiceIndex, steps: &mut Vec<Step>) {
             steps.push(Step::SetFallback(index, service.fallback));
         }
     }
-    set_states(old, new, index, steps);
+    set_states(index, changed, steps);
     let is_same =
         |before: &ServicePlan| before.schedule == service.schedule && before.replaced == service.replaced;
     if !before.map_or(service.schedule.is_empty(), is_same) {
@@ -274,12 +306,9 @@ fn update(old: &Plan, new: &Plan, index: ServiceIndex, steps: &mut Vec<Step>) {
     }
 }
 
-fn set_states(old: &Plan, new: &Plan, index: ServiceIndex, steps: &mut Vec<Step>) {
+fn set_states(index: ServiceIndex, changed: &Changed<'_>, steps: &mut Vec<Step>) {
     let mut unusable = Vec::new();
-    for (&slot, backend) in new.backends.iter().filter(|(_, backend)| backend.service == index) {
-        let Some(before) = old.backends.get(&slot).filter(|b| b.generation == backend.generation) else {
-            continue;
-        };
+    for &(slot, before, backend) in changed.iter().filter(|(_, _, backend)| backend.service == index) {
         if before.weight != backend.weight {
             steps.push(Step::SetWeight(slot, backend.weight));
         }

@@ -12,6 +12,10 @@ impl<V> Default for ByAddress<V> {
     }
 }
 
+/// Where to look first: after what was found last. Who asks for addresses in their order compares little.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Next(usize);
+
 impl<V> ByAddress<V> {
     fn at(&self, address: &SocketAddr) -> Result<usize, usize> {
         self.0.binary_search_by(|(known, _)| known.cmp(address))
@@ -30,6 +34,23 @@ impl<V> ByAddress<V> {
     /// The same, to change it.
     pub fn get_mut(&mut self, address: &SocketAddr) -> Option<&mut V> {
         self.at(address).ok().map(|at| &mut self.0[at].1)
+    }
+
+    /// As [`ByAddress::get`], fast where the address is the next one.
+    pub fn get_next(&self, next: &mut Next, address: &SocketAddr) -> Option<&V> {
+        self.at_next(next, address).map(|at| &self.0[at].1)
+    }
+
+    /// The same, to change it.
+    pub fn get_next_mut(&mut self, next: &mut Next, address: &SocketAddr) -> Option<&mut V> {
+        self.at_next(next, address).map(|at| &mut self.0[at].1)
+    }
+
+    fn at_next(&self, Next(next): &mut Next, address: &SocketAddr) -> Option<usize> {
+        let is_next = self.0.get(*next).is_some_and(|(known, _)| known == address);
+        let at = if is_next { *next } else { self.at(address).ok()? };
+        *next = at + 1;
+        Some(at)
     }
 
     /// Puts a value in, in place of another one that the address has. Takes time in proportion to how many there are.
@@ -111,6 +132,11 @@ mod tests {
         map.insert(address(2), 21);
         map.insert(address(0), 1);
         assert_eq!((map.get(&address(2)), map.get(&address(9)), map.len()), (Some(&21), None, 4));
+        // In whatever order it is asked.
+        let mut next = Next::default();
+        let asked = [0, 1, 3, 9, 2, 3, 0].map(|at| map.get_next(&mut next, &address(at)).copied());
+        assert_eq!(asked, [Some(1), Some(10), Some(31), None, Some(21), Some(31), Some(1)]);
+        assert_eq!(map.get_next_mut(&mut next, &address(1)), Some(&mut 10));
         assert_eq!((map.remove(&address(1)), map.remove(&address(1))), (Some(10), None));
         map.retain(|_, value| *value > 1);
         *map.get_mut(&address(3)).unwrap() += 1;

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::by_address::ByAddress;
+use super::by_address::{ByAddress, Next};
 
 /// How much more or less than its structural weight a member has, in units of 1/65,536.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,6 +55,11 @@ impl Factors {
     /// That of a member.
     pub fn of(&self, address: SocketAddr) -> Factor {
         self.0.get(&address).copied().unwrap_or(Factor::ONE)
+    }
+
+    /// The same, fast where the member is the next one.
+    pub fn of_next(&self, next: &mut Next, address: SocketAddr) -> Factor {
+        self.0.get_next(next, &address).copied().unwrap_or(Factor::ONE)
     }
 
     /// All that are named, in the order of their addresses.

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::by_address::ByAddress;
+use super::by_address::{ByAddress, Next};
 use super::factor::{Factor, Factors};
 use super::flows::Flows;
 use super::{Heard, Hold, Look, Seen, SeenRow, TICK, float, thousandths};
@@ -219,9 +219,10 @@ impl Feedback {
         let part = TICK.as_secs_f64() / (TICK + smoothed).as_secs_f64();
         let (mut slowest, mut silent) = (Duration::ZERO, 0);
         let usual_life = usual_life(row);
+        let mut next = Next::default();
         for (&address, seen) in row.iter() {
             // Whoever asks for nothing gets nothing.
-            let Some(remembered) = self.members.get_mut(&address) else { continue };
+            let Some(remembered) = self.members.get_next_mut(&mut next, &address) else { continue };
             remembered.hold = None;
             let heard = seen.heard.filter(|heard| heard.load.utilization.is_some());
             remembered.hear(heard);
@@ -273,8 +274,10 @@ impl Feedback {
         if known * 2 >= learnt.len() + silent && known > 0 {
             let gain = gain(life, slowest + smoothed);
             self.gain = Some(gain);
+            let mut next = Next::default();
             for (address, factor, is_at_clamp) in step(&learnt, gain, life) {
-                let member = self.members.get_mut(&address).expect("every member is remembered");
+                let member =
+                    self.members.get_next_mut(&mut next, &address).expect("every member is remembered");
                 (member.factor, member.is_at_clamp) = (factor, is_at_clamp);
             }
         } else {
@@ -292,8 +295,12 @@ impl Feedback {
         self.leave(row);
         let part = TICK.as_secs_f64() / (TICK + life).as_secs_f64();
         let (mut structural, mut actual) = (0.0, 0.0);
+        let (mut next, mut new) = (Next::default(), Vec::new());
         for (address, seen) in row.iter().filter(|(_, seen)| seen.weight > 0) {
-            let Some(remembered) = self.members.get_mut(address) else { continue };
+            let Some(remembered) = self.members.get_next_mut(&mut next, address) else {
+                new.push(*address);
+                continue;
+            };
             let in_force = if acts { remembered.factor } else { 1.0 };
             remembered.acting += (in_force - remembered.acting) * part;
             structural += float(seen.weight);
@@ -305,17 +312,17 @@ impl Feedback {
             remembered.factor *= scale;
             remembered.acting *= scale;
         }
-        for (&address, _) in row.iter().filter(|(_, seen)| seen.weight > 0) {
-            if self.members.get(&address).is_none() {
-                self.members.insert(address, Remembered::of(1.0, None));
-            }
+        for address in new {
+            self.members.insert(address, Remembered::of(1.0, None));
         }
     }
 
     /// Notes who is not in the row any more, and forgets who has not been there for long: whoever is replaced for a while, or is missing in
     /// one list, comes back with what it had.
     fn leave(&mut self, row: &SeenRow) {
-        let is_there = |address: &SocketAddr| row.get(address).is_some_and(|seen| seen.weight > 0);
+        let mut next = Next::default();
+        let mut is_there =
+            |address: &SocketAddr| row.get_next(&mut next, address).is_some_and(|seen| seen.weight > 0);
         let mut gone = 0;
         self.members.retain(|address, member| {
             if is_there(address) {

@@ -1,9 +1,11 @@
 //! When other factors are worth a new table: where somebody's share has moved by enough to be seen in it.
 
 use std::cmp::Reverse;
+use std::net::SocketAddr;
 
-use super::SeenRow;
+use super::by_address::Next;
 use super::factor::Factors;
+use super::{Seen, SeenRow};
 
 /// The part of a share that it has to move by.
 const PART: f64 = 0.02;
@@ -46,8 +48,11 @@ pub fn threshold(entries: u32) -> f64 {
 pub fn distance(row: &SeenRow, before: &Factors, after: &Factors) -> Option<Distance> {
     let shares = |factors: &Factors| -> Vec<f64> {
         #[expect(clippy::cast_precision_loss, reason = "shares need no more than 53 bits")]
-        let weights = row.iter().map(|(address, seen)| factors.of(*address).times(seen.weight) as f64);
-        let weights: Vec<f64> = weights.collect();
+        let mut next = Next::default();
+        let weight = |(address, seen): (&SocketAddr, &Seen)| {
+            factors.of_next(&mut next, *address).times(seen.weight) as f64
+        };
+        let weights: Vec<f64> = row.iter().map(weight).collect();
         let sum: f64 = weights.iter().sum();
         weights.iter().map(|weight| weight / sum).collect()
     };

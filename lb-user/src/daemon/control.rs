@@ -1,7 +1,6 @@
 //! Weights that follow load, of all client tasks: once a second each looks at what is reported, and the tables that are most wrong are
 //! made anew, as many as a tick has room for.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -35,7 +34,7 @@ impl Daemon {
         let Self { clients, probing, ticks, .. } = self;
         for (number, client_task) in clients.tasks.iter_mut().enumerate() {
             let hears = Hears::of(client_task, probing);
-            let heard = |position, address| hears.heard(position, address);
+            let heard = |position, member| hears.heard(position, member);
             // Not all clients' counters in the same tick.
             let tick = ticks.wrapping_add(u32::try_from(number).unwrap_or_default());
             let proposed = client_task.tick_controls(tick, heard, now);
@@ -78,24 +77,23 @@ impl Daemon {
     }
 }
 
-/// What the backends of a client task's services have reported.
-struct Hears(Vec<BTreeMap<SocketAddr, Heard>>);
+/// What the backends of a client task's services have reported: by service, in the order of the table's members.
+struct Hears(Vec<Vec<Option<Heard>>>);
 
 impl Hears {
     /// Of those services whose weights follow load. Nobody who receives reports waits for longer than one service takes.
     fn of(client_task: &ClientTask, probing: &Probing) -> Self {
         let services = client_task.client.services.iter().enumerate();
         let of_service = |(position, configured): (usize, &ClientService)| {
-            let mut heard = BTreeMap::new();
+            let mut heard = Vec::new();
             let service = &configured.service;
             if service.control.law.is_some()
                 && let Some(listener) = probing.listener(&client_task.client.name, configured.probe.as_ref())
             {
                 let members = client_task.balancer().weights(position);
                 listener.look(|senders, _, _| {
-                    for (address, _) in members {
-                        heard.extend(one(*address, service.protocol, senders).map(|heard| (*address, heard)));
-                    }
+                    heard =
+                        members.iter().map(|(address, _)| one(*address, service.protocol, senders)).collect();
                 });
             }
             heard
@@ -103,8 +101,8 @@ impl Hears {
         Self(services.map(of_service).collect())
     }
 
-    fn heard(&self, position: usize, address: SocketAddr) -> Option<Heard> {
-        self.0.get(position)?.get(&address).copied()
+    fn heard(&self, position: usize, member: usize) -> Option<Heard> {
+        *self.0.get(position)?.get(member)?
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use lb_common::abi::Outcome;
 use lb_common::ending::Ending;
 use lb_core::balancer::{Fact, Row};
-use lb_core::control::by_address::ByAddress;
+use lb_core::control::by_address::{ByAddress, Next};
 use lb_core::control::factor::Factors;
 use lb_core::control::flows::{Lives, OfLate};
 use lb_core::control::publication::Proposal;
@@ -104,11 +104,11 @@ impl ClientTask {
     }
 
     /// Lets the laws look at what is reported and counted, a tick after the last time. Returns what is worth a table, by position.
-    /// `heard`: what reports say of a backend of the service at a position. `tick`: the number of this one.
+    /// `heard`: what reports say of a member of the table of the service at a position. `tick`: the number of this one.
     pub fn tick_controls(
         &mut self,
         tick: u32,
-        heard: impl Fn(usize, SocketAddr) -> Option<Heard>,
+        heard: impl Fn(usize, usize) -> Option<Heard>,
         now: Instant,
     ) -> Vec<(usize, Proposal)> {
         if self.controls.iter().all(Option::is_none) {
@@ -127,7 +127,7 @@ impl ClientTask {
             for counted in controlled.counted.values_mut() {
                 counted.of_late.tick(float(tables.active(counted.at.slot)));
             }
-            let Some(look) = self.look(position, controlled, &|address| heard(position, address)) else {
+            let Some(look) = self.look(position, controlled, &|member| heard(position, member)) else {
                 continue;
             };
             (controlled.look, controlled.looked) = (look, now);
@@ -179,17 +179,19 @@ impl ClientTask {
         &self,
         position: usize,
         controlled: &Controlled,
-        heard: &dyn Fn(SocketAddr) -> Option<Heard>,
+        heard: &dyn Fn(usize) -> Option<Heard>,
     ) -> Option<Look> {
         let row = self.balancer.row(position)?;
         let limit = self.client.services[position].service.active_limit;
         let tables = self.datapath.tables();
-        let seen = |&(address, weight): &(SocketAddr, u64)| {
+        let mut next = Next::default();
+        let seen = |(member, &(address, weight)): (usize, &(SocketAddr, u64))| {
             let open = || self.balancer.slot(position, address).map_or(0, |at| tables.active(at.slot));
-            let of_late = controlled.counted.get(&address).map(|counted| &counted.of_late);
+            let of_late = controlled.counted.get_next(&mut next, &address);
+            let of_late = of_late.map(|counted| &counted.of_late);
             let seen = Seen {
                 weight,
-                heard: heard(address),
+                heard: heard(member),
                 errors: of_late.and_then(OfLate::errors),
                 life: of_late.and_then(OfLate::life),
                 is_available: is_available(row, address),
@@ -197,7 +199,7 @@ impl ClientTask {
             };
             (address, seen)
         };
-        let seen: SeenRow = row.members.iter().map(seen).collect();
+        let seen: SeenRow = row.members.iter().enumerate().map(seen).collect();
         Some(Look {
             row: seen,
             flows: controlled.lives.flows(),
