@@ -382,6 +382,12 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.services[position].list.as_ref().map_or(&[], |in_use| &in_use.row.members)
     }
 
+    /// The table of the service at a position, and the service's index; `None` before there is a list.
+    pub fn schedule(&self, position: usize) -> Option<(ServiceIndex, &Arc<[Slot]>)> {
+        let state = &self.services[position];
+        state.list.as_ref().map(|in_use| (state.index, &in_use.schedule))
+    }
+
     /// How many entries the table of the service at a position has.
     pub fn entries(&self, position: usize) -> usize {
         self.services[position].list.as_ref().map_or(0, |in_use| in_use.schedule.len())

@@ -69,11 +69,11 @@ pub struct BackendPlan {
 
 /// How many entries of a schedule each slot in it has.
 pub fn entries_by_slot(schedule: &[Slot]) -> BTreeMap<Slot, u32> {
-    let mut entries = BTreeMap::new();
-    for slot in schedule {
-        *entries.entry(*slot).or_insert(0) += 1;
-    }
-    entries
+    // An array, because a schedule may be as long as the map: a look-up in a tree for each entry would be slow.
+    let slots = schedule.iter().max().map_or(0, |last| last.number() + 1);
+    let mut entries = vec![0; slots as usize];
+    schedule.iter().for_each(|slot| entries[slot.index()] += 1);
+    Slot::below(slots).zip(entries).filter(|(_, entries)| *entries > 0).collect()
 }
 
 /// One ordered change.

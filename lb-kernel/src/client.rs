@@ -6,12 +6,13 @@
 mod steps;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use lb_common::abi::SlotCounters;
 use lb_core::arena::Arena;
-use lb_core::ids::{BackendRef, Slot};
+use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::limits::Limits;
-use lb_core::plan::{Plan, diff};
+use lb_core::plan::{Plan, Step, diff, entries_by_slot};
 
 use crate::cgroup::Cgroup;
 use crate::clock::monotonic_ns;
@@ -120,6 +121,25 @@ impl Datapath {
             }
         }
         Ok(complete)
+    }
+
+    /// Switches a service to another table over its backends, where all else is as planned: what [`Datapath::apply`] does for a plan
+    /// that differs in nothing else. Returns `false` if it finds no room until readers are gone, or there is no such service.
+    ///
+    /// # Panics
+    /// If the table names a slot that is not one of the service's.
+    pub fn reschedule(&mut self, index: ServiceIndex, schedule: Arc<[Slot]>) -> bool {
+        let Some(service) = self.applied.services.get(&index) else { return false };
+        for slot in entries_by_slot(&schedule).keys() {
+            let is_own = self.applied.backends.get(slot).is_some_and(|backend| backend.service == index);
+            assert!(is_own, "service {index}: schedule names slot {slot}");
+        }
+        let replaced = service.replaced.clone();
+        let is_done = self.publish(index, &schedule, &replaced);
+        if is_done {
+            self.applied.record(&Step::Publish(index, schedule, replaced));
+        }
+        is_done
     }
 
     /// Sees to it that one of these ejected backends is named for the next trial of each of their services.

@@ -21,8 +21,9 @@ use lb_common::receive::{RECEPTIONS, Words};
 use rustix::fs::FlockOperation;
 
 use super::error::DatapathError;
-use super::maps::{Mapped, PerCpu, typed};
+use super::maps::Mapped;
 use super::object::{self, Shape, load_error};
+use super::per_cpu::CountsPerCpu;
 use super::pins::{self, Pins};
 use super::receiver::is_link;
 use super::removal::Directory;
@@ -55,7 +56,7 @@ pub struct HostMaps {
     last_reports: Mapped<LastReport>,
     senders: OwnedFd,
     listeners: OwnedFd,
-    receptions: PerCpu<Receptions>,
+    receptions: CountsPerCpu<Receptions>,
     path: PathBuf,
     _lock: File,
 }
@@ -84,7 +85,7 @@ impl HostMaps {
         let (senders, listeners) = (opened(map::SENDERS)?, opened(map::LISTENERS)?);
         let verdicts = Mapped::open(&path.join(map::VERDICTS), true)?;
         let last_reports = Mapped::open(&path.join(map::LAST_REPORTS), true)?;
-        let receptions = typed(&path.join(map::RECEPTIONS))?;
+        let receptions = CountsPerCpu::open(&path.join(map::RECEPTIONS))?;
         Ok(Self { verdicts, last_reports, senders, listeners, receptions, path, _lock: lock })
     }
 
@@ -189,15 +190,8 @@ impl HostMaps {
     /// # Errors
     /// If the kernel refuses.
     pub fn receptions(&self) -> Result<[u64; RECEPTIONS], DatapathError> {
-        let values = self.receptions.get(&0, 0);
-        let values = values.map_err(|error| self.fail(map::RECEPTIONS, "read", io::Error::other(error)))?;
-        let mut sums = [0; RECEPTIONS];
-        for value in values.iter() {
-            for (sum, count) in sums.iter_mut().zip(value.0.counts) {
-                *sum += count;
-            }
-        }
-        Ok(sums)
+        let sums = self.receptions.get(0).map_err(|error| self.fail(map::RECEPTIONS, "read", error))?;
+        Ok(sums.counts)
     }
 
     /// Every backend that has a report id.

@@ -65,6 +65,8 @@ mod neighbours;
 
 mod maps;
 
+mod per_cpu;
+
 mod counters;
 
 mod retired;

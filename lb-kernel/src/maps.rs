@@ -16,6 +16,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::counters::Counters;
 use super::error::DatapathError;
+use super::per_cpu::CountsPerCpu;
 use super::pins::Pins;
 use super::retired::RetiredBackends;
 use super::sys;
@@ -196,9 +197,9 @@ pub struct Maps {
     pub schedule: Mapped<ScheduleCell>,
     pub members: Mapped<Members>,
     pub cursors: PerCpu<Cursor>,
-    pub outcomes: PerCpu<Outcomes>,
+    pub outcomes: CountsPerCpu<Outcomes>,
     pub counts: Counters,
-    pub anomalies: PerCpu<Anomalies>,
+    pub anomalies: CountsPerCpu<Anomalies>,
     /// By slot, how many flows were reclaimed.
     pub reclaimed: Mapped<u64>,
     pub retired: RetiredBackends,
@@ -218,9 +219,9 @@ impl Maps {
             schedule: Mapped::open(&path(map::SCHEDULE), writable)?,
             members: Mapped::open(&path(map::MEMBERS), writable)?,
             cursors: typed(&path(map::CURSORS))?,
-            outcomes: typed(&path(map::OUTCOMES))?,
+            outcomes: CountsPerCpu::open(&path(map::OUTCOMES))?,
             counts: Counters::open(dir)?,
-            anomalies: typed(&path(map::ANOMALIES))?,
+            anomalies: CountsPerCpu::open(&path(map::ANOMALIES))?,
             reclaimed: Mapped::open(&path(map::RECLAIMED), writable)?,
             retired: RetiredBackends::open(&path(map::RETIRED))?,
         })

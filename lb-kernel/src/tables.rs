@@ -25,15 +25,13 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use aya::maps::MapError;
 use lb_common::abi::{Anomalies, NO_SLOT, map};
 use lb_core::ids::Slot;
 use lb_core::plan::{BackendPlan, Plan, ServicePlan};
 
-use super::counters::sum;
 use super::error::DatapathError;
 use super::host_maps::Verdicts;
-use super::maps::{Maps, Raw};
+use super::maps::Maps;
 use super::pins::Pins;
 
 /// The tables of one client task, by maps that are opened for it.
@@ -58,9 +56,7 @@ impl Tables {
     /// # Errors
     /// If the kernel refuses the look-up.
     pub fn anomalies(&self) -> Result<Anomalies, DatapathError> {
-        let cpus =
-            self.maps.anomalies.get(&0, 0).map_err(|error| self.fail(map::ANOMALIES, "read", error))?;
-        Ok(sum(&raw_values(&cpus)))
+        self.maps.anomalies.get(0).map_err(|error| self.fail_io(map::ANOMALIES, "read", error))
     }
 
     /// The maps' contents as a plan.
@@ -142,15 +138,7 @@ impl Tables {
         DatapathError::Contradiction { client, detach: self.pins.detach_command(), what }
     }
 
-    fn fail(&self, name: &str, operation: &'static str, error: MapError) -> DatapathError {
-        self.fail_io(name, operation, io::Error::other(error))
-    }
-
     fn fail_io(&self, name: &str, operation: &'static str, source: io::Error) -> DatapathError {
         DatapathError::Map { path: self.pins.maps().join(name), operation, source }
     }
-}
-
-fn raw_values<T: bytemuck::Pod>(cpus: &aya::maps::PerCpuValues<Raw<T>>) -> Vec<T> {
-    cpus.iter().map(|Raw(value)| *value).collect()
 }

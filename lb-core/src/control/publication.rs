@@ -47,8 +47,8 @@ pub fn threshold(entries: u32) -> f64 {
 /// How far the shares of a row are from what they should be; `None` if nobody is there.
 pub fn distance(row: &SeenRow, before: &Factors, after: &Factors) -> Option<Distance> {
     let shares = |factors: &Factors| -> Vec<f64> {
-        #[expect(clippy::cast_precision_loss, reason = "shares need no more than 53 bits")]
         let mut next = Next::default();
+        #[expect(clippy::cast_precision_loss, reason = "shares need no more than 53 bits")]
         let weight = |(address, seen): (&SocketAddr, &Seen)| {
             factors.of_next(&mut next, *address).times(seen.weight) as f64
         };

@@ -56,7 +56,8 @@ impl Datapath {
         Ok(true)
     }
 
-    fn publish(&mut self, index: ServiceIndex, schedule: &[Slot], replaced: &[Slot]) -> bool {
+    /// Writes a new table and switches to it. Returns `false` if it finds no room until readers are gone.
+    pub(super) fn publish(&mut self, index: ServiceIndex, schedule: &[Slot], replaced: &[Slot]) -> bool {
         let length = u32::try_from(schedule.len()).expect("the planner bounds schedules");
         let entries_of = entries_by_slot(schedule);
         match self.arena.publish(index, length, entries_of.len()) {

@@ -3,10 +3,10 @@
 //! A service's counters and cursors, in maps of their own, begin anew when its row is written. Kernel programs read the
 //! row at any moment, so each word of it is right by itself.
 
+use std::io;
 use std::mem::offset_of;
 use std::net::SocketAddr;
 
-use aya::maps::MapError;
 use lb_common::abi::{
     Cursor, EjectionRules, NOT_A_SERVICE, NextTrial, Outcomes, Rules, SERVICE_FREE, SERVICE_LEAVING,
     SERVICE_LIVE, Service, TableRef, map,
@@ -17,10 +17,9 @@ use lb_core::ids::{ServiceIndex, Slot};
 use lb_core::plan::ServicePlan;
 use lb_core::service::Protocol;
 
-use super::{Tables, raw_values};
-use crate::counters::sum;
+use super::Tables;
 use crate::error::DatapathError;
-use crate::maps::{PerCpu, Raw, on_every_cpu};
+use crate::maps::on_every_cpu;
 
 /// A service as the maps show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +85,15 @@ impl Tables {
         self.outcome_row(index.number())
     }
 
+    /// The same of some services, in the order of their indexes, which have to ascend.
+    ///
+    /// # Errors
+    /// If the kernel refuses a look-up.
+    pub fn outcomes_of(&self, indexes: &[ServiceIndex]) -> Result<Vec<Outcomes>, DatapathError> {
+        let rows: Vec<u32> = indexes.iter().map(|index| index.number()).collect();
+        self.maps.outcomes.get_some(&rows).map_err(|error| self.fail_io(map::OUTCOMES, "read", error))
+    }
+
     /// Calls to addresses that are no service, or of the kernel's own sockets, over all CPUs.
     ///
     /// # Errors
@@ -95,9 +103,7 @@ impl Tables {
     }
 
     fn outcome_row(&self, row: u32) -> Result<Outcomes, DatapathError> {
-        let cpus =
-            self.maps.outcomes.get(&row, 0).map_err(|error| self.fail(map::OUTCOMES, "read", error))?;
-        Ok(sum(&raw_values(&cpus)))
+        self.maps.outcomes.get(row).map_err(|error| self.fail_io(map::OUTCOMES, "read", error))
     }
 
     /// Writes a service that is not open, without a table.
@@ -129,12 +135,14 @@ impl Tables {
             start: cursor::start(&cursor_seed.task, &service.name, cpu, cursor_seed.cpus),
         };
         let index = index.number();
-        let values = |error| self.fail_io(map::CURSORS, "write", error);
-        let cursors = on_every_cpu(start, cursor_seed.cpus).map_err(values)?;
-        let zero = on_every_cpu(|_| Outcomes::default(), cursor_seed.cpus).map_err(values)?;
-        set(&mut self.maps.cursors, index, cursors)
-            .map_err(|error| self.fail(map::CURSORS, "write", error))?;
-        set(&mut self.maps.outcomes, index, zero).map_err(|error| self.fail(map::OUTCOMES, "write", error))
+        let cursors = on_every_cpu(start, cursor_seed.cpus)
+            .map_err(|error| self.fail_io(map::CURSORS, "write", error))?;
+        self.maps
+            .cursors
+            .set(index, cursors, 0)
+            .map_err(|error| self.fail_io(map::CURSORS, "write", io::Error::other(error)))?;
+        let zero = self.maps.outcomes.set(index, Outcomes::default());
+        zero.map_err(|error| self.fail_io(map::OUTCOMES, "write", error))
     }
 
     pub(crate) fn set_errno(&mut self, index: ServiceIndex, errno: u16) {
@@ -223,12 +231,4 @@ fn protocol_of(row: &Service) -> Protocol {
 pub(super) fn name_of(row: &Service) -> String {
     let end = row.name.iter().position(|byte| *byte == 0).unwrap_or(row.name.len());
     String::from_utf8_lossy(&row.name[..end]).into_owned()
-}
-
-fn set<T: bytemuck::Pod>(
-    map: &mut PerCpu<T>,
-    index: u32,
-    values: aya::maps::PerCpuValues<Raw<T>>,
-) -> Result<(), MapError> {
-    map.set(index, values, 0)
 }

@@ -44,6 +44,8 @@ impl Daemon {
             self.clients.tasks[number].publish_factors(position, proposal.factors, now);
         }
         self.settle_if_needed(now);
+        // Regions of tables that were replaced are free once nobody reads them any more.
+        self.wait_for_readers();
         self.keep_learnt(now);
     }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lb_common::abi::Outcome;
@@ -165,13 +166,19 @@ impl ClientTask {
         }
     }
 
-    /// Returns whether the table is another one.
+    /// Returns whether the table is another one. It is in the maps at once where all else there is as planned: a plan for it would say
+    /// as much of all the other services and backends, and what follows load makes many tables.
     fn apply_factors(&mut self, position: usize, factors: Factors, now: Instant) -> bool {
         let is_new = self.balancer.handle(now, Fact::Factors(position, factors)).expect("it takes no room");
-        if is_new {
+        if !is_new {
+            return false;
+        }
+        let table = self.balancer.schedule(position).filter(|_| self.is_settled());
+        let is_done = table.is_some_and(|(index, table)| self.datapath.reschedule(index, Arc::clone(table)));
+        if !is_done {
             self.settled = None;
         }
-        is_new
+        true
     }
 
     /// What is known of a row; `None` before there is a list.
@@ -211,14 +218,19 @@ impl ClientTask {
     /// Takes in how many flows of each service with a law have begun since the last tick, and how many are open.
     fn count_begun(&self, controls: &mut [Option<(String, Controlled)>]) {
         let tables = self.datapath.tables();
-        let indexes: Vec<ServiceIndex> = self.balancer.services().map(|(_, index, _)| index).collect();
-        for (position, controlled) in controls.iter_mut().enumerate() {
-            let Some((_, controlled)) = controlled else { continue };
-            if controlled.counted.is_empty() {
-                continue;
+        let mut followed: Vec<(ServiceIndex, &mut Controlled)> = Vec::new();
+        for ((_, index, _), controlled) in self.balancer.services().zip(controls) {
+            if let Some((_, controlled)) = controlled
+                && !controlled.counted.is_empty()
+            {
+                followed.push((index, controlled));
             }
-            // What cannot be read now is read at the next tick; the log has it from `sample`.
-            let Ok(outcomes) = tables.outcomes(indexes[position]) else { continue };
+        }
+        followed.sort_by_key(|(index, _)| *index);
+        let indexes: Vec<ServiceIndex> = followed.iter().map(|(index, _)| *index).collect();
+        // What cannot be read now is read at the next tick; the log has it from `sample`.
+        let Ok(outcomes) = tables.outcomes_of(&indexes) else { return };
+        for ((_, controlled), outcomes) in followed.into_iter().zip(outcomes) {
             let balanced = Outcome::OF_A_SERVICE.into_iter().filter(|outcome| begins_a_flow(*outcome));
             let begun: u64 = balanced.map(|outcome| outcomes.of(outcome)).sum();
             let open: u64 = controlled.counted.values().map(|counted| tables.active(counted.at.slot)).sum();

@@ -1,0 +1,148 @@
+//! Arrays with a value for each CPU, in which kernel programs count: read many elements at a time.
+//!
+//! A value lies on every CPU that the kernel may ever run on, so reading a thousand slots moves half a megabyte for
+//! each CPU. One call per element would cost more than that: the kernel is asked for as many as fit a bounded buffer.
+
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::error::DatapathError;
+use crate::sys;
+use crate::sys::elements;
+
+/// Bytes that one batch may take.
+const BATCH_BYTES: usize = 512 << 10;
+
+/// An array of values that are 64-bit numbers and nothing else.
+pub struct CountsPerCpu<V> {
+    map: OwnedFd,
+    cpus: usize,
+    /// Whether the kernel reads many elements of such an array at a time. Found by trying.
+    has_batches: AtomicBool,
+    of: PhantomData<V>,
+}
+
+impl<V: bytemuck::Pod> CountsPerCpu<V> {
+    /// Opens a pinned array.
+    ///
+    /// # Errors
+    /// If it cannot be opened, or the kernel does not tell how many CPUs there may be.
+    pub fn open(path: &Path) -> Result<Self, DatapathError> {
+        let fail = |source| DatapathError::Map { path: path.to_owned(), operation: "open", source };
+        let map = sys::open_pin(path).map_err(fail)?;
+        let cpus = crate::cpus::possible_cpus().map_err(fail)? as usize;
+        Ok(Self { map, cpus, has_batches: AtomicBool::new(true), of: PhantomData })
+    }
+
+    /// Parts of indexes, which have to ascend, so that what lies from the first to the last of a part fits one batch.
+    pub fn batches<'i>(&self, indexes: &'i [u32]) -> impl Iterator<Item = &'i [u32]> + use<'i, V> {
+        batches(indexes, (BATCH_BYTES / (size_of::<V>() * self.cpus)).max(1))
+    }
+
+    /// An element, over all CPUs.
+    ///
+    /// # Errors
+    /// If the kernel refuses the look-up.
+    pub fn get(&self, index: u32) -> io::Result<V> {
+        let mut values = vec![V::zeroed(); self.cpus];
+        if !elements::get_into(self.map.as_fd(), &index, &mut values)? {
+            return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no element {index}")));
+        }
+        Ok(sum(&values))
+    }
+
+    /// Elements over all CPUs, in the order of their indexes, which have to ascend. What lies between them is read as well.
+    ///
+    /// # Errors
+    /// If the kernel refuses a look-up.
+    pub fn get_some(&self, indexes: &[u32]) -> io::Result<Vec<V>> {
+        let mut found = Vec::with_capacity(indexes.len());
+        for batch in self.batches(indexes) {
+            self.get_batch(batch, &mut found)?;
+        }
+        Ok(found)
+    }
+
+    fn get_batch(&self, indexes: &[u32], found: &mut Vec<V>) -> io::Result<()> {
+        if let [first, .., last] = *indexes
+            && self.has_batches.load(Ordering::Relaxed)
+        {
+            let length = (last - first) as usize + 1;
+            let mut values = vec![V::zeroed(); length * self.cpus];
+            if elements::read_array(self.map.as_fd(), first, length, &mut values)?.is_continue() {
+                let at = |index: &u32| (index - first) as usize * self.cpus;
+                found.extend(indexes.iter().map(|index| sum(&values[at(index)..][..self.cpus])));
+                return Ok(());
+            }
+            self.has_batches.store(false, Ordering::Relaxed);
+        }
+        for index in indexes {
+            found.push(self.get(*index)?);
+        }
+        Ok(())
+    }
+
+    /// Sets an element, in which no program counts, to what its values shall be together.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn set(&self, index: u32, value: V) -> io::Result<()> {
+        let mut values = vec![V::zeroed(); self.cpus];
+        // Only the sum over all CPUs matters.
+        values[0] = value;
+        elements::set(self.map.as_fd(), &index, &values)
+    }
+}
+
+/// Parts of ascending indexes, the last of which is less than so many after the first.
+fn batches(indexes: &[u32], at_once: usize) -> impl Iterator<Item = &[u32]> {
+    let mut rest = indexes;
+    std::iter::from_fn(move || {
+        let first = *rest.first()?;
+        let reached = rest.partition_point(|index| ((index - first) as usize) < at_once);
+        let (batch, later) = rest.split_at(reached);
+        rest = later;
+        Some(batch)
+    })
+}
+
+/// The sum of values that are 64-bit numbers and nothing else, number by number.
+fn sum<T: bytemuck::Pod>(values: &[T]) -> T {
+    let mut sum = T::zeroed();
+    let numbers: &mut [u64] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut sum));
+    for value in values {
+        let value: &[u64] = bytemuck::cast_slice(std::slice::from_ref(value));
+        for (sum, number) in numbers.iter_mut().zip(value) {
+            *sum = sum.wrapping_add(*number);
+        }
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::abi::SlotCounters;
+
+    use super::*;
+
+    #[test]
+    fn a_batch_spans_no_more_than_fits() {
+        let parts = |indexes: &[u32]| batches(indexes, 4).map(<[u32]>::to_vec).collect::<Vec<_>>();
+        assert_eq!(parts(&[0, 1, 3, 4, 9, 12, 13]), [vec![0, 1, 3], vec![4], vec![9, 12], vec![13]]);
+        assert!(parts(&[]).is_empty());
+    }
+
+    #[test]
+    fn values_of_cpus_add_up_field_by_field() {
+        let mut one: SlotCounters = bytemuck::Zeroable::zeroed();
+        (one.chosen, one.endings[1], one.connect.buckets[19]) = (3, 1, 2);
+        let mut other = one;
+        other.retransmits = 7;
+        let both = sum(&[one, other]);
+        assert_eq!((both.chosen, both.endings[1], both.connect.buckets[19], both.retransmits), (6, 2, 4, 7));
+        assert_eq!(sum::<SlotCounters>(&[]), SlotCounters::default());
+    }
+}
