@@ -10,8 +10,8 @@ use super::{Seen, SeenRow};
 /// The part of a share that it has to move by.
 const PART: f64 = 0.02;
 
-/// Tables that a host makes in one tick for all its client tasks. Each takes 0.2 ms from the other weights to the kernel, so that what
-/// following load takes stays below 2 % of a processor (docs/design/performance.md).
+/// Tables that a host makes in one tick for all its client tasks. Following load takes 1.6 % of a processor where these are always as
+/// many, and shall take 2 % at most (docs/design/performance.md).
 pub const TABLES: usize = 60;
 
 /// Factors that are worth a table.
