@@ -121,8 +121,8 @@ section! {
     HEALTH "health": Form(&["{ panic_threshold = 50 }"]), Means("`{}`"),
         "what follows when backends are unavailable: see [health.md](../design/health.md)";
     LOAD "load": Form(&["{ control = \"feedback\" }"]), Means("none"),
-        "weights follow what backends report of their load: see [follow-load.md](../guide/follow-load.md). Needs `health = { probe = \"report\" }` and a policy \
-         that heeds weights";
+        "weights follow what backends report of their load: see [follow-load.md](../guide/follow-load.md). Needs `health = { probe = \"report\" }`, with an \
+         `interval` of 20 s at most, and a policy that heeds weights";
     // Shorter, the first tables of a backend would be its whole start; after an hour nobody waits for it any more.
     SLOW_START "slow_start": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)), Is(None),
         "over how long an endpoint that is new, or available again, comes to its share: from a tenth on, in proportion to the time. Needs \
@@ -175,7 +175,7 @@ section! {
     INTERVAL "interval": Time(Duration::from_millis(100)..=Duration::from_mins(1)), Is(Duration::from_secs(2)),
         "how often a backend is probed, jittered by a tenth";
     IDLE_INTERVAL "idle_interval": Time(Duration::from_millis(100)..=Duration::from_mins(10)), Is(Duration::from_secs(15)),
-        "`report` only: how often one is asked that no client task has an open flow to or has chosen lately";
+        "`report` only: how often one is asked that no client task has an open flow to or has chosen lately; with `load`, while the service is not used";
     TIMEOUT "timeout": Time(Duration::from_millis(10)..=Duration::from_mins(1)), Is(Duration::from_secs(1)),
         "`tcp` and `http`: after how long a probe has failed";
     RISE "rise": Number(1..=100), Is(2), "`tcp` and `http`: probes in a row that must succeed before it is well again";

@@ -2,14 +2,19 @@
 //!
 //! Both work by weights, so policies that ignore these are refused, at the value that has no effect.
 
+use std::time::Duration;
+
 use lb_core::control::{ControlRules, Mode};
 use lb_core::service::Policy;
-use lb_document::Table;
 use lb_document::diagnostic::Report;
+use lb_document::{Table, in_units};
 
 use super::keys::load::{CONTROL, MODE, SECTION};
 use super::keys::service::{HEALTH, LOAD, POLICY, SLOW_START};
 use super::probe::Probe;
+
+/// With a longer interval of reports a change is seen after more than a minute, and nothing is learnt from what is as old.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Reads the keys of a service's table; `None` if any is wrong. `policy` and `probe` are the service's, if they can be read.
 pub fn read(
@@ -28,6 +33,19 @@ pub fn read(
     if probe.is_some_and(|probe| !probe.is_some_and(Probe::is_by_report)) {
         let help = format!("write {} = {{ probe = \"report\" }}, or leave load out", HEALTH.name);
         report.add(item.span(), "load follows what backends report, and nobody is asked".to_owned(), help);
+    }
+    if let Some(Some(probe)) = probe
+        && probe.is_by_report()
+        && probe.interval > LONGEST_INTERVAL
+    {
+        let message =
+            format!("load follows reports, which are asked for every {} only", in_units(probe.interval));
+        let longest = in_units(LONGEST_INTERVAL);
+        report.add(
+            item.span(),
+            message,
+            format!("write interval = \"{longest}\" in {}, or less", HEALTH.name),
+        );
     }
     Some(ControlRules { law: Some(control?), mode: mode?, slow_start: slow_start? })
 }
@@ -53,8 +71,6 @@ fn check_policy(table: &Table<'_>, policy: Option<Policy>, report: &mut Report<'
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use lb_core::control::Law;
 
     use super::super::tests::{check, services, with_line};
@@ -118,6 +134,12 @@ mod tests {
             (
                 with_line("load = { control = 'a58' }\nhealth = { probe = 'tcp' }"),
                 "8:8: load follows what backends report, and nobody is asked (write health = { probe = \"report\" }, or leave load out)",
+            ),
+            (
+                with_line(
+                    "load = { control = 'a58' }\nhealth = { probe = 'report', key = '/x/key-4', interval = '21s' }",
+                ),
+                "8:8: load follows reports, which are asked for every 21s only (write interval = \"20s\" in health, or less)",
             ),
             (
                 asks("policy = 'round-robin'\nload = { control = 'feedback' }"),

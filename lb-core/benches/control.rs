@@ -16,7 +16,7 @@ fn look(service: u32, second: u64) -> Look {
     let seen = |index: u32| {
         let used = 500 + (service * 7 + index * 13 + u32::try_from(second).unwrap_or(0) * 29) % 50;
         let load = Load { utilization: Some(used), window: Duration::from_secs(1), ..Load::default() };
-        let heard = Some(Heard { load, at: Duration::from_secs(second) });
+        let heard = Some(Heard { load, at: Duration::from_secs(second), interval: Duration::from_secs(1) });
         let address = SocketAddr::new(Ipv4Addr::from_bits(0x0a00_0000 + index).into(), 80);
         (
             address,
@@ -30,7 +30,13 @@ fn look(service: u32, second: u64) -> Look {
             },
         )
     };
-    Look { row: (0..MEMBERS).map(seen).collect(), flows: Flows::default(), is_panic: false, entries: 2_048 }
+    Look {
+        row: (0..MEMBERS).map(seen).collect(),
+        flows: Flows::default(),
+        is_panic: false,
+        is_idle: false,
+        entries: 2_048,
+    }
 }
 
 fn ticks(criterion: &mut Criterion) {

@@ -38,9 +38,9 @@ use slow_start::Readiness;
 /// From one look at the reports to the next.
 pub const TICK: Duration = Duration::from_secs(1);
 
-/// A report counts for so many of the times that it covers, and two ticks: whoever falls silent keeps what it has, and makes nobody
-/// else wait for it.
-const FRESH_WINDOWS: u32 = 3;
+/// A report counts until so many have not come that should have, and two ticks: whoever falls silent keeps what it has, and makes
+/// nobody else wait for it.
+const FRESH_PERIODS: u32 = 3;
 
 /// If a change is seen only after so long, the report is as good as none.
 const MOST_DELAY: Duration = Duration::from_secs(60);
@@ -134,6 +134,8 @@ pub struct Heard {
     pub load: Load,
     /// When, by the caller's clock.
     pub at: Duration,
+    /// How long after one report the next one is asked for.
+    pub interval: Duration,
 }
 
 impl Heard {
@@ -147,20 +149,24 @@ impl Heard {
         self.load.utilization.map(thousandths)
     }
 
-    /// Whether it tells a utilization that is new: it came at most three of its windows and two ticks ago, and what follows from it
-    /// would be seen within a minute. Anything older would slow down all others.
+    /// Until there is something new to tell, and it is asked for.
+    fn period(&self) -> Duration {
+        self.load.window.max(self.interval)
+    }
+
+    /// Whether it tells a utilization that is new: of three that should have come since none has, nor in two ticks more, and what
+    /// follows from it would be seen within a minute. Anything older would slow down all others.
     pub fn is_fresh(&self, now: Duration) -> bool {
-        let fresh = self.load.window * FRESH_WINDOWS + 2 * TICK;
+        let fresh = self.period() * FRESH_PERIODS + 2 * TICK;
         self.load.utilization.is_some()
             && now.saturating_sub(self.at) <= fresh
             && self.delay(now) <= MOST_DELAY
     }
 
-    /// Until a change that is made now is seen: it has to be measured, told, and looked at. The next report is taken to be as far away
-    /// as the time that one covers, which is right or more.
+    /// Until a change that is made now is seen: it has to be measured, told, and looked at.
     fn delay(&self, now: Duration) -> Duration {
-        let window = self.load.window;
-        window.saturating_add(self.age(now)).saturating_add(window.max(TICK)).saturating_add(TICK)
+        let next = self.period().max(TICK);
+        self.load.window.saturating_add(self.age(now)).saturating_add(next).saturating_add(TICK)
     }
 }
 
@@ -193,6 +199,8 @@ pub struct Look {
     pub flows: Flows,
     /// Whether so few are available that unavailable ones are chosen as well.
     pub is_panic: bool,
+    /// Whether this task hardly sends anything there: nobody is asked for reports often then.
+    pub is_idle: bool,
     /// How many entries its table has.
     pub entries: u32,
 }
@@ -204,6 +212,8 @@ pub enum Hold {
     Operator,
     /// The service is in panic.
     Panic,
+    /// It has not reported for a while, because this task hardly uses the service and asks seldom.
+    Idle,
     /// It is ejected, on trial, refusing, or a lame duck.
     Unavailable,
     /// It is in slow start.
@@ -226,6 +236,7 @@ impl Hold {
         match self {
             Self::Operator => "operator",
             Self::Panic => "panic",
+            Self::Idle => "idle",
             Self::Unavailable => "unavailable",
             Self::SlowStart => "slow-start",
             Self::ActiveLimit => "active-limit",
@@ -363,7 +374,8 @@ impl Control {
             self.readiness.look(now, look.row.iter().map(|(address, seen)| (*address, seen.is_available)));
         }
         let holds = self.holds_of(now, look);
-        self.reporting = reporting(now, &look.row);
+        // Of a service that is idle nobody has to be heard often.
+        self.reporting = if look.is_idle { Reporting::default() } else { reporting(now, &look.row) };
         let acts = self.acts();
         self.wanted = match (&mut self.law, self.switch) {
             (LawState::Feedback(feedback), Switch::Off) => {
@@ -381,6 +393,8 @@ impl Control {
         self.holds = holds;
         if let LawState::Feedback(feedback) = &self.law {
             for (address, hold) in feedback.holds() {
+                let is_silent = matches!(hold, Hold::NoReport | Hold::FewReports);
+                let hold = if look.is_idle && is_silent { Hold::Idle } else { hold };
                 self.holds.entry(address).or_insert(hold);
             }
         }

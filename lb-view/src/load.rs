@@ -25,9 +25,11 @@ pub struct ServiceLoad {
     pub settling_s: Option<f64>,
     /// Tables that were made because of it, since the daemon started or the service was configured like this.
     pub tables: u64,
+    /// Whether the task hardly uses the service: its backends are asked for reports seldom then, and nobody is expected to report.
+    pub is_idle: bool,
     /// How many of the members that have a weight and are available have reported a utilization that is new,
     pub reporting: u32,
-    /// of how many.
+    /// of how many; none where the service is idle.
     pub expected: u32,
     /// Who is in the table, by address; empty before the first look.
     pub members: Vec<MemberLoad>,
@@ -50,8 +52,8 @@ pub struct MemberLoad {
     pub is_at_clamp: bool,
     /// Its share of this task's connects by that.
     pub share: f64,
-    /// Why it keeps its factor or gets no more: `operator`, `panic`, `unavailable`, `slow-start`, `active-limit`, `no-report`, `errors`, `long-flows`
-    /// `long-flows` or `few-reports`.
+    /// Why it keeps its factor or gets no more: `operator`, `panic`, `unavailable`, `slow-start`, `active-limit`, `idle`,
+    /// `no-report`, `errors`, `long-flows` or `few-reports`.
     pub held_by: Option<String>,
 }
 
@@ -145,6 +147,7 @@ pub mod tests {
     /// A service that follows feedback.
     pub fn service(members: Vec<MemberLoad>) -> ServiceLoad {
         ServiceLoad {
+            is_idle: false,
             control: Some("feedback".to_owned()),
             mode: "enforce".to_owned(),
             switch: "on".to_owned(),

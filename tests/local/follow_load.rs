@@ -161,7 +161,7 @@ fn what_is_observed_is_shown_and_changes_nothing() {
     assert!((wanted(&fixture)[ALL[0]] - 1.0 / 3.0).abs() < 0.01);
     let text = fixture.setup.run(&["load"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
-    assert!(text.contains("feedback, observed: nothing follows; 3 of 3 members report"), "{text}");
+    assert!(text.contains("feedback, observed: nothing follows; idle: members are asked seldom;"), "{text}");
     assert!(text.contains("would be"), "{text}");
 }
 
@@ -178,6 +178,10 @@ fn with_reports_of_fewer_than_half_weights_stay_and_that_is_told() {
     let (mut fixture, agent) = prepare(FEEDBACK);
     agent.tell(&["report", "--backend", ALL[0], "--utilization", "0.9", "--valid-for", "300000"]);
     fixture.start();
+    eventually("it has looked", || load(&fixture), |load| member(load, 0).is_some());
+    assert!(load(&fixture).is_some_and(|load| load.is_idle && !load.is_blind()), "nobody needs reports");
+    let mut probe = fixture.probe();
+    probe.start_dialling(SERVICE);
     let told = eventually(
         "it is told",
         || fixture.setup.faults().join("\n"),
@@ -190,6 +194,34 @@ fn with_reports_of_fewer_than_half_weights_stay_and_that_is_told() {
         |load| member(load, 0).is_some_and(|member| member.held_by.as_deref() == Some("few-reports")),
     );
     assert!((factor(&seen, 0) - 1.0).abs() < 1e-9, "{seen:?}");
+    probe.stop_dialling();
+}
+
+#[test]
+fn of_a_service_that_is_used_members_that_get_nothing_are_asked_as_often() {
+    let (mut fixture, agent) = prepare(FEEDBACK);
+    report(&agent, ["0.3"; 3]);
+    let heavy = "weight = 60000";
+    fixture.write_endpoints(&[(ALL[0], heavy), (ALL[1], heavy), (ALL[2], "weight = 1")]);
+    let configuration = read(&fixture.setup.folder.join("socklb.toml"));
+    let seldom = configuration.replace("idle_interval = \"100ms\"", "idle_interval = \"10m\"");
+    assert_ne!(seldom, configuration);
+    fixture.setup.write("socklb.toml", &seldom);
+    fixture.start();
+    let mut probe = fixture.probe();
+    // A connect at each look: too few for one to go there.
+    let mut reached = BTreeMap::new();
+    let look = || {
+        reached.extend(probe.dial_many(SERVICE, 1));
+        load(&fixture)
+    };
+    // What an agent was told long ago is as new as the last answer.
+    let seen = eventually("it was told long ago", look, |load| {
+        load.as_ref().is_some_and(|load| !load.is_idle)
+            && member(load, 2).and_then(|member| member.age_s).is_some_and(|age| age > 10.0)
+    });
+    assert!(seen.as_ref().is_some_and(|load| (load.reporting, load.expected) == (3, 3)), "{seen:?}");
+    assert_eq!(reached.into_keys().collect::<Vec<_>>(), ["b1", "b2"]);
 }
 
 #[test]

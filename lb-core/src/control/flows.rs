@@ -53,6 +53,38 @@ impl Lives {
     }
 }
 
+/// For so many seconds without a flow a service counts as used all the same, and with so many with one as used again. Until then it is
+/// seen that it is used, and its backends are asked often.
+const UNUSED: u32 = 15;
+const USED: u32 = 5;
+
+/// Whether a task uses a service.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// Seconds with flows since it was idle, and those without since the last one with.
+    used: u32,
+    unused: u32,
+}
+
+impl Usage {
+    /// Takes in whether any flow has begun in the last [`TICK`] or is open.
+    pub fn tick(&mut self, is_used: bool) {
+        if is_used {
+            (self.used, self.unused) = (self.used.saturating_add(1), 0);
+        } else {
+            self.unused = self.unused.saturating_add(1);
+        }
+        if self.unused >= UNUSED {
+            self.used = 0;
+        }
+    }
+
+    /// Whether it hardly does: nobody has to be asked for reports often.
+    pub const fn is_idle(self) -> bool {
+        self.used < USED
+    }
+}
+
 /// How long flows to one backend live, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Life {
@@ -135,6 +167,21 @@ mod tests {
         assert_eq!(lives.flows().life, Duration::from_hours(24));
         lives.tick(0.0, 0.0);
         assert!(lives.flows().life <= Duration::from_hours(24));
+    }
+
+    #[test]
+    fn a_service_is_idle_that_is_hardly_used() {
+        let mut usage = Usage::default();
+        let mut after = |ticks: &[(u32, bool)]| {
+            for (times, is_used) in ticks {
+                (0..*times).for_each(|_| usage.tick(*is_used));
+            }
+            usage.is_idle()
+        };
+        assert!(after(&[]) && after(&[(4, true)]));
+        assert!(!after(&[(1, true)]) && !after(&[(14, false)]), "it was used just now");
+        assert!(after(&[(1, false)]) && after(&[(4, true)]));
+        assert!(!after(&[(10, false), (1, true), (10, false), (1, true)]), "now and then is enough");
     }
 
     #[test]

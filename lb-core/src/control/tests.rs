@@ -24,7 +24,7 @@ fn load(utilization: f64, qps: f64) -> Load {
 fn seen(weight: u64, load: Load, at: Duration) -> Seen {
     Seen {
         weight,
-        heard: Some(Heard { load, at }),
+        heard: Some(Heard { load, at, interval: TICK }),
         errors: None,
         life: None,
         is_available: true,
@@ -33,7 +33,7 @@ fn seen(weight: u64, load: Load, at: Duration) -> Seen {
 }
 
 fn look(row: SeenRow, flows: Flows) -> Look {
-    Look { row, flows, is_panic: false, entries: 512 }
+    Look { row, flows, is_panic: false, is_idle: false, entries: 512 }
 }
 
 const fn rules(law: Law) -> ControlRules {
@@ -705,6 +705,21 @@ fn who_reports_is_counted_of_those_that_count() {
     let reporting = control.reporting();
     assert_eq!((reporting, reporting.is_blind()), (Reporting { fresh: 2, members: 4 }, false));
     assert!(Reporting { fresh: 1, members: 3 }.is_blind() && !Reporting::default().is_blind());
+}
+
+#[test]
+fn where_reports_are_asked_for_seldom_they_count_for_longer_and_nobody_is_missed_in_a_service_that_is_idle() {
+    let mut control = Control::new(rules(Law::Feedback));
+    let mut seldom = row(&[load(0.4, 1.0), load(0.6, 1.0)], s(100));
+    seldom.get_mut(&address(1)).unwrap().heard.as_mut().unwrap().at = s(85);
+    let mut tick = |row: &SeenRow, is_idle: bool| {
+        control.tick(s(100), &Look { is_idle, ..look(row.clone(), Flows::default()) });
+        (control.reporting(), control.hold(address(1)))
+    };
+    assert_eq!(tick(&seldom, false), (Reporting { fresh: 1, members: 2 }, Some(Hold::NoReport)));
+    assert_eq!(tick(&seldom, true), (Reporting::default(), Some(Hold::Idle)));
+    seldom.get_mut(&address(1)).unwrap().heard.as_mut().unwrap().interval = s(5);
+    assert_eq!(tick(&seldom, false), (Reporting { fresh: 2, members: 2 }, None));
 }
 
 #[test]

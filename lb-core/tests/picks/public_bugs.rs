@@ -151,14 +151,14 @@ fn r28_a_connect_a_minute_moves_no_weight_and_reports_move_it_as_calmly_as_ever(
                 let load =
                     Load { utilization: Some(used), window: Duration::from_secs(1), ..Load::default() };
                 let errors = of_late[index as usize].errors();
-                let heard = Some(Heard { load, at: now });
+                let heard = Some(Heard { load, at: now, interval: Duration::from_secs(1) });
                 (
                     address(index),
                     Seen { weight: 1, heard, errors, life: None, is_available: true, is_at_limit: false },
                 )
             };
             let row = (0..BACKENDS).map(seen).collect();
-            let look = Look { row, flows: lives.flows(), is_panic: false, entries: 512 };
+            let look = Look { row, flows: lives.flows(), is_panic: false, is_idle: false, entries: 512 };
             if let Some(proposal) = control.tick(now, &look) {
                 control.publish(proposal.factors);
                 tables += 1;

@@ -15,7 +15,7 @@ use tracing::{debug, info};
 use super::Daemon;
 use super::client_task::ClientTask;
 use super::probing::{Probing, name_of};
-use crate::config::ClientService;
+use crate::config::{ClientService, Probe};
 
 impl Daemon {
     /// Lets subsets follow the open flows of their client tasks, where that is configured.
@@ -90,12 +90,15 @@ impl Hears {
             let mut heard = Vec::new();
             let service = &configured.service;
             if service.control.law.is_some()
-                && let Some(listener) = probing.listener(&client_task.client.name, configured.probe.as_ref())
+                && let Some(probe) = &configured.probe
+                && let Some(listener) = probing.listener(&client_task.client.name, Some(probe))
             {
                 let members = client_task.balancer().weights(position);
                 listener.look(|senders, _, _| {
-                    heard =
-                        members.iter().map(|(address, _)| one(*address, service.protocol, senders)).collect();
+                    heard = members
+                        .iter()
+                        .map(|(address, _)| one(*address, service.protocol, probe, senders))
+                        .collect();
                 });
             }
             heard
@@ -109,10 +112,11 @@ impl Hears {
 }
 
 /// The newest report of a backend.
-fn one(address: SocketAddr, protocol: Protocol, senders: &Senders<Duration>) -> Option<Heard> {
+fn one(address: SocketAddr, protocol: Protocol, probe: &Probe, senders: &Senders<Duration>) -> Option<Heard> {
     let (_, reported) = senders.get(name_of(protocol, address))?;
     let report = reported.report()?;
     // It was half a round trip on its way.
     let transit = reported.round_trip().unwrap_or_default() / 2;
-    Some(Heard { load: report.load, at: report.received.saturating_sub(transit) })
+    let at = report.received.saturating_sub(transit);
+    Some(Heard { load: report.load, at, interval: probe.interval })
 }

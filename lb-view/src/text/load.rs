@@ -41,7 +41,11 @@ pub fn describe(load: &ServiceLoad) -> String {
             _ => "",
         };
         parts.push(format!("{control}{state}"));
-        parts.push(format!("{} of {} members report", load.reporting, load.expected));
+        parts.push(if load.is_idle {
+            "idle: members are asked seldom".to_owned()
+        } else {
+            format!("{} of {} members report", load.reporting, load.expected)
+        });
         parts.push(format!("flows live {}", span(load.flows_live_s)));
     }
     if let Some(settling) = load.settling_s {
@@ -122,6 +126,8 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("1.50"), "{text}");
+        let idle = ServiceLoad { is_idle: true, reporting: 0, expected: 0, ..one.load.clone() };
+        assert!(of(idle).contains("feedback; idle: members are asked seldom; flows live 30 s;"));
         let slow =
             ServiceLoad { control: None, settling_s: None, slow_start_s: Some(10.0), ..one.load.clone() };
         assert!(of(slow).starts_with("client web, service users: slow start of 10 s\n"));

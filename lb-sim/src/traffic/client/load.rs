@@ -157,6 +157,7 @@ impl Client {
             row,
             flows: following.lives.flows(),
             is_panic: self.balancer.row(0).is_some_and(|row| row.is_panic),
+            is_idle: false,
             entries: u32::try_from(self.schedule.len()).expect("a table's length has 32 bits"),
         }
     }

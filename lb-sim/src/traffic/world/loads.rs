@@ -101,7 +101,8 @@ impl World<'_> {
         self.reporting[backend as usize].sent.iter().rev().find_map(|sent| {
             let at_us = reached(sent)?;
             let age = Duration::from_micros(at_us - sent.at_us);
-            Some(Heard { load: Load { age, ..sent.load }, at: Duration::from_micros(at_us) })
+            let interval = Duration::from_micros(table.interval.us);
+            Some(Heard { load: Load { age, ..sent.load }, at: Duration::from_micros(at_us), interval })
         })
     }
 

@@ -11,7 +11,7 @@ use lb_common::ending::Ending;
 use lb_core::balancer::{Fact, Row};
 use lb_core::control::by_address::{ByAddress, Next};
 use lb_core::control::factor::Factors;
-use lb_core::control::flows::{Lives, OfLate};
+use lb_core::control::flows::{Lives, OfLate, Usage};
 use lb_core::control::publication::Proposal;
 use lb_core::control::{Control, ControlRules, Heard, Learnt, Look, Seen, SeenRow, Switch};
 use lb_core::health::Health;
@@ -24,6 +24,7 @@ use super::ClientTask;
 pub struct Controlled {
     control: Control,
     lives: Lives,
+    usage: Usage,
     /// Flows that had begun at the last tick; `None` before the first.
     begun: Option<u64>,
     counted: ByAddress<Counted>,
@@ -51,6 +52,7 @@ impl Controlled {
         Self {
             control: Control::new(rules),
             lives: Lives::default(),
+            usage: Usage::default(),
             begun: None,
             counted: ByAddress::default(),
             look: Look::default(),
@@ -211,6 +213,7 @@ impl ClientTask {
             row: seen,
             flows: controlled.lives.flows(),
             is_panic: row.is_panic,
+            is_idle: controlled.usage.is_idle(),
             entries: u32::try_from(self.balancer.entries(position)).unwrap_or(u32::MAX),
         })
     }
@@ -236,7 +239,9 @@ impl ClientTask {
             let open: u64 = controlled.counted.values().map(|counted| tables.active(counted.at.slot)).sum();
             // Of flows that were there before anybody looked it is not known when they began.
             if let Some(before) = controlled.begun.replace(begun) {
-                controlled.lives.tick(float(begun.saturating_sub(before)), float(open));
+                let new = begun.saturating_sub(before);
+                controlled.lives.tick(float(new), float(open));
+                controlled.usage.tick(new + open > 0);
             }
         }
     }
@@ -331,6 +336,7 @@ impl Controlled {
             flows_live_s: flows.life.as_secs_f64(),
             settling_s: self.control.settling(flows).map(|time| time.as_secs_f64()),
             tables: self.tables,
+            is_idle: self.look.is_idle,
             reporting: self.control.reporting().fresh,
             expected: self.control.reporting().members,
             members: self.look.row.iter().map(member).collect(),

@@ -121,12 +121,15 @@ impl ClientTask {
             .collect();
         let (probed, others) = probed(membership);
         let of_row = self.balancer.row(position).map(|row| &row.usable);
-        let is_used = |member: &&Member| of_row.is_some_and(|row| row.contains_key(&member.endpoint.address));
+        let is_of_row = |address: &SocketAddr| of_row.is_some_and(|row| row.contains_key(address));
+        let is_used = |member: &&Member| is_of_row(&member.endpoint.address);
         let others = others.iter().chain(&membership.lame_ducks).filter(is_used);
+        // Weights follow the load of all the row, of those as well that get little.
+        let follows_load = self.client.services[position].service.control.law.is_some() && !active.is_empty();
         let endpoints = probed.chain(others).map(|member| &member.endpoint);
         let mut candidates: Vec<Candidate> = endpoints
             .map(|Endpoint { address, agent, .. }| {
-                let is_active = active.contains(address);
+                let is_active = active.contains(address) || (follows_load && is_of_row(address));
                 Candidate { address: *address, agent: *agent, is_active }
             })
             .collect();

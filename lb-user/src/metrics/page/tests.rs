@@ -98,6 +98,7 @@ fn load() -> ServiceLoad {
         held_by: None,
     };
     ServiceLoad {
+        is_idle: false,
         control: Some("feedback".to_owned()),
         mode: "enforce".to_owned(),
         switch: "on".to_owned(),
