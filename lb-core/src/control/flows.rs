@@ -53,20 +53,20 @@ impl Lives {
     }
 }
 
-/// For so many seconds without a flow a service counts as used all the same, and with so many with one as used again. Until then it is
-/// seen that it is used, and its backends are asked often.
+/// A service is idle after so many seconds without a flow, and no longer after so many with one: by then the daemon has seen that it is
+/// used, and has its backends asked often.
 const UNUSED: u32 = 15;
 const USED: u32 = 5;
 
-/// Whether a task uses a service.
+/// Whether a task uses a service, or that is idle.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Usage {
+pub struct Activity {
     /// Seconds with flows since it was idle, and those without since the last one with.
     used: u32,
     unused: u32,
 }
 
-impl Usage {
+impl Activity {
     /// Takes in whether any flow has begun in the last [`TICK`] or is open.
     pub fn tick(&mut self, is_used: bool) {
         if is_used {
@@ -171,12 +171,12 @@ mod tests {
 
     #[test]
     fn a_service_is_idle_that_is_hardly_used() {
-        let mut usage = Usage::default();
+        let mut activity = Activity::default();
         let mut after = |ticks: &[(u32, bool)]| {
             for (times, is_used) in ticks {
-                (0..*times).for_each(|_| usage.tick(*is_used));
+                (0..*times).for_each(|_| activity.tick(*is_used));
             }
-            usage.is_idle()
+            activity.is_idle()
         };
         assert!(after(&[]) && after(&[(4, true)]));
         assert!(!after(&[(1, true)]) && !after(&[(14, false)]), "it was used just now");

@@ -11,7 +11,7 @@ use lb_common::ending::Ending;
 use lb_core::balancer::{Fact, Row};
 use lb_core::control::by_address::{ByAddress, Next};
 use lb_core::control::factor::Factors;
-use lb_core::control::flows::{Lives, OfLate, Usage};
+use lb_core::control::flows::{Activity, Lives, OfLate};
 use lb_core::control::publication::Proposal;
 use lb_core::control::{Control, ControlRules, Heard, Learnt, Look, Seen, SeenRow, Switch};
 use lb_core::health::Health;
@@ -24,7 +24,7 @@ use super::ClientTask;
 pub struct Controlled {
     control: Control,
     lives: Lives,
-    usage: Usage,
+    activity: Activity,
     /// Flows that had begun at the last tick; `None` before the first.
     begun: Option<u64>,
     counted: ByAddress<Counted>,
@@ -52,7 +52,7 @@ impl Controlled {
         Self {
             control: Control::new(rules),
             lives: Lives::default(),
-            usage: Usage::default(),
+            activity: Activity::default(),
             begun: None,
             counted: ByAddress::default(),
             look: Look::default(),
@@ -213,7 +213,7 @@ impl ClientTask {
             row: seen,
             flows: controlled.lives.flows(),
             is_panic: row.is_panic,
-            is_idle: controlled.usage.is_idle(),
+            is_idle: controlled.activity.is_idle(),
             entries: u32::try_from(self.balancer.entries(position)).unwrap_or(u32::MAX),
         })
     }
@@ -241,7 +241,7 @@ impl ClientTask {
             if let Some(before) = controlled.begun.replace(begun) {
                 let new = begun.saturating_sub(before);
                 controlled.lives.tick(float(new), float(open));
-                controlled.usage.tick(new + open > 0);
+                controlled.activity.tick(new + open > 0);
             }
         }
     }
