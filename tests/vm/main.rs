@@ -44,7 +44,7 @@ struct Options {
     /// Write what the verifier counted to this file, instead of comparing with it
     #[arg(long, conflicts_with = "filter")]
     record: Option<PathBuf>,
-    /// Kernels: folders with `vmlinuz` and `modules/`, named like the kernel
+    /// Kernels, the oldest first: folders with `vmlinuz` and `modules/`, named like the kernel
     #[arg(required = true)]
     kernels: Vec<PathBuf>,
 }
@@ -81,6 +81,64 @@ const HOST_ONLY: [&str; 10] = [
     "watch::",
 ];
 
+/// Tests of what depends on the features that a kernel has, and of each hook. The oldest kernel runs everything, as the host does on
+/// its own: these two run both variants of the programs. Any other runs these.
+const BY_KERNEL: [&str; 22] = [
+    "active::",
+    "callbacks::",
+    "counts::",
+    "doctor::a_healthy_host_is_said_to_be_one",
+    "ejection::a_connect_of_an_mptcp_socket_is_never_a_trial",
+    "endings::",
+    "families::",
+    "faults::",
+    "flows::",
+    "frames::",
+    "links::",
+    "many::a_client_task_takes_the_kernel_memory_that_is_documented",
+    "odd::",
+    "peers_flows::",
+    "reclaim::",
+    "refusal::",
+    "responder",
+    "udp::",
+    "udp_flows::",
+    "unanswered::",
+    "verifier::",
+    "xdp::",
+];
+
+/// Which tests a guest runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tests<'a> {
+    /// Those whose names contain this.
+    Named(&'a str),
+    /// All but [`HOST_ONLY`].
+    All,
+    /// [`BY_KERNEL`].
+    ByKernel,
+}
+
+impl<'a> Tests<'a> {
+    /// Of the kernel at a position, the oldest being the first.
+    fn of(filter: Option<&'a str>, position: usize) -> Self {
+        match filter {
+            Some(filter) => Self::Named(filter),
+            None if position == 0 => Self::All,
+            None => Self::ByKernel,
+        }
+    }
+
+    /// What chooses them, as arguments of the tests.
+    fn arguments(self) -> Vec<String> {
+        match self {
+            Self::Named(filter) => vec![filter.to_owned()],
+            Self::All => HOST_ONLY.iter().flat_map(|name| ["--skip", name]).map(str::to_owned).collect(),
+            Self::ByKernel => BY_KERNEL.map(str::to_owned).into(),
+        }
+    }
+}
+
 #[tokio::main]
 async fn main() -> ExitCode {
     match run(Options::parse()).await {
@@ -97,17 +155,19 @@ async fn run(options: Options) -> Result<()> {
     let options = Arc::new(options);
     let places = Arc::new(Semaphore::new(guests_at_a_time()));
     let mut guests = Vec::new();
-    for kernel in options.kernels.clone() {
+    for (position, kernel) in options.kernels.clone().into_iter().enumerate() {
         let (options, places) = (Arc::clone(&options), Arc::clone(&places));
         guests.push(tokio::spawn(async move {
             let place = places.acquire().await.context("wait for a place")?;
-            let tested = test_kernel(&options, &kernel).await;
+            let tests = Tests::of(options.filter.as_deref(), position);
+            let tested = test_kernel(&options, &kernel, tests).await;
             drop(place);
             tested.with_context(|| format!("kernel {}", name(&kernel)))
         }));
     }
     if options.filter.is_none() {
         println!("vm: left to the host: {}", HOST_ONLY.join(", "));
+        println!("vm: all others on the first kernel; on others: {}", BY_KERNEL.join(", "));
     }
     let mut reports = Vec::new();
     for guest in guests {
@@ -136,20 +196,20 @@ fn name(kernel: &Path) -> String {
     kernel.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-async fn test_kernel(options: &Options, kernel: &Path) -> Result<Report> {
+async fn test_kernel(options: &Options, kernel: &Path, tests: Tests<'_>) -> Result<Report> {
     let name = name(kernel);
     let image = options.scratch.join(format!("{name}.cpio"));
     let content = initramfs::build(&options.programs, &options.tests, &kernel.join("modules"))?;
     fs::write(&image, content).with_context(|| format!("write {}", image.display()))?;
-    let mut arguments = vec!["--test-threads".to_owned(), "4".to_owned()];
-    let mut variables = vec![format!("{}={PATIENCE_S}", stage::PATIENCE_S)];
+    // The log tells how long each test took, which the stable test harness does where this variable is set.
+    let mut arguments: Vec<String> =
+        ["--test-threads", "4", "-Zunstable-options", "--report-time"].map(str::to_owned).into();
+    let mut variables = vec![format!("{}={PATIENCE_S}", stage::PATIENCE_S), "RUSTC_BOOTSTRAP=1".to_owned()];
     if options.record.is_some() {
         arguments.push(record::TEST.to_owned());
         variables.push(format!("{}=1", stage::record::RECORDING));
-    }
-    match &options.filter {
-        Some(filter) => arguments.push(filter.clone()),
-        None => arguments.extend(HOST_ONLY.iter().flat_map(|name| ["--skip".to_owned(), (*name).to_owned()])),
+    } else {
+        arguments.extend(tests.arguments());
     }
     let guest = Guest {
         name: name.clone(),
@@ -177,4 +237,38 @@ async fn test_kernel(options: &Options, kernel: &Path) -> Result<Report> {
         report.print_failures();
     }
     Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_kernel_runs_everything() {
+        assert_eq!([0, 1, 3].map(|at| Tests::of(None, at)), [Tests::All, Tests::ByKernel, Tests::ByKernel]);
+        assert_eq!(Tests::of(Some("udp"), 1), Tests::Named("udp"));
+    }
+
+    /// What a test expects of a kernel by its features, it has to show on those that have some of them.
+    #[test]
+    fn whoever_asks_for_a_feature_runs_on_every_kernel_and_lists_name_what_there_is() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("local");
+        let mut modules = Vec::new();
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let text = fs::read_to_string(&path).unwrap();
+            let module = path.file_stem().unwrap().to_string_lossy().into_owned();
+            let asks =
+                text.split("kernel::").skip(1).any(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()));
+            let runs = BY_KERNEL.iter().any(|name| name.split("::").next() == Some(&module));
+            assert!(runs || !asks, "{module} asks for a feature of the kernel: name it in BY_KERNEL");
+            modules.push((module, text));
+        }
+        for name in HOST_ONLY.iter().chain(&BY_KERNEL) {
+            let (module, test) = name.split_once("::").unwrap_or((name, ""));
+            let is_there =
+                |(known, text): &(String, String)| known == module && text.contains(&format!("fn {test}"));
+            assert!(modules.iter().any(is_there), "there is no test {name}");
+        }
+    }
 }

@@ -102,8 +102,8 @@ impl Report {
             }
         } else if let Some(count) = Count::of_line(line) {
             self.counts.push(count);
-        } else if let Some(name) =
-            line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED"))
+        } else if let Some((name, _)) =
+            line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... FAILED"))
         {
             self.failed.push(name.to_owned());
         } else if ALARMS.iter().any(|alarm| line.contains(alarm)) {
@@ -215,7 +215,7 @@ mod tests {
 
     const GOOD: [&str; 4] = [
         "guest: Linux 6.1.0-56-cloud-amd64",
-        "test shares::weighted ... ok",
+        "test shares::weighted ... ok <0.120s>",
         "skipped: active::new: needs Linux 6.4 (something)",
         "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s",
     ];
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_test_that_fails_is_named() {
-        let lines = ["test a::b ... FAILED", "test result: FAILED. 1 passed; 1 failed; 0 ignored"];
+        let lines = ["test a::b ... FAILED <1.002s>", "test result: FAILED. 1 passed; 1 failed; 0 ignored"];
         check(Ended::Code(FAILED), &lines, &["a::b failed"]);
         check(Ended::Code(FAILED), &[], &["the tests failed without naming one"]);
     }
