@@ -494,6 +494,20 @@ fn machines_are_as_fast_as_somebody_says() {
         "restart_cost = { factor = 0.5, for = \"1s\" }",
         "40: a restart costs 0.5 times as much: write 1 to 1000",
     );
+    let quota = |lines: &str, expected: &str| machines(&format!("quota = {{ {lines} }}"), expected);
+    quota("cores = [0.5, 1.0]", "33: there are 2 quotas for 4 backends: write one for each");
+    quota("cores = 0.0", "33: a quota of 0 cores: write 0.001 to 1024");
+    quota("cores = nan", "33: a quota of NaN cores: write 0.001 to 1024");
+    quota(
+        "cores = 0.5, period = \"2s\"",
+        "33: a quota's period is 1 ms to 1 s, as in Linux: write one of these",
+    );
+    quota(
+        "cores = 0.01, period = \"50ms\"",
+        "33: a quota of 0.01 cores is 500 us in 50ms: Linux takes 1 ms at least",
+    );
+    quota("cores = \"all\"", "43: cores is a number, or a list of them");
+    quota("core = 1.0", "35: unknown field `core`, expected `cores` or `period`");
     machines("queue = 0", "33: 0 is not a whole number from 1 to 1000000");
 }
 

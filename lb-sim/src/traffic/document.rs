@@ -22,7 +22,7 @@ use super::values::{
 };
 use crate::sampling::Distribution;
 use demand::{BurstChoice, ClosedTable, CostChoice, Rate, SkewChoice};
-use machines::{AntagonistTable, RestartCost, Speed};
+use machines::{AntagonistTable, QuotaTable, RestartCost, Speed};
 use operator::{ReweightTable, SwitchTable, UpgradeTable};
 use size::SubsetSize;
 
@@ -115,7 +115,8 @@ pub struct ReportsTable {
     /// Over how long load is measured.
     #[serde(default = "one_second")]
     pub window: Span,
-    /// Whether utilization has the share of time that a request waited for a core, as an agent reports it, beside the use of the cores.
+    /// Whether utilization has the share of time that a request waited for a core, or for more quota, as an agent reports it, beside the
+    /// use of the cores.
     #[serde(default = "yes")]
     pub pressure: bool,
     /// Whether requests and errors a second are reported as well, which an application has to tell its agent.
@@ -141,6 +142,8 @@ pub struct BackendsTable {
     /// How fast these are.
     #[serde(default = "as_costs_are_counted")]
     pub speed: Spanned<Speed>,
+    /// How much of its machine each may use; if left out, all of it.
+    pub quota: Option<Spanned<QuotaTable>>,
     /// What makes them slower at times.
     pub antagonist: Option<Spanned<AntagonistTable>>,
     /// What makes them slower after a start.

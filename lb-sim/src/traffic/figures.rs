@@ -57,7 +57,7 @@ pub struct RunFigures {
     pub evenness: Evenness,
     /// The same if chance alone spread the requests, by capacity.
     pub floor: Evenness,
-    /// Busy core time over cores, all backends together.
+    /// Busy core time over cores that may be used, all backends together.
     pub cpu_mean: Interval,
     /// CPU time of all arrivals over what the machines at the start can give when nothing makes them slower.
     pub asked: Interval,

@@ -1,12 +1,14 @@
-//! A backend's machine: cores that requests share, and what makes it slower than it is.
+//! A backend's machine: cores that requests share, what makes it slower than it is, and how much of it the backend may use.
 //!
 //! Processor sharing: of `n` requests on `c` cores each gets a whole core while there are enough, and `c / n` of one after that, as
-//! an operating system's scheduler hands out time slices. CPU time is counted in whole numbers, costs in picoseconds of a core of
+//! an operating system's scheduler hands out time slices. With a quota all of them stand still from when it is used up to the end of the
+//! period. CPU time is counted in whole numbers, costs in picoseconds of a core of
 //! speed 1 and what is done of them in femtoseconds, so that a run is the same on every machine. Must not know whose requests these are.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use super::quota::{Bandwidth, Quota};
 use crate::metrics::float;
 
 /// CPU time that a core of speed 1 gives in a microsecond, in picoseconds.
@@ -19,6 +21,7 @@ const FINER: u64 = 1_000;
 #[derive(Debug)]
 pub struct Machine {
     cores: u32,
+    bandwidth: Option<Bandwidth>,
     /// Of a core, in femtoseconds per microsecond.
     full_speed: u64,
     /// The same as it is now.
@@ -30,16 +33,18 @@ pub struct Machine {
     ends: BinaryHeap<Reverse<(u128, u32)>>,
     /// Time in which cores worked, over all cores.
     busy_us: f64,
-    /// Time in which a request waited for a core.
+    /// Time in which a request waited for a core, or for more quota.
     waited_us: f64,
 }
 
 impl Machine {
-    /// So many cores, each `speed` times as fast as the cores in which costs are counted. Nothing is on them.
-    pub fn new(cores: u32, speed: f64) -> Self {
+    /// So many cores, each `speed` times as fast as the cores in which costs are counted, and as much of them as the quota allows.
+    /// Nothing is on them.
+    pub fn new(cores: u32, speed: f64, quota: Option<Quota>) -> Self {
         let speed = scaled(PS_PER_US * FINER, speed);
         Self {
             cores,
+            bandwidth: quota.map(Bandwidth::new),
             full_speed: speed,
             speed,
             at_us: 0,
@@ -60,14 +65,20 @@ impl Machine {
         self.busy_us
     }
 
-    /// Time in which somebody waited for a core until now, in microseconds: what Linux counts as "some" pressure.
+    /// Time in which somebody waited for a core, or for more quota, until now, in microseconds: what Linux counts as "some" pressure.
     pub const fn waited_us(&self) -> f64 {
         self.waited_us
     }
 
+    /// How many cores may work all the time.
+    pub fn usable_cores(&self) -> f64 {
+        let cores = f64::from(self.cores);
+        self.bandwidth.map_or(cores, |bandwidth| bandwidth.quota.cores().min(cores))
+    }
+
     /// How much CPU time all of its cores give in a second when nothing makes them slower, in seconds of a core of speed 1.
     pub fn capacity(&self) -> f64 {
-        float(self.full_speed) / float(PS_PER_US * FINER) * f64::from(self.cores)
+        float(self.full_speed) / float(PS_PER_US * FINER) * self.usable_cores()
     }
 
     /// Time passes. Requests that are done by then are still here until [`Machine::next_done`] takes them.
@@ -78,11 +89,12 @@ impl Machine {
         if requests == 0 || passed == 0 {
             return;
         }
-        self.served += u128::from(passed) * u128::from(self.speed_of_each());
-        self.busy_us += float(passed) * float(requests.min(self.cores.into()));
-        if requests > u64::from(self.cores) {
-            self.waited_us += float(passed);
-        }
+        let at_work = self.at_work();
+        let began = now_us - passed;
+        let ran = self.bandwidth.as_mut().map_or(passed, |bandwidth| bandwidth.run(began, passed, at_work));
+        self.served += u128::from(ran) * u128::from(self.speed_of_each());
+        self.busy_us += float(ran) * float(at_work);
+        self.waited_us += float(if requests > at_work { passed } else { passed - ran });
     }
 
     /// It is `factor` times as fast as it is by itself, from now on.
@@ -102,8 +114,11 @@ impl Machine {
     pub fn next_end(&self) -> Option<u64> {
         let Reverse((end, _)) = self.ends.peek()?;
         let left = end.saturating_sub(self.served);
-        let left_us = left.div_ceil(self.speed_of_each().into());
-        Some(self.at_us.saturating_add(u64::try_from(left_us).unwrap_or(u64::MAX)))
+        let left_us = u64::try_from(left.div_ceil(self.speed_of_each().into())).unwrap_or(u64::MAX);
+        Some(match &self.bandwidth {
+            None => self.at_us.saturating_add(left_us),
+            Some(bandwidth) => bandwidth.done(self.at_us, left_us, self.at_work()),
+        })
     }
 
     /// Takes a request that is done.
@@ -123,7 +138,12 @@ impl Machine {
         requests
     }
 
-    /// CPU time that each request gets in a microsecond. Never nothing, or it would never end.
+    /// Cores that have work; one if there are no requests.
+    fn at_work(&self) -> u64 {
+        (self.ends.len() as u64).clamp(1, self.cores.into())
+    }
+
+    /// CPU time that each request gets in a microsecond in which cores work. Never nothing, or it would never end.
     fn speed_of_each(&self) -> u64 {
         let requests = self.ends.len().max(1) as u64;
         let cores = u64::from(self.cores);
@@ -160,7 +180,7 @@ mod tests {
 
     #[test]
     fn requests_have_a_core_each_until_there_are_more_of_them() {
-        let mut machine = Machine::new(2, 1.0);
+        let mut machine = Machine::new(2, 1.0, None);
         machine.add(0, 7, 10 * COST);
         machine.add(0, 8, 20 * COST);
         assert_eq!(run(&mut machine), [(10 * MS, 7), (20 * MS, 8)]);
@@ -171,7 +191,7 @@ mod tests {
     fn more_requests_than_cores_share_them_evenly() {
         // Four on two cores run at half speed. The short one is done at 20 ms; of the others three share two cores: 10 ms of CPU
         // take 15.
-        let mut machine = Machine::new(2, 1.0);
+        let mut machine = Machine::new(2, 1.0, None);
         for (request, cost) in [(1, 10), (2, 20), (3, 20), (4, 20)] {
             machine.add(0, request, cost * COST);
         }
@@ -186,7 +206,7 @@ mod tests {
 
     #[test]
     fn who_comes_later_slows_the_first_one_down() {
-        let mut machine = Machine::new(1, 1.0);
+        let mut machine = Machine::new(1, 1.0, None);
         machine.add(0, 1, 10 * COST);
         machine.add(5 * MS, 2, 10 * COST);
         assert_eq!(run(&mut machine), [(15 * MS, 1), (20 * MS, 2)]);
@@ -194,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_machine_may_be_faster_and_become_slower() {
-        let mut machine = Machine::new(1, 2.5);
+        let mut machine = Machine::new(1, 2.5, None);
         assert!((machine.capacity() - 2.5).abs() < 1e-9);
         machine.add(0, 1, 10 * COST);
         machine.set_factor(2 * MS, 0.8);
@@ -211,21 +231,85 @@ mod tests {
     #[test]
     fn neither_the_longest_runs_nor_the_slowest_cores_lose_count() {
         // A day of work on the fastest machine there may be, and then a request like any other.
-        let mut machine = Machine::new(1, 1000.0);
+        let mut machine = Machine::new(1, 1000.0, None);
         machine.add(0, 1, 86_400_000_000 * PS_PER_US * 100);
         assert_eq!(run(&mut machine), [(8_640_000_000, 1)]);
         machine.add(8_640_000_000, 2, 1_000_000 * PS_PER_US);
         assert_eq!(run(&mut machine), [(8_640_001_000, 2)]);
         // Ten thousand at a thousandth of the speed: a thousand of them in a second take ten seconds.
-        let mut slow = Machine::new(1, 0.001);
+        let mut slow = Machine::new(1, 0.001, None);
         (0..10_000).for_each(|request| slow.add(0, request, PS_PER_US));
         assert_eq!(slow.next_end(), Some(10_000_000));
     }
 
     #[test]
     fn nothing_costs_nothing_and_ends_at_once() {
-        let mut machine = Machine::new(1, 1.0);
+        let mut machine = Machine::new(1, 1.0, None);
         machine.add(3, 1, 0);
         assert_eq!(run(&mut machine), [(3, 1)]);
+    }
+
+    /// A millisecond of a core every 25.
+    const QUOTA: Quota = Quota { runtime_us: 1_000, period_us: 25_000 };
+
+    #[test]
+    fn what_has_used_its_quota_up_stands_still_until_the_period_ends() {
+        let mut machine = Machine::new(1, 1.0, Some(QUOTA));
+        assert!((machine.capacity() - 0.04).abs() < 1e-9);
+        // One millisecond in each of two periods, and half of one in the third.
+        machine.add(3 * MS, 1, 2 * COST + COST / 2);
+        assert_eq!(run(&mut machine), [(50_500, 1)]);
+        assert_eq!((machine.busy_us(), machine.waited_us()), (2_500.0, 45_000.0));
+        // Half a millisecond is left in this period. Nothing carries over to the next one.
+        machine.add(60 * MS, 2, COST);
+        assert_eq!(run(&mut machine), [(75_500, 2)]);
+        machine.add(1_000 * MS, 3, COST);
+        assert_eq!(run(&mut machine), [(1_001_000, 3)]);
+    }
+
+    #[test]
+    fn two_cores_use_a_quota_up_twice_as_fast_and_who_shares_one_waits_all_the_time() {
+        let mut machine = Machine::new(2, 1.0, Some(QUOTA));
+        for request in 1..=4 {
+            machine.add(0, request, COST);
+        }
+        // Two cores work for half a millisecond in each period, and four requests need four times that.
+        let done = run(&mut machine);
+        assert!(done.iter().all(|(at, _)| *at == 75_500), "{done:?}");
+        assert_eq!((machine.busy_us(), machine.waited_us()), (4_000.0, 75_500.0));
+    }
+
+    #[test]
+    fn in_steps_a_quota_is_what_it_is_in_one() {
+        let once = |step_us: u64| {
+            let mut machine = Machine::new(3, 2.0, Some(Quota { runtime_us: 7_001, period_us: 10_000 }));
+            let mut done = Vec::new();
+            machine.add(0, 1, 300 * COST);
+            machine.add(0, 2, 90 * COST);
+            while machine.requests() > 0 {
+                let end = machine.next_end().unwrap();
+                let at = end.min(machine.at_us + step_us);
+                machine.advance(at);
+                while let Some(request) = machine.next_done() {
+                    done.push((at, request));
+                }
+            }
+            (done, machine.busy_us())
+        };
+        let whole = once(u64::MAX / 2);
+        assert_eq!(once(1), whole);
+        assert_eq!(once(4_999), whole);
+        assert_eq!(whole.0.len(), 2);
+    }
+
+    #[test]
+    fn a_quota_of_more_than_there_is_changes_nothing() {
+        let quota = Quota { runtime_us: 90_000, period_us: 10_000 };
+        for quota in [None, Some(quota)] {
+            let mut machine = Machine::new(2, 1.0, quota);
+            assert!((machine.capacity() - 2.0).abs() < 1e-9);
+            machine.add(5, 1, 100 * COST);
+            assert_eq!((run(&mut machine), machine.waited_us()), (vec![(100_005, 1)], 0.0));
+        }
     }
 }

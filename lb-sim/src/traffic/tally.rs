@@ -134,7 +134,7 @@ pub struct Row {
     pub load: Spread,
     /// The mean load over the largest: the part of the capacity that can be used before the first backend is full.
     pub utilization: f64,
-    /// Busy core time over cores during the step, of the same backends, if requests cost CPU time.
+    /// Busy core time over cores that may be used during the step, of the same backends, if requests cost CPU time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<Spread>,
     /// What became of clients' weights, in a run in which something moves them.
@@ -191,7 +191,7 @@ pub struct Total {
 /// What was measured of machines and requests in one run with one seed, from when measuring began.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadTotal {
-    /// Busy core time over cores, of each backend that was part of the service from the start to the end.
+    /// Busy core time over cores that may be used, of each backend that was part of the service from the start to the end.
     pub cpu: Vec<f64>,
     /// The same if each request were at a backend that is drawn by capacity.
     pub floor: Vec<f64>,

@@ -255,8 +255,9 @@ impl<'a> World<'a> {
         let jobs = jobs.map(|(position, table)| Job::new(scenario, run, position, table, seed, subset_seed));
         let most = u32::try_from(scenario.weights.len()).expect("backends are counted in 32 bits");
         let speeds = scenario.machines.speeds(most, &mut SplitMix64::new(mix64(&[seed, 4])));
-        let machines: Vec<Machine> =
-            speeds.iter().map(|speed| Machine::new(scenario.machines.cores, *speed)).collect();
+        let table = &scenario.machines;
+        let machine = |(index, speed): (usize, &f64)| Machine::new(table.cores, *speed, table.quota(index));
+        let machines: Vec<Machine> = speeds.iter().enumerate().map(machine).collect();
         let at_start = scenario.backends as usize;
         let weights: Vec<f64> = scenario.weights[..at_start].iter().copied().map(f64::from).collect();
         // What asks for no traffic has no share of it.

@@ -67,6 +67,32 @@ impl<'de> Deserialize<'de> for Speed {
     }
 }
 
+/// How much of its machine each backend may use, as a container's CPU limit says it.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuotaTable {
+    /// So many cores at most.
+    pub cores: QuotaCores,
+    /// Over this time.
+    #[serde(default = "a_tenth_of_a_second")]
+    pub period: Span,
+}
+
+/// The kernel's, and Kubernetes'.
+const fn a_tenth_of_a_second() -> Span {
+    Span { us: 100_000 }
+}
+
+/// Numbers of cores.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(untagged, expecting = "cores is a number, or a list of them")]
+pub enum QuotaCores {
+    /// For each backend.
+    All(f64),
+    /// One after the other; there must be one for each.
+    List(Vec<f64>),
+}
+
 /// Neighbours on the same machine that make it slower, each time by another part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]

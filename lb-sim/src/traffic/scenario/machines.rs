@@ -1,11 +1,13 @@
-//! The machines of a scenario's backends: how fast each is, and what makes it slower at times.
+//! The machines of a scenario's backends: how fast each is, how much of it may be used, and what makes it slower at times.
 
 use lb_core::subset::random::{SplitMix64, shuffle};
 use toml::Spanned;
 
 use super::SpannedFault;
+use crate::metrics::float;
 use crate::traffic::document::BackendsTable;
-use crate::traffic::document::machines::{AntagonistTable, RestartCost, Speed};
+use crate::traffic::document::machines::{AntagonistTable, QuotaCores, QuotaTable, RestartCost, Speed};
+use crate::traffic::quota::Quota;
 
 /// The machines of all backends that there ever are.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,6 +16,8 @@ pub struct Machines {
     pub cores: u32,
     /// What each one's speed is, or how it is decided.
     speed: Speed,
+    /// How much of each may be used: of all, or one for each; nothing if there is no limit.
+    quotas: Vec<Quota>,
     /// What makes them slower at times.
     pub antagonist: Option<AntagonistTable>,
     /// What makes them slower after a start.
@@ -37,22 +41,32 @@ impl Machines {
         {
             return Err((antagonist.span(), "every is below \"100ms\": write at least that".into()));
         }
+        let quotas = table.quota.as_ref().map_or_else(|| Ok(Vec::new()), |quota| quotas(quota, most))?;
         Ok(Self {
             cores: table.cores.0,
             speed,
+            quotas,
             antagonist: table.antagonist.as_ref().map(Spanned::get_ref).copied(),
             restart_cost: table.restart_cost,
             queue: table.queue.0,
         })
     }
 
-    /// How fast the fastest of them can be.
+    /// How fast the fastest of them can be, with one request on it for a while.
     pub fn fastest(&self) -> f64 {
-        match &self.speed {
+        let speed = match &self.speed {
             Speed::All(speed) => *speed,
             Speed::List(speeds) | Speed::Alternate(speeds) => speeds.iter().copied().fold(0.001, f64::max),
             Speed::Share(_, factor) => factor.max(1.0),
-        }
+        };
+        let quotas = self.quotas.iter().map(|quota| quota.cores().min(1.0));
+        speed * quotas.reduce(f64::max).unwrap_or(1.0)
+    }
+
+    /// How much of the machine of the backend with this index may be used.
+    pub fn quota(&self, index: usize) -> Option<Quota> {
+        let only = (self.quotas.len() == 1).then_some(0);
+        self.quotas.get(only.unwrap_or(index)).copied()
     }
 
     /// How fast each of so many backends is; where chance decides, by this generator.
@@ -71,4 +85,41 @@ impl Machines {
             }
         }
     }
+}
+
+/// The quotas of a table: one, or one for each backend.
+fn quotas(table: &Spanned<QuotaTable>, most: u32) -> Result<Vec<Quota>, SpannedFault> {
+    let QuotaTable { cores, period } = table.get_ref();
+    let fault = |message: String| (table.span(), message);
+    if !(1_000..=1_000_000).contains(&period.us) {
+        return Err(fault("a quota's period is 1 ms to 1 s, as in Linux: write one of these".into()));
+    }
+    let cores = match cores {
+        QuotaCores::All(cores) => std::slice::from_ref(cores),
+        QuotaCores::List(list) if list.len() == most as usize => list,
+        QuotaCores::List(list) => {
+            return Err(fault(format!(
+                "there are {} quotas for {most} backends: write one for each",
+                list.len()
+            )));
+        }
+    };
+    let quota = |cores: &f64| {
+        if !(0.001..=1024.0).contains(cores) {
+            return Err(fault(format!("a quota of {cores} cores: write 0.001 to 1024")));
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a thousand seconds at most"
+        )]
+        let runtime_us = (cores * float(period.us)).round() as u64;
+        if runtime_us < 1_000 {
+            let message =
+                format!("a quota of {cores} cores is {runtime_us} us in {period}: Linux takes 1 ms at least");
+            return Err(fault(message));
+        }
+        Ok(Quota { runtime_us, period_us: period.us })
+    };
+    cores.iter().map(quota).collect()
 }

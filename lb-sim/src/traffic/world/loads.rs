@@ -54,7 +54,7 @@ impl World<'_> {
     /// A backend that runs measures its load, and sends it to whoever asks.
     pub(super) fn report_load(&mut self, backend: u32) {
         let Some(table) = self.reports else { return };
-        let (now, cores, index) = (self.now, f64::from(self.scenario.machines.cores), backend as usize);
+        let (now, index) = (self.now, backend as usize);
         self.queue.push(now + table.interval.us, Event::ReportLoad(backend));
         let (backend, reporting) = (&self.backends[index], &mut self.reporting[index]);
         // What reports is beside the backend: it goes on where that is ill.
@@ -63,6 +63,7 @@ impl World<'_> {
             return;
         }
         let (busy_us, waited_us) = self.machines[index].busy_and_waited_us(now);
+        let cores = self.machines[index].cores();
         let now_sums = Sums {
             at_us: now,
             busy_us,

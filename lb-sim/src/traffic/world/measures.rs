@@ -2,6 +2,7 @@
 //!
 //! Counts are checked against each other at the end. Must not change what happens.
 
+use super::serving::Server;
 use super::{Backend, World};
 use crate::metrics::{Spread, float};
 use crate::traffic::tally::{LoadTotal, Row, Total, Weights, utilization_of};
@@ -26,9 +27,9 @@ impl World<'_> {
         let steady = |backend: &&Backend| backend.wanted_since.is_some_and(|since| since <= start_us);
         let loads = self.backends.iter().filter(steady).map(|backend| backend.per_weight(backend.step_load));
         let loads: Vec<f64> = loads.collect();
-        let cores = f64::from(self.scenario.machines.cores);
-        let cpu = self.machines.iter_mut().map(|server| server.take_step_us(end_us));
-        let cpu: Vec<f64> = cpu.map(|busy_us| busy_us / float(end_us - start_us) / cores).collect();
+        let used =
+            |server: &mut Server| server.take_step_us(end_us) / float(end_us - start_us) / server.cores();
+        let cpu: Vec<f64> = self.machines.iter_mut().map(used).collect();
         let cpu = cpu.iter().zip(&self.backends).filter(|(_, backend)| steady(backend)).map(|(cpu, _)| *cpu);
         let cpu: Vec<f64> = cpu.collect();
         self.backends.iter_mut().for_each(|backend| backend.step_load = 0);
@@ -65,12 +66,11 @@ impl World<'_> {
 
     pub(super) fn load_total(&self) -> LoadTotal {
         let measured_us = float(self.scenario.duration.us - self.scenario.measure_from.us);
-        let cores = f64::from(self.scenario.machines.cores);
         let lasting = self.backends.iter().zip(&self.machines).filter(|(backend, _)| backend.is_lasting());
         let is_lasting = |index: usize| self.backends[index].is_lasting();
         let latency = |part: f64| self.latency.value_at_quantile(part);
         LoadTotal {
-            cpu: lasting.map(|(_, server)| server.busy_us() / measured_us / cores).collect(),
+            cpu: lasting.map(|(_, server)| server.busy_us() / measured_us / server.cores()).collect(),
             floor: self
                 .floor
                 .utilizations(is_lasting)

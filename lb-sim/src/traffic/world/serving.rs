@@ -48,6 +48,11 @@ impl Server {
         self.machine.requests() >= self.queue
     }
 
+    /// How many cores it may use all the time.
+    pub fn cores(&self) -> f64 {
+        self.machine.usable_cores()
+    }
+
     fn set_factor(&mut self, now_us: u64) {
         let cold = if now_us < self.cold.1 { self.cold.0 } else { 1.0 };
         self.machine.set_factor(now_us, (1.0 - self.antagonist) / self.slowdown / cold);
