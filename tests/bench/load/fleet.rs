@@ -19,7 +19,7 @@ use super::sender::Pace;
 pub const QUOTAS: [u32; 8] = [4, 4, 4, 8, 8, 8, 16, 16];
 
 /// Over this time: the least quota is a millisecond, the least that the kernel takes.
-const PERIOD: Duration = Duration::from_millis(25);
+pub const PERIOD: Duration = Duration::from_millis(25);
 
 /// How fast the client tasks send, to each other.
 pub const RATES: [f64; 4] = [1.0, 1.5, 2.5, 0.6];

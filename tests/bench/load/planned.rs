@@ -10,7 +10,7 @@ use stage::{Setup, program};
 
 use super::Times;
 use super::arm::Arm;
-use super::fleet::{Cost, Mode, QUOTAS};
+use super::fleet::{Cost, Mode, PERIOD, QUOTAS};
 
 /// With how many seeds it is played.
 const SEEDS: u32 = 3;
@@ -47,16 +47,17 @@ pub fn play(setup: &Setup, arms: &[Arm], mode: Mode, cost: Cost, times: Times) -
 }
 
 fn scenario(arms: &[Arm], mode: Mode, cost: Cost, times: Times) -> Result<String> {
-    let speeds: Vec<f64> = QUOTAS.iter().map(|percent| f64::from(*percent) / 100.0).collect();
+    let quotas: Vec<f64> = QUOTAS.iter().map(|percent| f64::from(*percent) / 100.0).collect();
     let (settle, all) = (times.settle.as_secs(), (times.settle + times.measure).as_secs());
     // An agent measures every two seconds, over two, and is asked every second.
     let mut text = format!(
         "title = \"the benchmark's fleet\"\nseeds = {SEEDS}\nduration = \"{all}s\"\nmeasure_from = \"{settle}s\"\n\
          step = \"{all}s\"\nservice = \"{}\"\n\
          reports = {{ delay = \"1ms\", spread = \"1s\", window = \"2s\", interval = \"2s\" }}\n\
-         [backends]\ncount = {}\ncores = 1\nspeed = {speeds:?}\n",
+         [backends]\ncount = {}\nquota = {{ cores = {quotas:?}, period = \"{}ms\" }}\n",
         mode.name(),
-        speeds.len(),
+        quotas.len(),
+        PERIOD.as_millis(),
     );
     let mean = cost.mean.as_micros();
     let cost_of = if cost.sigma > 0.0 {
@@ -69,7 +70,7 @@ fn scenario(arms: &[Arm], mode: Mode, cost: Cost, times: Times) -> Result<String
             text,
             "[[job]]\nname = \"task-{number}\"\ntasks = 1\nsize = {}\ntraffic = \"connections\"\nrate = {:.4}\n\
              cost = {cost_of}\n",
-            speeds.len(),
+            quotas.len(),
             pace.connections,
         )?;
         if !pace.life.is_zero() {

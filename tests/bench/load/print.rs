@@ -136,9 +136,11 @@ pub fn findings(outcomes: &[Outcome], planned: impl Fn(Arm, Mode) -> Option<f64>
             ));
         }
     }
-    findings.push(Finding::shown(
+    findings.push(Finding::judged(
         format!("the planner is within {AGREES:.2} of what was measured"),
         format!("{agree} of {compared}"),
+        "all".to_owned(),
+        agree == compared,
     ));
     findings
 }
