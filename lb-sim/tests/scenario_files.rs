@@ -525,6 +525,15 @@ fn what_takes_too_long_is_refused_before_it_begins() {
         &format!("{START}{JOB}{burst}"),
         "x.toml:5:1: there would be 6000000 requests and connections alive at a time: at most 2000000 are possible",
     );
+    // What a quota leaves of a machine in the long run is not how long a request takes at least.
+    let users = |backends: &str| {
+        let users =
+            "closed = { clients = 100000, think = \"1ms\" }\ncost = { mean = \"1ms\", exact = true }\n";
+        read(&format!("{}{JOB}{users}", START.replace("{ count = 4 }", backends))).unwrap_err()
+    };
+    let without = users("{ count = 4 }");
+    assert!(without.contains("1000000000 arrivals of all runs"), "{without}");
+    assert_eq!(users("{ count = 4, quota = { cores = 0.1 } }"), without);
     let neighbours =
         START.replace("{ count = 4 }", "{ count = 16384, antagonist = { share = 10, every = \"100ms\" } }");
     check(

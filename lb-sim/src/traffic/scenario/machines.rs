@@ -16,7 +16,7 @@ pub struct Machines {
     pub cores: u32,
     /// What each one's speed is, or how it is decided.
     speed: Speed,
-    /// How much of each may be used: of all, or one for each; nothing if there is no limit.
+    /// How much of each may be used; empty if there is no limit.
     quotas: Vec<Quota>,
     /// What makes them slower at times.
     pub antagonist: Option<AntagonistTable>,
@@ -52,21 +52,18 @@ impl Machines {
         })
     }
 
-    /// How fast the fastest of them can be, with one request on it for a while.
+    /// How fast the fastest of them can be. A quota makes none slower while it lasts.
     pub fn fastest(&self) -> f64 {
-        let speed = match &self.speed {
+        match &self.speed {
             Speed::All(speed) => *speed,
             Speed::List(speeds) | Speed::Alternate(speeds) => speeds.iter().copied().fold(0.001, f64::max),
             Speed::Share(_, factor) => factor.max(1.0),
-        };
-        let quotas = self.quotas.iter().map(|quota| quota.cores().min(1.0));
-        speed * quotas.reduce(f64::max).unwrap_or(1.0)
+        }
     }
 
     /// How much of the machine of the backend with this index may be used.
     pub fn quota(&self, index: usize) -> Option<Quota> {
-        let only = (self.quotas.len() == 1).then_some(0);
-        self.quotas.get(only.unwrap_or(index)).copied()
+        self.quotas.get(index).copied()
     }
 
     /// How fast each of so many backends is; where chance decides, by this generator.
@@ -87,23 +84,13 @@ impl Machines {
     }
 }
 
-/// The quotas of a table: one, or one for each backend.
+/// The quota of each backend.
 fn quotas(table: &Spanned<QuotaTable>, most: u32) -> Result<Vec<Quota>, SpannedFault> {
     let QuotaTable { cores, period } = table.get_ref();
     let fault = |message: String| (table.span(), message);
     if !(1_000..=1_000_000).contains(&period.us) {
         return Err(fault("a quota's period is 1 ms to 1 s, as in Linux: write one of these".into()));
     }
-    let cores = match cores {
-        QuotaCores::All(cores) => std::slice::from_ref(cores),
-        QuotaCores::List(list) if list.len() == most as usize => list,
-        QuotaCores::List(list) => {
-            return Err(fault(format!(
-                "there are {} quotas for {most} backends: write one for each",
-                list.len()
-            )));
-        }
-    };
     let quota = |cores: &f64| {
         if !(0.001..=1024.0).contains(cores) {
             return Err(fault(format!("a quota of {cores} cores: write 0.001 to 1024")));
@@ -121,5 +108,11 @@ fn quotas(table: &Spanned<QuotaTable>, most: u32) -> Result<Vec<Quota>, SpannedF
         }
         Ok(Quota { runtime_us, period_us: period.us })
     };
-    cores.iter().map(quota).collect()
+    match cores {
+        QuotaCores::All(cores) => Ok(vec![quota(cores)?; most as usize]),
+        QuotaCores::List(list) if list.len() == most as usize => list.iter().map(quota).collect(),
+        QuotaCores::List(list) => {
+            Err(fault(format!("there are {} quotas for {most} backends: write one for each", list.len())))
+        }
+    }
 }
