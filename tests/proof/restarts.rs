@@ -1,6 +1,7 @@
 //! The service and the daemon are restarted and killed, again and again.
 
 use lb_view::status::Status;
+use stage::daemon::active;
 use stage::{Probe, Setup, address, eventually};
 
 use stage::fixture::{Fixture, SERVICE};
@@ -28,18 +29,16 @@ pub fn all_reached(probe: &mut Probe) -> u64 {
     connects
 }
 
-/// Waits until this many flows are open, in clients that leave as well; what is lost stays counted and fails here. A flow of a socket
-/// that was just closed may be open for a moment: whoever looks at a process's open files, as a host's monitor does, holds
-/// each for an instant, and the kernel closes the socket when the last holder lets go.
+/// Waits until this many flows are open, in clients that leave as well; what is lost stays counted, for longer than this waits. A
+/// flow of a socket that was just closed may be open for a moment: whoever looks at a process's open files, as a host's monitor does,
+/// holds each for an instant, and the kernel closes the socket when the last holder lets go.
 #[track_caller]
 pub fn open_flows_become(setup: &Setup, wanted: u64) {
     let open = |status: &Status| {
-        let of_clients = status.clients.iter().flat_map(|client| &client.services);
-        let of_clients: u64 =
-            of_clients.flat_map(|service| &service.backends).map(|backend| backend.active).sum();
-        of_clients + status.leaving.iter().filter_map(|leaving| leaving.active).sum::<u64>()
+        let leaving: Option<u64> = status.leaving.iter().map(|leaving| leaving.active).sum();
+        Some(active(status) + leaving?)
     };
-    eventually(&format!("{wanted} flows are open"), || setup.status(), |status| open(status) == wanted);
+    eventually(&format!("{wanted} flows are open"), || setup.status(), |status| open(status) == Some(wanted));
 }
 
 /// Connects that were counted, over all backends.

@@ -79,6 +79,7 @@ fn a_full_flow_table_fails_no_connect_whatever_the_daemon_does() {
     assert_eq!(count("forwarded") + count("untracked"), made + 300, "{outcomes:?}");
     assert_eq!(connects(&fixture.setup), made + 300);
     assert!(count("untracked") > 0);
+    // What was held is counted as it was.
     open_flows_become(&fixture.setup, full);
     for dialled in open {
         held.close(dialled.socket);

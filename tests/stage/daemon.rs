@@ -141,10 +141,14 @@ impl Setup {
 
     /// Open flows of all backends of all clients together.
     pub fn active(&self) -> u64 {
-        let status = self.status();
-        let services = status.clients.iter().flat_map(|client| &client.services);
-        services.flat_map(|service| &service.backends).map(|backend| backend.active).sum()
+        active(&self.status())
     }
+}
+
+/// Open flows of all backends of all clients in a status, without those of clients that leave.
+pub fn active(status: &Status) -> u64 {
+    let services = status.clients.iter().flat_map(|client| &client.services);
+    services.flat_map(|service| &service.backends).map(|backend| backend.active).sum()
 }
 
 /// Runs a command to its end; kills it and panics if it does not come to one.
