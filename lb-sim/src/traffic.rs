@@ -2,10 +2,9 @@
 //!
 //! In reading order: what a scenario file says ([`values`], [`document`]) and means ([`scenario`], [`shipped`]); what requests
 //! cost ([`demand`]), and the order of events ([`queue`]); what all tasks of a job decide
-//! ([`assignments`]), what one of them does with it ([`client`]), what a backend runs on ([`machine`]), and how
-//! much of it ([`quota`]); what happens ([`world`])
-//! and what is counted of it ([`tally`], [`ejections`]), and over several seeds ([`figures`]). A run is a pure
-//! function of a scenario and a seed: virtual time is whole microseconds, and CPU time whole
+//! ([`assignments`]), what one of them does with it ([`client`]); how much a backend may use ([`quota`]) of what it runs on
+//! ([`machine`]); what happens ([`world`]) and what is counted of it ([`tally`], [`ejections`]), and over several seeds
+//! ([`figures`]). A run is a pure function of a scenario and a seed: virtual time is whole microseconds, and CPU time whole
 //! femtoseconds.
 
 pub mod values;

@@ -33,7 +33,7 @@ enum Tier {
     Proof,
     /// The Debian package: built, installed on this machine, used, and removed. Root
     Package,
-    /// The same on older and newer kernels, by emulation. Of Debian; `vm KERNEL FILTER` for one
+    /// The same on the oldest kernel, and what depends on a kernel's features on others, by emulation. Of Debian; `vm KERNEL FILTER` for one
     Vm,
 }
 

@@ -1,9 +1,9 @@
 //! A backend's machine: cores that requests share, what makes it slower than it is, and how much of it the backend may use.
 //!
 //! Processor sharing: of `n` requests on `c` cores each gets a whole core while there are enough, and `c / n` of one after that, as
-//! an operating system's scheduler hands out time slices. With a quota all of them stand still from when it is used up to the end of the
-//! period. CPU time is counted in whole numbers, costs in picoseconds of a core of
-//! speed 1 and what is done of them in femtoseconds, so that a run is the same on every machine. Must not know whose requests these are.
+//! an operating system's scheduler hands out time slices. With a quota all of them stand still from when it is used up to the end
+//! of the period. CPU time is counted in whole numbers, costs in picoseconds of a core of speed 1 and what is done of them in
+//! femtoseconds, so that a run is the same on every machine. Must not know whose requests these are.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
