@@ -236,8 +236,8 @@ fn check_loader(may_trace: bool) -> io::Result<()> {
         return Ok(());
     }
     Err(io::Error::other(
-        "the kernel refused what every kernel since Linux 5.10 takes, for want of memory or of descriptors most likely: \
-         start socklb again",
+        "the kernel refused what every kernel since Linux 5.10 takes, for want of memory or of descriptors most likely, \
+         below Linux 5.11 of locked memory (RLIMIT_MEMLOCK): start socklb again",
     ))
 }
 

@@ -361,14 +361,14 @@ pub fn lock_any_memory(command: &mut Command) {
     }
 }
 
-/// Lets a child lock next to nothing, and not raise that.
-pub fn lock_little_memory(command: &mut Command) {
+/// Lets a child lock this much memory, and not raise that.
+pub fn lock_little_memory(command: &mut Command, bytes: u64) {
     use rustix::process::{Resource, Rlimit, setrlimit};
     use std::os::unix::process::CommandExt;
-    const PAGES: Option<u64> = Some(64 << 10);
+    let limit = move || Rlimit { current: Some(bytes), maximum: Some(bytes) };
     // SAFETY: the closure makes one system call and allocates nothing.
     unsafe {
-        command.pre_exec(|| Ok(setrlimit(Resource::Memlock, Rlimit { current: PAGES, maximum: PAGES })?));
+        command.pre_exec(move || Ok(setrlimit(Resource::Memlock, limit())?));
     }
 }
 
