@@ -269,6 +269,8 @@ impl Reporting {
 pub struct Learnt {
     /// What an operator has said.
     pub switch: Switch,
+    /// Whether tables followed it.
+    pub mode: Mode,
     /// The factors.
     pub factors: Factors,
 }
@@ -313,14 +315,20 @@ impl Control {
     /// Takes up what an earlier daemon had learnt so long ago. What A58 knows is taken up only if it is frozen: otherwise its weights
     /// come anew within its blackout. Returns the factors that shall be in force from the first table on.
     pub fn adopt(&mut self, learnt: &Learnt, age: Duration) -> Factors {
+        // What was said of a law ends with it.
+        if self.rules.law.is_none() {
+            return self.in_force.clone();
+        }
         self.switch = learnt.switch;
+        // What was shown and never acted would be in force at once: the law begins anew, as after a reload.
+        if (learnt.mode, self.rules.mode) == (Mode::Observe, Mode::Enforce) {
+            return self.in_force.clone();
+        }
         self.wanted = match (&mut self.law, self.switch) {
             (LawState::None, _) | (_, Switch::Off) | (LawState::A58(_), Switch::On) => Factors::default(),
             (LawState::A58(_), Switch::Frozen) => learnt.factors.clone(),
-            (LawState::Feedback(feedback), switch) => {
-                // What an operator has frozen does not age.
-                feedback.adopt(&learnt.factors, if switch == Switch::Frozen { Duration::ZERO } else { age })
-            }
+            (LawState::Feedback(feedback), Switch::Frozen) => feedback.adopt_frozen(&learnt.factors),
+            (LawState::Feedback(feedback), Switch::On) => feedback.adopt(&learnt.factors, age),
         };
         if self.rules.mode == Mode::Enforce {
             self.in_force = self.wanted.clone();
@@ -333,23 +341,31 @@ impl Control {
         let is_another = rules.law != self.rules.law;
         let is_enforced_now = (self.rules.mode, rules.mode) == (Mode::Observe, Mode::Enforce);
         self.rules = rules;
+        if rules.law.is_none() {
+            // What was said of a law ends with it.
+            self.switch = Switch::On;
+        }
         if is_another || is_enforced_now {
             self.law = LawState::new(rules.law);
         }
+        if is_enforced_now {
+            self.wanted = Factors::default();
+        }
         if is_another && self.switch == Switch::Frozen {
             // Whatever law there is, an operator has said that weights stay.
-            let learnt = Learnt { switch: self.switch, factors: self.wanted.clone() };
+            let learnt = Learnt { switch: self.switch, mode: rules.mode, factors: self.wanted.clone() };
             self.adopt(&learnt, Duration::ZERO);
         }
     }
 
     /// What is kept for the next daemon.
     pub fn learnt(&self) -> Learnt {
-        let is_kept = matches!(self.law, LawState::Feedback(_)) || self.switch == Switch::Frozen;
-        Learnt {
-            switch: self.switch,
-            factors: if is_kept { self.wanted.clone() } else { Factors::default() },
-        }
+        let factors = match &self.law {
+            LawState::Feedback(feedback) if self.switch != Switch::Off => feedback.learnt(),
+            _ if self.switch == Switch::Frozen => self.wanted.clone(),
+            LawState::None | LawState::A58(_) | LawState::Feedback(_) => Factors::default(),
+        };
+        Learnt { switch: self.switch, mode: self.rules.mode, factors }
     }
 
     /// An operator says what becomes of the law.
@@ -388,7 +404,8 @@ impl Control {
                 let ready_since = |address| self.readiness.since(address).unwrap_or(now);
                 a58.factors(now, &look.row, ready_since)
             }
-            (LawState::Feedback(feedback), _) => feedback.tick(now, look, &holds, acts),
+            (LawState::Feedback(feedback), Switch::Frozen) => feedback.freeze(look, acts),
+            (LawState::Feedback(feedback), Switch::On) => feedback.tick(now, look, &holds, acts),
         };
         self.holds = holds;
         if let LawState::Feedback(feedback) = &self.law {

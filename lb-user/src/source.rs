@@ -37,12 +37,8 @@ pub enum SourceError {
         #[source]
         source: io::Error,
     },
-    #[error(
-        "{} is larger than {} MiB, more than any valid endpoint list needs",
-        .0.display(),
-        MAX_BYTES >> 20
-    )]
-    TooLarge(PathBuf),
+    #[error("{} is larger than {} MiB, more than anything that is valid there needs", .0.display(), .1 >> 20)]
+    TooLarge(PathBuf, u64),
     #[error("{} kept changing while it was read: write it to another name and rename it into place", .0.display())]
     KeptChanging(PathBuf),
     #[error("{} is cut off: it does not end as a list that was kept whole does", .0.display())]
@@ -66,7 +62,7 @@ impl SourceError {
                 ReadFailure::Unread(text)
             }
             Self::Read { .. }
-            | Self::TooLarge(_)
+            | Self::TooLarge(..)
             | Self::KeptChanging(_)
             | Self::CutOff(_)
             | Self::Untrusted(_)
@@ -230,7 +226,7 @@ fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
     for _ in 0..ATTEMPTS {
         let (mut file, before) = regular_file::open(path).map_err(fail)?;
         if before.size() > most {
-            return Err(SourceError::TooLarge(path.to_owned()));
+            return Err(SourceError::TooLarge(path.to_owned(), most));
         }
         let mut text = Vec::new();
         // One byte more than allowed, so that a file that grows meanwhile is noticed, not cut.

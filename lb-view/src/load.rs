@@ -23,7 +23,7 @@ pub struct ServiceLoad {
     pub flows_live_s: f64,
     /// About how long it takes until a difference is made good; `None` without a control.
     pub settling_s: Option<f64>,
-    /// Tables that were made because of it, since the daemon started or the service was configured like this.
+    /// Tables that were made because of it, since the daemon started or the service has had a control or slow start.
     pub tables: u64,
     /// Whether the task hardly uses the service: its backends are asked for reports seldom then, and nobody is expected to report.
     pub is_idle: bool,
@@ -97,6 +97,8 @@ pub struct Switched {
     pub switch: String,
     /// The client tasks that have it.
     pub clients: Vec<SwitchedClient>,
+    /// Why a later daemon may not know of it yet; `None` if nothing is wrong with where it is kept.
+    pub not_kept: Option<String>,
 }
 
 /// What came of it for one client task.
@@ -111,7 +113,7 @@ pub struct SwitchedClient {
 impl Switched {
     /// For people: a line for each client task.
     pub fn describe(&self) -> String {
-        let Self { service, switch, clients, .. } = self;
+        let Self { service, switch, clients, not_kept, .. } = self;
         let what = match switch.as_str() {
             "freeze" => "weights stay as they are, whatever is reported",
             "off" => "weights are structural, whatever is reported",
@@ -121,7 +123,11 @@ impl Switched {
             let news = if before == switch { "as before" } else { "from now on" };
             format!("client {client}, service {service}: {what}, {news}\n")
         };
-        clients.iter().map(line).collect()
+        let lines = clients.iter().map(line);
+        let not_kept = not_kept.as_ref().map(|why| {
+            format!("it is not kept for a later daemon yet, which is tried again until it is: {why}\n")
+        });
+        lines.chain(not_kept).collect()
     }
 }
 
@@ -181,11 +187,17 @@ pub mod tests {
             service: "users".to_owned(),
             switch: "freeze".to_owned(),
             clients: vec![client("web", "on"), client("batch", "freeze")],
+            not_kept: None,
         };
+        let lines = "client web, service users: weights stay as they are, whatever is reported, from now on\n\
+                     client batch, service users: weights stay as they are, whatever is reported, as before\n";
+        assert_eq!(switched.describe(), lines);
+        let not_kept = Some("No space left on device (os error 28)".to_owned());
         assert_eq!(
-            switched.describe(),
-            "client web, service users: weights stay as they are, whatever is reported, from now on\n\
-             client batch, service users: weights stay as they are, whatever is reported, as before\n"
+            Switched { not_kept, ..switched }.describe(),
+            format!(
+                "{lines}it is not kept for a later daemon yet, which is tried again until it is: No space left on device (os error 28)\n"
+            )
         );
     }
 }

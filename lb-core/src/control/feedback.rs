@@ -64,7 +64,7 @@ const MOST_ERRORS: f64 = 0.05;
 /// it stay open until their clients give up.
 const LONG_FLOWS: f64 = 4.0;
 
-/// Members that have left are remembered for a while: at most so many more than there are members.
+/// Members that have left are remembered for a while: at most so many more than there were members at any time.
 const MOST_GONE: usize = 64;
 
 /// So many time constants until a difference is a twentieth of what it was.
@@ -74,6 +74,8 @@ const SETTLED: u32 = 3;
 #[derive(Clone, Debug, Default)]
 pub struct Feedback {
     members: ByAddress<Remembered>,
+    /// The most members that the row has ever had.
+    most: usize,
     /// The gain of the last step; `None` before the first.
     gain: Option<f64>,
 }
@@ -125,8 +127,14 @@ impl Remembered {
         }
     }
 
+    /// Something else decides what it has. What it is used by then says nothing of when it is learnt from again.
+    const fn is_frozen(&mut self) {
+        (self.used, self.hold) = (None, None);
+    }
+
     /// One tick of its way to 1, which it reaches [`DECAY`] after it was held no more.
     fn decay(&mut self, may_rise: bool) {
+        self.is_at_clamp = false;
         let left = DECAY.saturating_sub(self.decayed).max(TICK);
         let next = self.factor + (1.0 - self.factor) * (TICK.as_secs_f64() / left.as_secs_f64());
         self.factor = if may_rise { next } else { next.min(self.factor) };
@@ -158,13 +166,24 @@ impl Feedback {
     /// left have acted until now.
     pub fn adopt(&mut self, factors: &Factors, age: Duration) -> Factors {
         let part = 1.0 - (age.as_secs_f64() / LEAK.as_secs_f64()).min(1.0);
-        let silence = Some(age.min(HELD));
-        let remembered = |(address, factor): (SocketAddr, Factor)| {
-            let factor = 1.0 + (factor.number().clamp(CLAMP.0, CLAMP.1) - 1.0) * part;
-            (address, Remembered::of(factor, silence))
-        };
+        let aged = |factor: Factor| 1.0 + (factor.number().clamp(CLAMP.0, CLAMP.1) - 1.0) * part;
+        self.remember(factors, aged, age.min(HELD))
+    }
+
+    /// Takes up factors that an operator has frozen, as they are: they do not age, and another law may have made them.
+    pub fn adopt_frozen(&mut self, factors: &Factors) -> Factors {
+        self.remember(factors, Factor::number, Duration::ZERO)
+    }
+
+    fn remember(&mut self, factors: &Factors, number: impl Fn(Factor) -> f64, silence: Duration) -> Factors {
+        let remembered = |(address, factor)| (address, Remembered::of(number(factor), Some(silence)));
         self.members = factors.iter().map(remembered).collect();
         self.factors()
+    }
+
+    /// What is kept for the next daemon: of members that have left a while ago as well.
+    pub fn learnt(&self) -> Factors {
+        self.members.iter().map(|(address, member)| (*address, Factor::of(member.factor))).collect()
     }
 
     /// Those of all that are in the row.
@@ -175,8 +194,26 @@ impl Feedback {
 
     /// Nothing is in force: what was learnt is forgotten, and what acts goes to 1 as flows end.
     pub fn forget(&mut self, row: &SeenRow, flows: Flows) {
-        self.members.values_mut().for_each(|member| (member.factor, member.hold) = (1.0, None));
-        self.act(row, flows.life.min(MOST_LIFE), true);
+        for member in self.members.values_mut() {
+            (member.factor, member.hold, member.is_at_clamp) = (1.0, None, false);
+        }
+        self.leave(row, TICK);
+        self.act(row, flows.life, true);
+    }
+
+    /// An operator has said that all stay as they are: nothing is learnt, nothing goes to 1, and nobody is forgotten, as far as the bound of
+    /// those that have left allows.
+    pub fn freeze(&mut self, look: &Look, acts: bool) -> Factors {
+        self.leave(&look.row, Duration::ZERO);
+        self.act(&look.row, look.flows.life, acts);
+        let mut next = Next::default();
+        for (address, seen) in look.row.iter() {
+            if let Some(remembered) = self.members.get_next_mut(&mut next, address) {
+                remembered.hear(told(seen));
+                remembered.is_frozen();
+            }
+        }
+        self.factors()
     }
 
     /// Whether a member's factor is as small or large as one can be.
@@ -213,6 +250,7 @@ impl Feedback {
     ) -> Factors {
         let row = &look.row;
         let life = look.flows.life.min(MOST_LIFE);
+        self.leave(row, TICK);
         self.act(row, life, acts);
         let mut learnt: Vec<Learnt> = Vec::new();
         let smoothed = life.mul_f64(SMOOTHED_LIVES);
@@ -220,15 +258,13 @@ impl Feedback {
         let (mut slowest, mut silent) = (Duration::ZERO, 0);
         let usual_life = usual_life(row);
         let mut next = Next::default();
-        for (&address, seen) in row.iter() {
-            // Whoever asks for nothing gets nothing.
+        // Whoever asks for nothing gets nothing, and is remembered for a while if it had something.
+        for (&address, seen) in row.iter().filter(|(_, seen)| seen.weight > 0) {
             let Some(remembered) = self.members.get_next_mut(&mut next, &address) else { continue };
-            remembered.hold = None;
-            let heard = seen.heard.filter(|heard| heard.load.utilization.is_some());
+            let heard = told(seen);
             remembered.hear(heard);
             if frozen.contains_key(&address) {
-                // What it is by then says nothing of when it is learnt from again.
-                remembered.used = None;
+                remembered.is_frozen();
                 continue;
             }
             let no_more = if fails(seen, now) {
@@ -292,8 +328,7 @@ impl Feedback {
 
     /// What there is has acted for one tick more. Whoever is new has the mean of all, and who was there some minutes ago what it had.
     fn act(&mut self, row: &SeenRow, life: Duration, acts: bool) {
-        self.leave(row);
-        let part = TICK.as_secs_f64() / (TICK + life).as_secs_f64();
+        let part = TICK.as_secs_f64() / (TICK + life.min(MOST_LIFE)).as_secs_f64();
         let (mut structural, mut actual) = (0.0, 0.0);
         let (mut next, mut new) = (Next::default(), Vec::new());
         for (address, seen) in row.iter().filter(|(_, seen)| seen.weight > 0) {
@@ -318,22 +353,25 @@ impl Feedback {
     }
 
     /// Notes who is not in the row any more, and forgets who has not been there for long: whoever is replaced for a while, or is missing in
-    /// one list, comes back with what it had.
-    fn leave(&mut self, row: &SeenRow) {
+    /// one list, comes back with what it had. `passed`: how long it is since the last time, as far as that counts.
+    fn leave(&mut self, row: &SeenRow, passed: Duration) {
         let mut next = Next::default();
         let mut is_there =
             |address: &SocketAddr| row.get_next(&mut next, address).is_some_and(|seen| seen.weight > 0);
+        self.most = self.most.max(row.len());
+        let most_gone = self.most + MOST_GONE;
         let mut gone = 0;
         self.members.retain(|address, member| {
             if is_there(address) {
                 member.gone = None;
                 return true;
             }
-            let since = member.gone.map_or(Duration::ZERO, |gone| gone.saturating_add(TICK));
-            member.gone = Some(since);
+            let since = member.gone.map_or(Duration::ZERO, |gone| gone.saturating_add(passed));
+            *member = Remembered { gone: Some(since), used: None, hold: None, is_at_clamp: false, ..*member };
             gone += 1;
-            // Bound: a list that always has others keeps at most as many as it has, and some.
-            since < HELD + DECAY && gone <= row.len() + MOST_GONE
+            // Bound: a list that always has others keeps at most as many as it ever had at once, and some. One that is short for
+            // a moment loses nobody.
+            since < HELD + DECAY && gone <= most_gone
         });
     }
 }
@@ -372,6 +410,11 @@ fn step(learnt: &[Learnt], gain: f64, life: Duration) -> Vec<(SocketAddr, f64, b
         .collect()
 }
 
+/// What a member has reported, if it tells how much it is used.
+fn told(seen: &Seen) -> Option<Heard> {
+    seen.heard.filter(|heard| heard.load.utilization.is_some())
+}
+
 /// Whether a backend gets no more than it has: too much of what it does, or of what this task asks of it, fails.
 fn fails(seen: &Seen, now: Duration) -> bool {
     // What was said long ago forbids nothing.
@@ -384,12 +427,14 @@ fn fails(seen: &Seen, now: Duration) -> bool {
     reported.into_iter().chain(seen.errors).any(|share| share > MOST_ERRORS)
 }
 
-/// How long flows to most members live: the median of those of whom it is known, if they are half of the row at least.
+/// How long flows to most members live: the median of those of whom it is known, if they are half of the row at least. Of two in the
+/// middle the lower one: of two members, one may hang.
 fn usual_life(row: &SeenRow) -> Option<f64> {
     let mut lives: Vec<f64> = row.values().filter_map(|seen| Some(seen.life?.usual)).collect();
     lives.sort_by(f64::total_cmp);
     // Where none is ever seen open, nothing can be told.
-    (lives.len() * 2 >= row.len()).then(|| lives.get(lives.len() / 2).copied())?.filter(|life| *life > 0.0)
+    let middle = lives.len().checked_sub(1)? / 2;
+    (lives.len() * 2 >= row.len()).then(|| lives.get(middle).copied())?.filter(|life| *life > 0.0)
 }
 
 /// Brings weights to a sum, in proportion, but for those that would be above their caps: these are at them.

@@ -19,11 +19,13 @@ use crate::print;
 pub enum Command {
     /// Keep the weights of a service as they are, whatever is reported
     ///
-    /// The daemon keeps that over restarts and upgrades, until `socklb load on`. Who is in slow start goes on to come to its share.
+    /// The daemon keeps that over restarts and upgrades, until `socklb load on`, or
+    /// until the service has no `load` any more. Who is in slow start goes on to come to its share.
     Freeze(Target),
     /// Give every member of a service its structural weight, whatever is reported
     ///
-    /// What was learnt is forgotten. The daemon keeps that over restarts and upgrades, until `socklb load on`.
+    /// What was learnt is forgotten. The daemon keeps that over restarts and upgrades, until `socklb load on`, or
+    /// until the service has no `load` any more.
     Off(Target),
     /// Let the weights of a service follow load again, as configured
     On(Target),

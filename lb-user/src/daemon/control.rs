@@ -59,7 +59,7 @@ impl Daemon {
         now: Instant,
     ) -> Switched {
         let (user, process) = (who.user, who.process);
-        let mut clients = Vec::new();
+        let (mut clients, mut not_kept) = (Vec::new(), None);
         let tasks = self.clients.tasks.iter_mut();
         for client_task in tasks.filter(|task| client.is_none_or(|client| client == task.client.name)) {
             let Some(before) = client_task.switch_control(service, switch) else { continue };
@@ -70,12 +70,15 @@ impl Daemon {
         if clients.is_empty() {
             info!(?service, user, process, "asked to switch what no client has");
         } else {
-            // The next tick follows it. Kept at once: what an operator has said holds whatever happens to this process.
+            // The next tick follows it. Kept at once, as far as that is possible: what an operator has said holds whatever happens to
+            // this process.
+            not_kept = self.learnt_not_kept();
             self.learnt.hurry();
+            self.sources.keeping.hurry();
             self.keep_learnt(now);
         }
         let (schema, switch) = (load::SCHEMA, switch.name().to_owned());
-        Switched { schema, service: service.to_owned(), switch, clients }
+        Switched { schema, service: service.to_owned(), switch, clients, not_kept }
     }
 }
 

@@ -3,7 +3,7 @@
 //! The directory may be full or may not answer. Connects do not need it, so a failure is logged once and tried again.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,16 @@ impl Keeping {
     /// Keeps a list soon.
     pub fn add(&mut self, path: PathBuf, text: Arc<[u8]>) {
         self.lists.insert(path, text);
+    }
+
+    /// Tries it at once, however often it has failed.
+    pub fn hurry(&mut self) {
+        self.retry.retry_now();
+    }
+
+    /// Why a file could not be kept the last time, if it waits for the next one.
+    pub fn error_of(&self, path: &Path) -> Option<&str> {
+        self.retry.error().filter(|_| self.lists.contains_key(path))
     }
 }
 

@@ -1,15 +1,16 @@
 //! What laws have learnt of loads, and what operators have said of them, kept for a later start in one file.
 //!
 //! The file is read once, at a start, before any list is taken in. If it cannot be read then, it is tried again, and until that has
-//! succeeded nothing is written over it: what an operator has said is in it.
+//! succeeded nothing is written over it: what an operator has said is in it. One of which nobody can make anything is put aside.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lb_core::control::factor::{Factor, Factors};
-use lb_core::control::{Learnt, Switch};
+use lb_core::control::{Learnt, Mode, Switch};
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
@@ -26,8 +27,9 @@ const KEPT_AT_LEAST_EVERY: Duration = Duration::from_mins(5);
 /// A factor has changed if it has moved by so much of itself.
 const MOVED: f64 = 0.02;
 
-/// The longest file that is read: 64 client tasks with ten services of 256 members each make six megabytes.
-const MAX_BYTES: u64 = 32 << 20;
+/// The longest file that is read: 64 client tasks with ten services of 256 members each make six megabytes, and 64 with one of 16,384,
+/// the most that a table has, forty. Of members that have left there may be as many again, for some minutes.
+const MAX_BYTES: u64 = 128 << 20;
 
 /// What was learnt for each service of a client task, by name.
 type Services = BTreeMap<String, KeptService>;
@@ -50,6 +52,12 @@ pub struct Kept {
     clients: BTreeMap<String, KeptClient>,
 }
 
+/// What a file of any version says of its own.
+#[derive(Deserialize)]
+struct Version {
+    schema: u32,
+}
+
 /// What is kept of one client task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct KeptClient {
@@ -62,6 +70,9 @@ struct KeptClient {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct KeptService {
     switch: String,
+    /// Whether the tables followed it: those that were only shown are not in force later.
+    #[serde(default)]
+    mode: String,
     /// Factors in units of 1/65,536, by member; those that are not named are 1.
     factors: BTreeMap<SocketAddr, u32>,
 }
@@ -93,26 +104,51 @@ fn path(state: &Path) -> PathBuf {
 pub async fn read(io: &FileIo, state: &Path) -> LearntFile {
     let path = path(state);
     let file = path.clone();
-    let result = io.run(&path, PATIENCE, move || last_good::read_at_most(&file, MAX_BYTES)).await;
-    match result {
-        Ok(Ok(text)) => Kept::parse(&text).map_or_else(
-            || {
-                warn!(file = %path.display(), "what was learnt of loads cannot be understood: weights begin as structural ones");
-                LearntFile::Nothing
-            },
-            LearntFile::Read,
-        ),
-        Ok(Err(SourceError::Read { source, .. })) if source.kind() == std::io::ErrorKind::NotFound => {
+    io.run(&path, PATIENCE, move || read_now(&file))
+        .await
+        .unwrap_or_else(|silent| LearntFile::Unread(silent.to_string()))
+}
+
+fn read_now(path: &Path) -> LearntFile {
+    let parsed = match last_good::read_at_most(path, MAX_BYTES) {
+        Ok(text) => Kept::parse(&text),
+        Err(SourceError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return LearntFile::Nothing;
+        }
+        Err(error @ SourceError::TooLarge(..)) => Err(error.to_string()),
+        Err(error) => return LearntFile::Unread(crate::error::chain(&error)),
+    };
+    match parsed {
+        Ok(kept) => LearntFile::Read(kept),
+        Err(why) => {
+            let aside = path.with_extension("json.not-understood");
+            if let Err(error) = std::fs::rename(path, &aside) {
+                return LearntFile::Unread(format!(
+                    "{why}; it cannot be put aside as {}: {error}",
+                    aside.display()
+                ));
+            }
+            warn!(
+                aside = %aside.display(),
+                why,
+                "what was learnt of loads, and what an operator has said of it, cannot be understood: it is put aside, weights begin as \
+                 structural ones, and follow load as configured"
+            );
             LearntFile::Nothing
         }
-        Ok(Err(error)) => LearntFile::Unread(crate::error::chain(&error)),
-        Err(silent) => LearntFile::Unread(silent.to_string()),
     }
 }
 
 impl Kept {
-    fn parse(text: &[u8]) -> Option<Self> {
-        serde_json::from_slice(text).ok().filter(|file: &Self| file.schema == SCHEMA)
+    /// # Errors
+    /// Why nobody can make anything of it.
+    fn parse(text: &[u8]) -> Result<Self, String> {
+        // Another version's may have other fields.
+        let version: Version = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+        if version.schema != SCHEMA {
+            return Err(format!("its schema is {}, this socklb knows {SCHEMA}", version.schema));
+        }
+        serde_json::from_slice(text).map_err(|error| error.to_string())
     }
 }
 
@@ -120,14 +156,16 @@ impl KeptService {
     fn of(learnt: &Learnt) -> Self {
         let moved = learnt.factors.iter().filter(|(_, factor)| *factor != Factor::ONE);
         let factors = moved.map(|(address, factor)| (address, factor.units()));
-        Self { switch: learnt.switch.name().to_owned(), factors: factors.collect() }
+        let (switch, mode) = (learnt.switch.name().to_owned(), learnt.mode.name().to_owned());
+        Self { switch, mode, factors: factors.collect() }
     }
 
     fn learnt(&self) -> Learnt {
         let switch = Switch::ALL.into_iter().find(|switch| switch.name() == self.switch).unwrap_or_default();
+        let mode = Mode::ALL.into_iter().find(|mode| mode.name() == self.mode).unwrap_or_default();
         let factors: Factors =
             self.factors.iter().map(|(address, units)| (*address, Factor::of_units(*units))).collect();
-        Learnt { switch, factors }
+        Learnt { switch, mode, factors }
     }
 
     /// Whether another one says so much else that it is worth a write.
@@ -139,7 +177,9 @@ impl KeptService {
             let (before, now) = (units(&self.factors, address), units(&other.factors, address));
             (now - before).abs() > MOVED * before
         };
-        self.switch != other.switch || self.factors.keys().chain(other.factors.keys()).any(has_moved)
+        self.switch != other.switch
+            || self.mode != other.mode
+            || self.factors.keys().chain(other.factors.keys()).any(has_moved)
     }
 }
 
@@ -233,6 +273,13 @@ impl Daemon {
         self.learnt.written = Some(now);
     }
 
+    /// Why what is to be kept is not, if it could not be the last time.
+    pub fn learnt_not_kept(&self) -> Option<String> {
+        let unread = self.learnt.unread.as_deref();
+        let keeping = &self.sources.keeping;
+        unread.or_else(|| keeping.error_of(&path(&self.config.paths.state))).map(str::to_owned)
+    }
+
     /// Reads the file again.
     fn read_learnt(&mut self) {
         if std::mem::replace(&mut self.learnt.is_reading, true) {
@@ -268,6 +315,14 @@ impl Daemon {
         if let Some(client_task) = clients.task_mut(client) {
             client_task.make_sizes();
             client_task.make_controls(|service| learnt.learnt(client, service, clock), now);
+            // What was said of a law ends with it, however soon there is another one.
+            let services = &client_task.client.services;
+            let lost_it = |name: &str| {
+                services.iter().any(|known| known.service.name == name && known.service.control.law.is_none())
+            };
+            if let Some(known) = learnt.known.get_mut(client) {
+                known.services.retain(|name, _| !lost_it(name));
+            }
         }
     }
 }
@@ -278,7 +333,7 @@ mod tests {
 
     fn learnt(switch: Switch, number: f64) -> Learnt {
         let address: SocketAddr = "10.0.0.1:80".parse().unwrap();
-        Learnt { switch, factors: [(address, Factor::of(number))].into_iter().collect() }
+        Learnt { switch, mode: Mode::Enforce, factors: [(address, Factor::of(number))].into_iter().collect() }
     }
 
     fn kept(at: u64, learnt: &Learnt) -> Kept {
@@ -294,7 +349,7 @@ mod tests {
     /// What is known after a file was read.
     fn known(text: &[u8]) -> Learnings {
         let mut learnings = Learnings::default();
-        learnings.take(Kept::parse(text).map_or(LearntFile::Nothing, LearntFile::Read));
+        learnings.take(LearntFile::Read(Kept::parse(text).unwrap()));
         learnings
     }
 
@@ -313,9 +368,10 @@ mod tests {
     fn what_nobody_can_have_kept_harms_nothing() {
         let text = serde_json::to_vec(&kept(1_000, &learnt(Switch::On, 1.25))).unwrap();
         for cut in 0..text.len() {
-            assert!(Kept::parse(&text[..cut]).is_none(), "{cut}");
+            assert!(Kept::parse(&text[..cut]).is_err(), "{cut}");
         }
-        assert!(Kept::parse(br#"{"schema":2,"clients":{}}"#).is_none());
+        let of_another = Kept::parse(br#"{"schema":2,"clients":[]}"#).unwrap_err();
+        assert_eq!(of_another, "its schema is 2, this socklb knows 1");
         // A time that is none, a word that is none, a factor that is none.
         let text =
             br#"{"schema":1,"clients":{"web":{"at":18446744073709551615,"services":{"users":{"switch":"stop",
@@ -324,7 +380,8 @@ mod tests {
         assert_eq!((learnt.switch, age), (Switch::On, Duration::ZERO));
         assert!(learnt.factors.iter().all(|(_, factor)| factor.number() > 0.0 && factor.number() <= 1_024.0));
         let negative = br#"{"schema":1,"clients":{"web":{"at":1,"services":{"users":{"switch":"on","factors":{"10.0.0.1:80":-1}}}}}}"#;
-        assert!(Kept::parse(negative).is_none());
+        let error = Kept::parse(negative).unwrap_err();
+        assert!(error.contains("-1") && error.contains("line 1 column"), "{error}");
     }
 
     #[test]
@@ -336,6 +393,30 @@ mod tests {
         assert!(differ(&before, &service(Switch::Off, 1.25)) && differ(&before, &Services::new()));
         assert!(!differ(&service(Switch::On, 1.0), &service(Switch::On, 1.0)));
         assert!(service(Switch::On, 1.0)["users"].factors.is_empty(), "of those that have moved");
+    }
+
+    #[test]
+    fn a_file_of_which_nobody_can_make_anything_is_put_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = path(folder.path());
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        assert!(matches!(read_now(&file), LearntFile::Nothing));
+        std::fs::write(&file, "{\"schema\":1,").unwrap();
+        assert!(matches!(read_now(&file), LearntFile::Nothing));
+        let aside = file.with_file_name("factors.json.not-understood");
+        assert!(!file.exists() && std::fs::read(aside).unwrap() == b"{\"schema\":1,");
+        // What cannot be put aside is not written over.
+        std::fs::remove_file(file.with_file_name("factors.json.not-understood")).unwrap();
+        std::fs::create_dir(file.with_file_name("factors.json.not-understood")).unwrap();
+        std::fs::write(&file, "{\"schema\":2}").unwrap();
+        let LearntFile::Unread(why) = read_now(&file) else { panic!("it is there") };
+        assert!(why.contains("its schema is 2") && why.contains("cannot be put aside"), "{why}");
+        std::fs::remove_dir(file.with_file_name("factors.json.not-understood")).unwrap();
+        // Nor does one that is too long keep later ones from being kept.
+        std::fs::File::create(&file).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        assert!(matches!(read_now(&file), LearntFile::Nothing) && !file.exists());
+        std::fs::write(&file, serde_json::to_vec(&kept(1_000, &learnt(Switch::On, 1.25))).unwrap()).unwrap();
+        assert!(matches!(read_now(&file), LearntFile::Read(_)) && file.exists());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use lb_common::abi::Outcome;
 use lb_common::ending::Ending;
 use lb_core::balancer::{Fact, Row};
 use lb_core::control::by_address::{ByAddress, Next};
-use lb_core::control::factor::Factors;
+use lb_core::control::factor::{Factor, Factors};
 use lb_core::control::flows::{Activity, Lives, OfLate};
 use lb_core::control::publication::Proposal;
 use lb_core::control::{Control, ControlRules, Heard, Learnt, Look, Seen, SeenRow, Switch};
@@ -34,6 +34,8 @@ pub struct Controlled {
     looked: Duration,
     /// Tables that were made because of it.
     tables: u64,
+    /// Whether an operator has said something of it since this daemon knows it.
+    is_said: bool,
 }
 
 /// Flows to one backend, as of the last count.
@@ -58,6 +60,7 @@ impl Controlled {
             look: Look::default(),
             looked: Duration::ZERO,
             tables: 0,
+            is_said: false,
         }
     }
 }
@@ -93,16 +96,18 @@ impl ClientTask {
         }
     }
 
-    /// Takes up what was learnt before, where that could not be read in time. Nobody has said anything else of it meanwhile.
+    /// Takes up what was learnt before, where that could not be read in time. What was said meanwhile holds, and what was learnt, which
+    /// is of how things are now: unless an operator had frozen the weights, or switched the law off.
     pub fn adopt_late(&mut self, learnt: impl Fn(&str) -> Option<(Learnt, Duration)>, now: Instant) {
         for position in 0..self.controls.len() {
             let Some((name, controlled)) = &mut self.controls[position] else { continue };
-            if controlled.control.switch() == Switch::On
-                && let Some((learnt, age)) = learnt(name)
-            {
-                let factors = controlled.control.adopt(&learnt, age);
-                self.apply_factors(position, factors, now);
+            let Some((learnt, age)) = learnt(name).filter(|_| !controlled.is_said) else { continue };
+            let has_learnt = controlled.control.wanted().iter().any(|(_, factor)| factor != Factor::ONE);
+            if has_learnt && learnt.switch == Switch::On {
+                continue;
             }
+            let factors = controlled.control.adopt(&learnt, age);
+            self.apply_factors(position, factors, now);
         }
     }
 
@@ -292,6 +297,7 @@ impl ClientTask {
             .find(|(name, controlled)| name == service && controlled.control.rules().law.is_some())?;
         let before = controlled.control.switch();
         controlled.control.set_switch(switch);
+        controlled.is_said = true;
         Some(before)
     }
 
