@@ -221,7 +221,8 @@ impl Question {
                 raw: Interval::of([1.0]),
                 rsd: Interval::of([0.0]),
                 law: 0.0,
-                guarantee: (self.inequality.skew == 0.0).then(|| guarantee(1.0, self.inequality.missing)),
+                guarantee: (self.inequality.skew == 0.0)
+                    .then(|| guarantee(1.0, self.inequality.absent_part(self.clients))),
             }),
         }
     }

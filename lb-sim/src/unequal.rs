@@ -44,9 +44,14 @@ impl Inequality {
     }
 
     /// Standard deviation over mean of what clients send, those among them that send nothing.
-    pub fn variation(self) -> f64 {
-        let present = 1.0 - f64::from(self.missing) / 100.0;
+    pub fn variation(self, clients: u32) -> f64 {
+        let present = 1.0 - self.absent_part(clients);
         ((1.0 + self.skew * self.skew) / present - 1.0).sqrt()
+    }
+
+    /// What part of so many clients is absent.
+    pub fn absent_part(self, clients: u32) -> f64 {
+        f64::from(absent(clients, self.missing)) / f64::from(clients)
     }
 
     /// What each client sends, draw by draw.
@@ -60,11 +65,16 @@ impl Inequality {
         let mut rates = Skew::Variation(self.skew).rates(clients, rng);
         let mut order: Vec<usize> = (0..rates.len()).collect();
         shuffle(&mut order, rng);
-        // Never all of them.
-        let missing = (rates.len() * self.missing as usize / 100).min(rates.len() - 1);
-        order.into_iter().take(missing).for_each(|client| rates[client] = 0.0);
+        let missing = absent(clients, self.missing);
+        order.into_iter().take(missing as usize).for_each(|client| rates[client] = 0.0);
         rates
     }
+}
+
+/// How many of so many clients are absent if so many percent are: no fewer, but never all of them.
+pub fn absent(clients: u32, percent: u32) -> u32 {
+    let absent = (u64::from(clients) * u64::from(percent)).div_ceil(100);
+    u32::try_from(absent).map_or(clients, |absent| absent.min(clients)).min(clients.saturating_sub(1))
 }
 
 /// The law: clients whose rates have this variation give loads with a deviation of `cv * sqrt(N / (M k)) * sqrt(1 - k / N)`, whatever
@@ -86,8 +96,8 @@ fn size(fleet: &Fleet) -> f64 {
 
 /// The guarantee: losing a part of the clients leaves at least the rest of the utilization, because no backend's load can rise: as long
 /// as the others keep their shares, and of clients that send alike. Of others, the part that counts is that of the traffic.
-pub fn guarantee(raw: f64, missing: u32) -> f64 {
-    raw * (1.0 - f64::from(missing) / 100.0)
+pub fn guarantee(raw: f64, missing: f64) -> f64 {
+    raw * (1.0 - missing)
 }
 
 /// What part of the capacity shall be used before the first backend is full, at the least. More is dear: half the deviation takes
@@ -98,8 +108,12 @@ pub const WANTED_UTILIZATION: f64 = 0.9;
 /// `sqrt(2 ln N)` deviations above the mean, on average; rates have a longer tail than these, so that this is about right.
 pub fn expected_utilization(fleet: &Fleet, inequality: Inequality) -> f64 {
     let largest = (2.0 * libm::log(f64::from(fleet.backends))).sqrt();
-    let by_law = 1.0 / (1.0 + largest * deviation(fleet, inequality.variation()));
-    if inequality.skew == 0.0 { by_law.max(guarantee(1.0, inequality.missing)) } else { by_law }
+    let by_law = 1.0 / (1.0 + largest * deviation(fleet, inequality.variation(fleet.clients)));
+    if inequality.skew == 0.0 {
+        by_law.max(guarantee(1.0, inequality.absent_part(fleet.clients)))
+    } else {
+        by_law
+    }
 }
 
 /// The smallest size with which [`WANTED_UTILIZATION`] can be expected: that of the fleet, or a larger one that `auto` knows. The largest
@@ -132,9 +146,10 @@ impl UnequalLoads {
         Self {
             raw: Interval::of(draws.iter().map(|(raw, _)| *raw)),
             rsd: Interval::of(draws.iter().map(|(_, rsd)| *rsd)),
-            law: deviation(fleet, inequality.variation()),
-            guarantee: has_guarantee
-                .then(|| guarantee(raw_utilization(&sharing.loads(graph)), inequality.missing)),
+            law: deviation(fleet, inequality.variation(fleet.clients)),
+            guarantee: has_guarantee.then(|| {
+                guarantee(raw_utilization(&sharing.loads(graph)), inequality.absent_part(fleet.clients))
+            }),
         }
     }
 }
@@ -194,6 +209,16 @@ mod tests {
     fn who_is_alike_and_there_is_as_without() {
         let loads = loads(Algorithm::Rocksteadier, 20, Inequality { skew: 0.0, missing: 0 });
         assert!(loads.raw.mean > 0.999 && loads.law == 0.0, "{loads:?}");
-        assert!((Inequality { skew: 0.0, missing: 50 }.variation() - 1.0).abs() < 1e-12);
+        assert!((Inequality { skew: 0.0, missing: 50 }.variation(100) - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn in_a_small_fleet_somebody_is_absent_too() {
+        let of = |clients, percent| absent(clients, percent);
+        assert_eq!((of(10, 0), of(10, 5), of(10, 10), of(10, 99), of(1, 50)), (0, 1, 1, 9, 0));
+        assert_eq!(of(300, 10), 30);
+        let few = Inequality { skew: 0.0, missing: 5 };
+        assert!((few.absent_part(10) - 0.1).abs() < 1e-12 && few.variation(10) > 0.3);
+        assert!(few.draws(10, 1).all(|rates| rates.iter().filter(|rate| **rate == 0.0).count() == 1));
     }
 }

@@ -278,7 +278,8 @@ fn advise_takes_unequal_and_absent_clients_into_account() {
         "{skewed}"
     );
     let absent = of("--missing 10");
-    let floor = "Losing clients that send 10 % of the traffic leaves at least 90.0 % of that, at any size.\n";
+    let floor =
+        "Losing clients that send 10.0 % of the traffic leaves at least 90.0 % of that, at any size.\n";
     assert!(absent.contains(floor), "{absent}");
     assert!(absent.ends_with("size = \"auto\" }\n"), "as many as the guarantee allows: {absent}");
     let both = of("--skew 2 --missing 30");

@@ -212,7 +212,7 @@ fn why_so_large(question: &Question, advice: &Advice) -> String {
     };
     let of_size = |size| {
         let fleet = Fleet { size, ..fleet };
-        let deviation = deviation(&fleet, question.inequality.variation());
+        let deviation = deviation(&fleet, question.inequality.variation(fleet.clients));
         (percent(deviation), expected_utilization(&fleet, question.inequality))
     };
     let size = advice.answer.size(question);
@@ -233,10 +233,12 @@ fn why_so_large(question: &Question, advice: &Advice) -> String {
     }
     text.push('\n');
     if missing > 0 {
+        let part = question.inequality.absent_part(question.clients);
         let _ = writeln!(
             text,
-            "Losing clients that send {missing} % of the traffic leaves at least {} of that, at any size.",
-            percent(guarantee(1.0, missing))
+            "Losing clients that send {} of the traffic leaves at least {} of that, at any size.",
+            percent(part),
+            percent(guarantee(1.0, part))
         );
     }
     text.push('\n');

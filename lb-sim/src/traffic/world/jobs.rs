@@ -14,6 +14,7 @@ use crate::traffic::assignments::Shares;
 use crate::traffic::client::SERVICE;
 use crate::traffic::document::{JobTable, Traffic};
 use crate::traffic::scenario::{Run, Scenario};
+use crate::unequal::absent;
 
 /// A job during a run.
 #[derive(Debug)]
@@ -87,8 +88,7 @@ impl Job {
         });
         let mut order: Vec<u32> = (0..tasks).collect();
         shuffle(&mut order, &mut SplitMix64::new(mix64(&[seed, 6, position])));
-        // Never all of them.
-        let missing = (tasks * table.missing.0 / 100).min(tasks - 1);
+        let missing = absent(tasks, table.missing.0);
         let missing = order.into_iter().take(missing as usize).collect();
         let gap_us = match (table.interval, table.rate, table.closed) {
             (Some(interval), ..) => Some(interval.us),
