@@ -65,7 +65,7 @@ fn it_makes_no_difference_who_closes_and_how() {
     probe.close(copied.socket);
     assert_eq!(fixture.setup.active(), 8);
     probe.close(copy);
-    assert_eq!(fixture.setup.active(), 7);
+    fixture.setup.active_becomes(7);
     for (i, dialled) in open.iter().enumerate() {
         match i % 3 {
             0 => probe.reset(dialled.socket),
@@ -153,7 +153,7 @@ fn an_abandoned_connect_is_given_back() {
     for socket in &started[..5] {
         probe.close(*socket);
     }
-    assert_eq!(fixture.setup.active(), 5);
+    fixture.setup.active_becomes(5);
     probe.kill();
     all_gone(&fixture);
 }

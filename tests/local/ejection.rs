@@ -94,8 +94,10 @@ fn a_dead_backend_costs_five_connects_whether_a_daemon_runs_or_not() {
             let counts = dial(&mut probe, 400);
             assert_eq!(failed(&counts), 5, "{policy:?}, daemon {daemon}: {counts:?}");
             // What it does not get goes to all others.
+            // Where chance decides, five standard deviations; what it is drawn from differs from host to host.
+            let allowed = if matches!(policy, Policy::Random | Policy::P2c) { 47 } else { 26 };
             for name in ["b1", "b2", "b3"] {
-                assert!(counts[name].abs_diff(131) <= 26, "{policy:?}, daemon {daemon}: {counts:?}");
+                assert!(counts[name].abs_diff(131) <= allowed, "{policy:?}, daemon {daemon}: {counts:?}");
             }
             let dead = at(&fixture, DEAD[0]);
             let ejection = dead.ejection.clone().expect("it is ejected");
@@ -156,12 +158,13 @@ fn who_answers_and_resets_then_is_not_ejected() {
 #[test]
 fn who_is_well_again_is_found_by_one_trial_and_has_its_share_at_once() {
     for daemon in [true, false] {
-        let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], BRIEFLY);
+        // Failures that are further apart than the longest ejection are no run, and others would follow.
+        let lines = "ejection = { base = \"200ms\", max = \"4s\" }";
+        let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], lines);
         if !daemon {
             fixture.stop();
         }
         let mut probe = fixture.probe();
-        // Many at a time: failures that are further apart than the longest ejection, in a slow guest, are no run.
         eventually("it is ejected", || dial(&mut probe, 30), |_| is_ejected(&fixture, DEAD[0]));
         let back = Backend::start("back", DEAD[0]);
         let is_back = |fixture: &Fixture| !is_ejected(fixture, DEAD[0]);

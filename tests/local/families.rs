@@ -39,7 +39,7 @@ fn a_v4_mapped_socket_dials_an_ipv4_service() {
     assert_eq!(dialled.peer, address("[::ffff:10.96.0.10]:80"));
     assert_eq!(fixture.setup.active(), 1);
     probe.close(dialled.socket);
-    assert_eq!(fixture.setup.active(), 0);
+    fixture.setup.active_becomes(0);
 }
 
 #[test]

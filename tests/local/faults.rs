@@ -146,7 +146,7 @@ fn two_capabilities_are_enough_or_the_third_is_named() {
     assert_eq!((dialled.name.as_str(), dialled.peer), ("b", address(SERVICE)));
     assert_eq!(setup.active(), 1);
     probe.close(dialled.socket);
-    assert_eq!(setup.active(), 0);
+    setup.active_becomes(0);
     // What needs more is off, and said to be.
     let knows_mptcp = !enough && kernel::SKC_TO_MPTCP_SOCK.is_here();
     assert_eq!(setup.daemon().features["knows_mptcp"], knows_mptcp);

@@ -90,7 +90,7 @@ fn sockets_whose_bucket_is_taken_are_shown_as_well() {
 #[test]
 fn a_socket_that_waits_for_its_backend_is_connecting() {
     let mut fixture = Fixture::without_daemon();
-    let full = stage::backend::with_a_full_queue("127.0.0.1:8010");
+    let full = stage::backend::with_a_queue_of_one("127.0.0.1:8010");
     fixture.write_endpoints(&[("127.0.0.1:8010", "")]);
     fixture.start();
     let mut probe = fixture.probe();

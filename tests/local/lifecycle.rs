@@ -53,7 +53,7 @@ fn a_stop_and_a_start_fail_no_connect_and_keep_every_count() {
         assert_eq!(held.peer(dialled.socket), address(SERVICE));
         held.close(dialled.socket);
     }
-    assert_eq!(fixture.setup.active(), 0);
+    fixture.setup.active_becomes(0);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn status_works_from_the_pins_when_the_daemon_is_dead() {
     }
     assert_eq!(before, after);
     probe.close(open.socket);
-    assert_eq!(fixture.setup.active(), 0, "counts go on");
+    fixture.setup.active_becomes(0);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn flows_of_a_cgroup_that_the_client_has_left_still_end() {
     for dialled in open {
         before.close(dialled.socket);
     }
-    assert_eq!(fixture.setup.active(), 0);
+    fixture.setup.active_becomes(0);
     let cgroups = || -> BTreeSet<String> {
         let links = std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("links");
         let cgroup = |name: String| name.split_once('@').expect("of a cgroup").1.to_owned();

@@ -85,7 +85,7 @@ fn r9_a_cgroup_made_anew_is_covered_and_never_said_to_be_before_it_is() {
     assert_eq!(fixture.setup.active(), 1);
     assert_eq!(old.peer(held.socket), address(SERVICE));
     old.close(held.socket);
-    assert_eq!(fixture.setup.active(), 0);
+    fixture.setup.active_becomes(0);
 }
 
 /// Two programs at the same hook: the later one's rewrite went unnoticed.

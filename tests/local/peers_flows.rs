@@ -152,8 +152,6 @@ fn r19_refused_unanswered_and_reset_are_three_causes() {
     fixture.backends.clear();
     fixture.backends = vec![Backend::with_manner("resets", "127.0.0.1:8001", Manner::Resets)];
     let _full = with_a_full_queue("127.0.0.1:8004");
-    // The queue of one is full before anybody dials.
-    let _queued = std::net::TcpStream::connect("127.0.0.1:8004").expect("the first is queued");
     let service = |name: &str, address: &str, backend: &str, more: &str| {
         format!(
             "[[service]]\nname = \"{name}\"\naddress = \"{address}\"\nbackends = {{ static = [\"{backend}\"] }}\n{more}\n"

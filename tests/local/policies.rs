@@ -57,11 +57,6 @@ fn by_name(sockets: &[(SocketId, String)]) -> BTreeMap<&str, u32> {
     counts
 }
 
-/// A connection ends when its peer has closed it, too.
-fn until_active(fixture: &Fixture, count: u64) {
-    eventually("those that were closed are over", || fixture.setup.active(), |active| *active == count);
-}
-
 fn outcomes(fixture: &Fixture) -> BTreeMap<String, u64> {
     fixture.setup.service().outcomes
 }
@@ -91,7 +86,7 @@ fn p2c_keeps_open_flows_in_proportion_to_weights() {
     for (socket, _) in sockets.iter().filter(|(_, name)| name == "b2") {
         probe.close(*socket);
     }
-    until_active(&fixture, 80 - u64::from(counts["b2"]));
+    fixture.setup.active_becomes(80 - u64::from(counts["b2"]));
     // Of 220 that are open then, 55 are its part. By chance alone it would get 40 of these.
     let kept = 80 - counts["b2"];
     let sockets = open(&mut probe, 140 + counts["b2"] as usize);
@@ -109,7 +104,7 @@ fn least_loaded_fills_what_is_empty_and_goes_round_among_equals() {
     for (socket, _) in sockets.iter().filter(|(_, name)| name == "b2").take(10) {
         probe.close(*socket);
     }
-    until_active(&fixture, 50);
+    fixture.setup.active_becomes(50);
     assert_eq!(by_name(&open(&mut probe, 10)), [("b2", 10)].into());
     // Nothing stays open: all are equal, and are taken in turn.
     let expected = ["b1", "b2", "b3"].map(|name| (name.to_owned(), 100));
@@ -155,7 +150,7 @@ fn at_the_limit_the_rule_of_the_service_decides_and_is_counted() {
         limited += 1;
         // One that ends makes room, wherever it is.
         probe.close(sockets[5].0);
-        until_active(&fixture, 11);
+        fixture.setup.active_becomes(11);
         assert_eq!(probe.dial(SERVICE).name, sockets[5].1, "{policy:?}");
         let services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
         assert_eq!(services.get(&0, 0).expect("the service").0.rules.overflow, Overflow::Refuse as u8);
@@ -168,7 +163,7 @@ fn at_the_limit_the_rule_of_the_service_decides_and_is_counted() {
         assert_eq!((outcomes["limited"], outcomes["overflowed"]), (limited, overflowed));
         assert_eq!(outcomes["fallback"], 0);
         probe.kill();
-        until_active(&fixture, 0);
+        fixture.setup.active_becomes(0);
     }
 }
 

@@ -60,7 +60,7 @@ fn four_of_six_end_unseen(fixture: &mut Fixture) {
         assert_eq!(probe.peer(dialled.socket), address(SERVICE));
         probe.close(dialled.socket);
     }
-    assert_eq!(fixture.setup.active(), 0);
+    fixture.setup.active_becomes(0);
     assert_eq!(reclaimed(fixture), 4);
 }
 
@@ -126,7 +126,7 @@ fn a_flow_whose_end_was_missed_ends_with_its_socket() {
     assert_eq!(probe.provoke(socket), Err(libc::ECONNRESET));
     assert_eq!(fixture.setup.active(), 1, "nobody saw it end");
     probe.close(socket);
-    assert_eq!(fixture.setup.active(), 0);
+    fixture.setup.active_becomes(0);
     let status = fixture.setup.status();
     assert_eq!(status.clients[0].anomalies.release_out_of_turn, 1, "{status:?}");
     let backend = fixture.setup.backends("web", "users")[0].clone();
@@ -162,7 +162,7 @@ fn flows_in_the_overflow_table_are_ended_as_well() {
     for (probe, socket) in &open[70..] {
         probes[*probe].close(*socket);
     }
-    assert_eq!(fixture.setup.active(), 0);
+    fixture.setup.active_becomes(0);
 }
 
 /// A socket whose connect failed is open and in no list: it must not be taken for one that is gone while a process holds it.
@@ -184,7 +184,7 @@ fn a_socket_that_is_open_and_not_connected_is_kept() {
     let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
     assert!(text.contains(&format!("kept: {} whose sockets are open", kept[2])), "{text}");
     probe.close(socket);
-    assert_eq!(fixture.setup.active(), 0);
+    fixture.setup.active_becomes(0);
 }
 
 /// The same when its process ends unseen, as all do whose link was lost: nobody holds it then.

@@ -113,7 +113,7 @@ fn what_may_change_does_and_no_connect_fails() {
         assert_eq!(held.peer(dialled.socket), address(SERVICE));
         held.close(dialled.socket);
     }
-    assert_eq!(fixture.setup.active(), 0);
+    fixture.setup.active_becomes(0);
 }
 
 #[test]

@@ -60,7 +60,7 @@ fn taken_over(fixture: &mut Fixture, path: &Path) {
 }
 
 fn exec(setup: &Setup) -> Output {
-    let mut exec = setup.socklb(&["exec", "web", "--timeout", "2", "--"]);
+    let mut exec = setup.socklb(&["exec", "web", "--timeout", "60", "--"]);
     finish(exec.arg(stage::program("socklb")).arg("--version"))
 }
 

@@ -29,9 +29,7 @@ pub fn all_reached(probe: &mut Probe) -> u64 {
     connects
 }
 
-/// Waits until this many flows are open, in clients that leave as well; what is lost stays counted, for longer than this waits. A
-/// flow of a socket that was just closed may be open for a moment: whoever looks at a process's open files, as a host's monitor does,
-/// holds each for an instant, and the kernel closes the socket when the last holder lets go.
+/// As [`Setup::active_becomes`], in clients that leave as well. What is lost stays counted, for longer than this waits.
 #[track_caller]
 pub fn open_flows_become(setup: &Setup, wanted: u64) {
     let open = |status: &Status| {

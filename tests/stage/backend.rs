@@ -21,10 +21,17 @@ pub enum Manner {
 }
 
 /// A listener that accepts nobody and whose queue takes one: connects to it stay in the handshake from the second on.
-pub fn with_a_full_queue(address: &str) -> TcpListener {
+pub fn with_a_queue_of_one(address: &str) -> TcpListener {
     let listener = TcpListener::bind(address).unwrap_or_else(|error| panic!("listen on {address}: {error}"));
     rustix::net::listen(&listener, 0).expect("shorten the queue");
     listener
+}
+
+/// A listener that accepts nobody, and who is in its queue: all other connects to it stay in the handshake.
+pub fn with_a_full_queue(address: &str) -> (TcpListener, TcpStream) {
+    let listener = with_a_queue_of_one(address);
+    let queued = TcpStream::connect(address).expect("the first is queued");
+    (listener, queued)
 }
 
 /// A listening backend. Stops when it is dropped.

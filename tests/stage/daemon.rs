@@ -89,11 +89,10 @@ impl Setup {
         metrics_of(&self.folder.join("run/socklb.sock"))
     }
 
-    /// What the daemon says is wrong.
+    /// What the daemon says is wrong, once it answers.
+    #[track_caller]
     pub fn faults(&self) -> Vec<String> {
-        let status = self.status();
-        assert!(status.daemon.is_some(), "the daemon answers: {status:?}");
-        faults_of(&status)
+        faults_of(&eventually("the daemon answers", || self.status(), |status| status.daemon.is_some()))
     }
 
     /// The first client.
@@ -142,6 +141,21 @@ impl Setup {
     /// Open flows of all backends of all clients together.
     pub fn active(&self) -> u64 {
         active(&self.status())
+    }
+
+    /// Waits until this many flows are open. A flow of a socket that was just closed may be open for a moment: a connection also ends
+    /// when its peer has closed it, and whoever looks at a process's open files, as a host's monitor does, holds each for an
+    /// instant, and the kernel closes the socket when the last holder lets go.
+    #[track_caller]
+    pub fn active_becomes(&self, wanted: u64) {
+        let reclaimed = |status: &Status| -> u64 {
+            let services = status.clients.iter().flat_map(|client| &client.services);
+            services.flat_map(|service| &service.backends).map(|backend| backend.reclaimed).sum()
+        };
+        let before = reclaimed(&self.status());
+        let is_over = |status: &Status| active(status) == wanted;
+        let after = eventually("those that were closed are over", || self.status(), is_over);
+        assert_eq!(reclaimed(&after), before, "each end was seen: {after:?}");
     }
 }
 
