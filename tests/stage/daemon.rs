@@ -148,10 +148,7 @@ impl Setup {
     /// instant, and the kernel closes the socket when the last holder lets go.
     #[track_caller]
     pub fn active_becomes(&self, wanted: u64) {
-        let reclaimed = |status: &Status| -> u64 {
-            let services = status.clients.iter().flat_map(|client| &client.services);
-            services.flat_map(|service| &service.backends).map(|backend| backend.reclaimed).sum()
-        };
+        let reclaimed = |status: &Status| backends_of(status).map(|backend| backend.reclaimed).sum::<u64>();
         let before = reclaimed(&self.status());
         let is_over = |status: &Status| active(status) == wanted;
         let after = eventually("those that were closed are over", || self.status(), is_over);
@@ -161,8 +158,13 @@ impl Setup {
 
 /// Open flows of all backends of all clients in a status, without those of clients that leave.
 pub fn active(status: &Status) -> u64 {
+    backends_of(status).map(|backend| backend.active).sum()
+}
+
+/// All backends of all clients, without those of clients that leave.
+fn backends_of(status: &Status) -> impl Iterator<Item = &Backend> {
     let services = status.clients.iter().flat_map(|client| &client.services);
-    services.flat_map(|service| &service.backends).map(|backend| backend.active).sum()
+    services.flat_map(|service| &service.backends)
 }
 
 /// Runs a command to its end; kills it and panics if it does not come to one.

@@ -672,27 +672,29 @@ fn what_is_frozen_is_as_large_as_it_is_under_another_law() {
     assert!(numbers(control.in_force(), 1)[0] > 0.8 * before[0], "{:?}", control.in_force());
 }
 
+/// Two members that are used alike, or the first of them while the other is away.
+fn with_both(second: u64, both: bool) -> Look {
+    let mut row = row(&[load(0.6, 1.0); 2], s(second));
+    if !both {
+        row.remove(&address(1));
+    }
+    look(row, Flows::default())
+}
+
 #[test]
 fn who_is_away_while_weights_are_frozen_comes_back_with_what_it_had() {
-    let at = |second, both: bool| {
-        let mut row = row(&[load(0.6, 1.0); 2], s(second));
-        if !both {
-            row.remove(&address(1));
-        }
-        look(row, Flows::default())
-    };
     let mut control = fed(rules(Law::Feedback), [0.4, 0.6]);
     control.set_switch(Switch::Frozen);
     let before = numbers(control.wanted(), 2);
     for second in 60..1_000 {
-        publish(&mut control, s(second), &at(second, false));
+        publish(&mut control, s(second), &with_both(second, false));
     }
     // Nor does the next daemon forget who is away.
     let mut next = Control::new(rules(Law::Feedback));
     next.adopt(&control.learnt(), s(5));
     for control in [control, next] {
         let mut control = control;
-        publish(&mut control, s(1_000), &at(1_000, true));
+        publish(&mut control, s(1_000), &with_both(1_000, true));
         let back = numbers(control.wanted(), 2);
         assert!((back[0] / back[1] - before[0] / before[1]).abs() < 0.001, "{before:?} {back:?}");
     }
@@ -742,27 +744,20 @@ fn who_is_at_its_clamp_no_more_is_not_said_to_be() {
 
 #[test]
 fn who_is_away_for_a_while_comes_back_with_what_it_had() {
-    let at = |second, both: bool| {
-        let mut row = row(&[load(0.6, 1.0); 2], s(second));
-        if !both {
-            row.remove(&address(1));
-        }
-        look(row, Flows::default())
-    };
     let mut control = fed(rules(Law::Feedback), [0.4, 0.6]);
     let learnt = numbers(control.wanted(), 2);
     for second in 60..120 {
-        publish(&mut control, s(second), &at(second, false));
+        publish(&mut control, s(second), &with_both(second, false));
     }
     near(&numbers(control.wanted(), 1), &[1.0]);
-    publish(&mut control, s(120), &at(120, true));
+    publish(&mut control, s(120), &with_both(120, true));
     let back = numbers(control.wanted(), 2);
     assert!((back[0] / back[1] - learnt[0] / learnt[1]).abs() < 0.05, "{learnt:?} {back:?}");
     // Away for longer, it is new.
     for second in 121..400 {
-        publish(&mut control, s(second), &at(second, false));
+        publish(&mut control, s(second), &with_both(second, false));
     }
-    publish(&mut control, s(400), &at(400, true));
+    publish(&mut control, s(400), &with_both(400, true));
     near(&numbers(control.wanted(), 2), &[1.0; 2]);
     // A list that always has others does not grow what is remembered without end.
     let mut law = Feedback::default();
