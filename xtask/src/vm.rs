@@ -47,7 +47,7 @@ fn build() -> Result<(PathBuf, PathBuf)> {
     // A folder of its own: other flags, and the host's builds stay fresh.
     let folder = target().join("guest");
     let mut build = cargo();
-    build.args(["build", "--locked", "--profile", "guest", "--target", TRIPLE, "--target-dir"]).arg(&folder);
+    build.args(["build", "--locked", "--profile", "suite", "--target", TRIPLE, "--target-dir"]).arg(&folder);
     build.args(["--package", "lb-user", "--package", "lb-tests"]);
     build.args(["--bin", "socklb", "--bin", "probe", "--bin", "stress", "--bin", "init", "--test", "local"]);
     // A guest has no dynamic linker for them, and relocating themselves is what short programs would spend most on.
@@ -57,7 +57,7 @@ fn build() -> Result<(PathBuf, PathBuf)> {
     let messages = output(build.args(["--quiet", "--message-format", "json"]))?;
     let tests = executable(&messages, "local")
         .with_context(|| format!("no test `local` was built by {}", describe(&build)))?;
-    let programs = folder.join(TRIPLE).join("guest");
+    let programs = folder.join(TRIPLE).join("suite");
     object::build_logging_for_tests(&programs)?;
     Ok((programs, tests))
 }

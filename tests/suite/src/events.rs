@@ -1,0 +1,142 @@
+//! The events that a test program prints, one JSON object per line (`libtest`, `--format json`), between lines of others.
+
+use serde::Deserialize;
+
+use crate::{Failed, Ran};
+
+/// What makes a test program print events. They are unstable in libtest, so the environment needs [`VARIABLE`].
+pub const ARGUMENTS: [&str; 4] = ["-Zunstable-options", "--format", "json", "--report-time"];
+
+/// Lets a test program of the stable compiler take unstable options.
+pub const VARIABLE: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
+
+/// One event. Others than these are ignored.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum Event {
+    /// The whole program has `started`, is `ok` or has `failed`.
+    Suite {
+        /// Which of these.
+        event: String,
+    },
+    /// A test has `started`, is `ok`, has `failed` or is `ignored`.
+    Test {
+        /// Which of these.
+        event: String,
+        /// The test's path.
+        name: String,
+        /// Seconds.
+        #[serde(default)]
+        exec_time: f64,
+        /// What a failed test printed.
+        #[serde(default)]
+        stdout: String,
+    },
+}
+
+impl Event {
+    /// Reads a line; `None` if it is no event.
+    pub fn of_line(line: &str) -> Option<Self> {
+        // Kernel messages may stand before an event on a serial line.
+        let start = line.find("{ \"type\"").or_else(|| line.find("{\"type\""))?;
+        serde_json::from_str(&line[start..]).ok()
+    }
+}
+
+/// What the events of one or more runs of a test program add up to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Run {
+    /// Tests that have ended.
+    pub ran: Vec<Ran>,
+    /// Those that have failed, with their output.
+    pub failed: Vec<Failed>,
+    /// Ignored tests.
+    pub ignored: Vec<String>,
+    /// Lines `skipped: TEST: REASON`, without their first word.
+    pub skipped: Vec<String>,
+    /// Tests that have started and not ended.
+    pub running: Vec<String>,
+    /// How many programs have started and ended.
+    pub programs: (u32, u32),
+}
+
+impl Run {
+    /// Adds a line of output.
+    pub fn line(&mut self, line: &str) {
+        if let Some((_, skipped)) = line.split_once("skipped: ")
+            && !line.contains("\"type\"")
+        {
+            self.skipped.push(skipped.trim_end().to_owned());
+        }
+        match Event::of_line(line) {
+            Some(Event::Suite { event }) if event == "started" => self.programs.0 += 1,
+            Some(Event::Suite { .. }) => self.programs.1 += 1,
+            Some(Event::Test { event, name, exec_time, stdout }) => {
+                self.test(&event, name, exec_time, stdout)
+            }
+            None => {}
+        }
+    }
+
+    fn test(&mut self, event: &str, name: String, seconds: f64, output: String) {
+        if event == "started" {
+            self.running.push(name);
+            return;
+        }
+        self.running.retain(|running| *running != name);
+        match event {
+            "ok" => self.ran.push(Ran { name, seconds, passed: true }),
+            "failed" => {
+                self.ran.push(Ran { name: name.clone(), seconds, passed: false });
+                self.failed.push(Failed { name, output });
+            }
+            "ignored" => self.ignored.push(name),
+            _ => {}
+        }
+    }
+
+    /// Whether every program that has started has also ended, and at least one has.
+    pub fn is_complete(&self) -> bool {
+        self.programs.0 > 0 && self.programs.0 == self.programs.1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_add_up_between_other_lines() {
+        let mut run = Run::default();
+        for line in [
+            r#"{ "type": "suite", "event": "started", "test_count": 3 }"#,
+            r#"{ "type": "test", "event": "started", "name": "a::b" }"#,
+            r#"{ "type": "test", "event": "started", "name": "a::c" }"#,
+            "skipped: a::c: needs Linux 5.18 (bpf_set_retval)",
+            r#"[   12.0] eth0: up { "type": "test", "name": "a::c", "event": "ok", "exec_time": 0.25 }"#,
+            r#"{ "type": "test", "name": "a::b", "event": "failed", "exec_time": 1.5, "stdout": "skipped: no\n" }"#,
+        ] {
+            run.line(line);
+        }
+        assert!(!run.is_complete());
+        run.line(r#"{ "type": "suite", "event": "failed", "passed": 1, "failed": 1 }"#);
+        let ran = |name: &str, seconds, passed| Ran { name: name.to_owned(), seconds, passed };
+        let expected = Run {
+            ran: vec![ran("a::c", 0.25, true), ran("a::b", 1.5, false)],
+            failed: vec![Failed { name: "a::b".to_owned(), output: "skipped: no\n".to_owned() }],
+            skipped: vec!["a::c: needs Linux 5.18 (bpf_set_retval)".to_owned()],
+            programs: (1, 1),
+            ..Run::default()
+        };
+        assert_eq!(run, expected);
+        assert!(run.is_complete());
+    }
+
+    #[test]
+    fn a_test_that_ends_its_program_is_the_one_that_was_running() {
+        let mut run = Run::default();
+        run.line(r#"{ "type": "suite", "event": "started", "test_count": 1 }"#);
+        run.line(r#"{ "type": "test", "event": "started", "name": "a::aborts" }"#);
+        assert_eq!((run.running.clone(), run.is_complete()), (vec!["a::aborts".to_owned()], false));
+    }
+}

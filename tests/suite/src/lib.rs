@@ -1,0 +1,17 @@
+//! What the two drivers of the tests share: `cargo xtask test` on the host, and `vm` for guests.
+//!
+//! It reads the table of test modules and the events of a test program, and decides what follows from a failure. It
+//! starts no program: a driver does.
+
+mod events;
+
+mod modules;
+
+mod second_try;
+
+mod summary;
+
+pub use events::{ARGUMENTS, Event, Run, VARIABLE};
+pub use modules::{Class, Modules, Phase};
+pub use second_try::{RETRIES, Retried, retry};
+pub use summary::{Failed, Ran, Summary};

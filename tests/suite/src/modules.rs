@@ -1,0 +1,223 @@
+//! The table of the local tests' modules, `tests/local/modules.toml`: what each proves, and where it runs.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+/// What a test proves. The table's head says on which kernels each class runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+pub enum Class {
+    /// The verifier and the loader.
+    A,
+    /// What the hooks do.
+    B,
+    /// Facilities of the kernel that the daemon uses.
+    C,
+    /// Rules inside the programs.
+    D,
+    /// The daemon.
+    E,
+    /// Files and commands.
+    F,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Module {
+    class: Class,
+    #[serde(default)]
+    tests: BTreeMap<String, Class>,
+    #[serde(default)]
+    smoke: Vec<String>,
+    #[serde(default)]
+    two_cpus: Vec<String>,
+    #[serde(default)]
+    serial: Vec<String>,
+    #[serde(default)]
+    alone: bool,
+    #[serde(default)]
+    strict: bool,
+    #[serde(default)]
+    moves: Moves,
+}
+
+/// Tests that need no kernel once the daemon's decisions run without one.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Moves {
+    Some(Vec<String>),
+    All(All),
+}
+
+#[derive(Debug, Deserialize)]
+enum All {
+    #[serde(rename = "all")]
+    All,
+}
+
+impl Default for Moves {
+    fn default() -> Self {
+        Self::Some(Vec::new())
+    }
+}
+
+/// The table.
+#[derive(Debug, Deserialize)]
+#[serde(transparent)]
+pub struct Modules(BTreeMap<String, Module>);
+
+/// Tests of one program that run at the same time, by their whole names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Phase {
+    /// The tests.
+    pub tests: Vec<String>,
+    /// How many run at a time.
+    pub threads: usize,
+}
+
+impl Modules {
+    /// Reads the table.
+    ///
+    /// # Errors
+    /// If it does not parse, or has an unknown key.
+    pub fn parse(text: &str) -> Result<Self> {
+        toml::from_str(text).context("read tests/local/modules.toml")
+    }
+
+    /// The module of a test, and the test's name in it. `None` if the table has no such module.
+    fn module<'t>(&self, test: &'t str) -> Option<(&Module, &'t str)> {
+        let (module, name) = test.split_once("::")?;
+        Some((self.0.get(module)?, name))
+    }
+
+    /// The class of a test; `None` if the table does not have its module.
+    pub fn class(&self, test: &str) -> Option<Class> {
+        let (module, name) = self.module(test)?;
+        Some(module.tests.get(name).copied().unwrap_or(module.class))
+    }
+
+    /// Whether a test of classes B and C also runs on the kernels between the oldest and the host's.
+    pub fn is_smoke(&self, test: &str) -> bool {
+        self.module(test).is_some_and(|(module, name)| module.smoke.iter().any(|smoke| smoke == name))
+    }
+
+    /// Whether a test needs two CPUs.
+    pub fn needs_two_cpus(&self, test: &str) -> bool {
+        self.module(test).is_some_and(|(module, name)| module.two_cpus.iter().any(|two| two == name))
+    }
+
+    /// Whether a run fails although this test passed at its second try: it guards accounting, adoption or upgrades.
+    pub fn is_strict(&self, test: &str) -> bool {
+        self.module(test).is_some_and(|(module, _)| module.strict)
+    }
+
+    /// Sorts tests into those that run beside each other, on `threads` threads, and those that run one at a time.
+    pub fn phases(&self, tests: &[String], threads: usize) -> Vec<Phase> {
+        let order = |test: &String| match self.module(test) {
+            Some((module, _)) if module.alone => 2,
+            Some((module, name)) if module.serial.iter().any(|serial| serial == name) => 1,
+            _ => 0,
+        };
+        let phase = |wanted| Phase {
+            tests: tests.iter().filter(|test| order(test) == wanted).cloned().collect(),
+            threads: if wanted == 0 { threads } else { 1 },
+        };
+        (0..3).map(phase).filter(|phase| !phase.tests.is_empty()).collect()
+    }
+
+    /// What the table says of tests that there are not, and which of these tests' modules it lacks.
+    pub fn faults(&self, tests: &[String]) -> Vec<String> {
+        let mut faults = Vec::new();
+        for test in tests {
+            if self.class(test).is_none() {
+                faults.push(format!("tests/local/modules.toml has no module for the test {test}"));
+            }
+        }
+        for (name, module) in &self.0 {
+            let is_there = |test: &&String| tests.contains(&format!("{name}::{test}"));
+            let moves = match &module.moves {
+                Moves::Some(moves) => moves.as_slice(),
+                Moves::All(All::All) => &[],
+            };
+            let lists = [&module.smoke, &module.two_cpus, &module.serial];
+            let named = lists.into_iter().flatten().chain(module.tests.keys()).chain(moves);
+            faults.extend(named.filter(|test| !is_there(test)).map(|test| {
+                format!("tests/local/modules.toml names the test {name}::{test}, which does not exist")
+            }));
+            if !tests.iter().any(|test| test.starts_with(&format!("{name}::"))) {
+                faults.push(format!("tests/local/modules.toml has a module {name} without a test"));
+            }
+        }
+        faults
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = r#"
+        [faults]
+        class = "E"
+        serial = ["a_small_memory_lock"]
+        smoke = ["two_capabilities"]
+        tests = { two_capabilities = "C" }
+        moves = ["a_configuration"]
+
+        [many]
+        class = "E"
+        alone = true
+        moves = "all"
+
+        [active]
+        class = "B"
+        strict = true
+        two_cpus = ["outcomes"]
+    "#;
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_test_has_the_class_of_its_module_or_its_own() {
+        let table = Modules::parse(TABLE).unwrap();
+        let classes = ["faults::two_capabilities", "faults::a_configuration", "active::a", "other::a"];
+        let expected = [Some(Class::C), Some(Class::E), Some(Class::B), None];
+        assert_eq!(classes.map(|test| table.class(test)), expected);
+        assert!(table.is_smoke("faults::two_capabilities") && !table.is_smoke("faults::a_configuration"));
+        assert!(table.is_strict("active::a") && !table.is_strict("faults::a_configuration"));
+        assert!(table.needs_two_cpus("active::outcomes") && !table.needs_two_cpus("active::a"));
+    }
+
+    #[test]
+    fn tests_that_change_the_machine_run_after_the_others_one_at_a_time() {
+        let table = Modules::parse(TABLE).unwrap();
+        let tests = names(&["many::a", "faults::a_small_memory_lock", "active::a", "faults::b"]);
+        let phase = |tests: &[&str], threads| Phase { tests: names(tests), threads };
+        let expected = [
+            phase(&["active::a", "faults::b"], 4),
+            phase(&["faults::a_small_memory_lock"], 1),
+            phase(&["many::a"], 1),
+        ];
+        assert_eq!(table.phases(&tests, 4), expected);
+    }
+
+    #[test]
+    fn a_name_without_a_test_is_a_fault() {
+        let table = Modules::parse(TABLE).unwrap();
+        let tests = names(&[
+            "faults::two_capabilities",
+            "faults::a_small_memory_lock",
+            "active::outcomes",
+            "other::a",
+        ]);
+        let expected = [
+            "tests/local/modules.toml has no module for the test other::a",
+            "tests/local/modules.toml names the test faults::a_configuration, which does not exist",
+            "tests/local/modules.toml has a module many without a test",
+        ];
+        assert_eq!(table.faults(&tests), expected);
+    }
+}

@@ -1,0 +1,100 @@
+//! The second try: a few failed tests run again, alone, and in the open.
+//!
+//! A suite of a thousand tests that each fail by accident once in ten thousand runs fails in every tenth run. A test
+//! that passes alone is reported as unsteady and does not fail the run, unless its accident would hide the races that
+//! matter most, or the test is new.
+
+use anyhow::Result;
+
+use crate::Failed;
+
+/// If more tests of a tier fail, none runs again.
+const MOST: usize = 3;
+
+/// How often a test must pass alone.
+pub const RETRIES: usize = 2;
+
+/// What became of the failed tests of a tier.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Retried {
+    /// They passed alone.
+    pub unsteady: Vec<Failed>,
+    /// They did not, or did not run again.
+    pub failed: Vec<Failed>,
+}
+
+/// Runs failed tests again, [`RETRIES`] times each.
+///
+/// `is_changed` tells new and changed tests, which get no second try. `alone` runs the named tests one at a time and
+/// returns the names of those that passed.
+///
+/// # Errors
+/// Those of `alone`.
+pub fn retry(
+    failed: Vec<Failed>,
+    is_changed: impl Fn(&str) -> bool,
+    mut alone: impl FnMut(&[String]) -> Result<Vec<String>>,
+) -> Result<Retried> {
+    if failed.len() > MOST {
+        return Ok(Retried { unsteady: Vec::new(), failed });
+    }
+    let mut passing: Vec<String> =
+        failed.iter().map(|failed| failed.name.clone()).filter(|name| !is_changed(name)).collect();
+    for _ in 0..RETRIES {
+        if !passing.is_empty() {
+            let passed = alone(&passing)?;
+            passing.retain(|name| passed.contains(name));
+        }
+    }
+    let (unsteady, failed) = failed.into_iter().partition(|failed| passing.contains(&failed.name));
+    Ok(Retried { unsteady, failed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(names: &[&str]) -> Vec<Failed> {
+        names.iter().map(|name| Failed { name: (*name).to_owned(), output: String::new() }).collect()
+    }
+
+    /// Tests that pass alone by the round in which they run again.
+    #[track_caller]
+    fn check(names: &[&str], rounds: &[&[&str]], unsteady: &[&str], still: &[&str]) {
+        let mut round = 0;
+        let retried = retry(
+            failed(names),
+            |name| name.starts_with("new"),
+            |again| {
+                let passed = rounds[round].iter().map(|name| (*name).to_owned());
+                round += 1;
+                Ok(passed.filter(|name| again.contains(name)).collect())
+            },
+        );
+        let expected = Retried { unsteady: failed(unsteady), failed: failed(still) };
+        assert_eq!((retried.unwrap(), round), (expected, rounds.len()));
+    }
+
+    #[test]
+    fn a_test_that_passes_alone_twice_is_unsteady() {
+        check(&["a", "b"], &[&["a", "b"], &["a", "b"]], &["a", "b"], &[]);
+    }
+
+    #[test]
+    fn a_test_that_fails_alone_once_has_failed() {
+        check(&["a", "b"], &[&["a", "b"], &["a"]], &["a"], &["b"]);
+        check(&["a"], &[&[]], &[], &["a"]);
+    }
+
+    #[test]
+    fn more_than_three_failures_are_no_accident() {
+        check(&["a", "b", "c"], &[&["a", "b", "c"], &["a", "b", "c"]], &["a", "b", "c"], &[]);
+        check(&["a", "b", "c", "d"], &[], &[], &["a", "b", "c", "d"]);
+    }
+
+    #[test]
+    fn a_new_test_gets_no_second_try() {
+        check(&["new"], &[], &[], &["new"]);
+        check(&["a", "new"], &[&["a"], &["a"]], &["a"], &["new"]);
+    }
+}
