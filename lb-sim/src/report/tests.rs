@@ -2,6 +2,7 @@
 //! are those of the metrics.
 
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Figure, escaped};
@@ -17,8 +18,11 @@ use crate::sweep::summary::Summary;
 /// Small sweeps: the same page with less in its figures.
 const LITTLE: Extent = Extent { most_tasks: 40, most_size: 30, trials: 3, load_seconds: 10 };
 
-fn little() -> Vec<Section> {
-    sections(LITTLE, &ProgressBar::hidden())
+/// Their sections, which most tests read: computed once.
+static SECTIONS: LazyLock<Vec<Section>> = LazyLock::new(|| sections(LITTLE, &ProgressBar::hidden()));
+
+fn little() -> &'static [Section] {
+    &SECTIONS
 }
 
 #[track_caller]
@@ -68,7 +72,7 @@ const FIGURES: [&str; 32] = [
 
 #[test]
 fn every_figure_is_in_the_page_and_a_file_of_its_own() {
-    let files = files(&little());
+    let files = files(little());
     let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
     let expected: Vec<String> =
         std::iter::once("index.html".to_owned()).chain(FIGURES.map(|id| format!("{id}.svg"))).collect();
@@ -84,7 +88,7 @@ fn every_figure_is_in_the_page_and_a_file_of_its_own() {
 
 #[test]
 fn identifiers_are_unique_and_every_link_leads_somewhere() {
-    let files = files(&little());
+    let files = files(little());
     let page = parsed(&files[0].1);
     let ids = attributes(&page, "id");
     let unique: BTreeSet<&str> = ids.iter().copied().collect();
@@ -101,7 +105,7 @@ fn identifiers_are_unique_and_every_link_leads_somewhere() {
 
 #[test]
 fn nothing_is_fetched() {
-    for (name, text) in files(&little()) {
+    for (name, text) in files(little()) {
         let document = parsed(&text);
         for node in document.descendants().filter(Node::is_element) {
             let tag = node.tag_name().name();
@@ -173,14 +177,9 @@ fn no_table_is_wider_than_a_phone() {
 }
 
 #[test]
-fn two_runs_give_the_same_bytes() {
-    assert!(files(&little()) == files(&little()));
-}
-
-#[test]
-fn the_progress_ends_at_its_end() {
+fn another_run_gives_the_same_bytes_and_its_progress_ends_at_its_end() {
     let bar = ProgressBar::hidden();
-    sections(LITTLE, &bar);
+    assert!(files(&sections(LITTLE, &bar)) == files(little()));
     assert_eq!(bar.position(), steps(LITTLE));
 }
 
@@ -198,15 +197,15 @@ fn the_numbers_of_the_page_are_those_of_the_metrics() {
 
     let random = Spread::of_counts(&fleet(Algorithm::Random, 300, 300, 30).graph().connections());
     let cell = format!("{}\u{a0}({})", numbers::whole_percent(random.min / 30.0), random.min);
-    assert_eq!(row(&sections, "book", "20-4, fewest")[..2], ["50\u{a0}%\u{a0}(15)", cell.as_str()]);
+    assert_eq!(row(sections, "book", "20-4, fewest")[..2], ["50\u{a0}%\u{a0}(15)", cell.as_str()]);
     let even = ["100\u{a0}%\u{a0}(10)"; 2];
-    assert_eq!(row(&sections, "book", "20-5, most")[..2], even);
+    assert_eq!(row(sections, "book", "20-5, most")[..2], even);
 
     let sweep = Sweep { size: 20, max: 40, seed: 0, weighted: false };
     let cells = sweep.run(Algorithm::Ringsteady, || {});
     let summary = Summary::of(cells.iter().map(|cell| cell.adjusted));
     let expected = [summary.mean, summary.p5, summary.min].map(numbers::utilization);
-    assert_eq!(row(&sections, "sweep", "ringsteady")[..3], expected);
+    assert_eq!(row(sections, "sweep", "ringsteady")[..3], expected);
 
     let [old, new] = [10, 11].map(|backends| {
         Fleet { seed: one_more::SEED, ..fleet(Algorithm::Deterministic, 10, backends, 4) }.graph()
@@ -217,28 +216,28 @@ fn the_numbers_of_the_page_are_those_of_the_metrics() {
         numbers::whole_percent(dropped.worst),
         format!("{} of 10", dropped.replaced),
     ];
-    assert_eq!(row(&sections, "one-more", "deterministic"), expected);
+    assert_eq!(row(sections, "one-more", "deterministic"), expected);
 
     let larger = (0..LITTLE.trials).map(|seed| {
         let [old, new] =
             [20, 21].map(|size| Fleet { seed, ..fleet(Algorithm::Deterministic, 100, 100, size) }.graph());
         churn(&old, &new).mean
     });
-    assert_eq!(row(&sections, "properties", "deterministic")[2], numbers::whole_percent(mean(larger)));
+    assert_eq!(row(sections, "properties", "deterministic")[2], numbers::whole_percent(mean(larger)));
     assert_eq!(
-        row(&sections, "properties", "rocksteadier")[..4],
+        row(sections, "properties", "rocksteadier")[..4],
         ["0.0\u{a0}%", "0\u{a0}%", "0\u{a0}%", "0\u{a0}%"]
     );
 
-    assert_eq!(row(&sections, "aperture", "connections, random aperture"), ["~280K", "280,000"]);
-    assert_eq!(row(&sections, "aperture", "connections, deterministic aperture"), ["~25K", "25,000"]);
+    assert_eq!(row(sections, "aperture", "connections, random aperture"), ["~280K", "280,000"]);
+    assert_eq!(row(sections, "aperture", "connections, deterministic aperture"), ["~25K", "25,000"]);
 
     let weighted = (1..).find(|&size| {
         let fleet = fleet(Algorithm::Rocksteadier, 300, 1_000, size);
         let graph = fleet.graph();
         raw_utilization(&Sharing::of(&fleet, &graph, true).loads(&graph)) >= 0.99
     });
-    let cells = row(&sections, "sizes", "300 on 1,000, rocksteadier, weighted");
+    let cells = row(sections, "sizes", "300 on 1,000, rocksteadier, weighted");
     assert_eq!(cells[2], weighted.unwrap().to_string());
 
     // Every number of a table is in the page.
