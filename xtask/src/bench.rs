@@ -194,6 +194,6 @@ fn failover(options: &Options) -> Result<std::process::Command> {
 /// A benchmark of the kernel tests' crate.
 fn kernel_bench(what: &str) -> std::process::Command {
     let mut bench = cargo();
-    bench.args(["run", "--release", "--locked", "--package", "lb-tests", "--bin", "bench", "--", what]);
+    bench.args(["run", "--release", "--locked", "--package", "lb-bench", "--bin", "bench", "--", what]);
     bench
 }

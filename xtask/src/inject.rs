@@ -26,9 +26,11 @@ pub fn run(options: &Options) -> Result<()> {
         "lb-user",
         "--package",
         "lb-tests",
+        "--package",
+        "lb-inject",
         "--bins",
     ]))?;
     let mut inject = cargo();
-    inject.args(["run", "--quiet", "--locked", "--package", "lb-tests", "--bin", "inject", "--"]);
+    inject.args(["run", "--quiet", "--locked", "--package", "lb-inject", "--bin", "inject", "--"]);
     run_command(inject.args(&options.arguments))
 }

@@ -1,5 +1,5 @@
-//! House rules that no existing tool can lock: edges between crates, the freshness of the kernel object, file heads,
-//! idioms, words, and what pages lead to. Each says what to do instead.
+//! House rules that no existing tool can lock: edges between crates, a tier for every test, the freshness of the kernel object,
+//! file heads, idioms, words, and what pages lead to. Each says what to do instead.
 
 mod pages;
 
@@ -14,9 +14,10 @@ use serde_json::Value;
 
 use crate::command::{cargo, output, root};
 use crate::object::{self, Record};
+use crate::test::Workspace;
 
 /// The edges that our crates may have, each a decision: normal and build dependencies only.
-const EDGES: [(&str, Allowed); 17] = [
+const EDGES: [(&str, Allowed); 19] = [
     ("lb-common", Allowed::Exactly(&["bytemuck", "network-types"])),
     ("lb-core", Allowed::Exactly(&["hkdf", "lb-common", "sha2", "thiserror", "xxhash-rust"])),
     // It draws what others have computed.
@@ -63,7 +64,10 @@ const EDGES: [(&str, Allowed); 17] = [
     ),
     ("lb-view", Allowed::Ours(&["lb-common", "lb-core"])),
     // The tests drive the program as an operator does, never as a library; what it shows they read by its types.
-    ("lb-tests", Allowed::Ours(&["lb-common", "lb-suite", "lb-svg", "lb-view"])),
+    ("lb-tests", Allowed::Ours(&["lb-common", "lb-suite", "lb-view"])),
+    // They use the stage of the tests, and are not built with them.
+    ("lb-bench", Allowed::Ours(&["lb-common", "lb-svg", "lb-tests", "lb-view"])),
+    ("lb-inject", Allowed::Ours(&["lb-tests", "lb-view"])),
     // A fuzzer calls what reads text and datagrams, thousands of times a second.
     (
         "lb-fuzz",
@@ -143,6 +147,7 @@ static IDIOMS: [Idiom; 6] = [
 pub fn run() -> Result<()> {
     let mut faults = Vec::new();
     edges(&mut faults)?;
+    faults.extend(Workspace::read()?.faults());
     object_is_fresh(&mut faults)?;
     let root = root();
     let files = files(&root)?;
