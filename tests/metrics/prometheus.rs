@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
+use stage::eventually;
 use stage::probe::die_with_us;
-use stage::{eventually, program};
 
 use crate::http;
 
@@ -15,9 +15,9 @@ const ADDRESS: &str = "127.0.0.1:9090";
 
 /// A program of the package that setup has fetched.
 fn tool(name: &str) -> PathBuf {
-    // target/<profile>/socklb.
-    let target = program("socklb").ancestors().nth(2).expect("the target folder").to_owned();
-    let path = target.join("tools/bin").join(name);
+    let tools =
+        std::env::var_os("SOCKLB_TEST_TOOLS").expect("`cargo xtask test local` sets SOCKLB_TEST_TOOLS");
+    let path = Path::new(&tools).join(name);
     assert!(path.exists(), "{} is not there: `cargo xtask prometheus` fetches it", path.display());
     path
 }

@@ -19,6 +19,14 @@ pub fn target() -> PathBuf {
     here.ancestors().nth(2).expect("a profile's folder").to_owned()
 }
 
+/// A folder of tools or kernels, which depend on their version and not on this clone: all clones of a user share it.
+pub fn cached(name: &str) -> PathBuf {
+    let folder =
+        |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")));
+    cache.map_or_else(target, |cache| cache.join("socklb")).join(name)
+}
+
 /// The cargo that runs us.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

@@ -1,5 +1,5 @@
 //! Kernels for the VM tests: fetched from the mirrors that this machine's apt knows, with a state of apt's that is our
-//! own, so that the machine's sources stay as they are; cached below `target/kernels`, and checked by hash at each use.
+//! own, so that the machine's sources stay as they are; cached for all clones of this user, and checked by hash at each use.
 //!
 //! What is kept of a kernel is its image, the few modules that tests need, and where they come from.
 
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::apt::{Apt, Package};
-use crate::command::{output, root, run as run_command, target};
+use crate::command::{cached, output, root, run as run_command};
 use crate::object::hex;
 
 /// `cargo xtask kernels`
@@ -98,6 +98,12 @@ pub fn all(name: Option<&str>) -> Result<Vec<PathBuf>> {
     Ok(folders)
 }
 
+/// The folder of the oldest kernel, the first of the list.
+pub fn oldest() -> Result<PathBuf> {
+    let first = listed()?.into_iter().next().context("tests/vm/kernels.toml lists no kernel")?;
+    all(Some(&first.name))?.pop().context("a kernel was asked for")
+}
+
 fn path() -> PathBuf {
     root().join("tests/vm/kernels.toml")
 }
@@ -109,7 +115,7 @@ fn listed() -> Result<Vec<Kernel>> {
 }
 
 fn cache() -> PathBuf {
-    target().join("kernels")
+    cached("kernels")
 }
 
 fn folder(kernel: &Kernel) -> PathBuf {

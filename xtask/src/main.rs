@@ -2,6 +2,8 @@
 
 mod command;
 
+mod digest;
+
 mod toolchain;
 
 mod setup;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
 use crate::command::{root, run as run_command, target};
-use crate::toolchain;
+use crate::{digest, toolchain};
 
 /// Those that ship: the programs that are attached, those that are only tried, the maps of the host with the program that takes
 /// reports in, and the one that answers for an agent.
@@ -151,36 +151,17 @@ pub fn rebuild_and_compare() -> Result<()> {
     Ok(())
 }
 
-/// SHA-256 over everything that decides the objects' bytes: name, length and content of each file, by name.
+/// SHA-256 over everything that decides the objects' bytes.
 pub fn sources_hash() -> Result<String> {
-    let root = root();
-    let mut files = BTreeMap::new();
-    for directory in ["lb-ebpf/src", "lb-common/src"] {
-        collect(&root, &root.join(directory), &mut files)?;
-    }
-    for file in ["lb-ebpf/Cargo.toml", "lb-ebpf/Cargo.lock", "lb-common/Cargo.toml", "xtask/src/toolchain.rs"]
-    {
-        files.insert(file.to_owned(), fs::read(root.join(file)).with_context(|| format!("read {file}"))?);
-    }
-    let mut hash = Sha256::new();
-    for (name, content) in files {
-        hash.update(format!("{name} {}\n", content.len()));
-        hash.update(content);
-    }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-fn collect(root: &Path, directory: &Path, files: &mut BTreeMap<String, Vec<u8>>) -> Result<()> {
-    for entry in fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))? {
-        let path = entry?.path();
-        if path.is_dir() {
-            collect(root, &path, files)?;
-        } else {
-            let name = path.strip_prefix(root)?.to_string_lossy().into_owned();
-            files.insert(name, fs::read(&path)?);
-        }
-    }
-    Ok(())
+    let inputs = [
+        "lb-common/Cargo.toml",
+        "lb-common/src",
+        "lb-ebpf/Cargo.lock",
+        "lb-ebpf/Cargo.toml",
+        "lb-ebpf/src",
+        "xtask/src/toolchain.rs",
+    ];
+    Ok(digest::of(&digest::files(&root(), &inputs)?))
 }
 
 /// SHA-256 in hexadecimal.

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::command::{self, output, root, target};
+use crate::command::{self, cached, output, root};
 
 /// The compiler.
 pub const RUSTC: &str = "/usr/bin/rustc";
@@ -23,7 +23,7 @@ pub const LINKER_VERSION: &str = "0.13.0";
 
 /// Where `cargo xtask setup` puts tools that it builds.
 pub fn tools() -> PathBuf {
-    target().join("tools")
+    cached("tools")
 }
 
 /// A tool that setup built, or one of the same name on the path.
