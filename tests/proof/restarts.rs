@@ -2,7 +2,7 @@
 
 use lb_view::status::Status;
 use stage::daemon::active;
-use stage::{Probe, Setup, address, eventually};
+use stage::{Probe, Setup, address, amount, eventually};
 
 use stage::fixture::{Fixture, SERVICE};
 
@@ -52,10 +52,10 @@ pub fn some_connects(setup: &Setup) {
 }
 
 #[test]
-fn a_hundred_restarts_of_the_service_leak_no_connect() {
+fn restarts_of_the_service_leak_no_connect() {
     let fixture = Fixture::new();
     let mut made = 0;
-    for round in 0..100 {
+    for round in 0..amount(10, 100) {
         fixture.cgroup.remove();
         fixture.cgroup.create();
         let mut probe = Probe::start(&fixture.cgroup);
@@ -75,12 +75,12 @@ fn a_hundred_restarts_of_the_service_leak_no_connect() {
 }
 
 #[test]
-fn twenty_kills_of_the_daemon_fail_no_connect() {
+fn kills_of_the_daemon_fail_no_connect() {
     let mut fixture = Fixture::new();
     let mut held = fixture.probe();
     let open: Vec<_> = (0..50).map(|_| held.dial(SERVICE)).collect();
     let mut clients = [busy(&fixture, 0), busy(&fixture, 1)];
-    for _ in 0..20 {
+    for _ in 0..amount(4, 20) {
         some_connects(&fixture.setup);
         fixture.daemon.take().expect("a daemon runs").kill();
         some_connects(&fixture.setup);
@@ -104,7 +104,7 @@ fn a_crash_loop_fails_no_connect() {
     let mut clients = [busy(&fixture, 0), busy(&fixture, 1)];
     fixture.stop();
     let good = std::fs::read_to_string(fixture.setup.folder.join("socklb.toml")).expect("read it");
-    for round in 0..20 {
+    for round in 0..amount(6, 20) {
         some_connects(&fixture.setup);
         if round % 2 == 0 {
             fixture.setup.write("socklb.toml", "[[client]]\n");

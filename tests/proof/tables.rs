@@ -4,16 +4,16 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use lb_common::abi::{Backend as Row, ScheduleCell, Service, map};
-use stage::Backend;
 use stage::maps::array;
+use stage::{Backend, amount};
 
 use crate::restarts::{all_reached, busy, connects, elsewhere, open_flows_become, some_connects};
 use stage::fixture::{Fixture, SERVICE, config};
 
-/// Ten changes a second for a minute, each of all backends: whoever looks at any moment sees the one list or the other.
+/// Ten changes a second, each of all backends: whoever looks at any moment sees the one list or the other.
 #[test]
 fn an_endpoint_file_rewritten_ten_times_a_second_fails_no_connect_and_mixes_no_table() {
-    const TIME: Duration = Duration::from_secs(60);
+    let wanted_writes = amount(150, 600);
     const INTERVAL: Duration = Duration::from_millis(100);
     let mut fixture = Fixture::new();
     fixture.backends.extend((4..=6).map(|n| Backend::start(&format!("b{n}"), &format!("127.0.0.1:800{n}"))));
@@ -28,7 +28,7 @@ fn an_endpoint_file_rewritten_ten_times_a_second_fails_no_connect_and_mixes_no_t
     let schedule = array::<ScheduleCell>(&fixture.setup.map("web", map::SCHEDULE));
     let begin = Instant::now();
     let (mut writes, mut looks, mut generations) = (0u32, 0u32, BTreeSet::new());
-    while begin.elapsed() < TIME {
+    while writes < wanted_writes {
         if begin.elapsed() >= INTERVAL * writes {
             fixture.write_endpoints(&lists[writes as usize % 2]);
             writes += 1;
@@ -47,10 +47,12 @@ fn an_endpoint_file_rewritten_ten_times_a_second_fails_no_connect_and_mixes_no_t
             generations.insert(before.generation);
         }
     }
-    assert!(writes >= 500, "{writes} writes");
-    assert!(looks > 100 && generations.len() > 100, "{looks} looks at {} tables", generations.len());
+    assert!(
+        looks > 100 && generations.len() > amount(25, 100),
+        "{looks} looks at {} tables",
+        generations.len()
+    );
     let made: u64 = clients.iter_mut().map(all_reached).sum();
-    assert!(made > 10_000, "{made} connects");
     open_flows_become(&fixture.setup, 0);
     assert_eq!(elsewhere(&fixture.setup), 0);
     println!("{writes} writes, {} tables, {looks} looks, {made} connects", generations.len());

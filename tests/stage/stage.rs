@@ -95,6 +95,14 @@ pub fn in_a_guest() -> bool {
     std::env::var_os(PATIENCE_S).is_some()
 }
 
+/// How often or how long a test does something: less in a normal run than with `cargo xtask test --all`.
+pub fn amount<T>(short: T, long: T) -> T {
+    if std::env::var_os(LONG).is_some() { long } else { short }
+}
+
+/// Names the variable that `cargo xtask test --all` sets.
+const LONG: &str = "SOCKLB_TEST_LONG";
+
 /// Names the variable that lengthens it; set by whoever starts the tests in a guest.
 pub const PATIENCE_S: &str = "SOCKLB_TEST_PATIENCE_S";
 

@@ -7,6 +7,15 @@ use crate::toolchain::{ebpf_cargo, tool};
 
 /// `cargo xtask check`.
 pub fn run() -> Result<()> {
+    code()?;
+    docs()?;
+    licences()?;
+    println!("check: good");
+    Ok(())
+}
+
+/// Format and lints.
+pub fn code() -> Result<()> {
     run_command(cargo().args(["fmt", "--all", "--check"]))?;
     run_command(cargo().args(["fmt", "--manifest-path", "lb-ebpf/Cargo.toml", "--check"]))?;
     run_command(cargo().args([
@@ -19,17 +28,24 @@ pub fn run() -> Result<()> {
         "warnings",
     ]))?;
     // A target folder of its own: clippy's artefacts are not the compiler's.
-    run_command(ebpf_cargo("clippy").args(["--release", "--bins", "--", "--deny", "warnings"]))?;
+    run_command(ebpf_cargo("clippy").args(["--release", "--bins", "--", "--deny", "warnings"]))
+}
+
+/// The documentation of the code, without warnings.
+pub fn docs() -> Result<()> {
     run_command(
         cargo()
             .args(["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"])
             .env("RUSTDOCFLAGS", "--deny warnings"),
-    )?;
+    )
+}
+
+/// Licences, bans and sources of dependencies.
+pub fn licences() -> Result<()> {
     for manifest in ["Cargo.toml", "lb-ebpf/Cargo.toml"] {
         let mut deny = std::process::Command::new(tool("cargo-deny"));
         deny.current_dir(root()).args(["--manifest-path", manifest, "--config", "deny.toml"]);
         run_command(deny.args(["check", "bans", "licenses", "sources"]))?;
     }
-    println!("check: good");
     Ok(())
 }

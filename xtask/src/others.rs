@@ -8,11 +8,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::{cargo, output, root, run as run_command, target};
+use crate::command::{output, root, run as run_command, target};
+use crate::test::{PROFILE, suite_cargo, triple};
 use crate::{object, toolchain};
 
-/// Builds both and puts them beside the program itself, as `socklb-changed` and `socklb-next`.
-pub fn build() -> Result<()> {
+/// Builds both and puts them into the folder of the program itself, as `socklb-changed` and `socklb-next`.
+pub fn build(programs: &Path) -> Result<()> {
     let tree = target().join("others/tree");
     copy_tree(&tree)?;
     // The same sources, optimized a little less: other instructions that do the same. (Optimized for size, sendmsg takes
@@ -25,27 +26,24 @@ pub fn build() -> Result<()> {
     if fs::read(&changed)? == fs::read(object::committed())? {
         bail!("the changed programs are the same: an upgrade to them would prove nothing");
     }
-    build_one(&tree, "socklb-changed")?;
+    build_one(&tree, &programs.join("socklb-changed"))?;
     let abi = tree.join("lb-common/src/abi.rs");
     let text = fs::read_to_string(&abi)?;
     let line = text.lines().find(|line| line.starts_with("pub const ABI_VERSION: u32 = "));
     let line = line.context("lb-common/src/abi.rs has no line for ABI_VERSION")?;
     fs::write(&abi, text.replace(line, "pub const ABI_VERSION: u32 = 65535;"))?;
-    build_one(&tree, "socklb-next")
+    build_one(&tree, &programs.join("socklb-next"))
 }
 
-fn build_one(tree: &Path, name: &str) -> Result<()> {
+fn build_one(tree: &Path, to: &Path) -> Result<()> {
     let folder = target().join("others/build");
-    run_command(cargo().current_dir(tree).env("CARGO_TARGET_DIR", &folder).args([
-        "build",
-        "--package",
-        "lb-user",
-        "--bin",
-        "socklb",
-        "--locked",
-    ]))?;
-    let to = target().join("debug").join(name);
-    fs::copy(folder.join("debug/socklb"), &to).with_context(|| format!("write {}", to.display()))?;
+    let mut build = suite_cargo("build")?;
+    // Intermediate artefacts are the suite's own: dependencies are compiled once for all three trees. They are the same
+    // only with the same features, which the example's dependencies for tests bring in.
+    build.current_dir(tree).env("CARGO_TARGET_DIR", &folder).env("CARGO_BUILD_BUILD_DIR", target());
+    run_command(build.args(["--workspace", "--bin", "socklb", "--example", "configuration"]))?;
+    let built = folder.join(triple()?).join(PROFILE).join("socklb");
+    fs::copy(&built, to).with_context(|| format!("copy {} to {}", built.display(), to.display()))?;
     Ok(())
 }
 

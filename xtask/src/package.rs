@@ -9,17 +9,27 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::command::{cargo, root, run as run_command};
+use crate::test::{PROFILE, suite_cargo, triple};
 use crate::toolchain::tool;
 
 /// `cargo xtask package`.
 pub fn run() -> Result<()> {
-    let package = build()?;
+    let package = build(From::Release)?;
     println!("package: {}", package.display());
     Ok(())
 }
 
+/// The build whose programs are packaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum From {
+    /// That of a release.
+    Release,
+    /// That of the tests, which is there already: it shows that the package installs and serves, not that it may ship.
+    Suite,
+}
+
 /// Builds the package and returns its path. It is the only one in its folder.
-pub fn build() -> Result<PathBuf> {
+pub fn build(from: From) -> Result<PathBuf> {
     // Before the minutes that the build takes.
     let cargo_deb = tool("cargo-deb");
     if let Err(error) = Command::new(&cargo_deb).arg("--version").output() {
@@ -36,22 +46,24 @@ pub fn build() -> Result<PathBuf> {
         fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
     }
     fs::create_dir_all(&files).with_context(|| format!("create {}", files.display()))?;
-    run_command(
-        cargo()
-            .args(["run", "--quiet", "--locked", "--package", "lb-user", "--example", "manual", "--"])
-            .arg(&files),
-    )?;
-    run_command(cargo().args([
-        "build",
-        "--release",
-        "--package",
-        "lb-user",
-        "--package",
-        "lb-sim",
-        "--locked",
-    ]))?;
+    let mut build = match from {
+        From::Release => {
+            let mut build = cargo();
+            build.args(["build", "--release", "--locked"]);
+            build
+        }
+        From::Suite => suite_cargo("build")?,
+    };
+    run_command(build.args(["--package", "lb-user", "--package", "lb-sim", "--bins"]))?;
+    // It writes the manual pages and completions; with the suite's flags, because the tests have built it.
+    let mut manual = suite_cargo("run")?;
+    manual.args(["--quiet", "--package", "lb-user", "--example", "manual", "--"]);
+    run_command(manual.arg(&files))?;
     let mut deb = Command::new(cargo_deb);
     deb.current_dir(root()).args(["--package", "lb-user", "--no-build", "--locked", "--output"]).arg(&folder);
+    if from == From::Suite {
+        deb.args(["--profile", PROFILE, "--target", &triple()?]);
+    }
     run_command(&mut deb)?;
     let mut entries = fs::read_dir(&folder)?.flatten().map(|entry| entry.path());
     let is_package = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "deb");

@@ -1,9 +1,36 @@
-//! Every tier of tests, cheapest first, after what they need is installed and the tree is checked.
+//! `cargo xtask test`: every tier of tests, the cheapest first, after set-up, checks and one build of everything.
+//!
+//! A run relies on what `tests/passed.toml` records of parts whose inputs have not changed, and says so; `--all` relies on
+//! nothing. It ends with a line per tier, the slowest tests, and the sum.
 
-use anyhow::{Result, bail};
+mod build;
 
-use crate::command::{cargo, run as run_command, target};
+mod changed;
+
+mod passed;
+
+mod programs;
+
+mod tiers;
+
+use std::fs;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use lb_suite::{Modules, Summary};
+
+use crate::command::{output, root, target};
 use crate::{check, object, others, package, setup, tidy, vm};
+
+pub use build::{Built, PROFILE, suite_cargo, triple};
+pub use passed::Part;
+pub use tiers::Workspace;
+
+use build::What;
+use changed::Changed;
+use passed::Passed;
+use programs::Plan;
+use tiers::Tier;
 
 /// `cargo xtask test`
 #[derive(Debug, clap::Args)]
@@ -13,139 +40,339 @@ pub struct Options {
     /// Only tests whose name contains this; for tier vm a kernel first, as in `vm 6.1 connect`
     #[arg(requires = "tier", num_args = 0..=2, value_name = "FILTER")]
     which: Vec<String>,
+    /// Run everything, whatever has passed before: every kernel, the release build, the long forms
+    #[arg(long)]
+    all: bool,
+    /// Only the tiers and tests that the changes since the base commit can break
+    #[arg(long, conflicts_with_all = ["tier", "all"])]
+    changed: bool,
+    /// The commit that work is compared with: where it left the main branch, unless given
+    #[arg(long, value_name = "COMMIT")]
+    base: Option<String>,
     /// Tier vm: record what the verifier counts on each kernel, instead of testing
     #[arg(long, requires = "tier")]
     record: bool,
 }
 
-/// A tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Tier {
-    /// Pure code: the contract, the decisions, the planner, the house rules. No root, any platform
-    Pure,
-    /// The daemon's own tests, and what it reads from outside. No root
-    Product,
-    /// The committed kernel object against its sources
-    Object,
-    /// The program on this kernel, with real cgroups and sockets. Root
-    Local,
-    /// What an operator must be able to rely on, under load: restarts, upgrades, kills, by the dozen. Root
-    Proof,
-    /// The Debian package: built, installed on this machine, used, and removed. Root
-    Package,
-    /// The same on the oldest kernel, and what depends on a kernel's features on others, by emulation. Of Debian; `vm KERNEL FILTER` for one
-    Vm,
-}
+/// Makes the long form of tests that have a short one.
+const LONG: &str = "SOCKLB_TEST_LONG";
+
+/// How many of the slowest tests are listed.
+const SLOWEST: usize = 20;
+
+/// The package's tests in the normal run, on a package of the suite's own build: one install, use, upgrade and purge.
+const SHORT_PACKAGE: [&str; 2] = [
+    "service::an_upgrade_restarts_the_daemon_and_leaves_the_programs",
+    "contents::removed_and_purged_nothing_is_left_but_the_user",
+];
 
 /// `cargo xtask test`.
 pub fn run(options: &Options) -> Result<()> {
-    if let Some(tier) = options.tier {
-        let which: Vec<&str> = options.which.iter().map(String::as_str).collect();
-        return match (tier, which.as_slice(), options.record) {
-            (Tier::Vm, which, record) => vm::run(&of_guests(which, record)?),
-            (_, _, true) => bail!("only tier vm records: `cargo xtask test vm --record`"),
-            (_, [], false) => run_tier(tier, None),
-            (_, [filter], false) => run_tier(tier, Some(filter)),
-            (_, more, false) => bail!("one filter, not {}", more.join(" and ")),
-        };
+    if options.record && options.tier != Some(Tier::Vm) {
+        bail!("only tier vm records: `cargo xtask test vm --record`");
     }
-    setup::run(&setup::Options::install())?;
-    check::run()?;
-    tidy::run()?;
-    for tier in [Tier::Pure, Tier::Product, Tier::Object, Tier::Local, Tier::Vm, Tier::Proof, Tier::Package] {
-        run_tier(tier, None)?;
+    let mut suite = Suite::new(options)?;
+    let result = match options.tier {
+        Some(tier) => suite.one_tier(tier, &options.which, options.record),
+        None if options.changed => suite.changed_tiers(),
+        None => suite.every_tier(),
+    };
+    suite.print()?;
+    result?;
+    if suite.is_whole() {
+        let head = output(std::process::Command::new("git").current_dir(root()).args(["rev-parse", "HEAD"]))?;
+        suite.passed.note_commit(head)?;
     }
-    println!("test: every tier passed");
     Ok(())
 }
 
-/// What follows `vm`: a kernel, then a filter.
-fn of_guests(which: &[&str], record: bool) -> Result<vm::Options> {
-    let word = |at: usize| which.get(at).map(|word| (*word).to_owned());
-    let options = vm::Options { kernel: word(0), filter: word(1), record };
-    if record && options.filter.is_some() {
-        bail!("what the verifier counts is recorded whole, without a filter");
-    }
-    Ok(options)
+/// One run.
+struct Suite<'o> {
+    options: &'o Options,
+    workspace: Workspace,
+    modules: Modules,
+    passed: Passed,
+    changed: Changed,
+    /// What was done before the tests, with its seconds.
+    steps: Vec<(&'static str, f64)>,
+    summaries: Vec<Summary>,
+    /// What the run relied on.
+    relied: Vec<String>,
 }
 
-fn run_tier(tier: Tier, filter: Option<&str>) -> Result<()> {
-    let what: &[&str] = match tier {
-        Tier::Pure => &[
-            "-p",
-            "lb-common",
-            "-p",
-            "lb-core",
-            "-p",
-            "lb-sim",
-            "-p",
-            "lb-svg",
-            "-p",
-            "lb-view",
-            "-p",
-            "xtask",
-        ],
-        // With the readers of text from outside, fed with what fuzzers have found.
-        Tier::Product => &[
-            "--package",
-            "lb-agent",
-            "--package",
-            "lb-diag",
-            "--package",
-            "lb-kernel",
-            "--package",
-            "lb-user",
-            "--package",
-            "lb-fuzz",
-        ],
-        Tier::Object => return object::rebuild_and_compare(),
-        // With the tests of the tests' own parts.
-        Tier::Local => &["--package", "lb-tests", "--lib", "--bins", "--test", "local", "--test", "metrics"],
-        Tier::Proof => &["--package", "lb-tests", "--test", "proof"],
-        Tier::Package => &["--package", "lb-tests", "--test", "package"],
-        Tier::Vm => return vm::run(&vm::Options::default()),
-    };
-    let root = rustix::process::geteuid().is_root();
-    if matches!(tier, Tier::Local | Tier::Proof) {
-        if !root {
-            bail!("this tier needs root: it makes cgroups and network namespaces and loads kernel programs");
-        }
-        run_command(cargo().args(["build", "--package", "lb-user", "--locked"]))?;
-    }
-    if tier == Tier::Local {
-        object::build_logging_for_tests(&target().join("debug"))?;
-    }
-    if tier == Tier::Proof {
-        others::build()?;
-    }
-    if tier == Tier::Package {
-        if !root {
-            bail!("tier package needs root: it installs the package on this machine, and removes it");
-        }
-        package::build()?;
-    }
-    let mut test = cargo();
-    test.args(["test", "--locked"]).args(what).args(filter);
-    run_command(&mut test)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_guest_is_named_before_its_filter() {
-        let options = |kernel: Option<&str>, filter: Option<&str>, record| vm::Options {
-            kernel: kernel.map(str::to_owned),
-            filter: filter.map(str::to_owned),
-            record,
+impl<'o> Suite<'o> {
+    fn new(options: &'o Options) -> Result<Self> {
+        let path = root().join("tests/local/modules.toml");
+        let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        let modules = Modules::parse(&text)?;
+        let workspace = Workspace::read()?;
+        let passed = Passed::read(modules.host_only())?;
+        let base = options.base.clone().or_else(|| changed::base(passed.commit.as_deref()));
+        let changed = match &base {
+            Some(base) => Changed::since(base, &workspace)?,
+            None => Changed::default(),
         };
-        assert_eq!(of_guests(&[], false).unwrap(), options(None, None, false));
-        assert_eq!(of_guests(&["6.1"], true).unwrap(), options(Some("6.1"), None, true));
-        assert_eq!(
-            of_guests(&["6.1", "connect"], false).unwrap(),
-            options(Some("6.1"), Some("connect"), false)
-        );
-        assert!(of_guests(&["6.1", "connect"], true).is_err());
+        match base {
+            Some(base) => println!("test: {} new and changed tests since {base}", changed.len()),
+            None => println!("test: no base commit is known: no test counts as new or changed"),
+        }
+        let (steps, summaries, relied) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { options, workspace, modules, passed, changed, steps, summaries, relied })
+    }
+
+    fn every_tier(&mut self) -> Result<()> {
+        self.step("set-up", |_| setup::run(&setup::Options::install()))?;
+        self.step("check", Self::check)?;
+        self.step("tidy", |_| tidy::run())?;
+        let built = self.step("build", |_| build::build(What::Everything))?;
+        for tier in Tier::ALL {
+            self.tier(tier, &built, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Lints always; documentation and licences when their inputs have changed.
+    fn check(&mut self) -> Result<()> {
+        check::code()?;
+        for (part, check) in
+            [(Part::Docs, check::docs as fn() -> Result<()>), (Part::Licences, check::licences)]
+        {
+            if self.relies_on(part)? {
+                continue;
+            }
+            check()?;
+            self.passed.note(part)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the run relies on an earlier one for a part; notes it if so.
+    fn relies_on(&mut self, part: Part) -> Result<bool> {
+        let relies = !self.options.all && self.passed.has(part)?;
+        if relies {
+            self.relied
+                .push(format!("{part:?}: unchanged since it passed (tests/passed.toml)").to_lowercase());
+        }
+        Ok(relies)
+    }
+
+    fn one_tier(&mut self, tier: Tier, which: &[String], record: bool) -> Result<()> {
+        if tier == Tier::Object {
+            return object::rebuild_and_compare();
+        }
+        let (kernel, filters) = match (tier, which) {
+            (Tier::Vm, [kernel, filters @ ..]) => (Some(kernel.as_str()), filters),
+            (_, filters) => (None, filters),
+        };
+        if record && !filters.is_empty() {
+            bail!("what the verifier counts is recorded whole, without a filter");
+        }
+        if filters.len() > 1 {
+            bail!("one filter, not {}", filters.join(" and "));
+        }
+        let filtered = !filters.is_empty();
+        let built = self.step("build", |_| build::build(What::Tier { tier, filtered }))?;
+        if tier == Tier::Vm {
+            let options = vm::Options {
+                kernel,
+                filter: filters.first().map(String::as_str),
+                tests: vm::Tests::of(self.options.all),
+                record,
+            };
+            return self.guests(&built, &options);
+        }
+        self.tier(tier, &built, filters)
+    }
+
+    /// The tiers that changes can break: of the packages that were changed and of those that use them.
+    fn changed_tiers(&mut self) -> Result<()> {
+        let base = self.options.base.clone().or_else(|| changed::base(self.passed.commit.as_deref()));
+        let base = base.context("no base commit is known: name one with --base COMMIT")?;
+        let files = changed::files(&base)?;
+        let affected =
+            self.workspace.affected(files.iter().filter_map(|file| changed::package(&self.workspace, file)));
+        self.step("tidy", |_| tidy::run())?;
+        let mut tiers: Vec<Tier> = self
+            .workspace
+            .targets
+            .iter()
+            .filter(|target| affected.contains(&target.package))
+            .filter_map(tiers::Target::tier)
+            .collect();
+        tiers.sort_unstable();
+        tiers.dedup();
+        let kernel =
+            files.iter().any(|file| ["lb-ebpf/", "lb-common/"].iter().any(|folder| file.starts_with(folder)));
+        if kernel {
+            tiers.insert(0, Tier::Object);
+        }
+        // Only tests of the kernel were changed: only their modules.
+        let modules: Option<Vec<String>> = files
+            .iter()
+            .filter(|file| file.ends_with(".rs"))
+            .map(|file| Some(format!("{}::", file.strip_prefix("tests/local/")?.strip_suffix(".rs")?)))
+            .collect();
+        for tier in tiers {
+            let filters = modules.clone().filter(|_| tier == Tier::Local).unwrap_or_default();
+            println!("test: {} {}", tier.name(), filters.join(" "));
+            let built =
+                self.step("build", |_| build::build(What::Tier { tier, filtered: !filters.is_empty() }))?;
+            self.tier(tier, &built, &filters)?;
+        }
+        println!("test: guests are left to `cargo xtask test vm`");
+        Ok(())
+    }
+
+    /// Runs one tier; fails if a test of it does.
+    fn tier(&mut self, tier: Tier, built: &Built, filters: &[String]) -> Result<()> {
+        if let Some(what) = tier.needs_root()
+            && !rustix::process::geteuid().is_root()
+        {
+            bail!("tier {} needs root: it {what}", tier.name());
+        }
+        match tier {
+            Tier::Object => return self.step("object", |_| object::rebuild_and_compare()),
+            Tier::Vm => return self.every_guest(built),
+            Tier::Local => object::build_logging_for_tests(&built.folder)?,
+            Tier::Proof => self.step("other builds", |_| others::build(&built.folder))?,
+            Tier::Package if filters.is_empty() => return self.package(built),
+            Tier::Package => package::build(package::From::Release).map(drop)?,
+            Tier::Pure | Tier::Product => {}
+        }
+        self.programs(tier, built, filters)
+    }
+
+    /// The whole tier on a package of the release build, or its short form on one of the suite's build.
+    fn package(&mut self, built: &Built) -> Result<()> {
+        if self.relies_on(Part::Package)? {
+            self.step("package's build", |_| package::build(package::From::Suite).map(drop))?;
+            return self.programs(Tier::Package, built, &SHORT_PACKAGE.map(str::to_owned));
+        }
+        self.step("package's build", |_| package::build(package::From::Release).map(drop))?;
+        self.programs(Tier::Package, built, &[])?;
+        self.passed.note(Part::Package)
+    }
+
+    /// Every kernel, or a smoke test of the oldest if nothing that guests depend on has changed.
+    fn every_guest(&mut self, built: &Built) -> Result<()> {
+        let relies = self.relies_on(Part::Guests)?;
+        let tests = if relies { vm::Tests::Smoke } else { vm::Tests::of(self.options.all) };
+        self.guests(built, &vm::Options { tests, ..vm::Options::default() })?;
+        if relies { Ok(()) } else { self.passed.note(Part::Guests) }
+    }
+
+    fn guests(&mut self, built: &Built, options: &vm::Options<'_>) -> Result<()> {
+        object::build_logging_for_tests(&built.folder)?;
+        let names = self.changed.of(tiers::KERNEL_TESTS);
+        let (summaries, result) = vm::run(built, &built.kernel_test("local")?.path, options, &names)?;
+        self.summaries.extend(summaries);
+        result
+    }
+
+    fn programs(&mut self, tier: Tier, built: &Built, filters: &[String]) -> Result<()> {
+        let programs: Vec<_> = built.tests.iter().filter(|test| test.target.tier() == Some(tier)).collect();
+        let long = self.options.all.then(|| (LONG, "1".to_owned()));
+        let variables: Vec<_> = long.into_iter().collect();
+        let plan = Plan {
+            name: tier.name(),
+            programs: &programs,
+            filters,
+            modules: &self.modules,
+            changed: &self.changed,
+            variables: &variables,
+        };
+        let mut summary = plan.run()?;
+        if filters.is_empty() {
+            programs::documentation(&self.workspace, tier, &mut summary)?;
+        }
+        if summary.ran.is_empty() && !filters.is_empty() {
+            bail!("no test of tier {} has a name with {}", tier.name(), filters.join(" or "));
+        }
+        let strict: Vec<String> = summary
+            .unsteady
+            .iter()
+            .filter(|test| tier == Tier::Proof || self.is_strict(&test.name))
+            .map(|test| test.name.clone())
+            .collect();
+        let failed = summary.failed.len();
+        self.summaries.push(summary);
+        if failed > 0 {
+            bail!("tier {}: {failed} tests failed", tier.name());
+        }
+        if !strict.is_empty() {
+            bail!(
+                "tier {}: unsteady tests of accounting, adoption or upgrades: {}; passing alone would hide a race",
+                tier.name(),
+                strict.join(", ")
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether a test of tier local, as labelled, guards accounting, adoption or upgrades.
+    fn is_strict(&self, label: &str) -> bool {
+        label.strip_prefix("lb-tests/local::").is_some_and(|test| self.modules.is_strict(test))
+    }
+
+    /// Does something that is no test, and notes how long it takes.
+    fn step<T>(&mut self, name: &'static str, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let began = Instant::now();
+        let done = work(self);
+        self.steps.push((name, began.elapsed().as_secs_f64()));
+        done
+    }
+
+    /// Whether the run was all that there is to a normal run.
+    fn is_whole(&self) -> bool {
+        self.options.tier.is_none() && !self.options.changed
+    }
+
+    /// A line per tier, what the run relied on, the slowest tests, and unsteady tests, which also go to a file.
+    fn print(&self) -> Result<()> {
+        println!();
+        let steps: Vec<String> =
+            self.steps.iter().map(|(name, seconds)| format!("{name} {seconds:.0} s")).collect();
+        println!("test: {}", steps.join(", "));
+        for summary in &self.summaries {
+            let Summary { name, skipped, unsteady, failed, seconds, .. } = summary;
+            let (passed, failed) = (summary.passed(), failed.len());
+            println!(
+                "{name}: {passed} passed, {failed} failed, {} skipped, {} unsteady, {seconds:.0} s",
+                skipped.len(),
+                unsteady.len()
+            );
+            for skipped in skipped {
+                println!("  skipped: {skipped}");
+            }
+        }
+        for relied in &self.relied {
+            println!("relied on: {relied}");
+        }
+        let mut ran: Vec<_> = self
+            .summaries
+            .iter()
+            .flat_map(|summary| summary.ran.iter().map(|ran| (ran, &summary.name)))
+            .collect();
+        ran.sort_by(|(one, _), (other, _)| other.seconds.total_cmp(&one.seconds));
+        println!("the {SLOWEST} slowest tests:");
+        for (ran, tier) in ran.iter().take(SLOWEST) {
+            println!("  {:6.1} s  {tier}  {}", ran.seconds, ran.name);
+        }
+        let mut unsteady = Vec::new();
+        for summary in &self.summaries {
+            for test in &summary.unsteady {
+                println!("unsteady: {} ({})\n{}", test.name, summary.name, test.output);
+                unsteady.push(
+                    serde_json::json!({ "tier": summary.name, "test": test.name, "output": test.output }),
+                );
+            }
+        }
+        let path = target().join("unsteady.json");
+        let text = serde_json::to_string_pretty(&unsteady).context("write unsteady tests as JSON")?;
+        fs::write(&path, text + "\n").with_context(|| format!("write {}", path.display()))?;
+        let sum = |count: fn(&Summary) -> usize| self.summaries.iter().map(count).sum::<usize>();
+        let (passed, failed) = (sum(Summary::passed), sum(|summary| summary.failed.len()));
+        println!("{passed} passed, {failed} failed, {} skipped", sum(|summary| summary.skipped.len()));
+        Ok(())
     }
 }

@@ -1,85 +1,83 @@
-//! The VM tier: programs for the guests, built statically in a folder of their own, and the driver that boots them.
+//! Tier vm: fetches the kernels and starts the driver of the guests, which boots each with the local tests inside.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use lb_suite::Summary;
 
-use crate::command::{cargo, describe, output, root, run as run_command, target};
-use crate::{kernels, object};
+use crate::command::{root, run as run_command, target};
+use crate::kernels;
+use crate::test::Built;
+
+/// Which tests guests run; `tests/local/modules.toml` has the classes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tests {
+    /// What depends on the kernel, and on the kernels between the oldest and the host's a part of it.
+    #[default]
+    Normal,
+    /// Everything that can run there.
+    All,
+    /// Class A on the oldest kernel, to see that guests still boot.
+    Smoke,
+}
+
+impl Tests {
+    /// As `--all` chooses.
+    pub fn of(all: bool) -> Self {
+        if all { Self::All } else { Self::Normal }
+    }
+}
 
 /// What to run.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options<'a> {
     /// Only this kernel.
-    pub kernel: Option<String>,
+    pub kernel: Option<&'a str>,
     /// Only tests whose name contains this.
-    pub filter: Option<String>,
+    pub filter: Option<&'a str>,
+    /// Which tests, without a filter.
+    pub tests: Tests,
     /// Record what the verifier counts, instead of testing.
     pub record: bool,
 }
 
-/// Architecture and environment of the guests.
-const TRIPLE: &str = "x86_64-unknown-linux-gnu";
-
-/// Fetches, builds, boots.
-pub fn run(options: &Options) -> Result<()> {
+/// Boots the guests with the test program `local`. `changed`: new and changed tests. Returns what they reported, also if
+/// tests failed.
+pub fn run(
+    built: &Built,
+    local: &Path,
+    options: &Options<'_>,
+    changed: &[String],
+) -> Result<(Vec<Summary>, Result<()>)> {
     if cfg!(not(target_arch = "x86_64")) {
-        bail!("tier vm runs programs of this machine in its guests, and the guests are x86-64");
+        bail!("tier vm runs this machine's programs in its guests, and the guests are x86-64");
     }
-    let kernels = kernels::all(options.kernel.as_deref())?;
-    let (programs, tests) = build()?;
-    let mut driver = cargo();
-    driver.args(["run", "--quiet", "--locked", "--package", "lb-tests", "--bin", "vm", "--"]);
-    driver.arg("--programs").arg(programs).arg("--tests").arg(tests);
-    driver.arg("--scratch").arg(target().join("vm"));
-    if let Some(filter) = &options.filter {
-        driver.args(["--filter", filter]);
-    }
+    let kernels = match options.tests {
+        Tests::Smoke => vec![kernels::oldest()?],
+        Tests::Normal | Tests::All => kernels::all(options.kernel)?,
+    };
+    let scratch = target().join("vm");
+    fs::create_dir_all(&scratch).with_context(|| format!("make {}", scratch.display()))?;
+    let (results, names) = (scratch.join("results.json"), scratch.join("changed"));
+    fs::write(&names, changed.join("\n")).with_context(|| format!("write {}", names.display()))?;
+    let _ = fs::remove_file(&results);
+    let mut driver = Command::new(built.folder.join("vm"));
+    driver.arg("--programs").arg(&built.folder).arg("--tests").arg(local).arg("--scratch").arg(&scratch);
+    driver.arg("--changed").arg(&names).arg("--results").arg(&results);
+    match (options.filter, options.tests) {
+        (Some(filter), _) => driver.args(["--filter", filter]),
+        (None, Tests::Normal) => &mut driver,
+        (None, Tests::All) => driver.arg("--all"),
+        (None, Tests::Smoke) => driver.args(["--class", "A"]),
+    };
     if options.record {
         driver.arg("--record").arg(root().join("tests/vm/verifier.toml"));
     }
-    run_command(driver.args(kernels))
-}
-
-/// Builds what runs in a guest: the folder of its programs, and its tests.
-fn build() -> Result<(PathBuf, PathBuf)> {
-    // A folder of its own: other flags, and the host's builds stay fresh.
-    let folder = target().join("guest");
-    let mut build = cargo();
-    build.args(["build", "--locked", "--profile", "suite", "--target", TRIPLE, "--target-dir"]).arg(&folder);
-    build.args(["--package", "lb-user", "--package", "lb-tests"]);
-    build.args(["--bin", "socklb", "--bin", "probe", "--bin", "stress", "--bin", "init", "--test", "local"]);
-    // A guest has no dynamic linker for them, and relocating themselves is what short programs would spend most on.
-    build.env("RUSTFLAGS", "-C target-feature=+crt-static -C relocation-model=static");
-    run_command(&mut build)?;
-    // Built already; asked once more for the name of the tests, which has a hash in it.
-    let messages = output(build.args(["--quiet", "--message-format", "json"]))?;
-    let tests = executable(&messages, "local")
-        .with_context(|| format!("no test `local` was built by {}", describe(&build)))?;
-    let programs = folder.join(TRIPLE).join("suite");
-    object::build_logging_for_tests(&programs)?;
-    Ok((programs, tests))
-}
-
-/// Where cargo says that a test's executable is.
-fn executable(messages: &str, name: &str) -> Option<PathBuf> {
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let mut tests = messages
-        .filter(|message| message["target"]["name"] == name && message["target"]["kind"][0] == "test");
-    tests.find_map(|message| message["executable"].as_str().map(PathBuf::from))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_tests_are_where_cargo_says() {
-        let messages = r#"{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"local"},"executable":"/a"}
-{"reason":"compiler-artifact","target":{"kind":["test"],"name":"local"},"executable":"/t/local-1"}
-{"reason":"build-finished","success":true}"#;
-        assert_eq!(executable(messages, "local"), Some(PathBuf::from("/t/local-1")));
-        assert_eq!(executable(messages, "other"), None);
-    }
+    let result = run_command(driver.args(kernels));
+    // A driver that failed before it had a result has none.
+    let text = fs::read_to_string(&results).unwrap_or_else(|_| "[]".to_owned());
+    let summaries = serde_json::from_str(&text).with_context(|| format!("read {}", results.display()))?;
+    Ok((summaries, result))
 }

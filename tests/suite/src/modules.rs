@@ -112,6 +112,14 @@ impl Modules {
         self.module(test).is_some_and(|(module, _)| module.strict)
     }
 
+    /// The modules of which no guest runs a test in a normal run.
+    pub fn host_only(&self) -> Vec<String> {
+        let is_host = |class: &Class| *class >= Class::E;
+        let modules =
+            self.0.iter().filter(|(_, module)| is_host(&module.class) && module.tests.values().all(is_host));
+        modules.map(|(name, _)| name.clone()).collect()
+    }
+
     /// Sorts tests into those that run beside each other, on `threads` threads, and those that run one at a time.
     pub fn phases(&self, tests: &[String], threads: usize) -> Vec<Phase> {
         let order = |test: &String| match self.module(test) {
@@ -189,6 +197,11 @@ mod tests {
         assert!(table.is_smoke("faults::two_capabilities") && !table.is_smoke("faults::a_configuration"));
         assert!(table.is_strict("active::a") && !table.is_strict("faults::a_configuration"));
         assert!(table.needs_two_cpus("active::outcomes") && !table.needs_two_cpus("active::a"));
+    }
+
+    #[test]
+    fn a_module_with_a_test_of_a_kernels_facility_is_not_the_hosts_alone() {
+        assert_eq!(Modules::parse(TABLE).unwrap().host_only(), ["many"]);
     }
 
     #[test]

@@ -1,0 +1,149 @@
+//! New and changed tests, found by comparing the working tree with a commit: they get no second try, and run three times.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::tiers::Workspace;
+use crate::command::{output, root};
+
+/// New and changed tests, by package and by the name of their function.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changed(BTreeMap<String, BTreeSet<String>>);
+
+impl Changed {
+    /// Compares the working tree with a commit.
+    pub fn since(commit: &str, workspace: &Workspace) -> Result<Self> {
+        let mut changed = Self::default();
+        for file in files(commit)?.iter().filter(|file| file.ends_with(".rs")) {
+            let Some(package) = package(workspace, file) else { continue };
+            let now = std::fs::read_to_string(root().join(file)).unwrap_or_default();
+            // A file that the commit does not have is new, and so are its tests.
+            let before = git(&["show", &format!("{commit}:{file}")]).unwrap_or_default();
+            let before = functions(&before);
+            let tests = functions(&now).into_iter().filter(|test| !before.contains(test));
+            changed.0.entry(package.to_owned()).or_default().extend(tests.map(|(name, _)| name.to_owned()));
+        }
+        changed.0.retain(|_, tests| !tests.is_empty());
+        Ok(changed)
+    }
+
+    /// Whether a package's test is new or changed. Tests of one name are told apart by their package only.
+    pub fn contains(&self, package: &str, test: &str) -> bool {
+        let function = test.rsplit("::").next().unwrap_or(test);
+        self.0.get(package).is_some_and(|tests| tests.contains(function))
+    }
+
+    /// The functions of a package's new and changed tests.
+    pub fn of(&self, package: &str) -> Vec<String> {
+        self.0.get(package).into_iter().flatten().cloned().collect()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.values().map(BTreeSet::len).sum()
+    }
+}
+
+/// The files that differ between a commit and the working tree, new ones among them.
+pub fn files(commit: &str) -> Result<Vec<String>> {
+    let changed =
+        git(&["diff", "--name-only", commit, "--"]).with_context(|| format!("compare with {commit}"))?;
+    let new = git(&["ls-files", "--others", "--exclude-standard"])?;
+    Ok(changed.lines().chain(new.lines()).map(str::to_owned).collect())
+}
+
+/// The commit that work is compared with: where it left the main branch, or else what `recorded` names.
+pub fn base(recorded: Option<&str>) -> Option<String> {
+    let head = git(&["rev-parse", "HEAD"]).ok()?;
+    let fork = ["origin/main", "main"].iter().find_map(|branch| git(&["merge-base", "HEAD", branch]).ok());
+    let known =
+        |commit: &&str| git(&["rev-parse", "--verify", "--quiet", &format!("{commit}^{{commit}}")]).is_ok();
+    fork.filter(|fork| *fork != head).or_else(|| recorded.filter(known).map(str::to_owned))
+}
+
+fn git(arguments: &[&str]) -> Result<String> {
+    output(Command::new("git").current_dir(root()).args(arguments))
+}
+
+/// The package that a file belongs to: the one with the longest folder above it.
+pub fn package<'w>(workspace: &'w Workspace, file: &str) -> Option<&'w str> {
+    let path = root().join(file);
+    let above = workspace.folders.iter().filter(|(_, folder)| path.starts_with(folder));
+    above
+        .max_by_key(|(_, folder)| Path::new(folder).components().count())
+        .map(|(package, _)| package.as_str())
+}
+
+/// The test functions of a formatted file, with their text: from `#[test]` to the brace at the same indentation.
+fn functions(text: &str) -> Vec<(&str, String)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        if line.trim_start() != "#[test]" {
+            continue;
+        }
+        let indent = line.len() - line.trim_start().len();
+        let is_end = |line: &&&str| line.trim_end() == format!("{}}}", " ".repeat(indent));
+        let length = lines[at..].iter().take_while(|line| !is_end(line)).count();
+        let body = &lines[at..at + length];
+        let name =
+            body.iter().find_map(|line| line.trim_start().strip_prefix("fn ")?.split(['(', '<']).next());
+        found.extend(name.map(|name| (name, body.join("\n"))));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "\
+//! Head.
+
+#[test]
+fn one() {
+    if true {
+    }
+}
+
+fn helper() {}
+
+mod tests {
+    #[test]
+    #[expect(clippy::all, reason = \"none\")]
+    fn two() {
+        one();
+    }
+}
+";
+
+    #[test]
+    fn a_test_reaches_from_its_attribute_to_its_last_brace() {
+        let found = functions(FILE);
+        let names: Vec<&str> = found.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, ["one", "two"]);
+        assert_eq!(found[0].1, "#[test]\nfn one() {\n    if true {\n    }");
+        let changed = FILE.replace("one();", "helper();");
+        let changed = functions(&changed);
+        assert_eq!((changed[0] == found[0], changed[1] == found[1]), (true, false));
+    }
+
+    #[test]
+    fn a_file_belongs_to_the_innermost_package() {
+        let workspace = Workspace::read().unwrap();
+        assert_eq!(package(&workspace, "tests/suite/src/lib.rs"), Some("lb-suite"));
+        assert_eq!(package(&workspace, "tests/local/udp.rs"), Some("lb-tests"));
+        assert_eq!(package(&workspace, "docs/README.md"), None);
+    }
+
+    #[test]
+    fn a_test_is_looked_up_by_its_function() {
+        let tests = BTreeSet::from(["one".to_owned()]);
+        let changed = Changed(BTreeMap::from([("lb-core".to_owned(), tests)]));
+        assert!(changed.contains("lb-core", "a::tests::one") && changed.contains("lb-core", "one"));
+        assert!(!changed.contains("lb-core", "a::one::two") && !changed.contains("lb-view", "one"));
+    }
+}

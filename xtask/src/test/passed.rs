@@ -1,0 +1,204 @@
+//! What has passed, and for which inputs: parts of the suite that depend on a few files run when one of these has changed.
+//!
+//! The record is `tests/passed.toml`. A run writes it, a developer commits it, and the next run relies on it and says so.
+//! `cargo xtask test --all` relies on nothing.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::command::root;
+use crate::digest;
+
+/// A part of the suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The guests, all kernels.
+    Guests,
+    /// The release build, and every test of the package.
+    Package,
+    /// The documentation of the code, without warnings.
+    Docs,
+    /// Licences and bans of dependencies.
+    Licences,
+}
+
+impl Part {
+    const ALL: [Self; 4] = [Self::Guests, Self::Package, Self::Docs, Self::Licences];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Guests => "guests",
+            Self::Package => "package",
+            Self::Docs => "docs",
+            Self::Licences => "licences",
+        }
+    }
+
+    /// The files and folders on which it depends. A local test whose module guests do not run counts for nothing.
+    fn inputs(self) -> &'static [&'static str] {
+        match self {
+            Self::Guests => &[
+                "lb-ebpf/object",
+                "lb-common/Cargo.toml",
+                "lb-common/src",
+                "lb-kernel/Cargo.toml",
+                "lb-kernel/src",
+                "tests/Cargo.toml",
+                "tests/init",
+                "tests/local",
+                "tests/probe",
+                "tests/stage",
+                "tests/stress",
+                "tests/suite",
+                "tests/vm",
+            ],
+            Self::Package => &[
+                "Cargo.lock",
+                "Cargo.toml",
+                "lb-user/Cargo.toml",
+                "lb-user/examples",
+                "packaging",
+                "tests/machine",
+                "tests/package",
+                "tests/stage/machine.rs",
+                "xtask/src/package.rs",
+            ],
+            Self::Docs => &[
+                "Cargo.lock",
+                "Cargo.toml",
+                "fuzz",
+                "lb-agent",
+                "lb-common",
+                "lb-config",
+                "lb-core",
+                "lb-diag",
+                "lb-document",
+                "lb-host",
+                "lb-http",
+                "lb-kernel",
+                "lb-sim",
+                "lb-svg",
+                "lb-user",
+                "lb-view",
+                "tests",
+                "xtask",
+            ],
+            Self::Licences => {
+                &["Cargo.lock", "Cargo.toml", "deny.toml", "lb-ebpf/Cargo.lock", "lb-ebpf/Cargo.toml"]
+            }
+        }
+    }
+}
+
+/// The record.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Passed {
+    /// The last commit on which the whole suite passed.
+    pub commit: Option<String>,
+    /// Of each part the hash over its inputs with which it has passed.
+    #[serde(default)]
+    inputs: BTreeMap<String, String>,
+    /// Local test modules that guests do not run.
+    #[serde(skip)]
+    host_modules: Vec<String>,
+}
+
+const PATH: &str = "tests/passed.toml";
+
+impl Passed {
+    /// Reads the record; a tree without one has passed nothing. `host_modules`: local test modules that no guest runs.
+    pub fn read(host_modules: Vec<String>) -> Result<Self> {
+        let text = match fs::read_to_string(root().join(PATH)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            text => text.with_context(|| format!("read {PATH}"))?,
+        };
+        let passed =
+            toml::from_str(&text).with_context(|| format!("read {PATH}: remove it to run everything"))?;
+        Ok(Self { host_modules, ..passed })
+    }
+
+    /// Whether a part has passed with its inputs as they are now.
+    pub fn has(&self, part: Part) -> Result<bool> {
+        Ok(self.inputs.get(part.name()) == Some(&self.hash(part)?))
+    }
+
+    /// Notes that a part has passed, and writes the record.
+    pub fn note(&mut self, part: Part) -> Result<()> {
+        self.inputs.insert(part.name().to_owned(), self.hash(part)?);
+        self.write()
+    }
+
+    /// Notes that the whole suite has passed on a commit, and writes the record.
+    pub fn note_commit(&mut self, commit: String) -> Result<()> {
+        self.commit = Some(commit);
+        self.write()
+    }
+
+    fn write(&self) -> Result<()> {
+        let mut text = "# What has passed, with a hash over the files on which it depends (xtask/src/test/passed.rs). Written by\n\
+                        # `cargo xtask test`; commit it, and the next run relies on it.\n"
+            .to_owned();
+        if let Some(commit) = &self.commit {
+            text += &format!("commit = \"{commit}\"\n");
+        }
+        text += "\n[inputs]\n";
+        for part in Part::ALL {
+            if let Some(hash) = self.inputs.get(part.name()) {
+                text += &format!("{} = \"{hash}\"\n", part.name());
+            }
+        }
+        fs::write(root().join(PATH), text).with_context(|| format!("write {PATH}"))
+    }
+
+    /// The hash over a part's inputs.
+    fn hash(&self, part: Part) -> Result<String> {
+        let mut files = digest::files(&root(), part.inputs())?;
+        let unused: Vec<String> =
+            self.host_modules.iter().map(|module| format!("tests/local/{module}.rs")).collect();
+        // Guests run another selection of the local tests; the documentation is that of all.
+        files.retain(|name, _| name != PATH && (part != Part::Guests || !unused.contains(name)));
+        Ok(digest::of(&files))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_input_of_every_part_exists_and_counts() {
+        let passed = Passed::default();
+        for part in Part::ALL {
+            for input in part.inputs() {
+                assert!(!digest::files(&root(), &[input]).unwrap().is_empty(), "{input} is empty");
+            }
+            let mut files = digest::files(&root(), part.inputs()).unwrap();
+            files.remove(PATH);
+            assert_eq!(passed.hash(part).unwrap(), digest::of(&files));
+            files.first_entry().unwrap().get_mut().push(b' ');
+            assert_ne!(passed.hash(part).unwrap(), digest::of(&files));
+        }
+    }
+
+    #[test]
+    fn a_module_that_no_guest_runs_does_not_count_for_guests() {
+        let without = Passed { host_modules: vec!["endpoints".to_owned()], ..Passed::default() };
+        assert_ne!(without.hash(Part::Guests).unwrap(), Passed::default().hash(Part::Guests).unwrap());
+        assert_eq!(without.hash(Part::Docs).unwrap(), Passed::default().hash(Part::Docs).unwrap());
+    }
+
+    #[test]
+    fn a_part_has_passed_with_the_inputs_that_are_noted() {
+        let mut passed = Passed::default();
+        assert!(!passed.has(Part::Licences).unwrap());
+        let hash = passed.hash(Part::Licences).unwrap();
+        passed.inputs.insert("licences".to_owned(), hash);
+        assert!(passed.has(Part::Licences).unwrap() && !passed.has(Part::Docs).unwrap());
+        passed.inputs.insert("licences".to_owned(), "0".to_owned());
+        assert!(!passed.has(Part::Licences).unwrap());
+    }
+}

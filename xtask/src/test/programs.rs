@@ -1,0 +1,283 @@
+//! Runs test programs, reads their events, and runs what failed a second time.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use lb_suite::{ARGUMENTS, Failed, Modules, Phase, Run, Summary, VARIABLE, retry};
+
+use super::build::{TestProgram, suite_cargo};
+use super::changed::Changed;
+use super::tiers::{Tier, Workspace};
+use crate::command::{describe, output, target};
+use crate::digest;
+use crate::toolchain::tools;
+
+/// A test program that prints nothing for so long hangs.
+const SILENCE: Duration = Duration::from_secs(600);
+
+/// How many local tests run at a time: they wait for most of their time.
+const LOCAL_THREADS: usize = 4;
+
+/// How often new and changed tests run.
+const RUNS_OF_CHANGED: usize = 3;
+
+/// How to run a tier's programs.
+pub struct Plan<'a> {
+    /// The tier's name.
+    pub name: &'a str,
+    /// The programs.
+    pub programs: &'a [&'a TestProgram],
+    /// Only tests whose name contains one of these; all if there is none.
+    pub filters: &'a [String],
+    /// The table of the local tests' modules.
+    pub modules: &'a Modules,
+    /// New and changed tests.
+    pub changed: &'a Changed,
+    /// Variables for the programs.
+    pub variables: &'a [(&'a str, String)],
+}
+
+impl Plan<'_> {
+    /// Runs every program to its end, then new and changed tests again, then what failed.
+    pub fn run(&self) -> Result<Summary> {
+        let began = Instant::now();
+        let mut summary = Summary { name: self.name.to_owned(), ..Summary::default() };
+        let mut failed = Vec::new();
+        for program in self.programs {
+            let run = self.program(program)?;
+            let label = |name: &str| format!("{}::{name}", program.target.label());
+            summary.ran.extend(run.ran.into_iter().map(|mut ran| {
+                ran.name = label(&ran.name);
+                ran
+            }));
+            summary.skipped.extend(run.skipped.iter().map(|skipped| label(skipped)));
+            failed.extend(run.failed.into_iter().map(|one| Failed { name: label(&one.name), ..one }));
+        }
+        let is_changed = |name: &str| {
+            let (program, test) = self.find(name).expect("a name that was made here");
+            self.changed.contains(&program.target.package, test)
+        };
+        let retried = retry(failed, is_changed, |names| self.alone(names))?;
+        (summary.unsteady, summary.failed) = (retried.unsteady, retried.failed);
+        summary.seconds = began.elapsed().as_secs_f64();
+        Ok(summary)
+    }
+
+    /// The program of a labelled test, and the test's name in it.
+    fn find<'n>(&self, name: &'n str) -> Option<(&TestProgram, &'n str)> {
+        self.programs.iter().find_map(|program| {
+            let test = name.strip_prefix(&program.target.label())?.strip_prefix("::")?;
+            Some((*program, test))
+        })
+    }
+
+    /// Runs one program: its tests by phases, those that are new or changed three times.
+    fn program(&self, program: &TestProgram) -> Result<Run> {
+        let mut tests = list(program)?;
+        let is_wanted = |test: &String| {
+            self.filters.is_empty() || self.filters.iter().any(|filter| test.contains(filter))
+        };
+        tests.retain(is_wanted);
+        let is_local = program.target.name == "local";
+        if is_local && self.filters.is_empty() {
+            let faults = self.modules.faults(&tests);
+            if !faults.is_empty() {
+                bail!("{}", faults.join("\n"));
+            }
+        }
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = if is_local { LOCAL_THREADS } else { cpus };
+        let phases = |tests: &[String]| {
+            if is_local {
+                self.modules.phases(tests, threads)
+            } else {
+                vec![Phase { tests: tests.to_vec(), threads }]
+            }
+        };
+        let mut run = Run::default();
+        for phase in phases(&tests).iter().filter(|phase| !phase.tests.is_empty()) {
+            self.phase(program, phase, &mut run)?;
+        }
+        tests.retain(|test| self.changed.contains(&program.target.package, test));
+        let mut again = Run::default();
+        for _ in 1..RUNS_OF_CHANGED {
+            for phase in phases(&tests).iter().filter(|phase| !phase.tests.is_empty()) {
+                self.phase(program, phase, &mut again)?;
+            }
+        }
+        for failed in again.failed {
+            if let Some(ran) = run.ran.iter_mut().find(|ran| ran.name == failed.name && ran.passed) {
+                ran.passed = false;
+                run.failed.push(failed);
+            }
+        }
+        let (ran, failed) = (run.ran.len(), run.failed.len());
+        println!("{}: {}: {} passed, {failed} failed", self.name, program.target.label(), ran - failed);
+        if !run.ignored.is_empty() {
+            bail!("ignored tests: {}; a test runs or is deleted", run.ignored.join(", "));
+        }
+        Ok(run)
+    }
+
+    /// Runs tests one at a time, each in a process of its own; returns those that passed.
+    fn alone(&self, names: &[String]) -> Result<Vec<String>> {
+        let mut passed = Vec::new();
+        for name in names {
+            let (program, test) = self.find(name).expect("a name that was made here");
+            let mut run = Run::default();
+            self.phase(program, &Phase { tests: vec![test.to_owned()], threads: 1 }, &mut run)?;
+            println!(
+                "{}: {name} again, alone: {}",
+                self.name,
+                if run.failed.is_empty() { "passed" } else { "failed" }
+            );
+            if run.failed.is_empty() {
+                passed.push(name.clone());
+            }
+        }
+        Ok(passed)
+    }
+
+    /// Runs some tests of a program and adds their events to `run`. A test during which the program ends has failed.
+    fn phase(&self, program: &TestProgram, phase: &Phase, run: &mut Run) -> Result<()> {
+        let mut command = command(program);
+        command
+            .args(["--test-threads", &phase.threads.to_string(), "--exact"])
+            .args(ARGUMENTS)
+            .args(&phase.tests);
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command.env("SOCKLB_TEST_TOOLS", tools().join("bin"));
+        let before = run.failed.len();
+        let mut log = self.log()?;
+        let mut last = Vec::new();
+        let ended = lines(&mut command, SILENCE, |line| {
+            run.line(line);
+            last.push(line.to_owned());
+            // Bound: what is shown of a program that dies.
+            last.drain(..last.len().saturating_sub(30));
+            writeln!(log, "{line}").context("write the log")
+        })?;
+        let output = || format!("{ended}; its last lines:\n{}", last.join("\n"));
+        for name in std::mem::take(&mut run.running) {
+            run.ran.push(lb_suite::Ran { name: name.clone(), seconds: 0.0, passed: false });
+            run.failed.push(Failed { name, output: output() });
+        }
+        for failed in &run.failed[before..] {
+            println!("{}: {}::{} FAILED\n{}", self.name, program.target.label(), failed.name, failed.output);
+        }
+        if run.failed.len() == before && (ended != "exit status: 0" || !run.is_complete()) {
+            bail!("{} ended without a failed test: {}", program.path.display(), output());
+        }
+        Ok(())
+    }
+
+    fn log(&self) -> Result<File> {
+        let folder = target().join("test");
+        std::fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+        let path = folder.join(format!("{}.log", self.name));
+        File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .with_context(|| format!("open {}", path.display()))
+    }
+}
+
+/// A test program as cargo starts it.
+fn command(program: &TestProgram) -> Command {
+    let mut command = Command::new(&program.path);
+    command
+        .current_dir(&program.folder)
+        .env("CARGO_MANIFEST_DIR", &program.folder)
+        .env(VARIABLE.0, VARIABLE.1);
+    command
+}
+
+/// The names of a program's tests.
+fn list(program: &TestProgram) -> Result<Vec<String>> {
+    let text = output(command(program).args(["--list", "--format", "terse"]))?;
+    Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+}
+
+/// Runs a command and hands its lines on, of both outputs. Returns how it ended; kills it if it is silent for too long.
+fn lines(
+    command: &mut Command,
+    silence: Duration,
+    mut line: impl FnMut(&str) -> Result<()>,
+) -> Result<String> {
+    let (reader, writer) = std::io::pipe().context("make a pipe")?;
+    command.stdin(Stdio::null()).stdout(writer.try_clone().context("copy a pipe")?).stderr(writer);
+    let mut child =
+        command.spawn().with_context(|| format!("start {}", command.get_program().to_string_lossy()))?;
+    // The command holds the other ends of the pipe: without this the pipe never ends.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut reader = BufReader::new(reader);
+        let mut bytes = Vec::new();
+        while reader.read_until(b'\n', &mut bytes).is_ok_and(|length| length > 0) {
+            let text = String::from_utf8_lossy(&bytes).trim_end_matches('\n').to_owned();
+            if sender.send(text).is_err() {
+                return;
+            }
+            bytes.clear();
+        }
+    });
+    loop {
+        match receiver.recv_timeout(silence) {
+            Ok(text) => line(&text)?,
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                child.kill().context("kill a test program that hangs")?;
+                child.wait().context("reap it")?;
+                return Ok(format!("killed after {} s without a line", silence.as_secs()));
+            }
+        }
+    }
+    Ok(child.wait().context("reap a test program")?.to_string())
+}
+
+/// Runs the tests in the documentation of a tier's libraries, where there are any, and adds them to its summary.
+pub fn documentation(workspace: &Workspace, tier: Tier, summary: &mut Summary) -> Result<()> {
+    for (package, source) in &workspace.libraries {
+        let folder = source.parent().context("a library's source lies in a folder")?;
+        let in_tier =
+            workspace.targets.iter().any(|target| target.package == *package && target.tier() == Some(tier));
+        if !in_tier || !has_examples(folder)? {
+            continue;
+        }
+        let mut command = suite_cargo("test")?;
+        command
+            .args(["--doc", "--quiet", "--package", package, "--"])
+            .args(ARGUMENTS)
+            .env(VARIABLE.0, VARIABLE.1);
+        let mut run = Run::default();
+        let ended = lines(&mut command, SILENCE, |line| {
+            run.line(line);
+            Ok(())
+        })?;
+        if run.failed.is_empty() && (ended != "exit status: 0" || !run.is_complete()) {
+            bail!("{}: {ended}", describe(&command));
+        }
+        summary.ran.extend(run.ran);
+        summary.failed.extend(run.failed);
+    }
+    Ok(())
+}
+
+/// Whether documentation comments below a folder have a block of code.
+fn has_examples(folder: &Path) -> Result<bool> {
+    let sources = digest::files(folder, &["."])?;
+    let is_fence = |line: &str| {
+        let line = line.trim_start();
+        (line.starts_with("//!") || line.starts_with("///")) && line.contains("```")
+    };
+    Ok(sources
+        .iter()
+        .any(|(name, text)| name.ends_with(".rs") && String::from_utf8_lossy(text).lines().any(is_fence)))
+}
