@@ -3,7 +3,7 @@
 //! Both are this tree's sources with one thing changed, built apart from it.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -16,6 +16,11 @@ use crate::{object, toolchain};
 pub fn build(programs: &Path) -> Result<()> {
     let tree = target().join("others/tree");
     copy_tree(&tree)?;
+    for file in ["Cargo.toml", "Cargo.lock"] {
+        let path = root().join(file);
+        let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        write_if_other(&tree.join(file), renumbered(&text, OF_OTHERS).as_bytes())?;
+    }
     // The same sources, optimized a little less: other instructions that do the same. (Optimized for size, sendmsg takes
     // more stack than a program may have.)
     let mut compile = toolchain::ebpf_cargo("build");
@@ -38,17 +43,50 @@ pub fn build(programs: &Path) -> Result<()> {
 fn build_one(tree: &Path, to: &Path) -> Result<()> {
     let folder = target().join("others/build");
     let mut build = suite_cargo("build")?;
-    // Intermediate artefacts are the suite's own: dependencies are compiled once for all three trees. They are the same
-    // only with the same features, which the example's dependencies for tests bring in.
+    // Intermediate artefacts are the suite's own: dependencies are compiled once for all three trees, if their features are
+    // the same. An example, whichever, makes cargo count in the features that tests ask for.
     build.current_dir(tree).env("CARGO_TARGET_DIR", &folder).env("CARGO_BUILD_BUILD_DIR", target());
-    run_command(build.args(["--workspace", "--bin", "socklb", "--example", "configuration"]))?;
+    run_command(build.args(["--workspace", "--bin", "socklb", "--example", "agent_keys"]))?;
     let built = folder.join(triple()?).join(PROFILE).join("socklb");
     fs::copy(&built, to).with_context(|| format!("copy {} to {}", built.display(), to.display()))?;
     Ok(())
 }
 
-/// Copies what git knows of this tree, as it is in the working directory. What has not changed keeps its time, so that it
-/// is not built again.
+/// The version of all packages in the copied tree. Cargo tells packages apart by their version and their path *within*
+/// their workspace: with the same version, artefacts of the two trees would take each other's place.
+const OF_OTHERS: &str = "0.1.0-other";
+
+/// A manifest or a lock file in which the workspace's own packages have another version.
+fn renumbered(text: &str, version: &str) -> String {
+    let mut blocks: Vec<String> = text.split("\n[").map(str::to_owned).collect();
+    for block in &mut blocks {
+        let is_ours = block.starts_with("workspace.package]")
+            || (block.starts_with("[package]]") && !block.contains("\nsource = "));
+        if is_ours {
+            let lines = block.split('\n').map(|line| {
+                if line.starts_with("version = ") {
+                    format!("version = \"{version}\"")
+                } else {
+                    line.to_owned()
+                }
+            });
+            *block = lines.collect::<Vec<String>>().join("\n");
+        }
+    }
+    blocks.join("\n[")
+}
+
+/// Writes a file unless it has this content: what has not changed keeps its time, so that it is not built again.
+fn write_if_other(to: &Path, content: &[u8]) -> Result<()> {
+    if fs::read(to).is_ok_and(|there| there == content) {
+        return Ok(());
+    }
+    let folder = to.parent().context("a file lies in a folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
+    fs::write(to, content).with_context(|| format!("write {}", to.display()))
+}
+
+/// Copies what git knows of this tree, as it is in the working directory, but for its manifest and lock file.
 fn copy_tree(to: &Path) -> Result<()> {
     let list = output(Command::new("git").current_dir(root()).args([
         "ls-files",
@@ -56,16 +94,28 @@ fn copy_tree(to: &Path) -> Result<()> {
         "--others",
         "--exclude-standard",
     ]))?;
-    for name in list.lines() {
-        let (from, to): (PathBuf, PathBuf) = (root().join(name), to.join(name));
+    for name in list.lines().filter(|name| !["Cargo.toml", "Cargo.lock"].contains(name)) {
         // Deleted and not committed.
-        let Ok(content) = fs::read(&from) else { continue };
-        if fs::read(&to).is_ok_and(|there| there == content) {
-            continue;
-        }
-        let folder = to.parent().context("a file lies in a folder")?;
-        fs::create_dir_all(folder)?;
-        fs::write(&to, content).with_context(|| format!("write {}", to.display()))?;
+        let Ok(content) = fs::read(root().join(name)) else { continue };
+        write_if_other(&to.join(name), &content)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_packages_of_the_workspace_get_another_version() {
+        let manifest = "[workspace]\nresolver = \"3\"\n\n[workspace.package]\nversion = \"0.1.0\"\n\n\
+                        [workspace.dependencies]\nlog = \"0.4\"\n";
+        assert_eq!(renumbered(manifest, "2"), manifest.replace("0.1.0", "2"));
+        let lock = "version = 4\n\n[[package]]\nname = \"log\"\nversion = \"0.1.0\"\nsource = \"registry\"\n\n\
+                    [[package]]\nname = \"lb-core\"\nversion = \"0.1.0\"\ndependencies = [\n \"log\",\n]\n";
+        let ours = "name = \"lb-core\"\nversion = \"";
+        assert_eq!(renumbered(lock, "2"), lock.replace(&format!("{ours}0.1.0"), &format!("{ours}2")));
+        let tree = fs::read_to_string(root().join("Cargo.lock")).unwrap();
+        assert!(renumbered(&tree, OF_OTHERS).matches(OF_OTHERS).count() > 10);
+    }
 }

@@ -7,6 +7,8 @@ mod build;
 
 mod changed;
 
+mod machine;
+
 mod passed;
 
 mod programs;
@@ -20,7 +22,7 @@ use anyhow::{Context, Result, bail};
 use lb_suite::{Modules, Summary};
 
 use crate::command::{output, root, target};
-use crate::{check, object, others, package, setup, tidy, vm};
+use crate::{check, kernels, object, others, package, setup, tidy, vm};
 
 pub use build::{Built, PROFILE, suite_cargo, triple};
 pub use passed::Part;
@@ -71,6 +73,7 @@ pub fn run(options: &Options) -> Result<()> {
     if options.record && options.tier != Some(Tier::Vm) {
         bail!("only tier vm records: `cargo xtask test vm --record`");
     }
+    machine::prepare()?;
     let mut suite = Suite::new(options)?;
     let result = match options.tier {
         Some(tier) => suite.one_tier(tier, &options.which, options.record),
@@ -121,7 +124,10 @@ impl<'o> Suite<'o> {
     }
 
     fn every_tier(&mut self) -> Result<()> {
-        self.step("set-up", |_| setup::run(&setup::Options::install()))?;
+        // With the kernels, so that nothing after it needs a network.
+        self.step("set-up", |_| {
+            setup::run(&setup::Options::install()).and_then(|()| kernels::all(None).map(drop))
+        })?;
         self.step("check", Self::check)?;
         self.step("tidy", |_| tidy::run())?;
         let built = self.step("build", |_| build::build(What::Everything))?;

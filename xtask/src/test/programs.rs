@@ -20,8 +20,8 @@ use crate::toolchain::tools;
 /// A test program that prints nothing for so long hangs.
 const SILENCE: Duration = Duration::from_secs(600);
 
-/// How many local tests run at a time: they wait for most of their time.
-const LOCAL_THREADS: usize = 4;
+/// How many local tests run at a time for each CPU: they wait for most of their time.
+const LOCAL_THREADS_PER_CPU: usize = 2;
 
 /// How often new and changed tests run.
 const RUNS_OF_CHANGED: usize = 3;
@@ -91,7 +91,14 @@ impl Plan<'_> {
             }
         }
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = if is_local { LOCAL_THREADS } else { cpus };
+        let threads = if is_local { LOCAL_THREADS_PER_CPU * cpus } else { cpus };
+        let mut run = Run::default();
+        if is_local && cpus < 2 {
+            let (two, one): (Vec<_>, Vec<_>) =
+                tests.into_iter().partition(|test| self.modules.needs_two_cpus(test));
+            run.skipped = two.into_iter().map(|test| format!("{test}: needs two CPUs")).collect();
+            tests = one;
+        }
         let phases = |tests: &[String]| {
             if is_local {
                 self.modules.phases(tests, threads)
@@ -99,7 +106,6 @@ impl Plan<'_> {
                 vec![Phase { tests: tests.to_vec(), threads }]
             }
         };
-        let mut run = Run::default();
         for phase in phases(&tests).iter().filter(|phase| !phase.tests.is_empty()) {
             self.phase(program, phase, &mut run)?;
         }

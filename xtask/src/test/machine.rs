@@ -1,0 +1,98 @@
+//! What a run needs of this machine: room on its disks, and nothing left of runs that were killed.
+//!
+//! Namespaces, mounts and pins of a killed test end with its processes, and the next test removes its cgroups; folders stay.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::target;
+
+/// What the test programs and a set of logs take, and what a test may write to the folder for temporary files.
+const ROOM: [(Place, u64); 2] = [(Place::Target, 6 << 30), (Place::Temporary, 1 << 30)];
+
+#[derive(Clone, Copy)]
+enum Place {
+    Target,
+    Temporary,
+}
+
+/// How the folders of tests begin (tests/stage/namespace.rs).
+const FOLDERS: &str = "socklb-test-";
+
+/// No run takes so long: an older folder belongs to none.
+const OLD: Duration = Duration::from_secs(3 * 3600);
+
+/// Checks and cleans up.
+pub fn prepare() -> Result<()> {
+    for (place, needed) in ROOM {
+        let folder = match place {
+            Place::Target => target(),
+            Place::Temporary => std::env::temp_dir(),
+        };
+        let stat =
+            rustix::fs::statvfs(&folder).with_context(|| format!("ask for room in {}", folder.display()))?;
+        check_room(&folder, stat.f_bavail * stat.f_frsize, needed)?;
+    }
+    let removed = remove_old(&std::env::temp_dir(), OLD)?;
+    if removed > 0 {
+        println!("test: removed {removed} folders of tests that were killed");
+    }
+    Ok(())
+}
+
+fn check_room(folder: &Path, free: u64, needed: u64) -> Result<()> {
+    if free < needed {
+        let [free, needed] = [free, needed].map(|bytes| bytes >> 20);
+        bail!(
+            "{} has {free} MiB of free space, and the tests need {needed} MiB: make room, or set CARGO_TARGET_DIR or TMPDIR",
+            folder.display()
+        );
+    }
+    Ok(())
+}
+
+/// Removes the folders of tests that have not changed for so long; returns how many.
+fn remove_old(temporary: &Path, old: Duration) -> Result<usize> {
+    let mut removed = 0;
+    for entry in fs::read_dir(temporary).with_context(|| format!("read {}", temporary.display()))? {
+        let entry = entry?;
+        let is_ours = entry.file_name().to_string_lossy().starts_with(FOLDERS);
+        // One that is gone in between, or of another user, is not ours to remove.
+        let age = entry
+            .metadata()
+            .and_then(|metadata| metadata.modified())
+            .ok()
+            .and_then(|time| time.elapsed().ok());
+        if is_ours && age.is_some_and(|age| age >= old) && fs::remove_dir_all(entry.path()).is_ok() {
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_named_with_what_is_needed() {
+        check_room(Path::new("/a"), 2 << 30, 1 << 30).unwrap();
+        let error = check_room(Path::new("/a"), 10 << 20, 1 << 30).unwrap_err().to_string();
+        assert!(error.starts_with("/a has 10 MiB of free space, and the tests need 1024 MiB"), "{error}");
+    }
+
+    #[test]
+    fn only_old_folders_of_tests_are_removed() {
+        let folder = std::env::temp_dir().join(format!("socklb-machine-{}", std::process::id()));
+        for name in ["socklb-test-a", "socklb-test-b", "other"] {
+            fs::create_dir_all(folder.join(name)).unwrap();
+        }
+        assert_eq!(remove_old(&folder, Duration::from_secs(60)).unwrap(), 0);
+        assert_eq!(remove_old(&folder, Duration::ZERO).unwrap(), 2);
+        assert!(folder.join("other").exists());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
