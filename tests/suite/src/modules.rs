@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
+use crate::ARGUMENTS;
+
 /// What a test proves. The table's head says on which kernels each class runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub enum Class {
@@ -74,6 +76,27 @@ pub struct Phase {
     pub tests: Vec<String>,
     /// How many run at a time.
     pub threads: usize,
+}
+
+impl Phase {
+    /// Writes the phase as one line without its end: the threads, then the names.
+    pub fn line(&self) -> String {
+        format!("{} {}", self.threads, self.tests.join(" "))
+    }
+
+    /// Reads a line that [`Phase::line`] wrote; `None` if it has no number or no test.
+    pub fn of_line(line: &str) -> Option<Self> {
+        let (threads, tests) = line.split_once(' ')?;
+        let tests: Vec<String> = tests.split_whitespace().map(str::to_owned).collect();
+        (!tests.is_empty()).then_some(Self { tests, threads: threads.parse().ok()? })
+    }
+
+    /// Arguments for the test program: it runs exactly these tests and prints events.
+    pub fn arguments(&self) -> Vec<String> {
+        let threads = self.threads.to_string();
+        let first = ["--exact", "--test-threads", &threads].into_iter().chain(ARGUMENTS);
+        first.map(str::to_owned).chain(self.tests.iter().cloned()).collect()
+    }
 }
 
 impl Modules {
@@ -215,6 +238,17 @@ mod tests {
             phase(&["many::a"], 1),
         ];
         assert_eq!(table.phases(&tests, 4), expected);
+    }
+
+    #[test]
+    fn a_phase_is_read_as_it_was_written() {
+        let phase = Phase { tests: names(&["a::b", "a::c"]), threads: 4 };
+        assert_eq!(phase.line(), "4 a::b a::c");
+        assert_eq!(Phase::of_line(&phase.line()), Some(phase.clone()));
+        assert_eq!(["", "4", "4 ", "a::b a::c"].map(Phase::of_line), [None, None, None, None]);
+        let arguments = phase.arguments().join(" ");
+        assert!(arguments.starts_with("--exact --test-threads 4 -Z"), "{arguments}");
+        assert!(arguments.ends_with(" --report-time a::b a::c"), "{arguments}");
     }
 
     #[test]
