@@ -57,6 +57,33 @@ pub fn load_program(kind: bpf_prog_type, attach_type: bpf_attach_type, instructi
     unsafe { OwnedFd::from_raw_fd(program) }
 }
 
+/// Attaches a program that does nothing to a cgroup. It goes with the cgroup.
+///
+/// # Panics
+/// If the kernel refuses, or there is no such cgroup.
+pub fn attach_idle(cgroup: &Path, kind: bpf_prog_type, attach_type: bpf_attach_type) {
+    let program = load_program(kind, attach_type, &NOTHING);
+    let cgroup = std::fs::File::open(cgroup).expect("open the cgroup");
+    attach_to_cgroup(bpf_cmd::BPF_PROG_ATTACH, &program, &cgroup, attach_type).expect("attach a program");
+}
+
+/// Attaches a program to a cgroup, or detaches it.
+fn attach_to_cgroup(
+    command: bpf_cmd,
+    program: &OwnedFd,
+    cgroup: &std::fs::File,
+    attach_type: bpf_attach_type,
+) -> io::Result<i32> {
+    let mut attr = attributes();
+    // SAFETY: this member is the one that both commands read; nothing else was written.
+    let attach = unsafe { &mut attr.__bindgen_anon_5 };
+    attach.__bindgen_anon_1.target_fd = cgroup.as_raw_fd().cast_unsigned();
+    attach.attach_bpf_fd = program.as_raw_fd().cast_unsigned();
+    attach.attach_type = attach_type as u32;
+    // SAFETY: there are no pointers in these attributes.
+    unsafe { bpf(command, &mut attr) }
+}
+
 /// A program for a cgroup's IPv4 connects that does nothing.
 fn idle_connect4() -> OwnedFd {
     load_program(
@@ -324,14 +351,7 @@ impl Exclusive {
     }
 
     fn call(&self, command: bpf_cmd) -> io::Result<i32> {
-        let mut attr = attributes();
-        // SAFETY: this member is the one that both commands read; nothing else was written.
-        let attach = unsafe { &mut attr.__bindgen_anon_5 };
-        attach.__bindgen_anon_1.target_fd = self.cgroup.as_raw_fd().cast_unsigned();
-        attach.attach_bpf_fd = self.program.as_raw_fd().cast_unsigned();
-        attach.attach_type = bpf_attach_type::BPF_CGROUP_INET4_CONNECT as u32;
-        // SAFETY: there are no pointers in these attributes.
-        unsafe { bpf(command, &mut attr) }
+        attach_to_cgroup(command, &self.program, &self.cgroup, bpf_attach_type::BPF_CGROUP_INET4_CONNECT)
     }
 }
 
