@@ -72,7 +72,7 @@ impl Run {
             Some(Event::Suite { event }) if event == "started" => self.programs.0 += 1,
             Some(Event::Suite { .. }) => self.programs.1 += 1,
             Some(Event::Test { event, name, exec_time, stdout }) => {
-                self.test(&event, name, exec_time, stdout)
+                self.test(&event, name, exec_time, stdout);
             }
             None => {}
         }
