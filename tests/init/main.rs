@@ -1,5 +1,5 @@
-//! PID 1 of a guest of the VM tests: makes the machine what the tests expect of a host, runs them with the arguments
-//! from the kernel's command line, and leaves by the exit device.
+//! PID 1 of a guest of the VM tests: makes the machine what the tests expect of a host, runs them phase by phase as
+//! `/plan` says, and leaves by the exit device.
 //!
 //! Whatever it finds wrong is an exit code of its own, so that a broken guest is never taken for a failing test. It
 //! knows nothing of what is tested, nor of who judges the log.
@@ -12,6 +12,7 @@ use std::process::{Command, ExitStatus};
 use anyhow::{Context, Result, bail};
 use aya_obj::generated::bpf_attach_type as hook;
 use aya_obj::generated::bpf_prog_type as kind;
+use lb_suite::Phase;
 use rustix::mount::MountFlags;
 use rustix::process::WaitOptions;
 
@@ -21,21 +22,24 @@ const FAILED: u8 = 0x11;
 const UNFIT: u8 = 0x12;
 
 fn main() {
-    let code = match run() {
-        Ok(status) if status.success() => PASSED,
-        Ok(status) => {
-            println!("guest: the tests ended: {status}");
-            FAILED
-        }
-        Err(error) => {
+    // The stage panics if it cannot do its part. A PID 1 that ends without a code looks like an emulator that died.
+    let code = match std::panic::catch_unwind(run) {
+        Ok(Ok(true)) => PASSED,
+        Ok(Ok(false)) => FAILED,
+        Ok(Err(error)) => {
             println!("guest: unfit: {error:#}");
+            UNFIT
+        }
+        Err(_) => {
+            println!("guest: unfit: init panicked");
             UNFIT
         }
     };
     leave(code);
 }
 
-fn run() -> Result<ExitStatus> {
+/// Whether all tests passed.
+fn run() -> Result<bool> {
     mount_all()?;
     let uname = rustix::system::uname();
     println!("guest: Linux {}", uname.release().to_string_lossy());
@@ -43,7 +47,16 @@ fn run() -> Result<ExitStatus> {
     stage::namespace::loopback_up();
     dump_tcp_sockets().context("list TCP sockets with sock_diag")?;
     keep_hooks_in_use()?;
-    run_tests()
+    let mut passed = true;
+    for line in fs::read_to_string("/plan").context("read /plan")?.lines() {
+        let phase = Phase::of_line(line).with_context(|| format!("/plan: not a phase: {line}"))?;
+        let status = run_tests(&phase)?;
+        if !status.success() {
+            println!("guest: the tests ended: {status}");
+            passed = false;
+        }
+    }
+    Ok(passed)
 }
 
 fn mount_all() -> Result<()> {
@@ -159,11 +172,11 @@ fn keep_hooks_in_use() -> Result<()> {
     Ok(())
 }
 
-/// Runs the tests, and reaps every orphan that they leave, as PID 1 has to.
-fn run_tests() -> Result<ExitStatus> {
+/// Runs the tests of a phase, and reaps every orphan that they leave, as PID 1 has to.
+fn run_tests(phase: &Phase) -> Result<ExitStatus> {
     let mut tests = Command::new("/tests/local");
-    // From its command line the kernel hands on what follows `--` as arguments, and `NAME=value` before it as variables.
-    tests.args(std::env::args().skip(1)).current_dir("/tmp");
+    // The kernel hands `NAME=value` of its command line to init as variables, and init to the tests.
+    tests.args(phase.arguments()).env(lb_suite::VARIABLE.0, lb_suite::VARIABLE.1).current_dir("/tmp");
     tests.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     let tests = tests.spawn().context("start the tests")?;
     // Ends when the tests have ended; they bound their own time.

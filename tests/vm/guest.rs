@@ -2,14 +2,15 @@
 //! or as the way it was lost.
 
 use std::fmt;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, Command};
-use tokio::time::{Instant, timeout, timeout_at};
+use lb_suite::Event;
 
 /// What to boot.
 pub struct Guest {
@@ -19,8 +20,8 @@ pub struct Guest {
     pub kernel: PathBuf,
     /// Its first and only root.
     pub initramfs: PathBuf,
-    /// Arguments of the tests.
-    pub arguments: Vec<String>,
+    /// How many CPUs it has.
+    pub cpus: u32,
     /// Variables of the tests.
     pub variables: Vec<String>,
     /// Where to keep what it prints.
@@ -58,7 +59,7 @@ impl fmt::Display for Ended {
 }
 
 /// A boot that is over.
-pub struct Run {
+pub struct Booted {
     /// How.
     pub ended: Ended,
     /// What it printed.
@@ -67,23 +68,17 @@ pub struct Run {
 
 impl Guest {
     /// Boots it and waits for its end.
-    pub async fn run(&self) -> Result<Run> {
-        let mut command = self.command(tsc_khz().await?);
-        println!("$ {}", describe(command.as_std()));
-        // Killed with us, should we be cut off.
-        let mut child = command.kill_on_drop(true).spawn().context("start qemu-system-x86_64")?;
+    pub fn run(&self) -> Result<Booted> {
+        let mut command = self.command(tsc_khz()?);
+        println!("$ {}", describe(&command));
+        let mut child = command.spawn().context("start qemu-system-x86_64")?;
         let mut lines = Vec::new();
-        let ended = match self.read(&mut child, &mut lines).await? {
-            None => {
-                let status = timeout(self.silence, child.wait()).await.context("the emulator's end")??;
-                of_status(status)
-            }
-            Some(lost) => {
-                child.kill().await.context("kill the emulator")?;
-                lost
-            }
-        };
-        Ok(Run { ended, lines })
+        let lost = self.read(&mut child, &mut lines);
+        if !matches!(lost, Ok(None)) {
+            child.kill().context("kill the emulator")?;
+        }
+        let status = child.wait().context("wait for the emulator")?;
+        Ok(Booted { ended: lost?.unwrap_or_else(|| of_status(status)), lines })
     }
 
     /// No device but the serial line and the exit device.
@@ -95,15 +90,16 @@ impl Guest {
     /// Time is the host's: the emulated counter counts as the host's does. A kernel that finds out its speed while the
     /// host is busy gets it wrong by ten times, and a minute of patience is over in six seconds, so it is told. The
     /// emulated board's timer needs no speed to be known, but every look at it leaves the guest's code, which took a sixth
-    /// of all the time.
+    /// of all the time. Nor does the kernel try whether the timer's interrupts arrive (`no_timer_check`): it waits for ten of
+    /// them, panics if a busy host's emulator delivers fewer, and does not try either where it recognises KVM.
     fn command(&self, tsc_khz: u64) -> Command {
         let speed = format!("tsc_early_khz={tsc_khz}");
         let mut words = vec!["console=ttyS0", "loglevel=5", "panic=-1", "tsc=reliable", &speed, "pti=off"];
+        words.push("no_timer_check");
         words.extend(self.variables.iter().map(String::as_str));
-        words.push("--");
-        words.extend(self.arguments.iter().map(String::as_str));
         let mut command = Command::new("qemu-system-x86_64");
-        command.args(["-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", "2", "-m", "2048"]);
+        command.args(["-accel", "tcg,thread=multi", "-cpu", CPU, "-m", "2048"]);
+        command.arg("-smp").arg(self.cpus.to_string());
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         command.arg("-kernel").arg(&self.kernel).arg("-initrd").arg(&self.initramfs);
         command.arg("-append").arg(words.join(" "));
@@ -114,31 +110,41 @@ impl Guest {
     }
 
     /// Reads what it prints until it ends, or until patience does.
-    async fn read(&self, child: &mut Child, lines: &mut Vec<String>) -> Result<Option<Ended>> {
-        let mut serial = BufReader::new(child.stdout.take().expect("piped"));
-        let log = tokio::fs::File::create(&self.log).await;
-        let mut log = log.with_context(|| format!("write {}", self.log.display()))?;
+    fn read(&self, child: &mut Child, lines: &mut Vec<String>) -> Result<Option<Ended>> {
+        let serial = BufReader::new(child.stdout.take().context("the emulator's output")?);
+        let (sender, received) = mpsc::channel();
+        // Ends with the emulator.
+        std::thread::spawn(move || serial.split(b'\n').try_for_each(|line| sender.send(line)));
+        let mut log = File::create(&self.log).with_context(|| format!("write {}", self.log.display()))?;
         let end = Instant::now() + self.total;
         loop {
-            let mut bytes = Vec::new();
-            let wait = (Instant::now() + self.silence).min(end);
-            match timeout_at(wait, serial.read_until(b'\n', &mut bytes)).await {
-                Ok(length) => {
-                    if length.context("read the serial line")? == 0 {
-                        log.flush().await.context("write the log")?;
-                        return Ok(None);
-                    }
+            let left = end.saturating_duration_since(Instant::now());
+            let bytes = match received.recv_timeout(self.silence.min(left)) {
+                Ok(bytes) => bytes.context("read the serial line")?,
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) if left <= self.silence => {
+                    return Ok(Some(Ended::Late(self.total)));
                 }
-                Err(_) if Instant::now() >= end => return Ok(Some(Ended::Late(self.total))),
-                Err(_) => return Ok(Some(Ended::Silent(self.silence))),
-            }
-            log.write_all(&bytes).await.context("write the log")?;
+                Err(RecvTimeoutError::Timeout) => return Ok(Some(Ended::Silent(self.silence))),
+            };
             let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+            writeln!(log, "{line}").with_context(|| format!("write {}", self.log.display()))?;
             if self.live {
-                println!("[{}] {line}", self.name);
+                show(&self.name, &line);
             }
             lines.push(line);
         }
+    }
+}
+
+/// Prints a line as it comes, an event in short.
+fn show(name: &str, line: &str) {
+    match Event::of_line(line) {
+        Some(Event::Test { event, name: test, exec_time, .. }) if event != "started" => {
+            println!("[{name}] {test}: {event}, {exec_time:.1} s");
+        }
+        Some(_) => {}
+        None => println!("[{name}] {line}"),
     }
 }
 
@@ -149,11 +155,13 @@ const CPU: &str = "max,-la57,-erms,-fsrm,-avx,-avx2,-fma,-pku,-smap";
 
 /// How fast the host's time stamp counter counts, in kHz: by comparison with its clock, to some millionths.
 #[cfg(target_arch = "x86_64")]
-async fn tsc_khz() -> Result<u64> {
+fn tsc_khz() -> Result<u64> {
     // SAFETY: every x86-64 processor has this instruction, and user space may use it unless a process forbids it to itself.
     let counter = || unsafe { std::arch::x86_64::_rdtsc() };
     let (began, first) = (Instant::now(), counter());
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    while began.elapsed() < Duration::from_millis(100) {
+        std::thread::park_timeout(Duration::from_millis(100));
+    }
     let (took, last) = (began.elapsed(), counter());
     let khz = u128::from(last.wrapping_sub(first)) * 1_000_000 / took.as_nanos().max(1);
     u64::try_from(khz).context("the time stamp counter jumps")
@@ -161,7 +169,7 @@ async fn tsc_khz() -> Result<u64> {
 
 /// Guests are of the host's architecture.
 #[cfg(not(target_arch = "x86_64"))]
-async fn tsc_khz() -> Result<u64> {
+fn tsc_khz() -> Result<u64> {
     anyhow::bail!("guests are x86-64, and so must the host be")
 }
 
@@ -176,7 +184,7 @@ fn of_status(status: ExitStatus) -> Ended {
 }
 
 /// A command as one would type it.
-fn describe(command: &std::process::Command) -> String {
+fn describe(command: &Command) -> String {
     let quote = |word: &std::ffi::OsStr| {
         let word = word.to_string_lossy().into_owned();
         if word.contains(' ') { format!("'{word}'") } else { word }

@@ -25,8 +25,8 @@ const HOST_PROGRAMS: [(&str, &str); 7] = [
 const PROGRAMS: [&str; 6] =
     ["socklb", "probe", "stress", "log-programs/socklb.o", "log-programs/host.o", "log-programs/responder.o"];
 
-/// Makes the image.
-pub fn build(programs: &Path, tests: &Path, modules: &Path) -> Result<Vec<u8>> {
+/// Makes the image. The plan has a line for each run of the tests (`Phase`): a kernel's command line would be too short.
+pub fn build(programs: &Path, tests: &Path, modules: &Path, plan: &str) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     let mut folders = BTreeSet::new();
     for folder in ["dev", "modules", "proc", "run", "sys", "tests", "tmp"] {
@@ -64,6 +64,7 @@ pub fn build(programs: &Path, tests: &Path, modules: &Path) -> Result<Vec<u8>> {
         let name = path.file_name().context("a module's name")?.to_string_lossy().into_owned();
         add(&path, &format!("modules/{name}"))?;
     }
+    archive.file("plan", plan.as_bytes());
     Ok(archive.finish())
 }
 

@@ -1,7 +1,7 @@
-//! Drives the VM tests: boots each kernel that it is given with the local tests inside and judges what comes back.
+//! Drives the VM tests: boots each kernel that it is given with the local tests inside and judges the results.
 //!
 //! It is told where kernels and programs lie, because fetching and building are the workshop's, and it knows nothing of
-//! what the tests are about: it counts them, cross-checks what they skip, and keeps the record of the verifier's work.
+//! what the tests are about but the table of their modules.
 
 mod cpio;
 
@@ -9,22 +9,26 @@ mod initramfs;
 
 mod guest;
 
+mod selection;
+
 mod report;
+
+mod driver;
 
 mod record;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitCode};
+use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use tokio::sync::Semaphore;
+use lb_suite::{Class, Failed, Modules, Ran, Summary};
 
-use crate::guest::{Ended, Guest};
-use crate::report::{PASSED, Report};
+use crate::driver::{Driver, Tested};
+use crate::selection::{Boot, Selection};
 
 /// Drives the VM tests; `cargo xtask test vm` fetches kernels, builds programs and calls this.
 #[derive(Debug, Parser)]
@@ -38,110 +42,59 @@ struct Options {
     /// Folder for initramfs images and logs
     #[arg(long)]
     scratch: PathBuf,
-    /// Only tests whose name contains this
+    #[command(flatten)]
+    which: Which,
+    /// File with the names of new and changed tests, one per line: they get no second try
     #[arg(long)]
-    filter: Option<String>,
-    /// Write what the verifier counted to this file, instead of comparing with it
-    #[arg(long, conflicts_with = "filter")]
-    record: Option<PathBuf>,
+    changed: Option<PathBuf>,
+    /// Write the results of each kernel to this file, as JSON
+    #[arg(long)]
+    results: Option<PathBuf>,
     /// Kernels, the oldest first: folders with `vmlinuz` and `modules/`, named like the kernel
     #[arg(required = true)]
     kernels: Vec<PathBuf>,
 }
 
-/// Each guest has two CPUs and keeps them busy. More guests than the host has pairs of CPUs are slower than one after the
-/// other: one CPU of a guest waits for another that is not running, with a lock held or a call to answer.
-fn guests_at_a_time() -> usize {
-    (std::thread::available_parallelism().map_or(1, usize::from) / 2).max(1)
+/// Without any of these: classes A to D on the oldest kernel, class A and smoke tests on the others.
+#[derive(Debug, clap::Args)]
+#[group(multiple = false)]
+struct Which {
+    /// Classes A to E on the oldest kernel, A to C on the others
+    #[arg(long)]
+    all: bool,
+    /// One class of tests, on every kernel
+    #[arg(long, value_parser = parse_class)]
+    class: Option<Class>,
+    /// Only tests whose name contains this
+    #[arg(long)]
+    filter: Option<String>,
+    /// Write what the verifier counted to this file, instead of comparing with it
+    #[arg(long)]
+    record: Option<PathBuf>,
 }
 
-/// A guest that prints nothing for so long hangs. A test may take half of it under emulation on a busy machine.
-const SILENCE: Duration = Duration::from_secs(300);
-/// How long a fact may take to come true in a guest, in seconds. Only a test that fails waits so long.
-const PATIENCE_S: u32 = 120;
-/// However much it prints, a guest that runs so long is lost.
-const TOTAL: Duration = Duration::from_secs(40 * 60);
-
-/// Tests that run in a guest only if they are named: what they use up, or what the daemon computes and says, is a process's own
-/// on every kernel, and under emulation they take minutes. The host runs them.
-const HOST_ONLY: [&str; 10] = [
-    "exhaustion::",
-    // What follows from reports is the daemon's; that tables are read and reports heard is tested beside it.
-    "follow_load::",
-    // How files are read and what commands print. A guest may stand still in the middle of a write, too, for longer than a file takes to
-    // count as settled.
-    "endpoints::",
-    "commands::",
-    "comparison::",
-    "reload_faults::",
-    "notify::",
-    "questions::",
-    "subsets::",
-    // And guests have no pseudo-terminals.
-    "watch::",
-];
-
-/// Tests of what depends on the features that a kernel has, and of each hook. The oldest kernel runs everything, as the host does on
-/// its own: these two run both variants of the programs. Any other runs these.
-const BY_KERNEL: [&str; 22] = [
-    "active::",
-    "callbacks::",
-    "counts::",
-    "doctor::a_healthy_host_is_said_to_be_one",
-    "ejection::a_connect_of_an_mptcp_socket_is_never_a_trial",
-    "endings::",
-    "families::",
-    "faults::",
-    "flows::",
-    "frames::",
-    "links::",
-    "many::a_client_task_takes_the_kernel_memory_that_is_documented",
-    "odd::",
-    "peers_flows::",
-    "reclaim::",
-    "refusal::",
-    "responder",
-    "udp::",
-    "udp_flows::",
-    "unanswered::",
-    "verifier::",
-    "xdp::",
-];
-
-/// Which tests a guest runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tests<'a> {
-    /// Those whose names contain this.
-    Named(&'a str),
-    /// All but [`HOST_ONLY`].
-    All,
-    /// [`BY_KERNEL`].
-    ByKernel,
-}
-
-impl<'a> Tests<'a> {
-    /// Of the kernel at a position, the oldest being the first.
-    fn of(filter: Option<&'a str>, position: usize) -> Self {
-        match filter {
-            Some(filter) => Self::Named(filter),
-            None if position == 0 => Self::All,
-            None => Self::ByKernel,
-        }
-    }
-
-    /// What chooses them, as arguments of the tests.
-    fn arguments(self) -> Vec<String> {
+impl Which {
+    fn selection(&self) -> Selection {
         match self {
-            Self::Named(filter) => vec![filter.to_owned()],
-            Self::All => HOST_ONLY.iter().flat_map(|name| ["--skip", name]).map(str::to_owned).collect(),
-            Self::ByKernel => BY_KERNEL.map(str::to_owned).into(),
+            Self { record: Some(_), .. } => Selection::Named(record::TEST.to_owned()),
+            Self { filter: Some(text), .. } => Selection::Named(text.clone()),
+            Self { class: Some(class), .. } => Selection::Class(*class),
+            Self { all: true, .. } => Selection::All,
+            Self { all: false, .. } => Selection::Usual,
         }
     }
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    match run(Options::parse()).await {
+fn parse_class(text: &str) -> Result<Class, String> {
+    let class = serde_json::from_value(text.into());
+    class.map_err(|_| "the table of test modules has classes A to F".to_owned())
+}
+
+/// What each module of tests proves, and where it runs.
+const TABLE: &str = include_str!("../local/modules.toml");
+
+fn main() -> ExitCode {
+    match run(Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("vm: {error:#}");
@@ -150,125 +103,191 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(options: Options) -> Result<()> {
-    fs::create_dir_all(&options.scratch).with_context(|| format!("make {}", options.scratch.display()))?;
-    let options = Arc::new(options);
-    let places = Arc::new(Semaphore::new(guests_at_a_time()));
-    let mut guests = Vec::new();
-    for (position, kernel) in options.kernels.clone().into_iter().enumerate() {
-        let (options, places) = (Arc::clone(&options), Arc::clone(&places));
-        guests.push(tokio::spawn(async move {
-            let place = places.acquire().await.context("wait for a place")?;
-            let tests = Tests::of(options.filter.as_deref(), position);
-            let tested = test_kernel(&options, &kernel, tests).await;
-            drop(place);
-            tested.with_context(|| format!("kernel {}", name(&kernel)))
-        }));
+fn run(options: Options) -> Result<()> {
+    let Options { programs, tests, scratch, which, changed, results, kernels } = options;
+    fs::create_dir_all(&scratch).with_context(|| format!("make {}", scratch.display()))?;
+    let modules = Modules::parse(TABLE)?;
+    let names = list(&tests)?;
+    let selection = which.selection();
+    let boots = selection.boots(&modules, &names, kernels.len());
+    if boots.is_empty() {
+        bail!("no test is selected: {}", selection.describe(0));
     }
-    if options.filter.is_none() {
-        println!("vm: left to the host: {}", HOST_ONLY.join(", "));
-        println!("vm: all others on the first kernel; on others: {}", BY_KERNEL.join(", "));
+    let changed = changed.as_deref().map(lines_of).transpose()?.unwrap_or_default();
+    let recording = which.record.is_some();
+    let driver = Driver { programs, tests, scratch, kernels, modules, changed, recording };
+    for kernel in 0..driver.kernels.len() {
+        let of_kernel = |cpus| boots.iter().find(move |boot| (boot.kernel, boot.cpus) == (kernel, cpus));
+        let [one, two] = [1, 2].map(|cpus| of_kernel(cpus).map_or(0, |boot| boot.tests.len()));
+        let (name, what, left) = (driver.name(kernel), selection.describe(kernel), names.len() - one - two);
+        println!("vm {name}: {what}: {one} tests, {two} more with two CPUs; {left} are left to the host");
     }
-    let mut reports = Vec::new();
-    for guest in guests {
-        reports.push(guest.await.context("a guest's task")??);
+    let mut tested = test(&driver, &boots);
+    let lost: usize = tested.iter().filter_map(|(_, tested)| Some(tested.as_ref().ok()?.lost)).sum();
+    if let Some(path) = &which.record {
+        let reports = tested.iter().filter_map(|(_, tested)| Some(&tested.as_ref().ok()?.report));
+        record::write(path, reports.flat_map(|report| report.counts.clone()), &driver.tests)?;
     }
-    if let Some(path) = &options.record {
-        record::write(path, &reports, &options.tests)?;
+    let mut summaries = Vec::new();
+    for kernel in 0..driver.kernels.len() {
+        let (here, others) = tested.into_iter().partition(|(at, _)| *at == kernel);
+        tested = others;
+        summaries.push(summary(&driver.name(kernel), here.into_iter().map(|(_, tested)| tested)));
     }
-    let mut faults = 0;
-    println!();
-    for report in &reports {
-        println!("{}", report.summary());
-        for fault in report.faults(options.filter.is_some()) {
-            println!("  FAULT: {fault}");
-            faults += 1;
-        }
+    if let Some(path) = results {
+        fs::write(&path, serde_json::to_vec(&summaries)?)
+            .with_context(|| format!("write {}", path.display()))?;
     }
+    println!("\nvm: {lost} guests were booted once more because the emulator lost them");
+    let faults = summaries.iter().map(|summary| print(&driver.modules, summary)).sum::<usize>();
     if faults > 0 {
-        bail!("{faults} faults; the whole logs are in {}", options.scratch.display());
+        bail!("{faults} faults; the whole logs are in {}", driver.scratch.display());
     }
     Ok(())
 }
 
-/// A kernel's name is that of its folder.
-fn name(kernel: &Path) -> String {
-    kernel.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+/// The names of all tests, from their program.
+fn list(tests: &Path) -> Result<Vec<String>> {
+    let output = Command::new(tests).args(["--list", "--format", "terse"]).output();
+    let output = output.with_context(|| format!("start {}", tests.display()))?;
+    if !output.status.success() {
+        bail!("{} --list: {}", tests.display(), output.status);
+    }
+    let text = String::from_utf8(output.stdout).context("names of tests")?;
+    Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-async fn test_kernel(options: &Options, kernel: &Path, tests: Tests<'_>) -> Result<Report> {
-    let name = name(kernel);
-    let image = options.scratch.join(format!("{name}.cpio"));
-    let content = initramfs::build(&options.programs, &options.tests, &kernel.join("modules"))?;
-    fs::write(&image, content).with_context(|| format!("write {}", image.display()))?;
-    // The log tells how long each test took, which the stable test harness does where this variable is set.
-    let mut arguments: Vec<String> =
-        ["--test-threads", "4", "-Zunstable-options", "--report-time"].map(str::to_owned).into();
-    let mut variables = vec![format!("{}={PATIENCE_S}", stage::PATIENCE_S), "RUSTC_BOOTSTRAP=1".to_owned()];
-    if options.record.is_some() {
-        arguments.push(record::TEST.to_owned());
-        variables.push(format!("{}=1", stage::record::RECORDING));
-    } else {
-        arguments.extend(tests.arguments());
+fn lines_of(path: &Path) -> Result<BTreeSet<String>> {
+    let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+    Ok(text.lines().map(str::to_owned).collect())
+}
+
+/// Runs every boot, as many at a time as the host has CPUs: each guest keeps one busy. Results come with their kernels.
+fn test(driver: &Driver, boots: &[Boot]) -> Vec<(usize, Result<Tested>)> {
+    let (pending, tested) = (Mutex::new(boots.iter()), Mutex::new(Vec::new()));
+    let next = || pending.lock().ok()?.next();
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some(boot) = next() {
+                    let result = (boot.kernel, driver.test(boot));
+                    tested.lock().expect("no thread panics with it").push(result);
+                }
+            });
+        }
+    });
+    tested.into_inner().expect("no thread panics with it")
+}
+
+/// Adds up the boots of a kernel. What is wrong with a guest itself counts as a failed test.
+fn summary(kernel: &str, boots: impl Iterator<Item = Result<Tested>>) -> Summary {
+    let mut summary = Summary { name: format!("vm {kernel}"), ..Summary::default() };
+    for boot in boots {
+        let faults = match boot {
+            Ok(tested) => {
+                summary.ran.extend(tested.report.run.ran);
+                summary.skipped.extend(tested.report.run.skipped);
+                summary.unsteady.extend(tested.retried.unsteady);
+                summary.failed.extend(tested.retried.failed);
+                summary.seconds += tested.seconds;
+                tested.report.faults
+            }
+            Err(error) => vec![format!("{error:#}")],
+        };
+        for output in faults {
+            let name = "the guest itself".to_owned();
+            summary.ran.push(Ran { name: name.clone(), seconds: 0.0, passed: false });
+            summary.failed.push(Failed { name, output });
+        }
     }
-    let guest = Guest {
-        name: name.clone(),
-        kernel: kernel.join("vmlinuz"),
-        initramfs: image,
-        arguments,
-        variables,
-        log: options.scratch.join(format!("{name}.log")),
-        silence: SILENCE,
-        total: TOTAL,
-        live: options.kernels.len() == 1,
-    };
-    let began = Instant::now();
-    let mut run = guest.run().await?;
-    // One boot in a hundred dies early under emulation, without a word. A result is never asked for twice.
-    let again = !matches!(run.ended, Ended::Code(_));
-    if again {
-        println!("[{name}] no result ({}), once more; the end of its log:", run.ended);
-        report::print_tail(&run.lines);
-        run = guest.run().await?;
+    summary
+}
+
+/// Prints a kernel's results. Returns how many of them make the run fail.
+fn print(modules: &Modules, summary: &Summary) -> usize {
+    let Summary { name, skipped, unsteady, failed, seconds, .. } = summary;
+    println!(
+        "{name}: {} passed, {} of them unsteady, {} skipped; {} failed; {seconds:.0} s",
+        summary.passed(),
+        unsteady.len(),
+        skipped.len(),
+        failed.len(),
+    );
+    for skip in skipped {
+        println!("  skipped: {skip}");
     }
-    let report = Report::new(name, run, began.elapsed(), again);
-    println!("{}", report.summary());
-    if report.ended != Ended::Code(PASSED) {
-        report.print_failures();
+    for (what, tests) in [("unsteady", unsteady), ("failed", failed)] {
+        for Failed { name: test, output } in tests {
+            println!("{what}: {test} ({name})");
+            output.lines().for_each(|line| println!("    {line}"));
+        }
     }
-    Ok(report)
+    let strict = strict(modules, unsteady);
+    for test in &strict {
+        println!("failed: {test} ({name}): a test of accounting, adoption or upgrades must not be unsteady");
+    }
+    failed.len() + strict.len()
+}
+
+/// The unsteady tests that fail the run all the same.
+fn strict<'t>(modules: &Modules, unsteady: &'t [Failed]) -> Vec<&'t str> {
+    unsteady.iter().map(|test| test.name.as_str()).filter(|test| modules.is_strict(test)).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use clap::CommandFactory;
+    use lb_suite::Retried;
 
-    #[test]
-    fn the_oldest_kernel_runs_everything() {
-        assert_eq!([0, 1, 3].map(|at| Tests::of(None, at)), [Tests::All, Tests::ByKernel, Tests::ByKernel]);
-        assert_eq!(Tests::of(Some("udp"), 1), Tests::Named("udp"));
+    use super::*;
+    use crate::report::Report;
+
+    fn failed(name: &str, output: &str) -> Failed {
+        Failed { name: name.to_owned(), output: output.to_owned() }
     }
 
-    /// What a test expects of a kernel by its features, it has to show on those that have some of them.
+    fn selection(arguments: &[&str]) -> Option<Selection> {
+        let all = ["vm", "--programs", "p", "--tests", "t", "--scratch", "s", "5.10"].iter().chain(arguments);
+        Options::try_parse_from(all).ok().map(|options| options.which.selection())
+    }
+
     #[test]
-    fn whoever_asks_for_a_feature_runs_on_every_kernel_and_lists_name_what_there_is() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("local");
-        let mut modules = Vec::new();
-        for entry in fs::read_dir(&folder).unwrap() {
-            let path = entry.unwrap().path();
-            let text = fs::read_to_string(&path).unwrap();
-            let module = path.file_stem().unwrap().to_string_lossy().into_owned();
-            let asks =
-                text.split("kernel::").skip(1).any(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()));
-            let runs = BY_KERNEL.iter().any(|name| name.split("::").next() == Some(&module));
-            assert!(runs || !asks, "{module} asks for a feature of the kernel: name it in BY_KERNEL");
-            modules.push((module, text));
-        }
-        for name in HOST_ONLY.iter().chain(&BY_KERNEL) {
-            let (module, test) = name.split_once("::").unwrap_or((name, ""));
-            let is_there =
-                |(known, text): &(String, String)| known == module && text.contains(&format!("fn {test}"));
-            assert!(modules.iter().any(is_there), "there is no test {name}");
-        }
+    fn the_command_line_selects_the_tests() {
+        Options::command().debug_assert();
+        let named = |text: &str| Some(Selection::Named(text.to_owned()));
+        assert_eq!(selection(&[]), Some(Selection::Usual));
+        assert_eq!(selection(&["--all"]), Some(Selection::All));
+        assert_eq!(selection(&["--class", "A"]), Some(Selection::Class(Class::A)));
+        assert_eq!(selection(&["--filter", "udp"]), named("udp"));
+        assert_eq!(selection(&["--record", "r.toml"]), named("verifier::"));
+        assert_eq!(selection(&["--class", "G"]), None);
+        assert_eq!(selection(&["--all", "--filter", "udp"]), None);
+    }
+
+    #[test]
+    fn boots_of_a_kernel_add_up_and_their_faults_are_failures() {
+        let ran = |name: &str, passed| Ran { name: name.to_owned(), seconds: 0.0, passed };
+        let mut report = Report { faults: vec!["the kernel reports: BUG: ".to_owned()], ..Report::default() };
+        report.run.ran = vec![ran("a::b", false), ran("a::c", false), ran("a::d", true)];
+        report.run.skipped = vec!["a::d: needs Linux 9.0 (x)".to_owned()];
+        let retried = Retried { unsteady: vec![failed("a::b", "1")], failed: vec![failed("a::c", "2")] };
+        let boots = [
+            Ok(Tested { report, retried, seconds: 2.0, lost: 0 }),
+            Err(anyhow::anyhow!("start qemu-system-x86_64: not found")),
+        ];
+        let summary = summary("5.10", boots.into_iter());
+        let guest = |output: &str| failed("the guest itself", output);
+        assert_eq!((summary.name.as_str(), summary.passed(), summary.seconds), ("vm 5.10", 2, 2.0));
+        assert_eq!(summary.skipped, ["a::d: needs Linux 9.0 (x)"]);
+        assert_eq!(summary.unsteady, [failed("a::b", "1")]);
+        let missing = "start qemu-system-x86_64: not found";
+        assert_eq!(summary.failed, [failed("a::c", "2"), guest("the kernel reports: BUG: "), guest(missing)]);
+    }
+
+    #[test]
+    fn an_unsteady_test_of_accounting_fails_the_run() {
+        let modules = Modules::parse(TABLE).unwrap();
+        let unsteady = [failed("active::a", ""), failed("udp::a", "")];
+        assert_eq!(strict(&modules, &unsteady), ["active::a"]);
     }
 }

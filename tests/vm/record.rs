@@ -7,18 +7,15 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use stage::record::{Count, RECORDING, Record};
 
-use crate::report::Report;
-
 /// The test that counts.
 pub const TEST: &str = "verifier::";
 
-/// Takes the counts of all reports in, and of this machine's kernel. Kernels that did not run keep what was recorded of
-/// them.
-pub fn write(path: &Path, reports: &[Report], tests: &Path) -> Result<()> {
+/// Writes the guests' counts and those of this machine's kernel. Kernels that did not run keep what was recorded of them.
+pub fn write(path: &Path, counts: impl IntoIterator<Item = Count>, tests: &Path) -> Result<()> {
     let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
     let mut record = Record::parse(&text).with_context(|| format!("read {}", path.display()))?;
     let host = count_here(tests)?;
-    record.replace(reports.iter().flat_map(|report| report.counts.iter().cloned()).chain(host));
+    record.replace(counts.into_iter().chain(host));
     fs::write(path, record.text()).with_context(|| format!("write {}", path.display()))?;
     println!("recorded in {}: look at the difference, and commit it if it is meant", path.display());
     Ok(())

@@ -1,22 +1,21 @@
-//! What a guest's log says: which tests ran, what was skipped and why, what the kernel complained of, what the verifier
-//! counted. And what of it is a fault, although all tests passed.
+//! What the log of a boot shows: the tests' events, which tests were skipped and why, what the kernel reported, what the
+//! verifier counted. And what of it is a fault, although all tests passed.
 
-use std::time::Duration;
-
+use lb_suite::{Failed, Ran, Run};
 use stage::kernel::Version;
 use stage::record::Count;
 
-use crate::guest::{Ended, Run};
+use crate::guest::{Booted, Ended};
 
 /// Init's code for tests that passed.
-pub const PASSED: u8 = 0x10;
+const PASSED: u8 = 0x10;
 /// For tests that failed.
 const FAILED: u8 = 0x11;
 /// For a guest that could not be made fit to run them.
 const UNFIT: u8 = 0x12;
 
-/// What the kernel says when something is wrong with it, or with what it was made to do. With it nothing can be said of
-/// the tests.
+/// What the kernel prints when something is wrong with it, or with what it was made to do. Results of such a boot prove
+/// nothing.
 const ALARMS: [&str; 6] = [
     "Kernel panic",
     "BUG: ",
@@ -25,260 +24,197 @@ const ALARMS: [&str; 6] = [
     "general protection fault",
     "Unable to handle kernel",
 ];
-/// What it says when it waits for a CPU that the host did not give it. Told, because it explains slow tests.
+/// What it prints when it waits for a CPU that the host did not give it. Shown, because it explains slow tests.
 const STALLS: [&str; 4] = ["rcu: INFO: rcu_", "soft lockup", "blocked for more than", "self-detected stall"];
 
-/// A test that did not run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Skip {
-    /// Its name.
-    pub test: String,
-    /// The version that has the feature.
-    pub since: Version,
-    /// The feature.
-    pub feature: String,
-}
-
-/// What is known of one kernel's run.
+/// What one boot has shown.
+#[derive(Default)]
 pub struct Report {
-    /// The kernel's name with us.
-    pub name: String,
-    /// How the run ended.
-    pub ended: Ended,
-    release: Option<String>,
-    passed: u32,
-    failed: Vec<String>,
-    ignored: u32,
-    finished: bool,
-    skips: Vec<Skip>,
-    odd_skips: Vec<String>,
-    alarms: Vec<String>,
-    stalls: Vec<String>,
+    /// The kernel's release; empty if it printed none.
+    pub release: String,
+    /// The tests. One that started and did not end has failed.
+    pub run: Run,
+    /// What the kernel prints when the host is busy.
+    pub stalls: Vec<String>,
     /// What the verifier counted.
     pub counts: Vec<Count>,
-    lines: Vec<String>,
-    took: Duration,
-    again: bool,
+    /// What is wrong beside failed tests. If anything is, no result of this boot proves anything.
+    pub faults: Vec<String>,
 }
 
 impl Report {
-    /// Reads a log. `again`: it is that of a second boot, the first gave no result.
-    pub fn new(name: String, run: Run, took: Duration, again: bool) -> Self {
-        let mut report = Self {
-            name,
-            ended: run.ended,
-            release: None,
-            passed: 0,
-            failed: Vec::new(),
-            ignored: 0,
-            finished: false,
-            skips: Vec::new(),
-            odd_skips: Vec::new(),
-            alarms: Vec::new(),
-            stalls: Vec::new(),
-            counts: Vec::new(),
-            lines: Vec::new(),
-            took,
-            again,
-        };
-        for line in &run.lines {
-            report.line(line);
+    /// Reads the log of a boot for these tests.
+    pub fn read(booted: &Booted, planned: &[String]) -> Self {
+        let mut report = Self::default();
+        let (mut unfit, mut alarms) = (String::new(), Vec::new());
+        for line in &booted.lines {
+            report.run.line(line);
+            // What follows is an event, with what a failed test printed: the kernel printed none of that.
+            let line = line.split_once("{ \"type\"").map_or(line.as_str(), |(before, _)| before);
+            if let Some((_, release)) = line.split_once("guest: Linux ") {
+                report.release = release.to_owned();
+            } else if let Some((_, why)) = line.split_once("guest: unfit: ") {
+                unfit = why.to_owned();
+            } else if let Some(count) = Count::of_line(line) {
+                report.counts.push(count);
+            } else if ALARMS.iter().any(|alarm| line.contains(alarm)) {
+                alarms.push(format!("the kernel reports: {line}"));
+            } else if STALLS.iter().any(|stall| line.contains(stall)) {
+                report.stalls.push(line.to_owned());
+            }
         }
-        report.lines = run.lines;
+        for name in std::mem::take(&mut report.run.running) {
+            let output = "it started and did not end".to_owned();
+            report.run.ran.push(Ran { name: name.clone(), seconds: 0.0, passed: false });
+            report.run.failed.push(Failed { name, output });
+        }
+        report.faults.extend(report.fault_of_the_end(&booted.ended, &unfit));
+        report.faults.extend(alarms);
+        report.faults.extend(report.faults_of_tests(planned));
         report
     }
 
-    fn line(&mut self, line: &str) {
-        if let Some((_, release)) = line.split_once("guest: Linux ") {
-            self.release = Some(release.to_owned());
-        } else if let Some((_, result)) = line.split_once("test result: ") {
-            self.finished = true;
-            self.passed = number_before(result, " passed");
-            self.ignored = number_before(result, " ignored");
-        } else if let Some((_, skip)) = line.split_once("skipped: ") {
-            match parse_skip(skip) {
-                Some(skip) => self.skips.push(skip),
-                None => self.odd_skips.push(skip.to_owned()),
-            }
-        } else if let Some(count) = Count::of_line(line) {
-            self.counts.push(count);
-        } else if let Some((name, _)) =
-            line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... FAILED"))
-        {
-            self.failed.push(name.to_owned());
-        } else if ALARMS.iter().any(|alarm| line.contains(alarm)) {
-            self.alarms.push(line.to_owned());
-        } else if STALLS.iter().any(|stall| line.contains(stall)) {
-            self.stalls.push(line.to_owned());
+    fn fault_of_the_end(&self, ended: &Ended, unfit: &str) -> Option<String> {
+        match ended {
+            Ended::Code(PASSED) => None,
+            Ended::Code(FAILED) if !self.run.failed.is_empty() => None,
+            Ended::Code(FAILED) => Some("the tests failed without naming one".to_owned()),
+            Ended::Code(UNFIT) => Some(format!("the guest is unfit: {unfit}")),
+            lost => Some(format!("no result: {lost}")),
         }
     }
 
-    /// One line for people.
-    pub fn summary(&self) -> String {
-        let skipped: Vec<String> =
-            self.skips.iter().map(|skip| format!("{} ({})", skip.test, skip.feature)).collect();
-        let mut text = format!(
-            "[{}] Linux {}: {} passed, {} failed, {} skipped{}{}, {} s",
-            self.name,
-            self.release.as_deref().unwrap_or("?"),
-            self.passed,
-            self.failed.len(),
-            skipped.len(),
-            if skipped.is_empty() { "" } else { ": " },
-            skipped.join(", "),
-            self.took.as_secs(),
-        );
-        if self.again {
-            text += ", in a second boot";
-        }
-        for stall in &self.stalls {
-            text += &format!("\n  stalled: {stall}");
-        }
-        text
-    }
-
-    /// What must not be.
-    pub fn faults(&self, filtered: bool) -> Vec<String> {
+    /// Tests that did not run, for no reason or for a wrong one.
+    fn faults_of_tests(&self, planned: &[String]) -> Vec<String> {
         let mut faults = Vec::new();
-        match &self.ended {
-            Ended::Code(PASSED) if !self.finished => faults.push("passed, but printed no result".to_owned()),
-            Ended::Code(PASSED) if self.passed == 0 => faults.push(if filtered {
-                "no test's name contains the filter".to_owned()
-            } else {
-                "no test ran".to_owned()
-            }),
-            Ended::Code(PASSED) => {}
-            Ended::Code(FAILED) if self.failed.is_empty() => {
-                faults.push("the tests failed without naming one".to_owned());
-            }
-            Ended::Code(FAILED) => faults.extend(self.failed.iter().map(|test| format!("{test} failed"))),
-            Ended::Code(UNFIT) => {
-                let why = self.lines.iter().find_map(|line| line.split_once("guest: unfit: "));
-                faults.push(format!("the guest is unfit: {}", why.map_or("?", |(_, why)| why)));
-            }
-            lost => faults.push(format!("no result: {lost}")),
+        let Run { ran, ignored, skipped, .. } = &self.run;
+        let has_run = |test: &&String| ran.iter().any(|ran| ran.name == **test) || ignored.contains(test);
+        let missing: Vec<_> = planned.iter().filter(|test| !has_run(test)).collect();
+        if let [first, ..] = missing[..] {
+            faults.push(format!("{} tests did not run, the first is {first}", missing.len()));
         }
-        faults.extend(self.alarms.iter().map(|alarm| format!("the kernel says: {alarm}")));
-        if self.ignored > 0 {
-            faults.push(format!("{} tests are ignored; a test runs or is deleted", self.ignored));
-        }
-        faults.extend(self.odd_skips.iter().map(|skip| format!("not a reason to skip: {skip}")));
-        let running = self.release.as_deref().and_then(Version::parse);
-        for Skip { test, since, feature } in &self.skips {
-            match running {
-                Some(running) if running < *since => {}
-                _ => faults.push(format!("{test} skipped itself for {feature}, which Linux {since} has")),
+        faults.extend(ignored.iter().map(|test| format!("{test} is ignored; a test runs or is deleted")));
+        let running = Version::parse(&self.release);
+        for skip in skipped {
+            match parse_skip(skip) {
+                None => faults.push(format!("not a reason to skip: {skip}")),
+                Some((_, since, _)) if running.is_some_and(|running| running < since) => {}
+                Some((test, since, feature)) => {
+                    faults.push(format!("{test} skipped itself for {feature}, which Linux {since} has"));
+                }
             }
         }
         faults
     }
 
-    /// What explains a failure: the kernel's complaints and what the failed tests printed, or the end of the log.
-    pub fn print_failures(&self) {
-        for line in self.alarms.iter().chain(&self.stalls) {
-            println!("[{}] {line}", self.name);
-        }
-        match self.lines.iter().position(|line| line == "failures:") {
-            Some(from) => {
-                for line in &self.lines[from..] {
-                    println!("[{}] {line}", self.name);
-                }
-            }
-            None => print_tail(&self.lines),
+    /// The tests that passed, none if anything else is wrong.
+    pub fn passed(&self) -> Vec<String> {
+        let passed = self.run.ran.iter().filter(|ran| ran.passed && self.faults.is_empty());
+        passed.map(|ran| ran.name.clone()).collect()
+    }
+
+    /// Whether the emulator lost the guest, not a test: it died, or no test had started.
+    pub fn is_lost(&self, ended: &Ended) -> bool {
+        match ended {
+            Ended::Code(_) => false,
+            Ended::Died(_) => true,
+            Ended::Silent(_) | Ended::Late(_) => self.run.programs.0 == 0,
         }
     }
 }
 
-/// Prints the end of a log.
-pub fn print_tail(lines: &[String]) {
-    for line in &lines[lines.len().saturating_sub(30)..] {
-        println!("  {line}");
-    }
-}
-
-/// `TEST: needs Linux 5.18 (FEATURE)`
-fn parse_skip(text: &str) -> Option<Skip> {
+/// Test, version and feature of `TEST: needs Linux 5.18 (FEATURE)`.
+fn parse_skip(text: &str) -> Option<(&str, Version, &str)> {
     let (test, reason) = text.split_once(": needs Linux ")?;
     let (since, feature) = reason.split_once(' ')?;
-    let feature = feature.strip_prefix('(')?.strip_suffix(')')?;
-    Some(Skip { test: test.to_owned(), since: Version::parse(since)?, feature: feature.to_owned() })
-}
-
-fn number_before(text: &str, word: &str) -> u32 {
-    let number = text.split_once(word).and_then(|(before, _)| before.rsplit(' ').next());
-    number.and_then(|number| number.parse().ok()).unwrap_or(0)
+    Some((test, Version::parse(since)?, feature.strip_prefix('(')?.strip_suffix(')')?))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
-    const GOOD: [&str; 4] = [
-        "guest: Linux 6.1.0-56-cloud-amd64",
-        "test shares::weighted ... ok <0.120s>",
-        "skipped: active::new: needs Linux 6.4 (something)",
-        "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s",
-    ];
+    const LINUX: &str = "guest: Linux 6.1.0-56-cloud-amd64";
+    const START: &str = r#"{ "type": "test", "event": "started", "name": "a::b" }"#;
+    const OK: &str = r#"{ "type": "test", "name": "a::b", "event": "ok", "exec_time": 0.12 }"#;
+    const SKIP: &str = "skipped: a::b: needs Linux 6.4 (something)";
 
-    #[track_caller]
-    fn check(ended: Ended, lines: &[&str], expected: &[&str]) {
+    fn report(ended: &Ended, lines: &[&str]) -> Report {
         let lines = lines.iter().map(|line| (*line).to_owned()).collect();
-        let report = Report::new("6.1".to_owned(), Run { ended, lines }, Duration::from_secs(1), false);
-        assert_eq!(report.faults(false), expected);
+        Report::read(&Booted { ended: ended.clone(), lines }, &["a::b".to_owned()])
+    }
+
+    /// The faults of a log, after the tests that have failed.
+    #[track_caller]
+    fn check(ended: &Ended, lines: &[&str], failed: &[&str], faults: &[&str]) {
+        let report = report(ended, lines);
+        let names: Vec<_> = report.run.failed.iter().map(|failed| failed.name.as_str()).collect();
+        assert_eq!(
+            (names.as_slice(), report.faults),
+            (failed, faults.iter().map(|fault| (*fault).to_owned()).collect())
+        );
     }
 
     #[test]
     fn a_run_that_passed_has_no_fault() {
-        check(Ended::Code(PASSED), &GOOD, &[]);
+        check(&Ended::Code(PASSED), &[LINUX, START, SKIP, OK], &[], &[]);
+        let report = report(&Ended::Code(PASSED), &[LINUX, START, "verifier: 6.1 default socklb_tcp 7", OK]);
+        assert_eq!((report.release.as_str(), report.counts[0].instructions), ("6.1.0-56-cloud-amd64", 7));
     }
 
     #[test]
-    fn a_test_that_fails_is_named() {
-        let lines = ["test a::b ... FAILED <1.002s>", "test result: FAILED. 1 passed; 1 failed; 0 ignored"];
-        check(Ended::Code(FAILED), &lines, &["a::b failed"]);
-        check(Ended::Code(FAILED), &[], &["the tests failed without naming one"]);
+    fn what_a_failed_test_printed_is_no_alarm() {
+        let failed = r#"{ "type": "test", "name": "a::b", "event": "failed", "stdout": "BUG: skipped: x" }"#;
+        check(&Ended::Code(FAILED), &[LINUX, START, failed], &["a::b"], &[]);
+    }
+
+    #[test]
+    fn a_test_that_does_not_end_is_named() {
+        check(&Ended::Code(FAILED), &[LINUX, START], &["a::b"], &[]);
+        let silent = Ended::Silent(Duration::from_secs(60));
+        check(&silent, &[LINUX, START], &["a::b"], &["no result: killed after 60 s of silence"]);
+        let started = r#"{ "type": "suite", "event": "started", "test_count": 1 }"#;
+        assert!(!report(&silent, &[LINUX, started, START]).is_lost(&silent));
+        assert!(report(&silent, &[LINUX]).is_lost(&silent));
+        let died = Ended::Died("signal: 9".to_owned());
+        assert!(report(&died, &[LINUX, started, START]).is_lost(&died));
     }
 
     #[test]
     fn a_skip_needs_an_older_kernel_and_a_reason() {
-        let skip = |line: &'static str| [GOOD[0], line, GOOD[3]];
-        check(
-            Ended::Code(PASSED),
-            &skip("skipped: a::b: needs Linux 5.18 (bpf_set_retval)"),
-            &["a::b skipped itself for bpf_set_retval, which Linux 5.18 has"],
+        let skip = |line: &'static str| [LINUX, START, line, OK];
+        let skipped = |line, fault: &str| check(&Ended::Code(PASSED), &skip(line), &[], &[fault]);
+        skipped(
+            "skipped: a::b: needs Linux 5.18 (bpf_set_retval)",
+            "a::b skipped itself for bpf_set_retval, which Linux 5.18 has",
         );
-        check(
-            Ended::Code(PASSED),
-            &skip("skipped: a::b: needs Linux 6.1 (x)"),
-            &["a::b skipped itself for x, which Linux 6.1 has"],
-        );
-        check(Ended::Code(PASSED), &skip("skipped: a::b: no time"), &["not a reason to skip: a::b: no time"]);
-        // Without a version nobody can say that the kernel is older.
-        let lines = ["skipped: a::b: needs Linux 9.0 (x)", GOOD[3]];
-        check(Ended::Code(PASSED), &lines, &["a::b skipped itself for x, which Linux 9.0 has"]);
+        skipped("skipped: a::b: needs Linux 6.1 (x)", "a::b skipped itself for x, which Linux 6.1 has");
+        skipped("skipped: a::b: no time", "not a reason to skip: a::b: no time");
+        // Without the kernel's release, no skip is justified.
+        let fault = "a::b skipped itself for something, which Linux 6.4 has";
+        check(&Ended::Code(PASSED), &[START, SKIP, OK], &[], &[fault]);
     }
 
     #[test]
     fn a_run_without_a_result_is_no_pass() {
-        check(Ended::Code(PASSED), &[GOOD[0]], &["passed, but printed no result"]);
-        let none = "test result: ok. 0 passed; 0 failed; 0 ignored";
-        check(Ended::Code(PASSED), &[GOOD[0], none], &["no test ran"]);
-        let ignored = "test result: ok. 1 passed; 0 failed; 2 ignored";
-        check(Ended::Code(PASSED), &[GOOD[0], ignored], &["2 tests are ignored; a test runs or is deleted"]);
-        check(Ended::Silent(Duration::from_secs(60)), &GOOD, &["no result: killed after 60 s of silence"]);
+        let missing = "1 tests did not run, the first is a::b";
+        check(&Ended::Code(PASSED), &[LINUX], &[], &[missing]);
+        check(&Ended::Code(FAILED), &[LINUX, OK], &[], &["the tests failed without naming one"]);
+        let ignored = r#"{ "type": "test", "name": "a::b", "event": "ignored" }"#;
+        check(&Ended::Code(PASSED), &[LINUX, ignored], &[], &["a::b is ignored; a test runs or is deleted"]);
         let unfit = "guest: unfit: load /modules/00-inet_diag.ko: Exec format error";
-        check(
-            Ended::Code(UNFIT),
-            &[unfit],
-            &["the guest is unfit: load /modules/00-inet_diag.ko: Exec format error"],
-        );
+        let fault = "the guest is unfit: load /modules/00-inet_diag.ko: Exec format error";
+        check(&Ended::Code(UNFIT), &[unfit], &[], &[fault, missing]);
     }
 
     #[test]
     fn a_kernel_that_complains_is_a_fault() {
-        let lines = [GOOD[0], "[   12.3] BUG: unable to handle page fault", GOOD[3]];
-        check(Ended::Code(PASSED), &lines, &["the kernel says: [   12.3] BUG: unable to handle page fault"]);
+        let bug = "[   12.3] BUG: unable to handle page fault";
+        let fault = "the kernel reports: [   12.3] BUG: unable to handle page fault";
+        check(&Ended::Code(PASSED), &[LINUX, bug, START, OK], &[], &[fault]);
         let stall = "[   60.1] rcu: INFO: rcu_preempt self-detected stall on CPU";
-        check(Ended::Code(PASSED), &[GOOD[0], stall, GOOD[3]], &[]);
+        check(&Ended::Code(PASSED), &[LINUX, stall, START, OK], &[], &[]);
     }
 }

@@ -1,0 +1,192 @@
+//! Which tests each kernel runs: by the classes in the table of test modules, or as the command line says.
+//!
+//! It knows kernels by their place in the list, the oldest being the first, and boots none.
+
+use lb_suite::{Class, Modules};
+
+/// What the command line asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Selection {
+    /// What is likely to depend on the kernel.
+    Usual,
+    /// What can depend on the kernel.
+    All,
+    /// The tests of one class.
+    Class(Class),
+    /// Tests whose whole name contains a text.
+    Named(String),
+}
+
+/// One boot of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Boot {
+    /// The kernel's place.
+    pub kernel: usize,
+    /// How many CPUs the guest has.
+    pub cpus: u32,
+    /// The names of its tests.
+    pub tests: Vec<String>,
+}
+
+impl Selection {
+    /// Every boot, those with one CPU first: they take longest.
+    ///
+    /// Two CPUs are emulated by two threads that wait for each other, which costs a busy host a quarter more. So only
+    /// tests that need two have them, on the oldest kernel, or where they are named.
+    pub fn boots(&self, modules: &Modules, tests: &[String], kernels: usize) -> Vec<Boot> {
+        let boot = |cpus: u32, kernel: usize| {
+            let is_here = |test: &&String| {
+                let needs_two = modules.needs_two_cpus(test);
+                let may_have_two = kernel == 0 || matches!(self, Self::Named(_));
+                self.has(modules, test, kernel) && needs_two == (cpus == 2) && (!needs_two || may_have_two)
+            };
+            Boot { kernel, cpus, tests: tests.iter().filter(is_here).cloned().collect() }
+        };
+        let all = [1, 2].into_iter().flat_map(|cpus| (0..kernels).map(move |kernel| boot(cpus, kernel)));
+        all.filter(|boot| !boot.tests.is_empty()).collect()
+    }
+
+    /// Whether a kernel runs a test, CPUs aside.
+    fn has(&self, modules: &Modules, test: &str, kernel: usize) -> bool {
+        let class = modules.class(test);
+        let is_up_to = |last| class.is_some_and(|class| class <= last);
+        match (self, kernel) {
+            (Self::Usual, 0) => is_up_to(Class::D),
+            (Self::Usual, _) => is_up_to(Class::A) || modules.is_smoke(test),
+            (Self::All, 0) => is_up_to(Class::E),
+            (Self::All, _) => is_up_to(Class::C),
+            (Self::Class(wanted), _) => class == Some(*wanted),
+            (Self::Named(text), _) => test.contains(text),
+        }
+    }
+
+    /// What a kernel runs, in words.
+    pub fn describe(&self, kernel: usize) -> String {
+        match (self, kernel) {
+            (Self::Usual, 0) => "classes A to D".to_owned(),
+            (Self::Usual, _) => "class A and smoke tests".to_owned(),
+            (Self::All, 0) => "classes A to E".to_owned(),
+            (Self::All, _) => "classes A to C".to_owned(),
+            (Self::Class(class), _) => format!("class {class:?}"),
+            (Self::Named(text), _) => format!("tests whose name contains \"{text}\""),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    use stage::kernel::Version;
+
+    use super::*;
+    use crate::TABLE;
+
+    const SMALL: &str = r#"
+        a = { class = "A" }
+        b = { class = "B", smoke = ["smoke"], two_cpus = ["two"] }
+        c = { class = "C" }
+        d = { class = "D" }
+        e = { class = "E", tests = { of_the_kernel = "C" } }
+        other_e = { class = "F" }
+    "#;
+
+    const TESTS: [&str; 8] =
+        ["a::a", "b::plain", "b::smoke", "b::two", "c::c", "e::daemon", "e::of_the_kernel", "other_e::f"];
+
+    /// The tests of each boot of two kernels, after its kernel and CPUs.
+    #[track_caller]
+    fn check(selection: &Selection, expected: &[(usize, u32, &str)]) {
+        let boots = selection.boots(&Modules::parse(SMALL).unwrap(), &TESTS.map(str::to_owned), 2);
+        let boots: Vec<_> = boots.iter().map(|boot| (boot.kernel, boot.cpus, boot.tests.join(" "))).collect();
+        let expected: Vec<_> =
+            expected.iter().map(|(kernel, cpus, tests)| (*kernel, *cpus, (*tests).to_owned())).collect();
+        assert_eq!(boots, expected);
+    }
+
+    #[test]
+    fn the_oldest_kernel_runs_what_others_leave_to_it() {
+        let oldest = "a::a b::plain b::smoke c::c e::of_the_kernel";
+        check(&Selection::Usual, &[(0, 1, oldest), (1, 1, "a::a b::smoke"), (0, 2, "b::two")]);
+    }
+
+    #[test]
+    fn all_adds_the_daemon_on_the_oldest_kernel_and_the_kernel_on_others() {
+        let oldest = "a::a b::plain b::smoke c::c e::daemon e::of_the_kernel";
+        let other = "a::a b::plain b::smoke c::c e::of_the_kernel";
+        check(&Selection::All, &[(0, 1, oldest), (1, 1, other), (0, 2, "b::two")]);
+    }
+
+    #[test]
+    fn a_class_or_a_name_holds_for_every_kernel() {
+        check(&Selection::Class(Class::A), &[(0, 1, "a::a"), (1, 1, "a::a")]);
+        let named = |text: &str| Selection::Named(text.to_owned());
+        check(
+            &named("e::"),
+            &[
+                (0, 1, "e::daemon e::of_the_kernel other_e::f"),
+                (1, 1, "e::daemon e::of_the_kernel other_e::f"),
+            ],
+        );
+        check(&named("two"), &[(0, 2, "b::two"), (1, 2, "b::two")]);
+        check(&named("nothing"), &[]);
+    }
+
+    fn source(path: &str) -> String {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("read {}: {error}", path.display()))
+    }
+
+    /// Every local test with its source.
+    fn local_tests() -> Vec<(String, String)> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("local");
+        let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let tests = |path: PathBuf| {
+            let module = path.file_stem().unwrap().to_string_lossy().into_owned();
+            let text = fs::read_to_string(&path).unwrap();
+            let bodies: Vec<String> = text.split("#[test]\n").skip(1).map(str::to_owned).collect();
+            bodies.into_iter().map(move |rest| {
+                let body = rest.split("\n}\n").next().unwrap().to_owned();
+                let (_, name) = body.split_once("fn ").unwrap();
+                (format!("{module}::{}", name.split('(').next().unwrap()), body)
+            })
+        };
+        files.filter(|path| path.extension().is_some_and(|end| end == "rs")).flat_map(tests).collect()
+    }
+
+    #[test]
+    fn the_table_names_the_tests_there_are() {
+        let tests: Vec<String> = local_tests().into_iter().map(|(name, _)| name).collect();
+        let faults = Modules::parse(TABLE).unwrap().faults(&tests);
+        assert_eq!(faults, Vec::<String>::new());
+    }
+
+    /// The constants of features that some kernel after the oldest lacks, from `tests/stage/kernel.rs`.
+    fn features_that_differ() -> Vec<String> {
+        let kernels: toml::Table = source("vm/kernels.toml").parse().unwrap();
+        let second = Version::parse(kernels["kernel"][1]["name"].as_str().unwrap()).unwrap();
+        let constant = |text: &str| {
+            let (name, rest) = text.split_once(": Feature = ")?;
+            let (_, since) = rest.split_once("since: Version(")?;
+            let since = Version::parse(&since.split_once(')')?.0.replace(", ", "."))?;
+            (since > second).then(|| format!("kernel::{name}"))
+        };
+        source("stage/kernel.rs").split("pub const ").filter_map(constant).collect()
+    }
+
+    #[test]
+    fn a_test_that_asks_for_a_feature_runs_on_every_kernel_that_may_lack_it() {
+        let modules = Modules::parse(TABLE).unwrap();
+        let features = features_that_differ();
+        assert!(features.contains(&"kernel::SPECULATION_BARRIERS".to_owned()), "{features:?}");
+        assert!(!features.contains(&"kernel::SET_RETVAL".to_owned()), "{features:?}");
+        let asks = |body: &str| features.iter().any(|feature| body.contains(feature));
+        let missing: Vec<String> = local_tests()
+            .into_iter()
+            .filter(|(test, body)| asks(body) && !Selection::Usual.has(&modules, test, 1))
+            .map(|(test, _)| test)
+            .collect();
+        assert_eq!(missing, Vec::<String>::new(), "add them to `smoke` in tests/local/modules.toml");
+    }
+}
