@@ -269,8 +269,10 @@ impl<'o> Suite<'o> {
 
     fn guests(&mut self, built: &Built, options: &vm::Options<'_>) -> Result<()> {
         object::build_logging_for_tests(&built.folder)?;
-        let names = self.changed.of(tiers::KERNEL_TESTS);
-        let (summaries, result) = vm::run(built, &built.kernel_test("local")?.path, options, &names)?;
+        let local = built.kernel_test("local")?;
+        let mut names = programs::list(local)?;
+        names.retain(|test| self.changed.contains(tiers::KERNEL_TESTS, test));
+        let (summaries, result) = vm::run(built, &local.path, options, &names)?;
         self.summaries.extend(summaries);
         result
     }

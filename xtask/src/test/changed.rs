@@ -36,11 +36,6 @@ impl Changed {
         self.0.get(package).is_some_and(|tests| tests.contains(function))
     }
 
-    /// The functions of a package's new and changed tests.
-    pub fn of(&self, package: &str) -> Vec<String> {
-        self.0.get(package).into_iter().flatten().cloned().collect()
-    }
-
     /// How many there are.
     pub fn len(&self) -> usize {
         self.0.values().map(BTreeSet::len).sum()

@@ -205,7 +205,7 @@ fn command(program: &TestProgram) -> Command {
 }
 
 /// The names of a program's tests.
-fn list(program: &TestProgram) -> Result<Vec<String>> {
+pub fn list(program: &TestProgram) -> Result<Vec<String>> {
     let text = output(command(program).args(["--list", "--format", "terse"]))?;
     Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
