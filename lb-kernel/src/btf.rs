@@ -3,6 +3,7 @@
 //! The layout is that of `Documentation/bpf/btf.rst`. Parsed here, because the existing parsers keep their types to
 //! themselves, or have a licence that is incompatible with this program's.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
@@ -54,7 +55,8 @@ const KIND_UNION: u32 = 5;
 /// If the kernel does not describe its types, or not these.
 pub fn offsets(path: &Path) -> io::Result<Offsets> {
     let bytes = std::fs::read(path)?;
-    let types = Types::parse(&bytes).ok_or_else(|| invalid("is not a description of types"))?;
+    let types = Types::parse(&bytes, &["sock", "inet_connection_sock", "tcp_sock"]);
+    let types = types.ok_or_else(|| invalid("is not a description of types"))?;
     let bits = |structure: &str, field: &str| {
         let missing = || invalid(&format!("has no field {field} in a structure {structure}"));
         types.field(structure, field).ok_or_else(missing)
@@ -99,7 +101,8 @@ pub struct FileOffsets {
 /// If the kernel does not describe its types, or not these.
 pub fn file_offsets(path: &Path) -> io::Result<FileOffsets> {
     let bytes = std::fs::read(path)?;
-    let types = Types::parse(&bytes).ok_or_else(|| invalid("is not a description of types"))?;
+    let types = Types::parse(&bytes, &["file", "inode", "socket", "sock", "sock_common"]);
+    let types = types.ok_or_else(|| invalid("is not a description of types"))?;
     let field = |structure: &str, field: &str| match types.field(structure, field) {
         Some(bits) if bits % 8 == 0 => Ok(bits / 8),
         _ => Err(invalid(&format!("has no field {field} in a structure {structure}"))),
@@ -122,6 +125,8 @@ struct Types<'b> {
     types: &'b [u8],
     /// Where each of them begins; number 0 is `void` and nowhere.
     starts: Vec<usize>,
+    /// Where the structures with these names begin.
+    structures: BTreeMap<&'static str, usize>,
     strings: &'b [u8],
 }
 
@@ -134,7 +139,8 @@ struct Type {
 }
 
 impl<'b> Types<'b> {
-    fn parse(bytes: &'b [u8]) -> Option<Self> {
+    /// Finds all types, and in the same pass over some hundred thousand the structures with these names.
+    fn parse(bytes: &'b [u8], names: &[&'static str]) -> Option<Self> {
         let magic = u16::from_le_bytes(bytes.get(..2)?.try_into().ok()?);
         if magic != MAGIC {
             return None;
@@ -146,12 +152,17 @@ impl<'b> Types<'b> {
         };
         let types = section(word(bytes, 8)?, word(bytes, 12)?)?;
         let strings = section(word(bytes, 16)?, word(bytes, 20)?)?;
-        let mut found = Self { types, starts: vec![usize::MAX], strings };
+        let mut found = Self { types, starts: vec![usize::MAX], structures: BTreeMap::new(), strings };
         let mut at = 0;
         // Bound: each turn is a type further, and types are at least twelve bytes.
         while at < types.len() {
             found.starts.push(at);
             let this = found.at(at)?;
+            if this.kind == KIND_STRUCT
+                && let Some(name) = names.iter().find(|name| found.is_called(&this, name))
+            {
+                found.structures.entry(name).or_insert(at);
+            }
             at += 12 + extra(&this)?;
         }
         Some(found)
@@ -169,13 +180,7 @@ impl<'b> Types<'b> {
 
     /// The position in bits of a field, also one in a structure or union without a name inside.
     fn field(&self, structure: &str, field: &str) -> Option<u32> {
-        let is_it = |at: &&usize| {
-            let found = self.at(**at);
-            found.is_some_and(|found| {
-                found.kind == KIND_STRUCT && self.string(found.name) == Some(structure.as_bytes())
-            })
-        };
-        let start = *self.starts[1..].iter().find(is_it)?;
+        let start = *self.structures.get(structure)?;
         // Structures that are still to be looked through, and where they begin.
         let mut pending = vec![(start, 0)];
         // Bound: structures without a name nest a few levels deep.
@@ -199,6 +204,11 @@ impl<'b> Types<'b> {
             }
         }
         None
+    }
+
+    fn is_called(&self, this: &Type, name: &str) -> bool {
+        let rest = self.strings.get(this.name as usize..).and_then(|from| from.strip_prefix(name.as_bytes()));
+        rest.is_some_and(|rest| rest.first() == Some(&0))
     }
 
     fn string(&self, at: u32) -> Option<&'b [u8]> {
@@ -278,7 +288,7 @@ mod tests {
                 (1 << 24) | 65,
             ],
         );
-        let types = Types::parse(&bytes).unwrap();
+        let types = Types::parse(&bytes, &["s"]).unwrap();
         assert_eq!(types.field("s", "a"), Some(0));
         assert_eq!(types.field("s", "b"), Some(32));
         assert_eq!(types.field("s", "c"), Some(65));
@@ -289,14 +299,17 @@ mod tests {
     #[test]
     fn what_is_cut_off_is_refused_and_harms_nobody() {
         let bytes = description(b"\0s\0a\0", &[1, STRUCT | 1, 4, 3, 1, 0]);
-        assert!(Types::parse(&bytes).is_some());
+        assert!(Types::parse(&bytes, &["s"]).is_some());
         for length in 0..bytes.len() {
             assert!(
-                Types::parse(&bytes[..length]).is_none_or(|types| types.field("s", "a").is_none()),
+                Types::parse(&bytes[..length], &["s"]).is_none_or(|types| types.field("s", "a").is_none()),
                 "{length}"
             );
         }
-        assert!(Types::parse(&description(b"\0", &[0, 31 << 24, 0])).is_none(), "a kind from the future");
+        assert!(
+            Types::parse(&description(b"\0", &[0, 31 << 24, 0]), &[]).is_none(),
+            "a kind from the future"
+        );
     }
 
     #[test]

@@ -201,7 +201,7 @@ impl DatapathError {
         self.has_cause(|error| error.raw_os_error().is_some_and(|errno| SHORTAGES.contains(&errno)))
     }
 
-    fn is_caused_by(&self, kind: io::ErrorKind) -> bool {
+    pub(crate) fn is_caused_by(&self, kind: io::ErrorKind) -> bool {
         self.has_cause(|error| error.kind() == kind)
     }
 

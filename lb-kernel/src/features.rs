@@ -6,17 +6,18 @@
 use std::io;
 use std::path::Path;
 
+use aya::Ebpf;
 use aya::programs::ProgramError;
-use aya::{Ebpf, EbpfLoader};
 
 use super::btf::{self, Offsets};
 use super::error::DatapathError;
-use super::object::{load_error, load_program};
+use super::loader::{self, Image};
+use super::object::load_program;
 use super::privileges::probe_error;
 use super::sys;
 
 /// The programs that are tried, as they are committed beside their source.
-static PROBES: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/probes.o");
+pub static PROBES: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/probes.o");
 
 /// Which of [`FEATURES`] the kernel has. socklb works without them, with the losses told there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -202,12 +203,10 @@ impl Features {
 
 fn load_probes(offsets: Option<Offsets>) -> Result<Ebpf, DatapathError> {
     let globals: Vec<_> = FEATURES.iter().flat_map(|feature| feature.globals(offsets)).collect();
-    let mut loader = EbpfLoader::new();
-    for (name, value) in &globals {
-        // The probes have only some of these globals: each reads one field, whatever the programs read.
-        loader.override_global(name, value, false);
-    }
-    sys::without_signals(|| loader.load(PROBES)).map_err(load_error)
+    // The probes have only some of these globals: each reads one field, whatever the programs read.
+    let globals = globals.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), false)));
+    // They have no maps to pin.
+    loader::load_pinned(&Image::new(PROBES, globals.collect())?, &[], [])
 }
 
 fn is_accepted(probes: &mut Ebpf, name: &str) -> io::Result<bool> {
@@ -245,13 +244,14 @@ fn check_loader(may_trace: bool) -> io::Result<()> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::object::OBJECT;
+    use super::super::object::{self, OBJECT};
     use super::*;
 
     #[test]
     fn every_feature_has_its_probe_and_its_globals_are_the_programs() {
         let probes = aya_obj::Object::parse(PROBES).unwrap();
         let names: BTreeSet<_> = FEATURES.iter().map(|feature| feature.name).collect();
+        assert!(object::declared(PROBES).is_empty(), "they are loaded without pins");
         assert_eq!(probes.programs.keys().map(String::as_str).collect::<BTreeSet<_>>(), names);
         let symbols = |object: &[u8]| -> BTreeSet<String> {
             let text = String::from_utf8_lossy(object);

@@ -9,15 +9,14 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use aya::Btf;
 use aya::programs::Iter;
-use aya::{Btf, EbpfLoader};
-use lb_common::abi;
 
 use super::btf;
 use super::error::DatapathError;
+use super::loader::{self, Globals, Image};
 use super::object::{self, OBJECT};
 use super::sys;
-use lb_core::limits::Limits;
 
 /// The program in the object.
 pub const PROGRAM: &str = "socklb_holders";
@@ -68,15 +67,11 @@ fn open() -> Result<std::fs::File, DatapathError> {
     };
     let btf::FileOffsets { inode, private_data, mode, sock, cookie } =
         btf::file_offsets(Path::new(btf::VMLINUX)).map_err(DatapathError::Holders)?;
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "aya needs it for an iterator; no start of the daemon looks for holders"
+    )]
     let types = Btf::from_sys_fs().map_err(|error| unsupported(error.into()))?;
-    // The maps of the object are made as well, and closed at the end of this function: as small as can be.
-    let limits = Limits { schedule_entries: 1 << abi::MIN_SCHEDULE_LOG2, flow_records: 64, slots: 64 };
-    let mut loader = EbpfLoader::new();
-    loader.btf(Some(&types));
-    for (name, entries) in object::capacities(&limits) {
-        loader.map_max_entries(name, entries);
-    }
-    loader.map_max_entries(abi::host::map::VERDICTS, 1);
     let offsets = [
         ("FILE_INODE", inode),
         ("FILE_PRIVATE_DATA", private_data),
@@ -84,11 +79,10 @@ fn open() -> Result<std::fs::File, DatapathError> {
         ("SOCKET_SOCK", sock),
         ("SOCK_COOKIE", cookie),
     ];
-    for (name, value) in &offsets {
-        loader.override_global(name, value, true);
-    }
-    let mut object =
-        sys::without_signals(|| loader.load(OBJECT)).map_err(|error| DatapathError::Load(Box::new(error)))?;
+    let globals: Globals<'_> =
+        offsets.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), true))).collect();
+    // The maps of the object are made as well, and closed at the end of this function.
+    let mut object = loader::load_unpinned(&Image::new(OBJECT, globals)?, &object::smallest())?;
     let refused = |source| DatapathError::Verifier { program: PROGRAM, source: Box::new(source) };
     let program: &mut Iter = object
         .program_mut(PROGRAM)

@@ -10,8 +10,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use aya::EbpfLoader;
-use aya::maps::Map;
 use lb_common::abi::host::{
     self, HOST_ABI_VERSION, LastReport, Listener, MAX_LISTENERS, Receptions, ReportBase, Sender, SenderName,
     Verdict, map,
@@ -21,13 +19,14 @@ use lb_common::receive::{RECEPTIONS, Words};
 use rustix::fs::FlockOperation;
 
 use super::error::DatapathError;
+use super::loader::{self, Globals, Image};
 use super::maps::Mapped;
-use super::object::{self, Shape, load_error};
+use super::object::{self, Shape};
 use super::per_cpu::CountsPerCpu;
 use super::pins::{self, Pins};
 use super::receiver::is_link;
 use super::removal::Directory;
-use super::sys::{self, elements};
+use super::sys::elements;
 
 /// The object as it is committed beside its source.
 #[cfg(not(feature = "log-programs"))]
@@ -316,23 +315,20 @@ fn lock(path: &Path) -> Result<File, DatapathError> {
     }
 }
 
+/// Where each of the maps is pinned.
+pub fn map_pins(directory: &Path) -> impl Iterator<Item = (&'static str, PathBuf)> {
+    map::ALL.into_iter().map(|name| (name, directory.join(name)))
+}
+
 /// Makes the maps that are not pinned. If another process pins one meanwhile, that is the one.
 fn make_missing(path: &Path) -> Result<(), DatapathError> {
-    let missing: Vec<&str> = map::ALL.into_iter().filter(|name| !path.join(name).exists()).collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let made = sys::without_signals(|| EbpfLoader::new().load(OBJECT)).map_err(load_error)?;
-    for name in missing {
-        let made = made.map(name).expect("the object's maps are checked by a test");
-        let (Map::Array(data) | Map::HashMap(data) | Map::PerCpuArray(data)) = made else {
-            unreachable!("the object's maps are checked by a test")
-        };
-        let pin = path.join(name);
-        match sys::pin(data.fd().as_fd(), &pin) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(DatapathError::Pin { path: pin, source: error });
-            }
+    // An attempt ends at the first map that another process pins meanwhile.
+    for _ in map::ALL {
+        if map_pins(path).all(|(_, pin)| pin.exists()) {
+            break;
+        }
+        match loader::load_pinned(&Image::new(OBJECT, Globals::new())?, &[], map_pins(path)) {
+            Err(error) if !error.is_caused_by(io::ErrorKind::AlreadyExists) => return Err(error),
             _ => {}
         }
     }

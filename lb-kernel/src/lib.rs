@@ -54,6 +54,8 @@ pub mod responder;
 
 mod hooks;
 
+mod loader;
+
 mod object;
 
 #[cfg(feature = "log-programs")]

@@ -2,15 +2,14 @@
 //!
 //! Programs are loaded anew at every start and replace those that are attached (see `links`): an upgrade is a start.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::LazyLock;
 
+use aya::Ebpf;
 use aya::programs::{Program, ProgramError};
-use aya::{Ebpf, EbpfError, EbpfLoader};
 use lb_common::abi::{self, ENTRIES_PER_CELL, host, map};
 
 use super::cpus::possible_cpus;
@@ -20,6 +19,7 @@ use super::hooks::{FOLLOWS, HOOKS, Hook};
 use super::host_maps;
 use super::jiffies::Jiffies;
 use super::links;
+use super::loader::{self, Globals, Image};
 use super::pins::Pins;
 use super::privileges::probe_error;
 use super::sys::{self, runs::Runs};
@@ -107,6 +107,15 @@ pub fn capacities(limits: &Limits) -> [(&'static str, u32); 10] {
         (map::RECLAIMED, limits.slots),
         (map::RETIRED, limits.slots),
     ]
+}
+
+/// As small as can be.
+const SMALLEST: Limits =
+    Limits { schedule_entries: 1 << abi::MIN_SCHEDULE_LOG2, flow_records: 64, slots: 64 };
+
+/// The capacities of maps that are closed with the object.
+pub fn smallest() -> Vec<(&'static str, u32)> {
+    capacities(&SMALLEST).into_iter().chain([(host::map::VERDICTS, 1)]).collect()
 }
 
 /// The shapes of all maps that an object declares.
@@ -231,9 +240,8 @@ pub fn load(
 /// # Errors
 /// If the kernel refuses, most likely for want of privilege.
 pub fn try_load(features: Features) -> Result<(), DatapathError> {
-    let limits = Limits { schedule_entries: 1 << abi::MIN_SCHEDULE_LOG2, flow_records: 64, slots: 64 };
     let purpose = Purpose { accounting: Accounting::Full, scans: true };
-    load_with(None, &limits, features, purpose).map(drop)
+    load_with(None, &SMALLEST, features, purpose).map(drop)
 }
 
 /// What the programs are told of this client and of the kernel.
@@ -252,28 +260,21 @@ fn load_with(
     features: Features,
     purpose: Purpose,
 ) -> Result<Programs, DatapathError> {
-    let mut loader = EbpfLoader::new();
-    let globals = globals(limits, features, purpose);
-    for (name, value) in &globals {
-        loader.override_global(name, value, true);
-    }
+    let told = globals(limits, features, purpose);
     let jiffies = Jiffies::read().map_err(probe_error)?;
-    loader.override_global("JIFFY_NS", &jiffies.length_ns, true);
-    loader.override_global("FIRST_JIFFY_NS", &jiffies.first_ns, true);
-    for (name, entries) in capacities(limits) {
-        loader.map_max_entries(name, entries);
-    }
-    if let Some(pins) = pins {
+    let mut globals: Globals<'_> =
+        told.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), true))).collect();
+    globals.insert("JIFFY_NS", (bytemuck::bytes_of(&jiffies.length_ns), true));
+    globals.insert("FIRST_JIFFY_NS", (bytemuck::bytes_of(&jiffies.first_ns), true));
+    let image = Image::new(OBJECT, globals)?;
+    let mut object = if let Some(pins) = pins {
         let directory = pins.maps();
-        for name in map::ALL {
-            loader.map_pin_path(name, Cow::Owned(directory.join(name)));
-        }
-        loader.map_pin_path(host::map::VERDICTS, Cow::Owned(host_maps::verdicts_pin(pins.base())));
+        let verdicts = (host::map::VERDICTS, host_maps::verdicts_pin(pins.base()));
+        let pins = map::ALL.into_iter().map(|name| (name, directory.join(name))).chain([verdicts]);
+        loader::load_pinned(&image, &capacities(limits), pins)?
     } else {
-        loader.map_max_entries(host::map::VERDICTS, 1);
-    }
-    // aya probes the kernel on the way, and takes a probe that a signal interrupts for a missing ability.
-    let mut object = sys::without_signals(|| loader.load(OBJECT)).map_err(load_error)?;
+        loader::load_unpinned(&image, &smallest())?
+    };
     #[cfg(feature = "log-programs")]
     super::program_logs::follow(&mut object);
     let mut loaded = Vec::with_capacity(HOOKS.len());
@@ -341,12 +342,6 @@ impl Programs {
         }
         Ok(all)
     }
-}
-
-/// The error of an object that aya cannot load: the kernel refuses a map, most likely.
-pub fn load_error(error: EbpfError) -> DatapathError {
-    let failed = DatapathError::Load(Box::new(error));
-    if failed.is_permission() { failed.into_denied() } else { failed }
 }
 
 #[cfg(test)]

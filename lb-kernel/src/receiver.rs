@@ -7,14 +7,15 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use aya::EbpfLoader;
+use aya::Ebpf;
 use lb_common::abi::host::map;
 
 use super::error::DatapathError;
 use super::features::Features;
 use super::host_maps::{self, HostMaps, OBJECT};
 use super::interfaces::Interface;
-use super::object::{LoadedProgram, load_error, load_program};
+use super::loader::{self, Globals, Image};
+use super::object::{LoadedProgram, load_program};
 use super::pins;
 use super::sys::{self, XdpLinkInfo, XdpMode};
 use super::xdp::link_to;
@@ -106,13 +107,11 @@ impl Receiver {
     /// If the kernel refuses it: without CAP_PERFMON it does.
     pub fn load(maps: &HostMaps, features: Features, port: u16) -> Result<Self, DatapathError> {
         let directory = maps.path().to_owned();
-        let mut loader = EbpfLoader::new();
         let port = u32::from(port);
-        loader.override_global("PORT", &port, true);
-        for name in map::ALL {
-            loader.map_pin_path(name, directory.join(name));
-        }
-        Ok(Self { program: load_with(&mut loader, features)?, directory })
+        let globals = Globals::from([("PORT", (bytemuck::bytes_of(&port), true))]);
+        let object =
+            loader::load_pinned(&Image::new(OBJECT, globals)?, &[], host_maps::map_pins(&directory))?;
+        Ok(Self { program: load(object, features)?, directory })
     }
 
     /// Loads the program with small maps of its own, and closes it: whether this process may.
@@ -120,11 +119,9 @@ impl Receiver {
     /// # Errors
     /// If the kernel refuses.
     pub fn try_load(features: Features) -> Result<(), DatapathError> {
-        let mut loader = EbpfLoader::new();
-        for name in map::ALL {
-            loader.map_max_entries(name, 1);
-        }
-        load_with(&mut loader, features).map(drop)
+        let image = Image::new(OBJECT, Globals::new())?;
+        let object = loader::load_unpinned(&image, &map::ALL.map(|name| (name, 1)))?;
+        load(object, features).map(drop)
     }
 
     /// Attaches it to a network interface in the first of these modes that the interface has; or puts it in place of the one that is
@@ -161,8 +158,7 @@ impl Receiver {
     }
 }
 
-fn load_with(loader: &mut EbpfLoader<'_>, features: Features) -> Result<LoadedProgram, DatapathError> {
-    let mut object = sys::without_signals(|| loader.load(OBJECT)).map_err(load_error)?;
+fn load(mut object: Ebpf, features: Features) -> Result<LoadedProgram, DatapathError> {
     #[cfg(feature = "log-programs")]
     super::program_logs::follow(&mut object);
     let name = if features.fetching_atomics { PROGRAM } else { WITHOUT_FETCHING_ATOMICS };

@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use aya::Ebpf;
 use aya::maps::{Map, MapData};
-use aya::{Ebpf, EbpfLoader};
 use lb_common::abi::host::SenderName;
 use lb_common::abi::responder::{Counts, MAX_ADDRESSES, PreparedAnswer, Subscriber, SubscriberName, map};
 use lb_common::answer::REFUSALS;
@@ -17,8 +17,9 @@ use lb_common::net::Address;
 
 use super::error::DatapathError;
 use super::interfaces::Interface;
+use super::loader::{self, Globals, Image};
 use super::maps::PerCpu;
-use super::object::{LoadedProgram, load_error, load_program};
+use super::object::{LoadedProgram, load_program};
 use super::privileges;
 use super::sys::{self, XdpMode, elements};
 use super::xdp::link_to;
@@ -64,17 +65,15 @@ pub struct Answers {
 pub fn load(port: u16, secret: Secret) -> Result<(Responder, Answers), DatapathError> {
     // Says which privilege is lacking, where making maps would say that something is not permitted.
     privileges::probe()?;
-    let mut loader = EbpfLoader::new();
     let port = u32::from(port);
-    let [low, high] = [0, 8].map(|at| {
-        let half: [u8; 8] = secret.bytes[at..at + 8].try_into().expect("half of sixteen bytes");
-        u64::from_le_bytes(half)
-    });
-    loader.override_global("PORT", &port, true);
-    loader.override_global("SECRET_LOW", &low, true);
-    loader.override_global("SECRET_HIGH", &high, true);
-    loader.override_global("SECRET_DRAWN_NS", &secret.drawn_ns, true);
-    let mut object = sys::without_signals(|| loader.load(OBJECT)).map_err(load_error)?;
+    // The programs run on little-endian processors alone, and read the secret's halves as little-endian words.
+    let globals = Globals::from([
+        ("PORT", (bytemuck::bytes_of(&port), true)),
+        ("SECRET_LOW", (&secret.bytes[..8], true)),
+        ("SECRET_HIGH", (&secret.bytes[8..], true)),
+        ("SECRET_DRAWN_NS", (bytemuck::bytes_of(&secret.drawn_ns), true)),
+    ]);
+    let mut object = loader::load_unpinned(&Image::new(OBJECT, globals)?, &[])?;
     #[cfg(feature = "log-programs")]
     super::program_logs::follow(&mut object);
     let fd = load_program(&mut object, PROGRAM)

@@ -1,0 +1,168 @@
+//! Loads objects of kernel programs: the only place that makes one of aya's loaders.
+//!
+//! A new loader of aya reads and parses the kernel's BTF, which takes 17 ms of CPU time and 4,500 page faults
+//! (<https://github.com/aya-rs/aya/issues/1172>), and no object here has relocations that need it. So the process keeps
+//! one loader. A loader keeps its overrides from one load to the next: globals are written into a copy of the object
+//! instead, and each load sets all pins and capacities that it needs. This module knows no map or program by name.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use aya::{Ebpf, EbpfError, EbpfLoader};
+use aya_obj::{EbpfSectionKind, Object, ParseError};
+
+use super::error::DatapathError;
+use super::sys;
+
+/// Values of globals by name, each with whether an object without that global is rejected.
+pub type Globals<'g> = HashMap<&'g str, (&'g [u8], bool)>;
+
+/// Entries of those maps that have more or fewer than the object declares.
+pub type Capacities<'c> = &'c [(&'static str, u32)];
+
+/// A copy of an object in which globals have their values.
+pub struct Image {
+    /// Aligned as ELF structures are.
+    words: Vec<u64>,
+    length: usize,
+}
+
+impl Image {
+    /// # Errors
+    /// If the object lacks a global that must exist, or has one of another size.
+    pub fn new(object: &[u8], globals: Globals<'_>) -> Result<Self, DatapathError> {
+        let refused = |error: ParseError| load_error(error.into());
+        let mut parsed = Object::parse(object).map_err(refused)?;
+        parsed.patch_map_data(globals).map_err(refused)?;
+        let mut image = Self { words: vec![0; object.len().div_ceil(8)], length: object.len() };
+        image.bytes_mut().copy_from_slice(object);
+        for map in parsed.maps.values() {
+            // A test checks that objects have no other section of globals.
+            if map.section_kind() == EbpfSectionKind::Rodata {
+                let at = section_offset(object, map.section_index());
+                image.bytes_mut()[at..at + map.data().len()].copy_from_slice(map.data());
+            }
+        }
+        Ok(image)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.length]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.length]
+    }
+}
+
+/// Where a section begins in an object that aya has parsed: `e_shoff` of its header, and `sh_offset` of the section's.
+fn section_offset(object: &[u8], section: usize) -> usize {
+    let word = |at: usize| -> usize {
+        let bytes = object[at..at + 8].try_into().expect("eight bytes");
+        usize::try_from(u64::from_le_bytes(bytes)).expect("less than the object's length")
+    };
+    word(word(0x28) + 64 * section + 0x18)
+}
+
+/// Loads an object whose maps are all pinned at these paths: adopts existing maps, and makes and pins missing ones.
+///
+/// # Errors
+/// If the kernel refuses, most likely for want of privilege.
+pub fn load_pinned(
+    image: &Image,
+    capacities: Capacities<'_>,
+    pins: impl IntoIterator<Item = (&'static str, PathBuf)>,
+) -> Result<Ebpf, DatapathError> {
+    static LOADER: LazyLock<Mutex<EbpfLoader<'static>>> = LazyLock::new(|| Mutex::new(loader()));
+    // Held while maps are made, which takes milliseconds. The verifier sees programs later, outside of the lock.
+    let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);
+    for (name, pin) in pins {
+        loader.map_pin_path(name, pin);
+    }
+    load(&mut loader, image, capacities)
+}
+
+/// Loads an object with maps of its own, which go with it. A loader cannot forget pins, so this makes another one: no start of the
+/// daemon needs it.
+///
+/// # Errors
+/// As [`load_pinned`].
+pub fn load_unpinned(image: &Image, capacities: Capacities<'_>) -> Result<Ebpf, DatapathError> {
+    load(&mut loader(), image, capacities)
+}
+
+fn load(
+    loader: &mut EbpfLoader<'static>,
+    image: &Image,
+    capacities: Capacities<'_>,
+) -> Result<Ebpf, DatapathError> {
+    for (name, entries) in capacities {
+        loader.map_max_entries(name, *entries);
+    }
+    // aya probes the kernel on the way, and takes a probe that a signal interrupts for a missing ability.
+    sys::without_signals(|| loader.load(image.bytes())).map_err(load_error)
+}
+
+#[expect(clippy::disallowed_methods, reason = "the one place")]
+fn loader() -> EbpfLoader<'static> {
+    let mut loader = EbpfLoader::new();
+    loader.btf(None);
+    loader
+}
+
+/// The error of an object that aya cannot load: the kernel refuses a map, most likely.
+fn load_error(error: EbpfError) -> DatapathError {
+    let failed = DatapathError::Load(Box::new(error));
+    if failed.is_permission() { failed.into_denied() } else { failed }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{features, host_maps, object, responder};
+
+    const OBJECTS: [&[u8]; 4] = [object::OBJECT, features::PROBES, host_maps::OBJECT, responder::OBJECT];
+
+    /// So the loader needs no BTF of the kernel.
+    #[test]
+    fn no_object_has_relocations_by_the_kernels_types() {
+        for object in OBJECTS {
+            assert!(!Object::parse(object).unwrap().has_btf_relocations());
+        }
+    }
+
+    #[test]
+    fn an_image_differs_from_its_object_in_the_globals_alone() {
+        let port = 0xabcd_u32.to_ne_bytes();
+        let globals = Globals::from([("PORT", (&port[..], true)), ("OTHER", (&port[..], false))]);
+        let object = host_maps::OBJECT;
+        let image = Image::new(object, globals).unwrap();
+        let changed: Vec<u8> =
+            object.iter().zip(image.bytes()).filter(|(old, new)| old != new).map(|(_, new)| *new).collect();
+        assert_eq!(image.bytes().len(), object.len());
+        assert_eq!(changed, port[..2]);
+        let parsed = Object::parse(image.bytes()).unwrap();
+        assert_eq!(parsed.maps[".rodata"].data(), port);
+    }
+
+    #[test]
+    fn a_global_that_is_missing_or_of_another_size_is_refused() {
+        let value = 7_u64.to_ne_bytes();
+        for (name, bytes) in [("OTHER", &value[..4]), ("PORT", &value[..])] {
+            let image = Image::new(host_maps::OBJECT, Globals::from([(name, (bytes, true))]));
+            assert!(matches!(image, Err(DatapathError::Load(_))), "{name}");
+        }
+    }
+
+    /// An image gets the values of this section only.
+    #[test]
+    fn globals_lie_in_rodata_alone() {
+        for object in OBJECTS {
+            let parsed = Object::parse(object).unwrap();
+            for (name, map) in &parsed.maps {
+                assert!(name == ".rodata" || map.data().is_empty(), "{name}");
+            }
+        }
+    }
+}
