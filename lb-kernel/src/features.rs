@@ -206,7 +206,7 @@ fn load_probes(offsets: Option<Offsets>) -> Result<Ebpf, DatapathError> {
     // The probes have only some of these globals: each reads one field, whatever the programs read.
     let globals = globals.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), false)));
     // They have no maps to pin.
-    loader::load_pinned(&Image::new(PROBES, globals.collect())?, &[], [])
+    loader::load_pinned(&Image::new(PROBES, globals.collect(), &[])?, &[], [])
 }
 
 fn is_accepted(probes: &mut Ebpf, name: &str) -> io::Result<bool> {

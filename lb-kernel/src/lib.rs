@@ -58,6 +58,8 @@ mod loader;
 
 mod object;
 
+mod adoption;
+
 #[cfg(feature = "log-programs")]
 mod program_logs;
 

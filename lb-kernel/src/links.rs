@@ -184,6 +184,17 @@ pub fn leave(pins: &Pins, cgroup: u64) -> Result<(), DatapathError> {
     Ok(())
 }
 
+/// The id of the program that all links of a hook lead to; `None` if there is none, there are several, or it cannot be seen.
+pub fn only_program_of(pins: &Pins, hook: &Hook) -> Option<u32> {
+    let mut programs = BTreeSet::new();
+    for name in pins.link_names().ok()? {
+        if of_link(&name).is_some_and(|(of, _)| of.name == hook.name) {
+            programs.insert(look(&pins.links().join(name)).ok()??.info.program_id);
+        }
+    }
+    programs.pop_first().filter(|_| programs.is_empty())
+}
+
 /// Ids of the programs of a client's pinned links.
 ///
 /// # Errors

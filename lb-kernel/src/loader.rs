@@ -10,10 +10,13 @@ use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use aya::{Ebpf, EbpfError, EbpfLoader};
-use aya_obj::{EbpfSectionKind, Object, ParseError};
+use aya_obj::{Object, ParseError};
 
 use super::error::DatapathError;
 use super::sys;
+
+/// The name of the map of constants in an object. All globals lie there.
+pub const CONSTANTS: &str = ".rodata";
 
 /// Values of globals by name, each with whether an object without that global is rejected.
 pub type Globals<'g> = HashMap<&'g str, (&'g [u8], bool)>;
@@ -25,44 +28,43 @@ pub type Capacities<'c> = &'c [(&'static str, u32)];
 pub struct Image {
     /// Aligned as ELF structures are.
     words: Vec<u64>,
-    length: usize,
+    constants: Vec<u8>,
 }
 
 impl Image {
+    /// Puts the constants behind the object, followed by `mark`, which no program reads.
+    ///
     /// # Errors
     /// If the object lacks a global that must exist, or has one of another size.
-    pub fn new(object: &[u8], globals: Globals<'_>) -> Result<Self, DatapathError> {
+    pub fn new(object: &[u8], globals: Globals<'_>, mark: &[u8]) -> Result<Self, DatapathError> {
         let refused = |error: ParseError| load_error(error.into());
         let mut parsed = Object::parse(object).map_err(refused)?;
         parsed.patch_map_data(globals).map_err(refused)?;
-        let mut image = Self { words: vec![0; object.len().div_ceil(8)], length: object.len() };
-        image.bytes_mut().copy_from_slice(object);
-        for map in parsed.maps.values() {
-            // A test checks that objects have no other section of globals.
-            if map.section_kind() == EbpfSectionKind::Rodata {
-                let at = section_offset(object, map.section_index());
-                image.bytes_mut()[at..at + map.data().len()].copy_from_slice(map.data());
-            }
+        // A test checks that objects have no other section of globals.
+        let map = parsed.maps.get(CONSTANTS).expect("a test checks that objects have constants");
+        let constants = [map.data(), mark].concat();
+        let at = object.len().next_multiple_of(8);
+        let mut words = vec![0; (at + constants.len()).div_ceil(8)];
+        let image = bytemuck::cast_slice_mut(&mut words);
+        image[..object.len()].copy_from_slice(object);
+        image[at..at + constants.len()].copy_from_slice(&constants);
+        // `e_shoff` of the object's header; `sh_offset` and `sh_size` of the section's.
+        let word = |at: usize| u64::from_le_bytes(object[at..at + 8].try_into().expect("eight bytes"));
+        let section = usize::try_from(word(0x28)).expect("less than the object") + 64 * map.section_index();
+        for (field, value) in [(0x18, at), (0x20, constants.len())] {
+            image[section + field..section + field + 8].copy_from_slice(&(value as u64).to_le_bytes());
         }
-        Ok(image)
+        Ok(Self { words, constants })
+    }
+
+    /// All constants, and the mark.
+    pub fn constants(&self) -> &[u8] {
+        &self.constants
     }
 
     fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.words)[..self.length]
+        bytemuck::cast_slice(&self.words)
     }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.length]
-    }
-}
-
-/// Where a section begins in an object that aya has parsed: `e_shoff` of its header, and `sh_offset` of the section's.
-fn section_offset(object: &[u8], section: usize) -> usize {
-    let word = |at: usize| -> usize {
-        let bytes = object[at..at + 8].try_into().expect("eight bytes");
-        usize::try_from(u64::from_le_bytes(bytes)).expect("less than the object's length")
-    };
-    word(word(0x28) + 64 * section + 0x18)
 }
 
 /// Loads an object whose maps are all pinned at these paths: adopts existing maps, and makes and pins missing ones.
@@ -133,24 +135,24 @@ mod tests {
     }
 
     #[test]
-    fn an_image_differs_from_its_object_in_the_globals_alone() {
+    fn an_image_has_the_globals_and_the_mark_behind_its_constants() {
         let port = 0xabcd_u32.to_ne_bytes();
         let globals = Globals::from([("PORT", (&port[..], true)), ("OTHER", (&port[..], false))]);
-        let object = host_maps::OBJECT;
-        let image = Image::new(object, globals).unwrap();
-        let changed: Vec<u8> =
-            object.iter().zip(image.bytes()).filter(|(old, new)| old != new).map(|(_, new)| *new).collect();
-        assert_eq!(image.bytes().len(), object.len());
-        assert_eq!(changed, port[..2]);
-        let parsed = Object::parse(image.bytes()).unwrap();
-        assert_eq!(parsed.maps[".rodata"].data(), port);
+        let image = Image::new(host_maps::OBJECT, globals, b"mark").unwrap();
+        assert_eq!(image.constants(), [&port[..], b"mark"].concat());
+        let [before, after] = [host_maps::OBJECT, image.bytes()].map(|object| Object::parse(object).unwrap());
+        assert_eq!(after.maps[CONSTANTS].data(), image.constants());
+        let programs = |object: &Object| -> Vec<_> {
+            object.functions.values().map(|function| format!("{:?}", function.instructions)).collect()
+        };
+        assert_eq!(programs(&before), programs(&after));
     }
 
     #[test]
     fn a_global_that_is_missing_or_of_another_size_is_refused() {
         let value = 7_u64.to_ne_bytes();
         for (name, bytes) in [("OTHER", &value[..4]), ("PORT", &value[..])] {
-            let image = Image::new(host_maps::OBJECT, Globals::from([(name, (bytes, true))]));
+            let image = Image::new(host_maps::OBJECT, Globals::from([(name, (bytes, true))]), &[]);
             assert!(matches!(image, Err(DatapathError::Load(_))), "{name}");
         }
     }
@@ -160,8 +162,9 @@ mod tests {
     fn globals_lie_in_rodata_alone() {
         for object in OBJECTS {
             let parsed = Object::parse(object).unwrap();
+            assert!(parsed.maps.contains_key(CONSTANTS));
             for (name, map) in &parsed.maps {
-                assert!(name == ".rodata" || map.data().is_empty(), "{name}");
+                assert_eq!(name == CONSTANTS, !map.data().is_empty(), "{name}");
             }
         }
     }

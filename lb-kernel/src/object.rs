@@ -1,6 +1,7 @@
 //! The kernel object: which maps it declares, and its programs, loaded for this kernel.
 //!
-//! Programs are loaded anew at every start and replace those that are attached (see `links`): an upgrade is a start.
+//! A start keeps programs of the same build that are attached (see `adoption`). Otherwise it loads programs, which replace the
+//! attached ones (see `links`): an upgrade is a start.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,9 +10,11 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use aya::Ebpf;
+use aya::maps::Map;
 use aya::programs::{Program, ProgramError};
 use lb_common::abi::{self, ENTRIES_PER_CELL, host, map};
 
+use super::adoption::{Attached, Mark};
 use super::cpus::possible_cpus;
 use super::error::DatapathError;
 use super::features::Features;
@@ -19,7 +22,7 @@ use super::hooks::{FOLLOWS, HOOKS, Hook};
 use super::host_maps;
 use super::jiffies::Jiffies;
 use super::links;
-use super::loader::{self, Globals, Image};
+use super::loader::{self, CONSTANTS, Globals, Image};
 use super::pins::Pins;
 use super::privileges::probe_error;
 use super::sys::{self, runs::Runs};
@@ -222,7 +225,20 @@ pub struct LoadedProgram {
     pub id: u32,
 }
 
-/// Makes or adopts the maps and loads the programs. The host's maps are there already.
+/// A hook and the name of its program on this kernel.
+pub type HookProgram = (&'static Hook, &'static str);
+
+/// The hooks that a kind of accounting needs.
+fn hook_programs(features: Features, purpose: Purpose) -> Vec<HookProgram> {
+    let follows = purpose.accounting == Accounting::Full;
+    let hooks = HOOKS.iter().filter(|hook| follows || hook.name != FOLLOWS);
+    let name = |hook: &'static Hook| {
+        if features.fetching_atomics { hook.program } else { hook.without_fetching_atomics }
+    };
+    hooks.map(|hook| (hook, name(hook))).collect()
+}
+
+/// Makes or adopts the maps, and keeps the attached programs or loads others. The host's maps are there already.
 ///
 /// # Errors
 /// If the kernel refuses, most likely for want of privilege.
@@ -260,13 +276,20 @@ fn load_with(
     features: Features,
     purpose: Purpose,
 ) -> Result<Programs, DatapathError> {
+    let hooks = hook_programs(features, purpose);
+    let attached = pins.and_then(|pins| Attached::find(pins, &hooks));
+    let measured = Jiffies::read().map_err(probe_error)?;
+    let jiffies = attached.as_ref().map_or(measured, |attached| attached.jiffies(measured));
     let told = globals(limits, features, purpose);
-    let jiffies = Jiffies::read().map_err(probe_error)?;
     let mut globals: Globals<'_> =
         told.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), true))).collect();
     globals.insert("JIFFY_NS", (bytemuck::bytes_of(&jiffies.length_ns), true));
     globals.insert("FIRST_JIFFY_NS", (bytemuck::bytes_of(&jiffies.first_ns), true));
-    let image = Image::new(OBJECT, globals)?;
+    let mark = Mark::new(&hooks, jiffies);
+    let image = Image::new(OBJECT, globals, bytemuck::bytes_of(&mark))?;
+    if let Some(programs) = attached.and_then(|attached| attached.with(image.constants())) {
+        return Ok(programs);
+    }
     let mut object = if let Some(pins) = pins {
         let directory = pins.maps();
         let verdicts = (host::map::VERDICTS, host_maps::verdicts_pin(pins.base()));
@@ -277,12 +300,15 @@ fn load_with(
     };
     #[cfg(feature = "log-programs")]
     super::program_logs::follow(&mut object);
-    let mut loaded = Vec::with_capacity(HOOKS.len());
-    let follows = purpose.accounting == Accounting::Full;
-    for hook in HOOKS.iter().filter(|hook| follows || hook.name != FOLLOWS) {
-        let name = if features.fetching_atomics { hook.program } else { hook.without_fetching_atomics };
+    let constants = object.take_map(CONSTANTS);
+    let mut loaded = Vec::with_capacity(hooks.len());
+    for (hook, name) in hooks {
         let fd = load_program(&mut object, name)
             .map_err(|source| DatapathError::Verifier { program: name, source: Box::new(source) })?;
+        // Some programs read no constants. If this fails, the next start loads programs.
+        if let Some(Map::Array(constants)) = &constants {
+            let _ = sys::bind_map(fd.as_fd(), constants.fd().as_fd());
+        }
         let id = sys::program_id(fd.as_fd()).map_err(DatapathError::Program)?;
         loaded.push((hook, LoadedProgram { fd, id }));
     }
@@ -315,6 +341,11 @@ pub fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramErr
 }
 
 impl Programs {
+    /// Programs in the order in which they are attached.
+    pub const fn new(loaded: Vec<(&'static Hook, LoadedProgram)>) -> Self {
+        Self { loaded }
+    }
+
     /// The hooks that these programs are for, in the order in which they are attached, each with its program.
     pub fn hooks(&self) -> impl Iterator<Item = (&'static Hook, &LoadedProgram)> {
         self.loaded.iter().map(|(hook, program)| (*hook, program))

@@ -110,7 +110,7 @@ impl Receiver {
         let port = u32::from(port);
         let globals = Globals::from([("PORT", (bytemuck::bytes_of(&port), true))]);
         let object =
-            loader::load_pinned(&Image::new(OBJECT, globals)?, &[], host_maps::map_pins(&directory))?;
+            loader::load_pinned(&Image::new(OBJECT, globals, &[])?, &[], host_maps::map_pins(&directory))?;
         Ok(Self { program: load(object, features)?, directory })
     }
 
@@ -119,7 +119,7 @@ impl Receiver {
     /// # Errors
     /// If the kernel refuses.
     pub fn try_load(features: Features) -> Result<(), DatapathError> {
-        let image = Image::new(OBJECT, Globals::new())?;
+        let image = Image::new(OBJECT, Globals::new(), &[])?;
         let object = loader::load_unpinned(&image, &map::ALL.map(|name| (name, 1)))?;
         load(object, features).map(drop)
     }

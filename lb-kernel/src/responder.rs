@@ -73,7 +73,7 @@ pub fn load(port: u16, secret: Secret) -> Result<(Responder, Answers), DatapathE
         ("SECRET_HIGH", (&secret.bytes[8..], true)),
         ("SECRET_DRAWN_NS", (bytemuck::bytes_of(&secret.drawn_ns), true)),
     ]);
-    let mut object = loader::load_unpinned(&Image::new(OBJECT, globals)?, &[])?;
+    let mut object = loader::load_unpinned(&Image::new(OBJECT, globals, &[])?, &[])?;
     #[cfg(feature = "log-programs")]
     super::program_logs::follow(&mut object);
     let fd = load_program(&mut object, PROGRAM)

@@ -19,7 +19,10 @@ pub use links::{
     xdp_link_info,
 };
 pub use maps::{map_info, update_map_of_maps};
-pub use programs::{Instruction, TestRun, accepts_nothing, program_id, program_name, programs_of};
+pub use programs::{
+    Instruction, TestRun, accepts_nothing, bind_map, map_by_id, program_by_id, program_id, program_maps,
+    program_name, programs_of,
+};
 
 use std::ffi::{CString, OsStr};
 use std::io;
@@ -134,11 +137,16 @@ struct InfoByFd {
 
 fn info<I: bytemuck::Pod>(object: BorrowedFd<'_>) -> io::Result<I> {
     let mut info = I::zeroed();
+    info_into(object, &mut info)?;
+    Ok(info)
+}
+
+/// As [`info`], where `info` says which arrays the kernel shall fill.
+fn info_into<I: bytemuck::Pod>(object: BorrowedFd<'_>, info: &mut I) -> io::Result<()> {
     let mut attr = InfoByFd {
         bpf_fd: raw(object),
         info_len: u32::try_from(size_of::<I>()).map_err(io::Error::other)?,
-        info: std::ptr::from_mut(&mut info).addr() as u64,
+        info: std::ptr::from_mut(info).addr() as u64,
     };
-    bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
-    Ok(info)
+    bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr).map(drop)
 }

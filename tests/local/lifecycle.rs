@@ -1,11 +1,14 @@
 //! The daemon comes and goes; connects do not notice.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
+use rustix::thread::CapabilitySet;
+use stage::probe::without;
 use stage::protocol::Counts;
 use stage::{Daemon, Probe, address, eventually};
 
-use stage::fixture::{Fixture, SERVICE, config};
+use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 
 /// No connect failed, and each was balanced.
 #[track_caller]
@@ -67,6 +70,83 @@ fn a_kill_fails_no_connect() {
         fixture.start();
     }
     no_failure(&probe.stop_dialling());
+}
+
+fn links(fixture: &Fixture) -> PathBuf {
+    fixture.setup.pins_of("web").join("links")
+}
+
+/// The kernel's ids of the attached programs, by the name of the link.
+fn programs(fixture: &Fixture) -> BTreeMap<String, u32> {
+    let links = std::fs::read_dir(links(fixture)).expect("links");
+    let program = |entry: std::io::Result<std::fs::DirEntry>| {
+        let entry = entry.expect("a link");
+        (entry.file_name().to_string_lossy().into_owned(), stage::sys::link(&entry.path()).program)
+    };
+    links.map(program).collect()
+}
+
+#[test]
+fn a_restart_of_the_same_build_keeps_the_attached_programs() {
+    let mut fixture = Fixture::new();
+    let before = programs(&fixture);
+    assert_eq!(before.len(), 10);
+    for _ in 0..2 {
+        fixture.stop();
+        fixture.start();
+        assert_eq!(programs(&fixture), before);
+        fixture.daemon.take().expect("a daemon runs").kill();
+        fixture.start();
+        assert_eq!(programs(&fixture), before);
+    }
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+}
+
+#[test]
+fn a_start_that_finds_anything_else_attached_replaces_all_programs() {
+    type Change = fn(&Fixture);
+    fn connect4(fixture: &Fixture) -> PathBuf {
+        links(fixture).join(format!("connect4@{}", fixture.cgroup.id()))
+    }
+    let changes: [(&str, Change, usize); 3] = [
+        ("a program of another owner", |fixture| stage::sys::disable_connect4(&connect4(fixture)), 10),
+        (
+            "a hook without a link",
+            |fixture| std::fs::remove_file(connect4(fixture)).expect("remove the pin"),
+            10,
+        ),
+        (
+            "other accounting",
+            |fixture| {
+                let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
+                fixture.setup.write("socklb.toml", &with_active_accounting(&text));
+            },
+            9,
+        ),
+    ];
+    let mut fixture = Fixture::new();
+    for (what, change, hooks) in changes {
+        let before: BTreeSet<u32> = programs(&fixture).into_values().collect();
+        fixture.daemon.take().expect("a daemon runs").kill();
+        change(&fixture);
+        fixture.start();
+        let after = programs(&fixture);
+        assert_eq!(after.len(), hooks, "{what}");
+        assert!(after.values().all(|id| !before.contains(id)), "{what}: {before:?} {after:?}");
+        assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "{what}");
+    }
+}
+
+#[test]
+fn a_start_that_cannot_look_at_attached_programs_replaces_them() {
+    let mut fixture = Fixture::new();
+    let before: BTreeSet<u32> = programs(&fixture).into_values().collect();
+    fixture.stop();
+    let daemon = Daemon::spawn_with(&fixture.setup, |command| without(command, CapabilitySet::SYS_ADMIN));
+    fixture.daemon = Some(daemon);
+    let replaced = || programs(&fixture).values().all(|id| !before.contains(id));
+    eventually("all programs are replaced", replaced, |replaced| *replaced);
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
 }
 
 #[test]

@@ -6,12 +6,16 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::{AttachType, bpf, bpf_fd, info, raw, without_signals};
+use bytemuck::Zeroable;
+
+use super::{AttachType, bpf, bpf_fd, info, info_into, raw, without_signals};
 
 const BPF_PROG_LOAD: i64 = 5;
 const BPF_PROG_TEST_RUN: i64 = 10;
 const BPF_PROG_GET_FD_BY_ID: i64 = 13;
+const BPF_MAP_GET_FD_BY_ID: i64 = 14;
 const BPF_PROG_QUERY: i64 = 16;
+const BPF_PROG_BIND_MAP: i64 = 35;
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
 const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
 
@@ -46,19 +50,59 @@ pub fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
 
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct ProgById {
+struct ById {
     id: u32,
     _next_id: u32,
     open_flags: u32,
 }
 
+impl ProgInfo {
+    fn name(&self) -> String {
+        let length = self.name.iter().position(|byte| *byte == 0).unwrap_or(self.name.len());
+        String::from_utf8_lossy(&self.name[..length]).into_owned()
+    }
+}
+
 /// The name of a program; the kernel tells it to CAP_SYS_ADMIN only.
 pub fn program_name(id: u32) -> io::Result<String> {
-    let mut attr = ProgById { id, _next_id: 0, open_flags: 0 };
-    let program = bpf_fd(BPF_PROG_GET_FD_BY_ID, &mut attr)?;
-    let info: ProgInfo = info(program.as_fd())?;
-    let length = info.name.iter().position(|byte| *byte == 0).unwrap_or(info.name.len());
-    Ok(String::from_utf8_lossy(&info.name[..length]).into_owned())
+    let info: ProgInfo = info(program_by_id(id)?.as_fd())?;
+    Ok(info.name())
+}
+
+/// Opens a program; the kernel lets CAP_SYS_ADMIN only.
+pub fn program_by_id(id: u32) -> io::Result<OwnedFd> {
+    bpf_fd(BPF_PROG_GET_FD_BY_ID, &mut ById { id, _next_id: 0, open_flags: 0 })
+}
+
+/// Opens a map; the kernel lets CAP_SYS_ADMIN only.
+pub fn map_by_id(id: u32) -> io::Result<OwnedFd> {
+    bpf_fd(BPF_MAP_GET_FD_BY_ID, &mut ById { id, _next_id: 0, open_flags: 0 })
+}
+
+/// The name of a program, of which the kernel keeps 15 bytes, and the ids of its maps.
+pub fn program_maps(program: BorrowedFd<'_>) -> io::Result<(String, Vec<u32>)> {
+    /// `MAX_USED_MAPS`
+    const MAX: u32 = 64;
+    let mut ids = vec![0u32; MAX as usize];
+    let mut info = ProgInfo::zeroed();
+    (info.map_count, info.map_ids) = (MAX, ids.as_mut_ptr().addr() as u64);
+    info_into(program, &mut info)?;
+    ids.truncate(info.map_count as usize);
+    Ok((info.name(), ids))
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct ProgBindMap {
+    prog_fd: u32,
+    map_fd: u32,
+    flags: u32,
+}
+
+/// Keeps a map as long as a program, and among its maps, even if no instruction refers to it. Since Linux 5.10.
+pub fn bind_map(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = ProgBindMap { prog_fd: raw(program), map_fd: raw(map), flags: 0 };
+    bpf(BPF_PROG_BIND_MAP, &mut attr).map(drop)
 }
 
 #[repr(C)]

@@ -1,0 +1,156 @@
+//! Programs that an earlier daemon attached and that a start keeps, so that a restart of the same build runs no verifier.
+//!
+//! Nothing is recorded outside of the kernel. The constants of a client's programs are one frozen map (`.rodata`) that every program
+//! refers to. It holds all globals, and ends with a mark: a hash of the object. If the program of every hook has exactly the
+//! constants that this start would load, and no other maps than those that are pinned, it is the program that this start would
+//! load. Any other finding and any error mean that the start loads programs: without CAP_SYS_ADMIN the kernel opens no program by id.
+
+use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::fd::{AsFd, OwnedFd};
+
+use lb_common::abi::{host, map};
+
+use super::host_maps;
+use super::jiffies::Jiffies;
+use super::links;
+use super::object::{HookProgram, LoadedProgram, OBJECT, Programs};
+use super::pins::Pins;
+use super::sys::{self, elements};
+
+/// What constants end with: which build they are from, and the time of the first jiffy. The latter is measured, and differs by some
+/// ticks from one start to the next.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct Mark {
+    build: u64,
+    first_ns: u64,
+}
+
+impl Mark {
+    /// That of the object's programs with these names. Another release may load the same object differently.
+    pub fn new(hooks: &[HookProgram], jiffies: Jiffies) -> Self {
+        let mut hasher = DefaultHasher::new();
+        let names: Vec<&str> = hooks.iter().map(|(_, name)| *name).collect();
+        (OBJECT, env!("CARGO_PKG_VERSION"), names).hash(&mut hasher);
+        Self { build: hasher.finish(), first_ns: jiffies.first_ns }
+    }
+}
+
+/// The programs that are attached at all hooks.
+pub struct Attached {
+    programs: Programs,
+    constants: Vec<u8>,
+}
+
+impl Attached {
+    /// Looks at the programs of a client's links; `None` if a hook has none or several, or if something cannot be seen.
+    pub fn find(pins: &Pins, hooks: &[HookProgram]) -> Option<Self> {
+        // The lines of a program go to the process that has loaded it.
+        if cfg!(feature = "log-programs") {
+            return None;
+        }
+        let pinned = pinned_maps(pins)?;
+        let mut programs = Vec::with_capacity(hooks.len());
+        let mut constants = BTreeSet::new();
+        for (hook, name) in hooks {
+            let id = links::only_program_of(pins, hook)?;
+            let fd = sys::program_by_id(id).ok()?;
+            let (found, maps) = sys::program_maps(fd.as_fd()).ok()?;
+            if !name.starts_with(&found) || found.is_empty() {
+                return None;
+            }
+            constants.insert(only_other(&maps, &pinned)?);
+            programs.push((*hook, LoadedProgram { fd, id }));
+        }
+        let [id] = constants.into_iter().collect::<Vec<_>>().try_into().ok()?;
+        let constants = read(&sys::map_by_id(id).ok()?)?;
+        Some(Self { programs: Programs::new(programs), constants })
+    }
+
+    /// The time to load programs with: that of these programs if both differ by no more than a measurement does.
+    pub fn jiffies(&self, measured: Jiffies) -> Jiffies {
+        let tail = self.constants.len().checked_sub(size_of::<Mark>());
+        let mark: Option<Mark> =
+            tail.and_then(|tail| bytemuck::try_pod_read_unaligned(&self.constants[tail..]).ok());
+        mark.map_or(measured, |mark| nearest(mark.first_ns, measured))
+    }
+
+    /// The programs, if they have these constants.
+    pub fn with(self, constants: &[u8]) -> Option<Programs> {
+        (self.constants == constants).then_some(self.programs)
+    }
+}
+
+fn nearest(first_ns: u64, measured: Jiffies) -> Jiffies {
+    /// Computed times may be a few ticks early (see `jiffies`).
+    const TICKS: u64 = 4;
+    let apart = first_ns.wrapping_sub(measured.first_ns).cast_signed().unsigned_abs();
+    if apart <= TICKS * measured.length_ns { Jiffies { first_ns, ..measured } } else { measured }
+}
+
+/// The ids of the maps that a client's programs may refer to.
+fn pinned_maps(pins: &Pins) -> Option<BTreeSet<u32>> {
+    let own = map::ALL.into_iter().map(|name| pins.maps().join(name));
+    let all = own.chain([host_maps::directory(pins.base()).join(host::map::VERDICTS)]);
+    all.map(|path| Some(sys::map_info(sys::open_pin(&path).ok()?.as_fd()).ok()?.id)).collect()
+}
+
+/// The one of these maps that is not pinned, if there is exactly one.
+fn only_other(maps: &[u32], pinned: &BTreeSet<u32>) -> Option<u32> {
+    let mut others = maps.iter().filter(|id| !pinned.contains(id));
+    others.next().filter(|_| others.next().is_none()).copied()
+}
+
+/// The value of a map of constants.
+fn read(map: &OwnedFd) -> Option<Vec<u8>> {
+    const ARRAY: u32 = 2;
+    /// More than any object's: 644 bytes.
+    const MAX: u32 = 1 << 16;
+    let info = sys::map_info(map.as_fd()).ok()?;
+    if (info.kind, info.key_size, info.max_entries) != (ARRAY, 4, 1) || info.value_size > MAX {
+        return None;
+    }
+    let mut value = vec![0u8; info.value_size as usize];
+    elements::get_into(map.as_fd(), &0u32, &mut value).ok()?.then_some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEASURED: Jiffies =
+        Jiffies { length_ns: 4_000_000, first_ns: 5u64.wrapping_sub(1_000_000_000_000) };
+
+    #[test]
+    fn a_time_within_four_ticks_of_the_measured_one_is_kept() {
+        let first = |ticks: i64| MEASURED.first_ns.wrapping_add_signed(ticks * 4_000_000);
+        for ticks in [-4, -1, 0, 3, 4] {
+            assert_eq!(nearest(first(ticks), MEASURED).first_ns, first(ticks));
+        }
+        for ticks in [-5, 5, 1_000_000] {
+            assert_eq!(nearest(first(ticks), MEASURED), MEASURED);
+        }
+    }
+
+    #[test]
+    fn a_program_has_one_map_of_constants_and_otherwise_pinned_maps() {
+        let pinned = BTreeSet::from([1, 2, 3]);
+        assert_eq!(only_other(&[1, 9, 3], &pinned), Some(9));
+        assert_eq!(only_other(&[9], &pinned), Some(9));
+        assert_eq!(only_other(&[1, 9, 10], &pinned), None, "a map of other pins");
+        assert_eq!(only_other(&[1, 2], &pinned), None);
+        assert_eq!(only_other(&[], &pinned), None);
+    }
+
+    #[test]
+    fn constants_that_differ_in_one_byte_are_not_adopted() {
+        let attached =
+            |constants: &[u8]| Attached { programs: Programs::new(vec![]), constants: constants.into() };
+        assert!(attached(&[1, 2]).with(&[1, 2]).is_some());
+        for other in [&[1, 3][..], &[1], &[1, 2, 0]] {
+            assert!(attached(&[1, 2]).with(other).is_none());
+        }
+        assert_eq!(attached(&[1, 2]).jiffies(MEASURED), MEASURED, "constants without a mark");
+    }
+}
