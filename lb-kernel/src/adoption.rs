@@ -18,14 +18,11 @@ use super::object::{HookProgram, LoadedProgram, OBJECT, Programs};
 use super::pins::Pins;
 use super::sys::{self, elements};
 
-/// What constants end with: which build they are from, and the time of the first jiffy. The latter is measured, and differs by some
-/// ticks from one start to the next.
-#[repr(C)]
+/// What constants end with: a hash of the build, and the time of the first jiffy in nanoseconds. The latter is measured, and
+/// differs by some ticks from one start to the next.
+#[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-pub struct Mark {
-    build: u64,
-    first_ns: u64,
-}
+pub struct Mark([u64; 2]);
 
 impl Mark {
     /// That of the object's programs with these names. Another release may load the same object differently.
@@ -33,7 +30,7 @@ impl Mark {
         let mut hasher = DefaultHasher::new();
         let names: Vec<&str> = hooks.iter().map(|(_, name)| *name).collect();
         (OBJECT, env!("CARGO_PKG_VERSION"), names).hash(&mut hasher);
-        Self { build: hasher.finish(), first_ns: jiffies.first_ns }
+        Self([hasher.finish(), jiffies.first_ns])
     }
 }
 
@@ -73,7 +70,7 @@ impl Attached {
         let tail = self.constants.len().checked_sub(size_of::<Mark>());
         let mark: Option<Mark> =
             tail.and_then(|tail| bytemuck::try_pod_read_unaligned(&self.constants[tail..]).ok());
-        mark.map_or(measured, |mark| nearest(mark.first_ns, measured))
+        mark.map_or(measured, |Mark([_, first_ns])| nearest(first_ns, measured))
     }
 
     /// The programs, if they have these constants.

@@ -153,6 +153,7 @@ fn verified(
     capacities: &[(&str, u32)],
     globals: &[(&'static str, u32)],
 ) -> Vec<(String, u64)> {
+    #[expect(clippy::disallowed_methods, reason = "tests do not link the product's loader")]
     let mut loader = aya::EbpfLoader::new();
     for (name, entries) in capacities {
         loader.map_max_entries(name, *entries);
@@ -248,6 +249,7 @@ fn load(
     load.prog_type = kind as u32;
     load.expected_attach_type = attach_type as u32;
     if let ProgramSection::Iter { .. } = section {
+        #[expect(clippy::disallowed_methods, reason = "aya needs it for an iterator")]
         let types = Btf::from_sys_fs().expect("the kernel's types");
         let function = types.id_by_type_name_kind("bpf_iter_task_file", BtfKind::Func);
         load.attach_btf_id = function.expect("an iterator over open files (Linux 5.8)");

@@ -241,7 +241,7 @@ fn the_numbers_of_the_page_are_those_of_the_metrics() {
     assert_eq!(cells[2], weighted.unwrap().to_string());
 
     // Every number of a table is in the page.
-    let files = files(&sections);
+    let files = files(sections);
     for cell in sections.iter().flat_map(|section| section.table.rows.iter().flatten()) {
         assert!(files[0].1.contains(&escaped(cell)), "{cell}");
     }
