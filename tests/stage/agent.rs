@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::daemon::{Kept, finish};
 use crate::probe::die_with_us;
-use crate::{Setup, eventually, program};
+use crate::{Setup, eventually, program, socket};
 
 /// Writes a file that others may not read.
 fn write_secret(path: &Path, text: &[u8]) {
@@ -91,11 +91,8 @@ impl Agent {
         die_with_us(&mut command);
         let child = Kept::of(command.spawn().expect("start the agent"));
         let agent = Self { child, folder, build: setup.build.clone() };
-        eventually(
-            "the agent answers",
-            || agent.run(&["status"]).status.code(),
-            |code| matches!(code, Some(0 | 3)),
-        );
+        let answers = || socket::get(&agent.socket(), "/v1/status").is_ok();
+        eventually("the agent answers", answers, |answers| *answers);
         agent
     }
 
@@ -106,10 +103,16 @@ impl Agent {
         finish(&mut command)
     }
 
-    /// What it says of itself.
+    /// The document of `agent status --json`, from the socket that the command asks.
     #[track_caller]
     pub fn status(&self) -> serde_json::Value {
-        serde_json::from_slice(&self.run(&["status", "--json"]).stdout).expect("JSON")
+        let answer = socket::get(&self.socket(), "/v1/status").expect("the agent answers");
+        serde_json::from_str(&answer).expect("JSON")
+    }
+
+    /// The path of its socket.
+    fn socket(&self) -> PathBuf {
+        self.folder.join("run/agent.sock")
     }
 
     /// Runs a command that has to end well.
@@ -128,7 +131,7 @@ impl Agent {
 
     /// The page of metrics, from its socket.
     pub fn metrics(&self) -> String {
-        crate::daemon::metrics_of(&self.folder.join("run/agent.sock"))
+        crate::daemon::metrics_of(&self.socket())
     }
 
     /// Its process.

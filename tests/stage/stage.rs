@@ -30,6 +30,8 @@ pub mod protocol;
 
 pub mod probe;
 
+pub mod socket;
+
 pub mod daemon;
 
 pub mod terminal;

@@ -1,0 +1,41 @@
+//! HTTP over a Unix socket of the daemon or the agent. Asking the socket costs no process, unlike a command. The time limits
+//! are those of the commands (`lb-user/src/api/client.rs`), so a daemon that hangs leaves both without an answer.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+/// An answer must begin within this time.
+const TO_BEGIN: Duration = Duration::from_secs(2);
+
+/// Each further part of an answer must arrive within this time.
+const TO_GO_ON: Duration = Duration::from_secs(30);
+
+/// Returns the body of the answer to a GET request.
+///
+/// # Errors
+/// If nothing listens, if the socket's queue is full, if the answer does not arrive in time, or if its status is not 200.
+pub fn get(socket: &Path, path: &str) -> io::Result<String> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // A blocking connect would wait for ever if a stopped daemon's queue is full.
+    connect(&stream, &SocketAddrUnix::new(socket)?)?;
+    let mut stream = UnixStream::from(stream);
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(TO_BEGIN))?;
+    // HTTP 1.0 has no chunks: a chunk's size would lie between two lines of the body, or within one.
+    write!(stream, "GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n")?;
+    let mut answer = vec![0; 64];
+    let begun = stream.read(&mut answer)?;
+    answer.truncate(begun);
+    stream.set_read_timeout(Some(TO_GO_ON))?;
+    stream.read_to_end(&mut answer)?;
+    let answer = String::from_utf8(answer).map_err(io::Error::other)?;
+    match answer.split_once("\r\n\r\n") {
+        Some((head, body)) if head.split(' ').nth(1) == Some("200") => Ok(body.to_owned()),
+        _ => Err(io::Error::other(format!("{}: {path}: {answer}", socket.display()))),
+    }
+}
