@@ -10,7 +10,7 @@ use stage::backend::Manner;
 use stage::daemon::failure;
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 use stage::maps::{Raw, array};
-use stage::{Backend, Probe, eventually, kernel, replace};
+use stage::{Backend, Probe, eventually, kernel, replace, window};
 
 /// A daemon whose service has these lines, before endpoints at these addresses.
 pub fn start(endpoints: &[&str], lines: &str) -> Fixture {
@@ -35,8 +35,10 @@ pub const THREE: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:800
 pub const DEAD: [&str; 3] = ["127.0.0.1:9001", "127.0.0.1:9002", "127.0.0.1:9003"];
 /// Nobody is tried again while a test runs.
 const FOR_LONG: &str = "ejection = { base = \"1h\", max = \"1h\" }";
-/// Somebody is tried again before a test is over.
-const BRIEFLY: &str = "ejection = { base = \"200ms\", max = \"400ms\" }";
+/// A trial is due before a test is over. Failures further apart than `max` do not count as consecutive.
+pub fn briefly() -> String {
+    format!("ejection = {{ base = \"{}\", max = \"{}\" }}", window("200ms"), window("400ms"))
+}
 
 /// Who answered how often; the errors by their numbers.
 pub fn dial(probe: &mut Probe, count: u32) -> BTreeMap<String, u32> {
@@ -159,8 +161,8 @@ fn who_answers_and_resets_then_is_not_ejected() {
 fn who_is_well_again_is_found_by_one_trial_and_has_its_share_at_once() {
     for daemon in [true, false] {
         // Failures that are further apart than the longest ejection are no run, and others would follow.
-        let lines = "ejection = { base = \"200ms\", max = \"4s\" }";
-        let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], lines);
+        let lines = format!("ejection = {{ base = \"{}\", max = \"{}\" }}", window("200ms"), window("4s"));
+        let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], &lines);
         if !daemon {
             fixture.stop();
         }
@@ -388,7 +390,7 @@ fn who_is_still_ejected_where_ejection_is_off_comes_back() {
 fn a_trial_never_goes_to_a_backend_of_another_service() {
     let mut fixture = Fixture::without_daemon();
     let others = format!(
-        "{}\n[[service]]\nname = \"orders\"\naddress = \"10.96.0.11:80\"\nbackends = {{ static = [\"{}\", \"{}\"] }}\n{BRIEFLY}\n",
+        "{}\n[[service]]\nname = \"orders\"\naddress = \"10.96.0.11:80\"\nbackends = {{ static = [\"{}\", \"{}\"] }}\n{}\n",
         text(&fixture, ""),
         DEAD[1],
         THREE[1],
@@ -469,7 +471,7 @@ fn a_connect_of_an_mptcp_socket_is_never_a_trial() {
     if kernel::SKC_TO_MPTCP_SOCK.skips() {
         return;
     }
-    let fixture = start(&[DEAD[0], THREE[0], THREE[1]], BRIEFLY);
+    let fixture = start(&[DEAD[0], THREE[0], THREE[1]], &briefly());
     let mut probe = fixture.probe();
     eventually("it is ejected", || dial(&mut probe, 30), |_| is_ejected(&fixture, DEAD[0]));
     let trial_in_s = || at(&fixture, DEAD[0]).ejection.and_then(|ejection| ejection.trial_in_s);
@@ -506,9 +508,12 @@ fn a_member_that_stays_ejected_is_replaced_and_tried_on() {
         let port = |address: &str| address.replace(":8100", if address == dead { ":9100" } else { ":8100" });
         addresses.iter().map(|address| port(address)).collect::<Vec<_>>()
     };
-    let lines = "subset = { size = 4 }\nejection = { failures = 2, base = \"500ms\", max = \"500ms\" }\n\
-                 health = { replace_after = \"1s\" }";
-    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, lines)
+    let time = window("500ms");
+    let lines = format!(
+        "subset = {{ size = 4 }}\nejection = {{ failures = 2, base = \"{time}\", max = \"{time}\" }}\n\
+         health = {{ replace_after = \"1s\" }}"
+    );
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, &lines)
         .replace("[[client]]\n", "[[client]]\nindex = 1\ncount = 3\n");
     replace(&fixture.setup.folder.join("socklb.toml"), &text);
     let all = list("");

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use lb_common::abi::map;
 use lb_view::backend::{self, Backend as Seen};
 use lb_view::flows::{Flow, Flows};
-use stage::{Backend, Cgroup, Probe, SocketId, address, eventually, replace};
+use stage::{Backend, Cgroup, Probe, SocketId, address, eventually, replace, window};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -18,7 +18,8 @@ use crate::ejection::{DEAD, THREE, at, dial, failed, start, text, write};
 /// what the others had lost meanwhile.
 #[test]
 fn r17_after_a_rolling_restart_under_load_shares_are_even_at_once() {
-    let mut fixture = start(&THREE, "ejection = { base = \"1s\", max = \"1s\" }");
+    let time = window("1s");
+    let mut fixture = start(&THREE, &format!("ejection = {{ base = \"{time}\", max = \"{time}\" }}"));
     let mut clients: Vec<Probe> = (0..3).map(|_| Probe::start(&fixture.cgroup)).collect();
     for client in &mut clients {
         client.start_dialling(SERVICE);

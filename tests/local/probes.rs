@@ -5,13 +5,12 @@ use std::net::TcpListener;
 use lb_view::backend::REFUSING;
 use stage::fixture::{Fixture, SERVICE, config, endpoints};
 use stage::namespace::another_network;
-use stage::{Backend, Probe, eventually, replace};
-
-const FAST: &str = "interval = \"100ms\", rise = 2, fall = 2";
+use stage::{Backend, Probe, eventually, replace, window};
 
 fn start(health: &str) -> Fixture {
     let mut fixture = Fixture::without_daemon();
-    let lines = format!("policy = \"round-robin\"\nhealth = {{ {health} }}");
+    let fast = format!("interval = \"100ms\", timeout = \"{}\", rise = 2, fall = 2", window("1s"));
+    let lines = format!("policy = \"round-robin\"\nhealth = {{ {health}, {fast} }}");
     let text = config(&fixture.cgroup, "{ file = \"users.toml\" }", &lines);
     fixture.setup.write("socklb.toml", &text);
     fixture.start();
@@ -30,7 +29,7 @@ fn two_share(counts: &stage::protocol::Counts, two: [&str; 2]) {
 
 #[test]
 fn who_refuses_connections_is_not_chosen_before_any_connect_has_failed() {
-    let mut fixture = start(&format!("probe = \"tcp\", {FAST}"));
+    let mut fixture = start("probe = \"tcp\"");
     let address = fixture.backends[0].address().to_string();
     drop(fixture.backends.remove(0));
     eventually("it is found", || state(&fixture, &address), |state| state == REFUSING);
@@ -47,7 +46,7 @@ fn who_refuses_connections_is_not_chosen_before_any_connect_has_failed() {
 
 #[test]
 fn an_answer_by_http_other_than_2xx_is_refusing() {
-    let fixture = start(&format!("probe = \"http\", port = 9001, path = \"/healthz\", {FAST}"));
+    let fixture = start("probe = \"http\", port = 9001, path = \"/healthz\"");
     let all = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
     // Nobody answers at that port, so all are refusing, and all serve: it is the last resort.
     for address in all {
@@ -69,7 +68,7 @@ fn an_answer_by_http_other_than_2xx_is_refusing() {
 
 #[test]
 fn who_would_stand_in_next_is_probed_and_who_is_listed_no_more_is_not() {
-    let fixture = start(&format!("probe = \"tcp\", {FAST}"));
+    let fixture = start("probe = \"tcp\"");
     let backends =
         || fixture.setup.status().clients.remove(0).service("users").expect("users").backends.clone();
     eventually("all are probed", backends, |all| {
@@ -95,7 +94,7 @@ fn entered(pid: u32) -> usize {
 
 #[test]
 fn a_client_in_a_network_of_its_own_is_probed_for_from_there() {
-    let fixture = start(&format!("probe = \"tcp\", probe_from = \"client\", {FAST}"));
+    let fixture = start("probe = \"tcp\", probe_from = \"client\"");
     let probe_of = |address: &str| {
         fixture.setup.backend(address).expect("the backend").probe.expect("it is to be probed")
     };

@@ -13,7 +13,7 @@ use stage::fixture::Fixture;
 use stage::probe::without;
 use stage::router::Router;
 use stage::sys::XdpMode;
-use stage::{Setup, eventually};
+use stage::{Setup, eventually, window};
 
 use crate::reports::{ALL, reported, text};
 
@@ -26,9 +26,11 @@ pub fn configure(setup: &Setup, listen: &str, interface: &str, check: &str) -> [
     let file = derive_key(setup, &service, ALL[0]);
     let text = format!(
         "listen = \"{listen}\"\n[xdp]\ninterfaces = [\"{interface}\"]\n[[backend]]\naddress = \"{}\"\nkey = \"{}\"\ncheck = {check}\n\
-         interval = \"200ms\"\ntimeout = \"3s\"\nvalid_for = \"5s\"\n",
+         interval = \"200ms\"\ntimeout = \"{}\"\nvalid_for = \"{}\"\n",
         ALL[0],
-        file.display()
+        file.display(),
+        window("3s"),
+        window("5s")
     );
     setup.write("agent.toml", &text);
     key_in(&file).1.try_into().expect("sixteen bytes")

@@ -13,9 +13,10 @@ use stage::daemon::finish;
 use stage::fixture::{Fixture, SERVICE, config};
 use stage::maps::{Raw, array, hash};
 use stage::udp::{self, Scene, backend_of};
+use stage::pace::pace;
 use stage::{Backend, Cgroup, Family, Probe, Setup, Stage, eventually, replace};
 
-use crate::ejection::{DEAD, THREE, at, dial, start};
+use crate::ejection::{DEAD, THREE, at, briefly, dial, start};
 
 /// Report ids are above those that a daemon gives out to a few backends.
 const IDS: [u32; 3] = [1_000, 65_535, 7];
@@ -118,8 +119,7 @@ fn from_the_next_connect_on_a_lame_duck_is_not_chosen_whatever_the_policy() {
 fn a_verdict_ends_at_its_time() {
     let fixture = three("");
     let mut probe = fixture.probe();
-    let time = if stage::in_a_guest() { 10_000_000_000 } else { 1_500_000_000 };
-    judge(&fixture.setup, IDS[0], monotonic_ns() + time);
+    judge(&fixture.setup, IDS[0], monotonic_ns() + u64::from(pace()) * 1_500_000_000);
     let counts = dial(&mut probe, 1);
     assert!(!counts.contains_key("b1"), "{counts:?}");
     eventually("it is chosen again", || dial(&mut probe, 3), |counts| counts.contains_key("b1"));
@@ -197,7 +197,7 @@ fn a_flow_tells_that_it_was_diverted() {
 #[test]
 fn a_lame_duck_that_is_ejected_is_not_tried() {
     let endpoints = [DEAD[0], THREE[0], THREE[1]];
-    let mut fixture = start(&endpoints, "ejection = { base = \"200ms\", max = \"400ms\" }");
+    let mut fixture = start(&endpoints, &briefly());
     fixture.stop();
     identify(&fixture.setup, "web", DEAD[0], IDS[0]);
     let mut probe = fixture.probe();

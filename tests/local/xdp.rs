@@ -16,7 +16,7 @@ use stage::maps::{Raw, hash};
 use stage::probe::without;
 use stage::router::Router;
 use stage::sys::XdpMode;
-use stage::{Probe, eventually, replace};
+use stage::{Probe, eventually, replace, window};
 
 use crate::reports::{ALL, POLICIES, forged_push, is_lame, reported, text};
 
@@ -413,11 +413,10 @@ fn who_falls_silent_is_a_lame_duck_until_its_hold_is_over_also_without_a_daemon(
     drop(Agent::start(&fixture.setup, &key, &ALL));
     let path = fixture.setup.folder.join("agent.toml");
     let configured = std::fs::read_to_string(&path).expect("read it");
-    // What is dialled before it is over takes more than a second in a guest.
-    let hold = if stage::in_a_guest() { "15s" } else { "3s" };
+    let hold = window("3s");
     let briefly = configured
         .replace("hold = \"10m\"", &format!("hold = \"{hold}\""))
-        .replace("\"5s\"", &format!("\"{hold}\""));
+        .replace(&format!("\"{}\"", window("5s")), &format!("\"{hold}\""));
     fixture.setup.write("agent.toml", &briefly);
     let agent = Agent::start_again(&fixture.setup);
     fixture.setup.write("socklb.toml", &with_interfaces(&fixture, "round-robin", "\"lo\""));

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::daemon::{Kept, finish};
 use crate::probe::die_with_us;
-use crate::{Setup, eventually, program, socket};
+use crate::{Setup, eventually, program, socket, window};
 
 /// Writes a file that others may not read.
 fn write_secret(path: &Path, text: &[u8]) {
@@ -65,8 +65,10 @@ impl Agent {
         for backend in backends {
             let key = derive_key(setup, service_key, backend);
             text += &format!(
-                "[[backend]]\naddress = \"{backend}\"\nkey = \"{}\"\ninterval = \"200ms\"\nvalid_for = \"5s\"\nhold = \"10m\"\n",
-                key.display()
+                "[[backend]]\naddress = \"{backend}\"\nkey = \"{}\"\ninterval = \"200ms\"\ntimeout = \"{}\"\nvalid_for = \"{}\"\nhold = \"10m\"\n",
+                key.display(),
+                window("1s"),
+                window("5s")
             );
         }
         setup.write("agent.toml", &text);

@@ -34,6 +34,8 @@ pub mod socket;
 
 pub mod daemon;
 
+pub mod pace;
+
 pub mod terminal;
 
 pub mod manager;
@@ -73,6 +75,7 @@ pub use datagram_backend::DatagramBackend;
 pub use machine::Machine;
 pub use manager::Manager;
 pub use namespace::Stage;
+pub use pace::window;
 pub use probe::Probe;
 pub use protocol::{Dialled, Family, SocketId};
 pub use quota::Quota;
