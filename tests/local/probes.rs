@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 
 use lb_view::backend::REFUSING;
+use stage::chance::likely;
 use stage::fixture::{Fixture, SERVICE, config, endpoints};
 use stage::namespace::another_network;
 use stage::{Backend, Probe, eventually, replace, window};
@@ -24,7 +25,8 @@ fn state(fixture: &Fixture, address: &str) -> String {
 /// Of 60 connects these two, and nobody else, have got about half each: the next table has them share exactly, but until it is there a
 /// connect that skips the third draws again.
 fn two_share(counts: &stage::protocol::Counts, two: [&str; 2]) {
-    assert!(counts.keys().eq(two) && counts.values().all(|count| *count >= 20), "{counts:?}");
+    let likely = likely(60, 0.5);
+    assert!(counts.keys().eq(two) && counts.values().all(|count| likely.contains(count)), "{counts:?}");
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! A network and mount namespace for the calling thread and all that it starts.
+//! A network, mount and host name namespace for the calling thread and all that it starts.
 
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::thread::UnshareFlags;
 
-/// A stage: own loopback, own bpffs, a folder that is removed at the end.
+/// A stage: own loopback, own bpffs, a fixed host name, a folder that is removed at the end.
 ///
 /// The namespaces belong to the thread that makes the stage, and to threads and processes started by it; they and the
 /// mounts in them are gone when the last of these ends, however that happens.
@@ -22,8 +22,13 @@ impl Stage {
     pub fn new() -> Self {
         assert!(rustix::process::geteuid().is_root(), "kernel tests need root");
         // SAFETY: only this thread's namespaces change; it holds no resource that belongs to the old ones.
-        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWNS) }
-            .expect("unshare namespaces");
+        unsafe {
+            rustix::thread::unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWNS | UnshareFlags::NEWUTS)
+        }
+        .expect("unshare namespaces");
+        // The daemon derives the start of each cursor from the host's name. A fixed name makes draws of a cursor repeatable: a
+        // test that passes on one host does not fail for ever on another.
+        rustix::system::sethostname(b"stage").expect("name the host");
         loopback_up();
         rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
             .expect("make mounts private");

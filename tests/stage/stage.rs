@@ -36,6 +36,8 @@ pub mod daemon;
 
 pub mod pace;
 
+pub mod chance;
+
 pub mod terminal;
 
 pub mod manager;
