@@ -21,7 +21,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use lb_suite::{Modules, Summary};
 
-use crate::command::{output, root, target};
+use crate::command::{cargo, output, root, run as run_command, target};
 use crate::{check, kernels, object, others, package, setup, tidy, vm};
 
 pub use build::{Built, PROFILE, suite_cargo, triple};
@@ -89,6 +89,15 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Installs tools and downloads crates and kernels: nothing after it needs a network.
+fn set_up() -> Result<()> {
+    setup::run(&setup::Options::install())?;
+    for manifest in ["Cargo.toml", "lb-ebpf/Cargo.toml"] {
+        run_command(cargo().args(["fetch", "--locked", "--manifest-path", manifest]))?;
+    }
+    kernels::all(None).map(drop)
+}
+
 /// One run.
 struct Suite<'o> {
     options: &'o Options,
@@ -124,10 +133,7 @@ impl<'o> Suite<'o> {
     }
 
     fn every_tier(&mut self) -> Result<()> {
-        // With the kernels, so that nothing after it needs a network.
-        self.step("set-up", |_| {
-            setup::run(&setup::Options::install()).and_then(|()| kernels::all(None).map(drop))
-        })?;
+        self.step("set-up", |_| set_up())?;
         self.step("check", Self::check)?;
         self.step("tidy", |_| tidy::run())?;
         let built = self.step("build", |_| build::build(What::Everything))?;
