@@ -4,7 +4,7 @@ use lb_common::abi::{Flow, FlowBucket, map};
 use stage::kernel;
 use stage::maps::{hash, values};
 use stage::protocol::Counts;
-use stage::{Backend, Family, Manner, Probe, SocketId, address, eventually};
+use stage::{Backend, Family, Manner, Probe, SocketId, address, eventually, look};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -33,8 +33,8 @@ fn a_socket_counts_from_connect_to_close() {
     let mut probe = fixture.probe();
     let open: Vec<_> = (0..9).map(|_| probe.dial(SERVICE)).collect();
     let active = |backend: &lb_view::backend::Backend| backend.active;
-    let counts: Vec<u64> = fixture.setup.backends("web", "users").iter().map(active).collect();
-    assert_eq!(counts, [3, 3, 3]);
+    let counts = || fixture.setup.backends("web", "users").iter().map(active).collect::<Vec<u64>>();
+    look(counts).becomes([3, 3, 3]);
     for dialled in &open {
         probe.close(dialled.socket);
     }
@@ -57,13 +57,13 @@ fn it_makes_no_difference_who_closes_and_how() {
         assert_eq!(probe.provoke(dialled.socket), Err(libc::ECONNRESET));
     }
     // A connection that its peer has reset is over, whoever still holds the socket.
-    assert_eq!(fixture.setup.active(), 8);
+    fixture.setup.active_becomes(8);
     open.retain(|dialled| dialled.name != "resets");
     // A copy of a socket is the same socket: it counts until the last copy is closed.
     let copied = open.pop().expect("eight");
     let copy = probe.duplicate(copied.socket);
     probe.close(copied.socket);
-    assert_eq!(fixture.setup.active(), 8);
+    fixture.setup.active_becomes(8);
     probe.close(copy);
     fixture.setup.active_becomes(7);
     for (i, dialled) in open.iter().enumerate() {
@@ -93,14 +93,15 @@ fn refused_and_retried_sockets_are_counted_once() {
             assert_eq!(probe.try_redial(socket, SERVICE).map(|d| d.name), Err(libc::ECONNREFUSED));
         }
     }
-    assert_eq!(fixture.setup.active(), 0, "a connection that was refused is over");
-    let backend = fixture.setup.backends("web", "users")[0].clone();
-    assert_eq!((backend.started, backend.endings["refused"]), (80, 80), "calls");
+    // A connection that was refused is over.
+    fixture.setup.active_becomes(0);
+    let backend = look(|| fixture.setup.backends("web", "users")[0].clone())
+        .has(|backend| (backend.started, backend.endings["refused"]), (80, 80));
     for socket in sockets {
         probe.close(socket);
     }
     all_gone(&fixture);
-    let after = fixture.setup.backends("web", "users")[0].clone();
+    let after = look(|| fixture.setup.backends("web", "users")[0].clone()).now("every socket is closed");
     let counts = |backend: &lb_view::backend::Backend| (backend.started, backend.endings.clone());
     assert_eq!(counts(&after), counts(&backend), "closing the sockets ends nothing twice");
 }
@@ -115,12 +116,13 @@ fn a_socket_that_goes_elsewhere_is_no_flow_of_the_service() {
     assert!(probe.try_redial(socket, SERVICE).is_err());
     let direct = probe.try_redial(socket, "127.0.0.1:8001").expect("b1 listens");
     assert_eq!((direct.name.as_str(), direct.peer), ("b1", address("127.0.0.1:8001")));
-    assert_eq!(fixture.setup.active(), 0);
-    let endings = fixture.setup.backends("web", "users")[0].endings.clone();
+    fixture.setup.active_becomes(0);
+    let endings = look(|| fixture.setup.backends("web", "users")[0].endings.clone())
+        .matches("the refusal is counted", |endings| endings["refused"] == 1);
     probe.close(socket);
     all_gone(&fixture);
-    let after = fixture.setup.backends("web", "users")[0].endings.clone();
-    assert_eq!(endings["refused"], 1);
+    let after =
+        look(|| fixture.setup.backends("web", "users")[0].endings.clone()).now("the socket is closed");
     assert_eq!(after, endings, "the direct connection counts nowhere");
 }
 
@@ -134,7 +136,8 @@ fn a_disconnected_socket_can_dial_again() {
     for _ in 0..2 {
         probe.disconnect(first.socket);
         names.insert(probe.try_redial(first.socket, SERVICE).expect("it dials again").name);
-        assert_eq!(fixture.setup.active(), 1, "one socket");
+        // One socket.
+        fixture.setup.active_becomes(1);
     }
     assert_eq!(names.len(), 3, "each dial is a choice of its own");
     probe.close(first.socket);
@@ -149,7 +152,7 @@ fn an_abandoned_connect_is_given_back() {
     fixture.start();
     let mut probe = fixture.probe();
     let started: Vec<SocketId> = (0..10).map(|_| probe.start_connect(SERVICE)).collect();
-    assert_eq!(fixture.setup.active(), 10);
+    fixture.setup.active_becomes(10);
     for socket in &started[..5] {
         probe.close(*socket);
     }
@@ -165,7 +168,7 @@ fn a_killed_process_leaves_no_count() {
     for _ in 0..50 {
         probe.dial(SERVICE);
     }
-    assert_eq!(fixture.setup.active(), 50);
+    fixture.setup.active_becomes(50);
     probe.kill();
     all_gone(&fixture);
 }
@@ -187,8 +190,8 @@ fn a_connection_of_an_mptcp_socket_is_balanced_and_not_counted() {
         assert!(dialled.name.starts_with('b'), "{dialled:?}");
         probe.close(dialled.socket);
     }
-    let outcomes = fixture.setup.service().outcomes;
-    assert_eq!((outcomes["untracked"], outcomes["forwarded"]), (6, 0));
+    look(|| fixture.setup.service().outcomes)
+        .has(|outcomes| (outcomes["untracked"], outcomes["forwarded"]), (6, 0));
     all_gone(&fixture);
 }
 
@@ -217,13 +220,14 @@ fn colliding_sockets_are_counted_in_the_overflow() {
     let (table, overflow) = records(&fixture);
     assert!(overflow > 0, "{first} sockets in 64 buckets");
     assert!(table > 0 || !kernel::FETCHING_ATOMICS.is_here());
-    assert_eq!((table + overflow, fixture.setup.active()), (first, first as u64));
+    assert_eq!(table + overflow, first);
+    fixture.setup.active_becomes(first as u64);
     // Every other one goes, others come: buckets that get free may be claimed by newcomers only.
     for (probe, socket) in open.iter().step_by(2) {
         probes[*probe].close(*socket);
     }
     let again: Vec<_> = (0..40).map(|_| probes[0].dial(SERVICE)).collect();
-    assert_eq!(fixture.setup.active(), first as u64 / 2 + 40);
+    fixture.setup.active_becomes(first as u64 / 2 + 40);
     for (probe, socket) in open.iter().skip(1).step_by(2) {
         assert_eq!(probes[*probe].peer(*socket), address(SERVICE), "found in table or overflow");
         probes[*probe].close(*socket);
@@ -241,11 +245,12 @@ fn a_full_flow_table_refuses_nobody() {
     for _ in 0..300 {
         probe.dial(SERVICE);
     }
-    let seen = fixture.setup.service().outcomes;
+    let seen = look(|| fixture.setup.service().outcomes)
+        .matches("300 outcomes", |seen| seen["forwarded"] + seen["untracked"] == 300);
     let untracked = seen["untracked"];
     assert!(untracked >= 300 - 128, "{seen:?}");
-    assert_eq!(seen["forwarded"] + untracked, 300);
-    assert_eq!(fixture.setup.active(), 300 - untracked, "chosen = active + untracked");
+    // Chosen = active + untracked.
+    fixture.setup.active_becomes(300 - untracked);
     probe.kill();
     all_gone(&fixture);
 }
@@ -267,8 +272,7 @@ fn outcomes_add_up_to_the_calls() {
         assert_eq!(counts.values().sum::<u32>(), 500, "{counts:?}");
         assert_eq!(counts.len(), 3, "{counts:?}");
     }
-    let client = fixture.setup.client();
-    assert_eq!(client.services[0].outcomes["forwarded"], 2000);
+    let client = look(|| fixture.setup.client()).has(|client| client.services[0].outcomes["forwarded"], 2000);
     assert_eq!(client.not_a_service, 0);
     all_gone(&fixture);
 }

@@ -3,7 +3,7 @@
 use lb_view::status::Anomalies;
 use stage::fixture::{Fixture, SERVICE, config};
 use stage::foreign::Foreign;
-use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually};
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually, look};
 
 /// A program that tunes TCP sets its own callback flags, which takes away ours: the ends of connections went unseen, and at
 /// `active_limit` a service refused everything though nothing was open.
@@ -24,7 +24,11 @@ fn a_program_that_takes_our_callbacks_away_costs_no_count() {
     let found = backend();
     let counts = (found.active, found.endings["closed"], found.established, found.reclaimed);
     assert_eq!(counts, (0, 100, 100, 0), "{found:?}");
-    assert_eq!(setup.client().anomalies, Anomalies::default());
+    assert_eq!(
+        look(|| setup.client().anomalies)
+            .now("an anomaly is counted when it happens, and the flows have ended"),
+        Anomalies::default()
+    );
     drop(foreign);
     let socket = probe.dial(SERVICE).socket;
     probe.close(socket);
@@ -51,5 +55,9 @@ fn a_socket_that_was_a_flow_is_none_of_ours_afterwards() {
     drop(caller);
     probe.kill();
     eventually("all have ended", || fixture.setup.active(), |active| *active == 0);
-    assert_eq!(fixture.setup.client().anomalies, Anomalies::default());
+    assert_eq!(
+        look(|| fixture.setup.client().anomalies)
+            .now("an anomaly is counted when it happens, and the flows have ended"),
+        Anomalies::default()
+    );
 }

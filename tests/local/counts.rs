@@ -5,8 +5,8 @@ use lb_common::abi::{self, map};
 use lb_view::backend::{Backend, Latency};
 use lb_view::diagnosis::{Diagnosis, State};
 use lb_view::status::Anomalies;
-use stage::eventually;
 use stage::maps::{Raw, array, per_cpu};
+use stage::{eventually, look};
 
 use stage::fixture::{Fixture, SERVICE};
 
@@ -35,9 +35,9 @@ fn what_flows_end_of_and_how_long_they_took_is_told() {
     // One of them stays open.
     let more = [probe.try_dial(SERVICE), probe.try_dial(SERVICE)];
     assert_eq!(more.iter().filter(|dialled| dialled.is_ok()).count(), 1);
-    let look = || (backend(&fixture, "127.0.0.1:8001"), backend(&fixture, "127.0.0.1:8009"));
+    let both = || (backend(&fixture, "127.0.0.1:8001"), backend(&fixture, "127.0.0.1:8009"));
     let has_rate = |backend: &Backend| backend.rates_60s.as_ref().is_some_and(|rates| rates.started > 0.0);
-    let (good, bad) = eventually("rates are known", look, |(good, bad)| has_rate(good) && has_rate(bad));
+    let (good, bad) = eventually("rates are known", both, |(good, bad)| has_rate(good) && has_rate(bad));
     assert_adds_up(&good);
     assert_adds_up(&bad);
     // The probe resets what it has opened, which is no failure of the backend.
@@ -65,7 +65,7 @@ fn what_flows_end_of_and_how_long_they_took_is_told() {
     fixture.stop();
     let without = text(&fixture);
     assert!(without.contains("started") && without.contains("    refused 101\n"), "{without}");
-    assert_eq!(backend(&fixture, "127.0.0.1:8001").rates_60s, None);
+    assert_eq!(look(|| backend(&fixture, "127.0.0.1:8001").rates_60s).now("no daemon runs"), None);
 }
 
 /// Another backend has its slot by then.
@@ -84,8 +84,7 @@ fn a_backend_that_leaves_and_returns_goes_on_with_its_counts() {
     // Another backend takes the slot, a new daemon the maps.
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8009", "")]);
     eventually("another comes", || there(&fixture, "127.0.0.1:8009"), |there| *there);
-    let other = backend(&fixture, "127.0.0.1:8009");
-    assert_eq!((other.slot, other.started), (before.slot, 0), "{other:?}");
+    look(|| backend(&fixture, "127.0.0.1:8009")).has(|other| (other.slot, other.started), (before.slot, 0));
     fixture.stop();
     fixture.start();
     let all =
@@ -124,7 +123,7 @@ fn counts_that_do_not_add_up_are_a_fault() {
     let expected =
         "service users, backend 127.0.0.1:8002: its counts do not add up: 2 flows too many ended or active";
     assert!(said(&fixture).contains(expected), "{}", said(&fixture));
-    assert_eq!(backend(&fixture, "127.0.0.1:8002").unaccounted, -2);
+    look(|| backend(&fixture, "127.0.0.1:8002").unaccounted).becomes(-2);
     // Under way all the time, and nothing is wrong.
     row.flows -= 2;
     active.set(slot, Raw(row), 0).expect("as it was");

@@ -3,8 +3,8 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 
-use stage::Backend;
 use stage::fixture::{Fixture, SERVICE, config};
+use stage::{Backend, look};
 
 /// Exit code of `status`, its text, and the line of the metrics page that begins so.
 pub fn seen(fixture: &Fixture, metric: &str) -> (Option<i32>, String, String) {
@@ -63,7 +63,7 @@ fn refusals_at_the_limit_are_told() {
     let _daemon = stage::Daemon::start(&fixture.setup, &text);
     let mut probe = fixture.probe();
     let first = probe.dial(SERVICE);
-    assert_eq!(fixture.setup.status().faults, []);
+    look(|| fixture.setup.status().faults).becomes([]);
     for _ in 0..3 {
         assert!(probe.try_dial(SERVICE).is_err());
     }

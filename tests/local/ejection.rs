@@ -11,7 +11,7 @@ use stage::chance::likely;
 use stage::daemon::failure;
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 use stage::maps::{Raw, array};
-use stage::{Backend, Probe, eventually, kernel, replace, window};
+use stage::{Backend, Probe, eventually, kernel, look, replace, window};
 
 /// A daemon whose service has these lines, before endpoints at these addresses.
 pub fn start(endpoints: &[&str], lines: &str) -> Fixture {
@@ -128,8 +128,8 @@ fn connects_that_are_under_way_fail_and_no_more() {
     for probe in &mut probes {
         probe.stop_dialling();
     }
-    let dead = at(&fixture, DEAD[0]);
-    assert_eq!(dead.started, before, "nobody was sent there since");
+    let dead = look(|| at(&fixture, DEAD[0])).now("no process dials any more");
+    assert_eq!(dead.started, before, "no connect was sent there since");
     assert!(dead.started <= 5 + 4, "{dead:?}");
 }
 
@@ -139,8 +139,8 @@ fn who_accepts_and_resets_at_once_is_ejected_after_four_connects() {
     let sinkhole = Backend::with_manner("sink", "127.0.0.1:8010", Manner::ResetsAtOnce);
     let counts = dial(&mut fixture.probe(), 200);
     assert_eq!(sinkhole.accepted(), 4, "{counts:?}");
-    let backend = at(&fixture, "127.0.0.1:8010");
-    assert_eq!(backend.ejection.map(|ejection| ejection.cause), Some("reset".to_owned()));
+    let cause = || at(&fixture, "127.0.0.1:8010").ejection.map(|ejection| ejection.cause);
+    look(cause).becomes(Some("reset".to_owned()));
 }
 
 /// Resets later, or after an answer, are the client's or a middlebox's doing.
@@ -177,14 +177,12 @@ fn who_is_well_again_is_found_by_one_trial_and_has_its_share_at_once() {
         eventually("a trial takes it back", || dial(&mut probe, 1), |_| is_back(&fixture));
         let counts = dial(&mut probe, 300);
         assert!(["b1", "b2", "back"].iter().all(|name| counts[*name].abs_diff(100) <= 2), "{counts:?}");
-        let backend = at(&fixture, DEAD[0]);
-        assert_eq!(backend.readmissions, 1, "{backend:?}");
+        let backend = look(|| at(&fixture, DEAD[0])).has(|backend| backend.readmissions, 1);
         // Each connect that it failed was one of the first five or a trial.
         let trials_failed = backend.trials - 1;
         assert_eq!(backend.endings["refused"], 5 + trials_failed, "{backend:?}");
         assert_eq!(backend.ejections, 1 + trials_failed);
-        let service = fixture.setup.service();
-        assert_eq!(service.outcomes["trial"], backend.trials);
+        look(|| fixture.setup.service()).has(|service| service.outcomes["trial"], backend.trials);
         drop(back);
     }
 }
@@ -296,7 +294,10 @@ fn half_of_a_hundred_dead_that_are_neighbours_cost_five_each_and_no_connect_more
     assert_eq!(failed(&dial(&mut probe, 200)), 0);
     let backends = fixture.setup.backends("web", "users");
     assert!(backends.iter().all(|backend| backend.withheld == 0));
-    assert_eq!(fixture.setup.service().outcomes["fallback"], 0);
+    assert_eq!(
+        look(|| fixture.setup.service().outcomes["fallback"]).now("a connect is counted before it returns"),
+        0
+    );
 }
 
 #[test]
@@ -486,7 +487,10 @@ fn a_connect_of_an_mptcp_socket_is_never_a_trial() {
         let dialled = probe.dial_mptcp(SERVICE);
         probe.close(dialled.socket);
     }
-    assert_eq!(at(&fixture, DEAD[0]).trials, trials);
+    assert_eq!(
+        look(|| at(&fixture, DEAD[0]).trials).now("a trial is counted before its connect returns"),
+        trials
+    );
     eventually("a connect of TCP is", || dial(&mut probe, 1), |_| at(&fixture, DEAD[0]).trials > trials);
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use stage::{Backend, Cgroup, Daemon, Setup, Stage, address, eventually};
+use stage::{Backend, Cgroup, Daemon, Setup, Stage, address, eventually, look};
 
 use stage::fixture::{Fixture, SERVICE, endpoints};
 
@@ -124,13 +124,13 @@ fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends() {
     let open: Vec<_> = (0..3).map(|_| probe.dial(SERVICE)).collect();
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
     expect(&fixture, &["b1", "b2"]);
-    let leaving = fixture.setup.backend("127.0.0.1:8003").expect("it keeps its slot");
-    assert_eq!((leaving.state.as_str(), leaving.active), ("leaving", 1));
+    look(|| fixture.setup.backend("127.0.0.1:8003").expect("it keeps its slot"))
+        .matches("it leaves with one flow", |backend| (&*backend.state, backend.active) == ("leaving", 1));
     // Another backend must not get the slot, or the flow would be counted as its own.
     let _added = Backend::start("b4", "127.0.0.1:8004");
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8004", "")]);
     expect(&fixture, &["b1", "b2", "b4"]);
-    assert_eq!(fixture.setup.backends("web", "users").len(), 4);
+    look(|| fixture.setup.backends("web", "users").len()).becomes(4);
     for dialled in open {
         probe.close(dialled.socket);
     }

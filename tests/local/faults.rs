@@ -9,7 +9,7 @@ use lb_view::status::EjectionMode;
 use stage::daemon::failure;
 use stage::kernel;
 use stage::maps::array;
-use stage::{Cgroup, Daemon, Setup, Stage, address};
+use stage::{Cgroup, Daemon, Setup, Stage, address, look};
 
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting, with_passes};
 
@@ -144,7 +144,7 @@ fn two_capabilities_are_enough_or_the_third_is_named() {
     let mut probe = stage::Probe::start(&cgroup);
     let dialled = probe.dial(SERVICE);
     assert_eq!((dialled.name.as_str(), dialled.peer), ("b", address(SERVICE)));
-    assert_eq!(setup.active(), 1);
+    setup.active_becomes(1);
     probe.close(dialled.socket);
     setup.active_becomes(0);
     // What needs more is off, and said to be.
@@ -153,7 +153,7 @@ fn two_capabilities_are_enough_or_the_third_is_named() {
     let knows_causes = setup.daemon().features["socket_errors"];
     assert_eq!(knows_causes, !enough, "it takes the third one");
     let expected = if knows_causes { EjectionMode::On } else { EjectionMode::CausesUnknown };
-    assert_eq!(setup.service().ejection, expected);
+    look(|| setup.service().ejection).becomes(expected);
     let text = String::from_utf8_lossy(&setup.run(&["status"]).stdout).into_owned();
     assert_eq!(text.contains("ejection off: causes unknown"), !knows_causes, "{text}");
     stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
@@ -231,9 +231,9 @@ fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
     assert_eq!(reclaim.kept_elsewhere, u64::from(!is_told), "{reclaim:?}");
     let fault = "client web: 1 active flows are in network namespaces that cannot be looked into";
     assert_eq!(stage::faults_of(&status).join("\n").contains(fault), !is_told, "{status:?}");
-    assert_eq!(setup.active(), 1);
+    setup.active_becomes(1);
     drop(elsewhere);
-    assert_eq!(setup.active(), 0);
+    setup.active_becomes(0);
     stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
     assert!(daemon.wait().expect("reap the daemon").success());
 }
@@ -284,7 +284,7 @@ fn a_connection_of_an_mptcp_socket_that_cannot_be_told_apart_is_given_back() {
     let mut daemon = start_as_nobody(&stage, &setup, |_| {});
     let dialled = probe.dial_mptcp(SERVICE);
     assert_eq!(dialled.name, "b");
-    assert_eq!(setup.active(), 1);
+    setup.active_becomes(1);
     let passes = || setup.client().reclaim.map(|reclaim| reclaim.passes);
     stage::eventually("a pass has seen it", passes, |passes| *passes >= Some(2));
     probe.close(dialled.socket);
@@ -355,7 +355,7 @@ fn a_second_daemon_with_the_same_socket_is_refused() {
     let path = fixture.setup.folder.join("socklb.toml");
     let output = other.run(&["run", "--config", path.to_str().expect("UTF-8")]);
     check(&output, 1, &["run/socklb.sock", "another socklb answers there"]);
-    assert!(fixture.setup.status().daemon.is_some(), "the first one still answers");
+    look(|| fixture.setup.status().daemon).matches("the first one still answers", Option::is_some);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use stage::fixture::{Fixture, SERVICE, config, endpoints};
 use stage::hung::Hung;
-use stage::{Cgroup, Daemon, Probe, eventually, replace};
+use stage::{Cgroup, Daemon, Probe, eventually, look, replace};
 
 const SECOND: &str = "10.96.0.11:80";
 
@@ -59,7 +59,7 @@ fn goes_on(fixture: &Fixture, other: &Cgroup) {
 fn a_file_system_that_does_not_answer_holds_up_its_own_service_only() {
     let Some((mut fixture, other, directory)) = scene() else { return };
     fixture.start();
-    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
     let hung = Hung::over(&directory);
     let faults = eventually("it is reported", || fixture.setup.faults(), |faults| !faults.is_empty());
     assert!(faults.iter().all(|fault| fault.contains("more.toml does not answer")), "{faults:?}");
@@ -179,7 +179,7 @@ fn a_full_disk_keeps_no_list_and_is_said_once() {
     let mut probe = fixture.probe();
     lists_are_followed(&fixture, &mut probe);
     assert_eq!(said(), 1);
-    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
     fs::remove_file(state.join("filler")).expect("make room");
     let kept = || fs::read_to_string(state.join("last-good/users.toml")).unwrap_or_default();
     let kept = stage::within(4 * stage::patience(), kept, |text| text.contains("127.0.0.1:8001"));

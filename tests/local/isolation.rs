@@ -1,6 +1,6 @@
 //! Client tasks do not see each other, and other programs on the path do not see less.
 
-use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address};
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, look};
 
 use stage::fixture::{SERVICE, config};
 
@@ -64,9 +64,10 @@ fn a_second_program_on_the_parent_cgroup_works_beside_ours() {
     let theirs = probe.dial("10.96.0.11:80");
     assert_eq!((theirs.name.as_str(), theirs.peer), ("deep", address("10.96.0.11:80")));
     // ... and counts the other's as none of its own.
-    assert_eq!(lower.client().not_a_service, 1);
-    assert_eq!(upper.client().not_a_service, 1);
-    assert_eq!((lower.active(), upper.active()), (1, 1));
+    look(|| lower.client().not_a_service).becomes(1);
+    look(|| upper.client().not_a_service).becomes(1);
+    lower.active_becomes(1);
+    upper.active_becomes(1);
     // A process of the parent itself is only the upper one's.
     let mut outside = Probe::start(&parent);
     assert_eq!(outside.dial("10.96.0.11:80").name, "deep");
@@ -89,7 +90,8 @@ fn a_rewrite_by_the_parent_goes_on_from_ours() {
     let mut probe = Probe::start(&child);
     let dialled = probe.dial(SERVICE);
     assert_eq!(dialled.name, "deep");
-    assert_eq!((lower.active(), upper.active()), (1, 1));
+    lower.active_becomes(1);
+    upper.active_becomes(1);
     probe.close(dialled.socket);
     lower.active_becomes(0);
     upper.active_becomes(0);

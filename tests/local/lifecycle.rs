@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use rustix::thread::CapabilitySet;
 use stage::probe::without;
 use stage::protocol::Counts;
-use stage::{Daemon, Probe, address, eventually};
+use stage::{Daemon, Probe, address, eventually, look};
 
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 
@@ -51,7 +51,7 @@ fn a_stop_and_a_start_fail_no_connect_and_keep_every_count() {
     }
     some_connects(&fixture);
     no_failure(&probe.stop_dialling());
-    assert_eq!(fixture.setup.active(), 6);
+    fixture.setup.active_becomes(6);
     for dialled in &open {
         assert_eq!(held.peer(dialled.socket), address(SERVICE));
         held.close(dialled.socket);
@@ -227,7 +227,7 @@ fn a_service_that_was_removed_keeps_its_flows_and_then_goes() {
     fixture.start();
     assert_eq!(probe.try_dial("10.96.0.11:80").map(|d| d.name), Err(libc::ENETUNREACH));
     assert_eq!(probe.peer(open.socket), address("10.96.0.11:80"));
-    assert_eq!(fixture.setup.active(), 1);
+    fixture.setup.active_becomes(1);
     probe.close(open.socket);
     let services = || fixture.setup.client().services.len();
     eventually("the removed service's index is free", services, |services| *services == 1);
@@ -258,7 +258,7 @@ fn flows_of_a_cgroup_that_the_client_has_left_still_end() {
     // The old cgroup is not balanced any more, the new one is.
     assert_eq!(before.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
     assert_eq!(Probe::start(&elsewhere).dial_many(SERVICE, 30).values().sum::<u32>(), 30);
-    assert_eq!(fixture.setup.active(), 5);
+    fixture.setup.active_becomes(5);
     assert_eq!(before.peer(open[0].socket), address(SERVICE));
     for dialled in open {
         before.close(dialled.socket);
@@ -285,7 +285,10 @@ fn a_service_that_is_renamed_is_balanced_all_the_time() {
         some_connects_of(&fixture, name);
     }
     no_failure(&probe.stop_dialling());
-    assert_eq!(fixture.setup.client().not_a_service, 0);
+    assert_eq!(
+        look(|| fixture.setup.client().not_a_service).now("a connect is counted before it returns"),
+        0
+    );
 }
 
 #[test]
@@ -477,5 +480,5 @@ fn an_idle_daemon_reads_nothing_anew() {
     fixture.write_endpoints(&[("127.0.0.1:8001", "")]);
     let log = || fixture.daemon().log().matches("endpoint list read").count();
     eventually("the change is read", log, |reads| *reads == 2);
-    assert_eq!(fixture.setup.backends("web", "users").iter().filter(|b| b.usable).count(), 1);
+    look(|| fixture.setup.backends("web", "users").iter().filter(|b| b.usable).count()).becomes(1);
 }

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 
 use lb_common::abi::map;
 use lb_view::diagnosis::Diagnosis;
-use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage};
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, look};
 
 use stage::fixture::{SERVICE, config};
 
@@ -46,8 +46,7 @@ fn sixty_four_client_tasks_are_balanced_each_on_its_own() {
         probe.pin(0);
         assert_eq!(probe.dial_many(SERVICE, 3).len(), 3);
     }
-    let clients = setup.status().clients;
-    assert_eq!(clients.len(), cgroups.len());
+    let clients = look(|| setup.status().clients).has(Vec::len, cgroups.len());
     for client in clients {
         assert_eq!(client.services[0].outcomes["forwarded"], 3, "{}", client.name);
     }

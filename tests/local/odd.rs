@@ -2,7 +2,7 @@
 
 use lb_view::backend::Backend;
 use lb_view::flows::Flows;
-use stage::{SocketId, address, eventually, kernel};
+use stage::{SocketId, address, eventually, kernel, look};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -39,12 +39,15 @@ fn a_socket_that_the_kernel_itself_opens_is_left_alone() {
     std::fs::create_dir(&folder).expect("a folder to mount at");
     // The address has no route: a connect that is left alone fails at once, one that is balanced would meet a backend.
     assert_eq!(probe.mount_share(SERVICE, &folder), Err(libc::ENETUNREACH));
-    let status = fixture.setup.status();
-    assert_eq!(status.clients[0].not_a_service, 1);
-    assert_eq!(sum(&fixture, |backend| backend.started), 0);
+    look(|| fixture.setup.status()).has(|status| status.clients[0].not_a_service, 1);
+    assert_eq!(
+        look(|| sum(&fixture, |backend| backend.started)).now("a connect is counted before it returns"),
+        0
+    );
     // The process's own sockets are balanced.
     probe.dial(SERVICE);
-    assert_eq!((fixture.setup.active(), sum(&fixture, |backend| backend.started)), (1, 1));
+    fixture.setup.active_becomes(1);
+    look(|| sum(&fixture, |backend| backend.started)).becomes(1);
 }
 
 #[test]
@@ -56,7 +59,8 @@ fn connects_through_io_uring_are_balanced_in_the_name_of_their_process() {
         assert!(probe.read_name(*socket).starts_with('b'));
         assert_eq!(probe.peer(*socket), address(SERVICE));
     }
-    assert_eq!((fixture.setup.active(), sum(&fixture, |backend| backend.established)), (6, 6));
+    fixture.setup.active_becomes(6);
+    look(|| sum(&fixture, |backend| backend.established)).becomes(6);
     let Flows { flows, .. } = fixture.setup.document(&["flows"]);
     assert!(flows.iter().all(|flow| flow.process == probe.pid()), "{flows:?}");
     assert_eq!(flows.len(), 6);
@@ -87,10 +91,10 @@ fn a_connect_that_is_a_write_is_balanced_and_counted_once() {
         probe.close(socket);
     }
     eventually("they end", || fixture.setup.active(), |active| *active == 0);
-    assert_eq!(sum(&fixture, |backend| backend.started), 9);
-    assert_eq!(sum(&fixture, |backend| backend.connecting), 9);
-    assert_eq!(sum(&fixture, |backend| backend.established), 9);
-    assert_eq!(ended(&fixture, "closed") + ended(&fixture, "aborted"), 9);
+    look(|| sum(&fixture, |backend| backend.started)).becomes(9);
+    look(|| sum(&fixture, |backend| backend.connecting)).becomes(9);
+    look(|| sum(&fixture, |backend| backend.established)).becomes(9);
+    look(|| ended(&fixture, "closed") + ended(&fixture, "aborted")).becomes(9);
 }
 
 #[test]
@@ -107,16 +111,15 @@ fn a_connect_that_is_put_off_counts_from_the_choice_and_ends_with_its_socket() {
     eventually("they end", || fixture.setup.active(), |active| *active == 0);
     let spoken = probe.dial_deferred(SERVICE);
     let silent = probe.dial_deferred(SERVICE);
-    assert_eq!(
-        (fixture.setup.active(), sum(&fixture, |backend| backend.connecting)),
-        (2, 3),
-        "no SYN was sent"
-    );
+    // No SYN was sent.
+    fixture.setup.active_becomes(2);
+    look(|| sum(&fixture, |backend| backend.connecting)).becomes(3);
     probe.write(spoken);
     assert!(probe.read_name(spoken).starts_with('b'));
-    assert_eq!(sum(&fixture, |backend| backend.established), 4);
+    look(|| sum(&fixture, |backend| backend.established)).becomes(4);
     probe.close(silent);
-    assert_eq!((fixture.setup.active(), ended(&fixture, "not-sent")), (1, 1));
+    fixture.setup.active_becomes(1);
+    look(|| ended(&fixture, "not-sent")).becomes(1);
     probe.close(spoken);
     eventually("both ended", || fixture.setup.active(), |active| *active == 0);
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use lb_common::abi::{Service, map};
 use stage::maps::array;
-use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, eventually, replace};
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, eventually, look, replace};
 
 use stage::fixture::{Fixture, SERVICE, config, endpoints};
 
@@ -82,7 +82,7 @@ fn r9_a_cgroup_made_anew_is_covered_and_never_said_to_be_before_it_is() {
     assert_ne!(ids(&fixture), before);
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     // The old cgroup's socket is still counted, and still ends.
-    assert_eq!(fixture.setup.active(), 1);
+    fixture.setup.active_becomes(1);
     assert_eq!(old.peer(held.socket), address(SERVICE));
     old.close(held.socket);
     fixture.setup.active_becomes(0);
@@ -129,8 +129,7 @@ fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected
     let dialled = probe.dial(SERVICE);
     assert_eq!(dialled.name, "theirs");
     probe.close(dialled.socket);
-    let backend = setup.backends("web", "users")[0].clone();
-    assert_eq!(backend.diverted, 1, "{backend:?}");
+    look(|| setup.backends("web", "users")[0].clone()).has(|backend| backend.diverted, 1);
     let degraded = stage::faults_of(&setup.status()).join("\n");
     assert!(degraded.contains("another program rewrites after ours"), "{degraded}");
     // A flow that goes where ours sends it is not counted as diverted.
@@ -141,7 +140,7 @@ fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected
     let dialled = probe.dial(SERVICE);
     assert_eq!(dialled.name, "ours");
     probe.close(dialled.socket);
-    assert_eq!(setup.backends("web", "users")[0].diverted, 1);
+    look(|| setup.backends("web", "users")[0].diverted).becomes(1);
 }
 
 /// A source that came back empty, or a daemon that started without one, took all backends away.
@@ -238,8 +237,11 @@ fn r24_a_kill_under_load_leaks_no_connect() {
         let counts = probe.stop_dialling();
         assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     }
-    assert_eq!(fixture.setup.client().not_a_service, 0);
-    assert_eq!(fixture.setup.active(), 0);
+    assert_eq!(
+        look(|| fixture.setup.client().not_a_service).now("a connect is counted before it returns"),
+        0
+    );
+    fixture.setup.active_becomes(0);
 }
 
 /// A program that grew past the verifier's limits loaded with small tables and failed with large ones.
@@ -265,7 +267,10 @@ fn r29_a_restarted_service_leaks_no_connect() {
         assert_eq!(probe.socklb(&fixture.setup, &["wait", "web"]), 0);
         let counts = probe.dial_many(SERVICE, 60);
         assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
-        assert_eq!(fixture.setup.client().cgroup_id, Some(fixture.cgroup.id()));
+        look(|| fixture.setup.client().cgroup_id).becomes(Some(fixture.cgroup.id()));
     }
-    assert_eq!(fixture.setup.client().not_a_service, 0);
+    assert_eq!(
+        look(|| fixture.setup.client().not_a_service).now("a connect is counted before it returns"),
+        0
+    );
 }

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use lb_common::abi::map;
 use lb_view::backend::{self, Backend as Seen};
 use lb_view::flows::{Flow, Flows};
-use stage::{Backend, Cgroup, Probe, SocketId, address, eventually, replace, window};
+use stage::{Backend, Cgroup, Probe, SocketId, address, eventually, look, replace, window};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -206,8 +206,7 @@ fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other()
         || crowd.flows(),
         |flows| flows.len() == all && flows.iter().all(is_open),
     );
-    let active = crowd.active();
-    assert_eq!(active.values().sum::<u64>(), all as u64);
+    let active = look(|| crowd.active()).has(|active| active.values().sum::<u64>(), all as u64);
     let taken: u64 = crowd.at(FAILS).iter().map(|backend| backend.active).sum();
     eventually("its connections are accepted", || failing.accepted(), |accepted| *accepted == taken);
     crowd.hide_records(true);
@@ -222,7 +221,7 @@ fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other()
         crowd.fixture.write_endpoints(&list);
         let states = || crowd.at(address).into_iter().map(|backend| backend.state).collect::<Vec<_>>();
         eventually("each client task has the change", states, |states| *states == [state; 3]);
-        assert_eq!(crowd.active(), active, "{address} is {state}");
+        look(|| crowd.active()).becomes(active.clone());
     };
     for (address, (line, state)) in list.iter().zip([
         (None, "leaving"),

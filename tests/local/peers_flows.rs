@@ -3,7 +3,7 @@
 
 use lb_view::flows::Flows;
 use stage::backend::with_a_full_queue;
-use stage::{Backend, Daemon, Manner, Probe, SocketId, address, eventually};
+use stage::{Backend, Daemon, Manner, Probe, SocketId, address, eventually, look};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -41,15 +41,16 @@ fn r3_a_direct_connection_of_a_socket_that_dialled_the_service_before_is_nobodys
     let mut probe = fixture.probe();
     let socket = probe.dial(SERVICE).socket;
     probe.disconnect(socket);
-    assert_eq!((active(&fixture, "users"), ended(&fixture, "users", "aborted")), (0, 1));
+    fixture.setup.active_becomes(0);
+    look(|| ended(&fixture, "users", "aborted")).becomes(1);
     let direct = probe.try_redial(socket, "127.0.0.1:8001").expect("the backend listens");
     assert_eq!(direct.peer, address("127.0.0.1:8001"), "it dialled that");
     assert_eq!(active(&fixture, "users"), 0);
     let Flows { flows, .. } = fixture.setup.document(&["flows"]);
     assert_eq!(flows, [], "no flow is open");
     probe.close(socket);
-    let users = &fixture.setup.backends("web", "users")[0];
-    assert_eq!((users.started, users.diverted, users.reclaimed), (1, 0, 0));
+    look(|| fixture.setup.backends("web", "users").remove(0))
+        .has(|users| (users.started, users.diverted, users.reclaimed), (1, 0, 0));
 }
 
 /// A v4-mapped socket was told its backend's address, and was not treated as an IPv4 one when its backend died.
@@ -71,8 +72,8 @@ fn r4_a_v4_mapped_socket_of_a_backend_that_dies_is_as_an_ipv4_one() {
     for service in [SERVICE, MAPPED] {
         assert_eq!(probe.try_dial(service).map(|dialled| dialled.name), Err(libc::ECONNREFUSED));
     }
-    let endings = ["reset", "refused"].map(|ending| ended(&fixture, "users", ending));
-    assert_eq!((endings, active(&fixture, "users")), ([2, 2], 0));
+    look(|| ["reset", "refused"].map(|ending| ended(&fixture, "users", ending))).becomes([2, 2]);
+    fixture.setup.active_becomes(0);
     fixture.write_endpoints(&[("127.0.0.1:8002", "")]);
     for service in [SERVICE, MAPPED] {
         let reached = || probe.try_dial(service).map(|dialled| (dialled.name, dialled.peer));
@@ -128,7 +129,7 @@ fn r14_active_counts_return_to_zero_however_connections_end() {
         killed.start_connect(SERVICE);
     }
     let sockets: Vec<SocketId> = (0..20).map(|_| closing.start_connect(SERVICE)).collect();
-    assert!(fixture.setup.active() > 0, "some are open");
+    look(|| fixture.setup.active()).matches("some are open", |active| *active > 0);
     drop(elsewhere);
     killed.kill();
     for socket in sockets {

@@ -8,7 +8,7 @@ use lb_common::ticks::{TICK_LOG2, tick};
 use rustix::time::{ClockId, clock_gettime};
 use stage::chance::likely;
 use stage::maps::array;
-use stage::{Probe, SocketId, address, eventually, replace};
+use stage::{Probe, SocketId, address, eventually, look, replace};
 
 use stage::fixture::{Fixture, SERVICE, config, with_passes};
 
@@ -157,7 +157,7 @@ fn at_the_limit_the_rule_of_the_service_decides_and_is_counted() {
         assert_eq!(services.get(&0, 0).expect("the service").0.rules.overflow, Overflow::Refuse as u8);
         // The other rule, with all flows open: they stay, and more come.
         change(&fixture, policy, "active_limit = 3", 3);
-        assert_eq!(fixture.setup.active(), 12);
+        fixture.setup.active_becomes(12);
         assert_eq!(by_name(&open(&mut probe, 6)), [("b1", 2), ("b2", 2), ("b3", 2)].into(), "{policy:?}");
         overflowed += 6;
         let outcomes = outcomes(&fixture);
@@ -178,7 +178,7 @@ fn every_policy_may_be_switched_to_with_flows_open() {
         change(&fixture, policy, "", 0);
         let active =
             |backends: &[lb_view::backend::Backend]| backends.iter().map(|b| b.active).collect::<Vec<_>>();
-        assert_eq!(active(&fixture.setup.backends("web", "users")), active(&before), "{policy:?}");
+        look(|| active(&fixture.setup.backends("web", "users"))).becomes(active(&before));
         for (socket, _) in &sockets {
             assert_eq!(probe.peer(*socket), address(SERVICE));
         }

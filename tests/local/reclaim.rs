@@ -3,9 +3,12 @@
 use lb_common::abi::{Flow, map};
 use stage::maps::hash;
 use stage::protocol::failure;
-use stage::{Backend, Dialled, Family, Manner, Probe, address, eventually, kernel};
+use stage::{Backend, Dialled, Family, Manner, Probe, address, eventually, kernel, look};
 
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting, with_passes};
+
+/// Why an end stays uncounted.
+const UNSEEN: &str = "no daemon runs, and the programs that see ends are gone";
 
 /// What the last pass over the records has found: removed since the start, in doubt, open, elsewhere.
 fn passes_found(fixture: &Fixture) -> [u64; 4] {
@@ -52,7 +55,7 @@ fn four_of_six_end_unseen(fixture: &mut Fixture) {
     for dialled in &open[..4] {
         probe.close(dialled.socket);
     }
-    assert_eq!(fixture.setup.active(), 6, "nobody saw them end");
+    assert_eq!(look(|| fixture.setup.active()).now(UNSEEN), 6);
     fixture.start();
     eventually("four are ended", || fixture.setup.active(), |active| *active == 2);
     eventually("it is told", || passes_found(fixture), |found| *found == [4, 0, 0, 0]);
@@ -101,7 +104,7 @@ fn flows_that_no_list_has_ever_shown_are_ended_and_their_number_is_a_fault() {
     fixture.stop();
     without_ends(&fixture);
     assert_eq!(probe.dial_many(SERVICE, 30).values().sum::<u32>(), 30);
-    assert_eq!(fixture.setup.active(), 30, "nobody saw them end");
+    assert_eq!(look(|| fixture.setup.active()).now(UNSEEN), 30);
     fixture.start();
     eventually("all are ended", || fixture.setup.active(), |active| *active == 0);
     assert_eq!(reclaimed(&fixture), 30);
@@ -124,11 +127,10 @@ fn a_flow_whose_end_was_missed_ends_with_its_socket() {
     fixture.stop();
     without_hooks(&fixture, &["tcp_events"]);
     assert_eq!(probe.provoke(socket), Err(libc::ECONNRESET));
-    assert_eq!(fixture.setup.active(), 1, "nobody saw it end");
+    assert_eq!(look(|| fixture.setup.active()).now(UNSEEN), 1);
     probe.close(socket);
     fixture.setup.active_becomes(0);
-    let status = fixture.setup.status();
-    assert_eq!(status.clients[0].anomalies.release_out_of_turn, 1, "{status:?}");
+    look(|| fixture.setup.status()).has(|status| status.clients[0].anomalies.release_out_of_turn, 1);
     let backend = fixture.setup.backends("web", "users")[0].clone();
     let ended: u64 = backend.endings.values().sum();
     assert_eq!([backend.started, backend.established, backend.reclaimed], [1, 1, 0]);
@@ -178,8 +180,8 @@ fn a_socket_that_is_open_and_not_connected_is_kept() {
     let kept = if kernel::NAMESPACE_COOKIES.is_here() { [0, 0, 1, 0] } else { [0; 4] };
     let passes = |fixture: &Fixture| fixture.setup.client().reclaim.map(|reclaim| reclaim.passes);
     eventually("passes have seen it", || passes(&fixture), |passes| *passes >= Some(4));
-    assert_eq!(passes_found(&fixture), kept);
-    assert_eq!(fixture.setup.active(), 1);
+    let seen = || (passes_found(&fixture), fixture.setup.active());
+    assert_eq!(look(seen).now("four passes have seen it"), (kept, 1));
     let doctor = fixture.setup.run(&["doctor", "--config", "socklb.toml"]);
     let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
     assert!(text.contains(&format!("kept: {} whose sockets are open", kept[2])), "{text}");
@@ -202,7 +204,7 @@ fn a_socket_that_was_kept_is_given_back_when_nobody_holds_it() {
     fixture.stop();
     without_ends(&fixture);
     probe.kill();
-    assert_eq!(fixture.setup.active(), 1, "nobody saw it end");
+    assert_eq!(look(|| fixture.setup.active()).now(UNSEEN), 1);
     fixture.start();
     eventually("it is given back", || fixture.setup.active(), |active| *active == 0);
 }
@@ -219,13 +221,13 @@ fn sockets_of_many_namespaces_are_looked_for_there() {
         .collect();
     // Nothing is reachable there: the socket is open, and in a list only if it listens.
     assert!(elsewhere.iter_mut().all(|probe| probe.try_dial(SERVICE).is_err()));
-    assert_eq!(fixture.setup.active(), NAMESPACES as u64);
+    look(|| fixture.setup.active()).becomes(NAMESPACES as u64);
     // A pass takes some for the maps of the client and for the iteration over open files.
     fixture.daemon().leave_descriptors(Some(30));
     let kept = if kernel::NAMESPACE_COOKIES.is_here() { [0, 0, NAMESPACES as u64, 0] } else { [0; 4] };
     eventually("all were looked into", || passes_found(&fixture), |found| *found == kept);
     drop(elsewhere);
-    assert_eq!(fixture.setup.active(), 0);
+    fixture.setup.active_becomes(0);
 }
 
 /// Where nobody may look into a namespace, and no process of the host holds the socket: what is gone is given back in the end.
@@ -238,7 +240,7 @@ fn flows_of_a_namespace_that_is_gone_are_given_back() {
     fixture.stop();
     without_ends(&fixture);
     elsewhere.kill();
-    assert_eq!(fixture.setup.active(), 1, "nobody saw it end");
+    assert_eq!(look(|| fixture.setup.active()).now(UNSEEN), 1);
     fixture.start();
     eventually("it is counted", || passes_found(&fixture), |found| *found == [0, 0, 0, 1]);
     // Ten passes, a second apart.
@@ -279,7 +281,8 @@ fn sockets_that_dial_again_meanwhile_are_counted_exactly() {
         backends.iter().map(|backend| backend.active).collect()
     };
     assert_eq!(counts().iter().sum::<u64>(), 21, "{:?}", counts());
-    assert_eq!(passes_found(&fixture)[0], 0, "none was reclaimed");
+    let reclaimed = look(|| passes_found(&fixture)[0]).now("a count of reclaimed flows never falls");
+    assert_eq!(reclaimed, 0);
     drop(probes);
     eventually("every count returns to zero", counts, |counts| counts.iter().all(|count| *count == 0));
 }

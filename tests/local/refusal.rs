@@ -1,7 +1,7 @@
 //! A service without a usable backend fails connects with exactly its errno.
 
 use stage::kernel::refusal;
-use stage::{Cgroup, Daemon, Probe, Setup, Stage, eventually};
+use stage::{Cgroup, Daemon, Probe, Setup, Stage, eventually, look};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -16,8 +16,7 @@ fn check(more: &str, errno: i32) {
         let refused = probe.try_dial(address).map(|dialled| dialled.name);
         assert_eq!(refused, Err(refusal(errno)), "{address}");
     }
-    let status = setup.status();
-    assert_eq!(status.clients[0].services[0].outcomes["no-backend"], 2);
+    look(|| setup.status()).has(|status| status.clients[0].services[0].outcomes["no-backend"], 2);
     assert_eq!(setup.run(&["status"]).status.code(), Some(3), "no backend is degraded");
     assert_eq!(daemon.stop(), Some(0));
 }

@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 use stage::protocol::failure;
-use stage::{Probe, Setup, address, eventually, replace};
+use stage::{Probe, Setup, address, eventually, look, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -49,7 +49,8 @@ fn a_service_that_is_added_is_balanced() {
     let more = probe.dial(SECOND);
     assert_eq!((more.name.as_str(), more.peer), ("b1", address(SECOND)));
     assert_eq!(probe.peer(open.socket), address(SERVICE));
-    assert_eq!(fixture.setup.active(), 2, "flows of the other service did not notice");
+    // Flows of the other service did not notice.
+    fixture.setup.active_becomes(2);
 }
 
 #[test]
@@ -66,7 +67,8 @@ fn a_service_that_is_removed_leaves_nothing() {
     probe.close(more.socket);
     eventually("it leaves nothing", || services(&fixture.setup), |names| *names == ["users"]);
     assert_eq!(probe.peer(open.socket), address(SERVICE));
-    assert_eq!(fixture.setup.active(), 1, "flows of the other service did not notice");
+    // Flows of the other service did not notice.
+    fixture.setup.active_becomes(1);
 }
 
 /// Every field that may change, one after the other, under a client that connects without pause.
@@ -107,7 +109,7 @@ fn what_may_change_does_and_no_connect_fails() {
     }
     let counts = busy.stop_dialling();
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
-    let status = fixture.setup.status();
+    let status = look(|| fixture.setup.status()).now("a connect is counted before it returns");
     assert_eq!(status.clients[0].not_a_service, 0);
     for dialled in open {
         assert_eq!(held.peer(dialled.socket), address(SERVICE));
@@ -138,7 +140,7 @@ fn sighup_reads_everything_anew() {
         eventually("it is taken on", taken_on, |count| *count == before + times);
     }
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
 }
 
 /// A file that is bad when the configuration is read anew: the list in force stays, not an older one.
@@ -154,7 +156,8 @@ fn a_reload_keeps_the_list_in_force_where_the_file_is_bad() {
     write(&fixture.setup, &text(&fixture, "", "", &second_service()));
     eventually("it is taken on", || services(&fixture.setup).len(), |count| *count == 2);
     assert_eq!(fixture.probe().dial_many(SERVICE, 30), [("b2".to_owned(), 30)].into());
-    assert_eq!(fixture.setup.faults().len(), 1, "the file is still bad");
+    // The file is still bad.
+    look(|| fixture.setup.faults().len()).becomes(1);
 }
 
 /// What a source has gone through is not forgotten with a reload, which reads the same version once more.

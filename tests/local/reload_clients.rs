@@ -2,7 +2,7 @@
 //! gap, and what is gone leaves nothing.
 
 use rustix::process::Signal;
-use stage::{Cgroup, Daemon, Probe, address, eventually, replace};
+use stage::{Cgroup, Daemon, Probe, address, eventually, look, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -42,7 +42,7 @@ fn a_client_that_is_added_is_attached() {
     write(&fixture.setup, &text(&fixture, "", "", &client("batch", &other)));
     eventually("the new client is attached", || reaches_backends(&mut second), |reaches| *reaches);
     assert!(reaches_backends(&mut fixture.probe()), "so is the first");
-    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
 }
 
 #[test]
@@ -56,13 +56,13 @@ fn a_client_that_is_removed_begins_no_flow_and_goes_with_its_last() {
     write(&fixture.setup, &one_client(&fixture, "two", &other));
     eventually("the first client is gone", || reaches_backends(&mut first), |reaches| !*reaches);
     assert_eq!(first.peer(open.socket), address(SERVICE));
-    assert_eq!(fixture.setup.status().leaving[0].active, Some(1));
+    look(|| fixture.setup.status().leaving[0].active).becomes(Some(1));
     assert!(reaches_backends(&mut second), "the second did not notice");
     first.close(open.socket);
     let pins = fixture.setup.pins_of("one");
     eventually("nothing of it is left", || pins.exists(), |exists| !exists);
-    assert_eq!(fixture.setup.status().leaving.len(), 0);
-    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+    look(|| fixture.setup.status().leaving.len()).becomes(0);
+    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_client_that_moves_to_another_cgroup_leaves_the_one_where_it_was() {
     eventually("it has moved", || reaches_backends(&mut after), |reaches| *reaches);
     // It is left a moment after it is attached where it is now: in between no connect must go unbalanced.
     eventually("nothing begins where it was", || reaches_backends(&mut before), |reaches| !*reaches);
-    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn a_client_that_was_leaving_when_the_daemon_died_still_goes() {
     eventually("it leaves", leaving, |count| *count == 1);
     fixture.daemon.take().expect("a daemon runs").kill();
     fixture.start();
-    assert_eq!(fixture.setup.status().leaving[0].client, "web");
+    look(|| fixture.setup.status().leaving[0].client.clone()).becomes("web");
     assert_eq!(probe.peer(open.socket), address(SERVICE));
     probe.close(open.socket);
     let pins = fixture.setup.pins_of("web");
@@ -163,7 +163,7 @@ fn a_client_stays_until_the_one_that_takes_over_is_attached() {
     let counts = busy.stop_dialling();
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     eventually("the one before is gone", || old.exists(), |exists| !exists);
-    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
 }
 
 /// A client that an earlier daemon has left attached, and that was not configured for a while.
@@ -180,7 +180,8 @@ fn a_client_that_comes_back_gets_new_programs() {
     assert_ne!(without, whole);
     fixture.setup.write("socklb.toml", &without);
     fixture.start();
-    assert_eq!(fixture.setup.faults().len(), 1, "web is attached and not configured");
+    // Web is attached and not configured.
+    look(|| fixture.setup.faults().len()).becomes(1);
     write(&fixture.setup, &whole);
     let attached = || fixture.daemon().log().contains("client attached client=web");
     eventually("it is taken over", attached, |attached| *attached);
@@ -225,7 +226,8 @@ fn a_client_whose_pins_were_removed_is_named_and_comes_back_with_a_reload() {
     assert_eq!(said("its pins were removed"), 2, "once each");
     assert_eq!(services(&fixture.setup).len(), 2);
     probe.close(before.socket);
-    assert_eq!(fixture.setup.active(), 0, "flows of the maps before are not counted in those after");
+    // Flows of the maps before are not counted in those after.
+    fixture.setup.active_becomes(0);
 }
 
 /// As many clients at once as a host may have: the daemon answers meanwhile.
@@ -256,5 +258,5 @@ fn a_reload_that_adds_many_clients_does_not_keep_the_daemon_from_answering() {
     assert!(fed >= 3, "the loop has turned {fed} times while {more} clients were started");
     let attached = || fixture.setup.status().clients.len();
     eventually("all are there", attached, |count| *count == more + 1);
-    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
 }

@@ -2,7 +2,7 @@
 //! what is wrong and what helps.
 
 use rustix::process::Signal;
-use stage::{Cgroup, eventually};
+use stage::{Cgroup, eventually, look};
 
 use stage::fixture::{Fixture, SERVICE};
 
@@ -43,7 +43,7 @@ fn what_becomes_of_a_faulty_configuration_is_said() {
     }
     write(&fixture.setup, &good);
     eventually("its end is said", || said("the configuration is good again"), |times| *times == 1);
-    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
     assert_eq!(said("configuration taken on"), 0, "nothing has changed");
 }
 
@@ -76,11 +76,11 @@ fn an_address_of_metrics_that_changed_is_named_until_a_restart() {
     write(&fixture.setup, &text(&fixture, "", "", &(second_service() + metrics)));
     eventually("the rest is taken on", || services(&fixture.setup).len(), |count| *count == 2);
     let fault = "metrics.listen cannot change while running; restart socklb to apply it";
-    assert_eq!(fixture.setup.faults(), [fault]);
+    look(|| fixture.setup.faults()).becomes([fault]);
     assert!(fixture.daemon().log().contains(fault), "it is in the log as well");
     fixture.stop();
     fixture.start();
-    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
 }
 
 /// What the message about limits says to do: for every client.
@@ -111,5 +111,5 @@ fn limits_change_as_the_message_says() {
     }
     fixture.start();
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
 }

@@ -13,7 +13,7 @@ use stage::fixture::Fixture;
 use stage::probe::without;
 use stage::router::Router;
 use stage::sys::XdpMode;
-use stage::{Setup, eventually, window};
+use stage::{Setup, eventually, look, window};
 
 use crate::reports::{ALL, reported, text};
 
@@ -160,7 +160,7 @@ fn an_agent_that_gets_no_processor_is_answered_for_and_after_a_while_nobody_is_r
     let answer = asker.ask(push.cookie);
     assert_eq!((answer.readiness(), answer.cookie), (Some(Readiness::LameDuck), push.cookie));
     eventually("we have", unheard, |unheard| *unheard == Some(0));
-    assert_eq!(answered(&agent).1, 0);
+    assert_eq!(look(|| answered(&agent).1).now("requests are counted before they are answered"), 0);
 }
 
 /// This kernel's own stack takes the answers.
@@ -176,7 +176,7 @@ fn both_families_are_answered_on_loopback_and_what_nobody_answers_is_dropped_and
         let answer = asker.ask(0);
         assert_eq!((answer.nonce, answer.readiness()), (0x1234, Some(Readiness::Unknown)));
         asker.ask(answer.cookie);
-        assert_eq!(datagrams(&agent, "answered_by_kernel"), before + 2, "{to}");
+        look(|| datagrams(&agent, "answered_by_kernel")).becomes(before + 2);
     }
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let fine = request(1, key, 0);
@@ -198,10 +198,10 @@ fn both_families_are_answered_on_loopback_and_what_nobody_answers_is_dropped_and
         for _ in 0..100 {
             stranger.send_to(&datagram, "127.0.0.1:9465").expect("send");
         }
-        assert_eq!(datagrams(&agent, kind), 100, "{kind}");
+        look(|| datagrams(&agent, kind)).becomes(100);
     }
     // The program has taken them all: nothing was left for the socket to answer.
-    assert_eq!(answered(&agent).1, 0);
+    assert_eq!(look(|| answered(&agent).1).now("requests are counted before they are answered"), 0);
     let page = agent.metrics();
     assert!(page.contains("socklb_agent_xdp_interface{interface=\"lo\",mode=\"generic\"} 1.0"), "{page}");
     assert!(page.contains("socklb_agent_datagrams_total{result=\"forged\"} 100"), "{page}");
@@ -232,7 +232,7 @@ fn backends_and_keys_of_another_configuration_are_answered_for_by_it() {
     eventually("it is there again", backends, |count| *count == Some(1));
     let asker = Asker::new("127.0.0.1", "127.0.0.1:9465", key);
     asker.ask(0);
-    assert_eq!(answered(&agent).1, 0);
+    assert_eq!(look(|| answered(&agent).1).now("requests are counted before they are answered"), 0);
     stage::replace(&path, &configured.replace("[\"lo\"]", "[]"));
     agent.signal(Signal::HUP);
     let takes_a_restart = || agent.status()["faults"].to_string();
@@ -276,12 +276,16 @@ fn a_key_is_replaced_while_the_kernel_answers() {
     eventually("both are known", subscribers, |count| *count == Some(2));
     reread(&new_line, "[2]");
     second.ask(0);
-    assert_eq!(datagrams(&agent, "unknown-key"), 0);
+    assert_eq!(
+        look(|| datagrams(&agent, "unknown-key")).now("requests are counted before they are answered"),
+        0
+    );
     first.socket.send(request(1, old, 0).bytes()).expect("send");
-    assert_eq!(datagrams(&agent, "unknown-key"), 1, "the old one is forgotten");
+    // The old one is forgotten.
+    look(|| datagrams(&agent, "unknown-key")).becomes(1);
     agent.tell(&["lame-duck"]);
     assert_eq!(second.hear().readiness(), Some(Readiness::LameDuck), "who asked under it is told");
-    assert_eq!(answered(&agent), (5, 0));
+    look(|| answered(&agent)).becomes((5, 0));
 }
 
 #[test]
@@ -298,7 +302,7 @@ fn where_the_kernel_cannot_answer_the_agents_socket_does_and_says_why() {
     );
     let asker = Asker::new("127.0.0.1", "127.0.0.1:9465", key);
     asker.ask(0);
-    assert_eq!((mode(&agent), datagrams(&agent, "answered_by_kernel")), ("socket".to_owned(), 0));
+    look(|| (mode(&agent), datagrams(&agent, "answered_by_kernel"))).becomes(("socket".to_owned(), 0));
     assert!(agent.log().contains("answered by the agent's socket alone"), "{}", agent.log());
     drop(other);
     eventually("it is attached once it may be", || mode(&agent), |mode| mode == "generic");
@@ -309,7 +313,7 @@ fn where_the_kernel_cannot_answer_the_agents_socket_does_and_says_why() {
     eventually("it says why", || faults(&agent), |faults| faults.contains("CAP_PERFMON"));
     let asker = Asker::new("127.0.0.1", "127.0.0.1:9465", key);
     asker.ask(0);
-    assert_eq!((mode(&agent), datagrams(&agent, "answered_by_kernel")), ("socket".to_owned(), 0));
+    look(|| (mode(&agent), datagrams(&agent, "answered_by_kernel"))).becomes(("socket".to_owned(), 0));
 }
 
 /// A health check may be a command of somebody else's.
@@ -352,7 +356,7 @@ fn interfaces_and_addresses_are_followed_as_they_come_and_go() {
     let agent = Agent::start_with(&fixture.setup, |command| router.place(command));
     eventually("the kernel answers", || mode(&agent), |mode| mode == "native");
     Asker::new("10.77.0.1", BEHIND, key).ask(0);
-    assert_eq!(datagrams(&agent, "answered_by_kernel"), 1);
+    look(|| datagrams(&agent, "answered_by_kernel")).becomes(1);
     router.run("ip address add 10.77.0.7/24 dev far");
     let at_other = Asker::new("10.77.0.1", "10.77.0.7:9465", key);
     let by_kernel = || {
@@ -367,7 +371,11 @@ fn interfaces_and_addresses_are_followed_as_they_come_and_go() {
     let count = datagrams(&agent, "answered_by_kernel");
     router.run("ip neigh replace 10.77.0.1 lladdr 02:00:00:00:00:01 dev elsewhere nud permanent");
     Asker::new("10.77.0.1", BEHIND, key).ask(0);
-    assert_eq!(datagrams(&agent, "answered_by_kernel"), count, "the socket answers");
+    // The socket answers.
+    assert_eq!(
+        look(|| datagrams(&agent, "answered_by_kernel")).now("requests are counted before they are answered"),
+        count
+    );
     // Before Linux 6.2 an interface is renamed only while it is down.
     router.run("ip link set elsewhere down");
     router.run("ip link set elsewhere name far");

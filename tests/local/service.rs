@@ -3,7 +3,7 @@
 use std::os::fd::AsRawFd;
 
 use lb_view::diagnosis::{Diagnosis, State};
-use stage::{Cgroup, Daemon, Probe, Setup, Stage, eventually};
+use stage::{Cgroup, Daemon, Probe, Setup, Stage, eventually, look};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -25,7 +25,7 @@ fn a_cgroup_that_appears_later_is_attached_at_once() {
     assert_eq!(stage::faults_of(&status), [fault], "one fault, one line");
     cgroup.create();
     eventually("it is attached", || degraded(&setup), |code| *code == Some(0));
-    assert_eq!(setup.client().cgroup_id, Some(cgroup.id()));
+    look(|| setup.client().cgroup_id).becomes(Some(cgroup.id()));
     assert_eq!(Probe::start(&cgroup).dial(SERVICE).name, "b1");
 }
 
@@ -42,7 +42,7 @@ fn a_cgroup_that_is_missing_at_the_start_keeps_no_other_client_from_being_balanc
     assert_eq!(Probe::start(&there).dial(SERVICE).name, "b1");
     let path = absent.relative();
     let fault = format!("client web: there is no cgroup {}; it is attached when it appears", path.display());
-    assert_eq!(stage::faults_of(&setup.status()), [fault]);
+    look(|| stage::faults_of(&setup.status())).becomes([fault]);
     let log = daemon.log();
     let warning = log.lines().find(|line| line.contains("there is no such cgroup; waiting for it"));
     let warning = warning.unwrap_or_else(|| panic!("no warning in:\n{log}"));
@@ -132,7 +132,10 @@ fn exec_starts_a_command_in_a_covered_cgroup() {
     command.arg(probe).arg(&inner);
     let mut probe = Probe::of(&mut command);
     assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
-    assert_eq!(fixture.setup.client().not_a_service, 0);
+    assert_eq!(
+        look(|| fixture.setup.client().not_a_service).now("a connect is counted before it returns"),
+        0
+    );
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::fs;
 
 use stage::fixture::{Fixture, SERVICE, config};
 use stage::sys::Exclusive;
-use stage::{Backend, Cgroup, Daemon, Probe, eventually, replace, within};
+use stage::{Backend, Cgroup, Daemon, Probe, eventually, look, replace, within};
 
 /// Clients `one` in the fixture's cgroup and `two` in another, before the same service.
 fn with_another(fixture: &Fixture, other: &Cgroup) {
@@ -43,7 +43,7 @@ fn a_client_beside_an_exclusive_program_keeps_no_other_client_from_being_started
     let exclusive = Exclusive::attach(fixture.cgroup.path());
     fixture.setup.write("socklb.toml", &config(&fixture.cgroup, r#"{ file = "users.toml" }"#, ""));
     fixture.start();
-    assert_eq!(fixture.setup.faults().len(), 1);
+    look(|| fixture.setup.faults().len()).becomes(1);
     drop(exclusive);
     eventually("it is attached once it can be", || fixture.setup.faults(), Vec::is_empty);
 }
@@ -125,7 +125,8 @@ fn slots_that_became_idle_while_no_daemon_ran_are_free_for_the_lists_of_a_start(
     let open: Vec<_> = (0..40).map(|_| probe.dial(SERVICE)).collect();
     replace(&fixture.setup.folder.join("socklb.toml"), &with_static(&fixture, 2, 1..=24));
     eventually("it is in force", || addresses(&fixture, "127.0.2."), |count| *count == 24);
-    assert_eq!(fixture.setup.backends("web", "users").len(), 64, "every slot is taken");
+    // Every slot is taken.
+    look(|| fixture.setup.backends("web", "users").len()).becomes(64);
     fixture.daemon.take().expect("a daemon runs").kill();
     for dialled in open {
         probe.close(dialled.socket);
@@ -133,7 +134,7 @@ fn slots_that_became_idle_while_no_daemon_ran_are_free_for_the_lists_of_a_start(
     fixture.setup.write("socklb.toml", &with_static(&fixture, 3, 1..=40));
     fixture.start();
     assert_eq!(addresses(&fixture, "127.0.3."), 40);
-    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
     assert!(!fixture.daemon().log().contains("endpoint list refused"), "{}", fixture.daemon().log());
 }
 
@@ -171,5 +172,5 @@ fn a_start_without_an_inotify_instance_goes_on_and_looks_once_a_second() {
     fixture.write_endpoints(&[("127.0.0.1:8002", "")]);
     let names = || probe.dial_many(SERVICE, 6).into_keys().collect::<Vec<_>>();
     eventually("the list is followed", names, |names| *names == ["b2"]);
-    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
 }

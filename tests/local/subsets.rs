@@ -261,7 +261,8 @@ fn a_lost_backend_is_replaced_by_the_next_of_the_order_and_open_flows_stay() {
     for dialled in &open {
         assert_eq!(probe.peer(dialled.socket), address(SERVICE));
     }
-    assert_eq!(job.setup.active(), 12, "open flows are counted where they are");
+    // Open flows are counted where they are.
+    job.setup.active_becomes(12);
 }
 
 /// With nothing said of a subset it is `rocksteadier` with size `auto`, and more than the largest fixed size.

@@ -10,7 +10,7 @@ use std::process::Output;
 use lb_view::status::Status;
 use stage::daemon::{failure, finish};
 use stage::fixture::{Fixture, config};
-use stage::{Cgroup, Daemon, Setup, Stage};
+use stage::{Cgroup, Daemon, Setup, Stage, look};
 
 /// A user without any privilege.
 const NOBODY: u32 = 65534;
@@ -292,7 +292,7 @@ fn directories_of_others_are_refused_with_the_command_that_mends_it() {
     }
     // All that is pinned is still there, and everything works once the directories are ours.
     let daemon = Daemon::start_again(&setup);
-    assert_eq!(setup.status().faults, []);
+    look(|| setup.status().faults).becomes([]);
     assert_eq!(daemon.stop(), Some(0));
 }
 

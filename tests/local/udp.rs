@@ -10,7 +10,9 @@ use lb_common::ticks::TICK_LOG2;
 use stage::maps::array;
 use stage::protocol::Received;
 use stage::udp::{MAPPED, SERVICE, Scene, address_of, backend_of};
-use stage::{Cgroup, Daemon, DatagramBackend, Family, Probe, Setup, SocketId, Stage, address, eventually};
+use stage::{
+    Cgroup, Daemon, DatagramBackend, Family, Probe, Setup, SocketId, Stage, address, eventually, look,
+};
 
 #[test]
 fn a_connected_socket_stays_with_its_backend_until_it_connects_again() {
@@ -24,11 +26,12 @@ fn a_connected_socket_stays_with_its_backend_until_it_connects_again() {
         assert_eq!(probe.query_connected(socket, SERVICE), name);
         // The same address said with the datagram is the same flow: nobody else is heard on this socket.
         assert_eq!(probe.query(socket, SERVICE), name);
-        assert_eq!(scene.setup.active(), 1, "one socket");
+        // One socket.
+        scene.setup.active_becomes(1);
         names.insert(name);
     }
     assert_eq!(names.len(), 3, "each connect is a choice of its own");
-    assert_eq!((scene.outcome(0, "forwarded"), scene.outcome(0, "reused")), (3, 3));
+    look(|| (scene.outcome(0, "forwarded"), scene.outcome(0, "reused"))).becomes((3, 3));
     // What is no service ends the flow.
     probe.connect_datagram(socket, &backend_of(0, 2));
     assert_eq!(probe.query_connected(socket, &backend_of(0, 2)), "s0b2");
@@ -48,13 +51,15 @@ fn datagrams_of_a_socket_go_to_one_backend() {
         let again: Vec<String> = sockets.iter().map(|socket| probe.query(*socket, SERVICE)).collect();
         assert_eq!(again, first);
     }
-    assert_eq!((scene.outcome(0, "forwarded"), scene.outcome(0, "reused")), (6, 18), "one outcome each");
-    assert_eq!((scene.setup.active(), scene.entries()), (6, 6));
+    // One outcome each.
+    look(|| (scene.outcome(0, "forwarded"), scene.outcome(0, "reused"))).becomes((6, 18));
+    scene.setup.active_becomes(6);
+    look(|| scene.entries()).becomes(6);
     for socket in sockets {
         probe.close(socket);
     }
     scene.all_gone();
-    assert_eq!(scene.sum(|backend| backend.endings["closed"]), 6);
+    look(|| scene.sum(|backend| backend.endings["closed"])).becomes(6);
 }
 
 #[test]
@@ -68,7 +73,8 @@ fn one_socket_talks_to_several_services() {
             assert_eq!(name, format!("s{service}b1"), "round {round}");
         }
     }
-    assert_eq!((scene.setup.active(), scene.entries()), (8, 1));
+    scene.setup.active_becomes(8);
+    look(|| scene.entries()).becomes(1);
     // All asked first, all heard after: each answer names its own service.
     for service in 0..8 {
         assert_eq!(probe.send_datagram(socket, &address_of(service)), Ok(()));
@@ -95,12 +101,12 @@ fn a_v4_mapped_socket_asks_an_ipv4_service() {
     let name = probe.query(unconnected, MAPPED);
     assert_eq!(probe.query(unconnected, MAPPED), name);
     assert!(probe.query(unconnected, "[::ffff:10.96.0.11]:53").starts_with("s1"));
-    assert_eq!(scene.setup.active(), 3);
+    scene.setup.active_becomes(3);
     for address in ["[::ffff:127.0.0.1]:8101", "[::ffff:127.0.0.1]:8102"] {
         let direct = probe.open_datagram(Family::V6);
         probe.query(direct, address);
     }
-    assert_eq!(scene.setup.active(), 3);
+    scene.setup.active_becomes(3);
     probe.kill();
     scene.all_gone();
 }
@@ -131,7 +137,7 @@ fn ipv6_is_balanced_like_ipv4() {
         probe.query_connected(socket, SERVICE6);
     }
     assert_eq!(names.len(), 2, "{names:?}");
-    assert_eq!(setup.active(), 4);
+    setup.active_becomes(4);
     probe.kill();
     eventually("active counts return to 0", || setup.active(), |active| *active == 0);
 }
@@ -223,14 +229,13 @@ fn r2_a_flow_is_chosen_anew_when_its_backend_may_not_be_chosen() {
     let list = [(own, "state = \"lame-duck\""), (beside, "weight = 0"), (third, "")];
     concerned.list(&list, &[(own, "lame-duck"), (beside, "unweighted")]);
     assert_eq!(concerned.probe.query(concerned.socket, SERVICE), format!("s0b{third}"));
-    let left = concerned.scene.backend(0, own);
-    assert_eq!((left.endings["closed"], left.active), (1, 1));
+    look(|| concerned.scene.backend(0, own)).has(|left| (left.endings["closed"], left.active), (1, 1));
     concerned.hears_late_answer();
     concerned.probe.close(keeper);
     // The bystander has sent nothing meanwhile.
     concerned.list(&[(own, "weight = 0"), (beside, ""), (third, "")], &[(beside, "healthy")]);
     concerned.nothing_else_has_changed();
-    assert_eq!(concerned.scene.setup.active(), 3);
+    concerned.scene.setup.active_becomes(3);
     concerned.probe.kill();
     concerned.scene.all_gone();
 }
@@ -246,7 +251,7 @@ fn r2_a_flow_is_chosen_anew_when_its_backend_has_left() {
     concerned.until_slot_is_free(own);
     concerned.hears_late_answer();
     concerned.nothing_else_has_changed();
-    assert_eq!(concerned.scene.setup.active(), 3);
+    concerned.scene.setup.active_becomes(3);
     concerned.probe.kill();
     concerned.scene.all_gone();
 }
@@ -272,8 +277,8 @@ fn a_flow_stays_where_nobody_is_better() {
     for _ in 0..5 {
         assert_eq!(probe.query(socket, SERVICE), name);
     }
-    assert_eq!((chosen(), scene.outcome(0, "reused")), (before.0, before.1 + 5));
-    assert_eq!(scene.setup.active(), 1);
+    look(|| (chosen(), scene.outcome(0, "reused"))).becomes((before.0, before.1 + 5));
+    scene.setup.active_becomes(1);
     probe.close(socket);
     scene.all_gone();
 }
@@ -290,7 +295,7 @@ fn a_datagram_is_refused_without_any_backend_and_its_flow_stays() {
     scene.list(&[(&all[0], "weight = 0"), (&all[1], "weight = 0")]);
     let refused = Some(stage::kernel::refusal(libc::EHOSTUNREACH));
     eventually("it is refused", || probe.send_datagram(socket, SERVICE).err(), |errno| *errno == refused);
-    assert_eq!(scene.setup.active(), 1);
+    scene.setup.active_becomes(1);
     scene.list(&[(&all[0], ""), (&all[1], "")]);
     eventually("it is sent again", || probe.send_datagram(socket, SERVICE).is_ok(), |is_sent| *is_sent);
     probe.close(socket);
@@ -313,7 +318,7 @@ fn a_connection_that_cannot_be_replaced_stays() {
     eventually("datagrams are refused", errno, |errno| *errno == Some(refused));
     assert_eq!(probe.try_connect_datagram(socket, SERVICE), Err(refused));
     assert_eq!(probe.query_connected(socket, SERVICE), peer);
-    assert_eq!(scene.setup.active(), 2);
+    scene.setup.active_becomes(2);
     // A backend without weight gives its slot back with its last flow, and its counts are not shown after that.
     scene.list(&[(&all[0], ""), (&all[1], "")]);
     eventually("it is sent again", || probe.send_datagram(other, SERVICE).is_ok(), |is_sent| *is_sent);
@@ -346,7 +351,7 @@ fn a_flow_that_cannot_be_chosen_anew_goes_on() {
     let other = probe.open_datagram(Family::V4);
     let refused = stage::kernel::refusal(libc::EHOSTUNREACH);
     assert_eq!(probe.send_datagram(other, SERVICE), Err(refused));
-    assert_eq!(scene.setup.active(), 1);
+    scene.setup.active_becomes(1);
     probe.close(socket);
     probe.close(other);
     scene.all_gone();
@@ -371,7 +376,7 @@ fn a_flow_is_chosen_anew_after_a_while_if_that_is_asked_for() {
     );
     let reused = scene.outcome(0, "reused");
     assert!(reused > 1, "most datagrams go where the one before went: {reused}");
-    assert_eq!(scene.setup.active(), 1);
+    scene.setup.active_becomes(1);
     probe.close(socket);
     scene.all_gone();
 }
@@ -388,10 +393,10 @@ fn what_is_no_service_is_untouched() {
     assert_eq!(probe.query(six, "[::ffff:127.0.0.1]:9000"), "other");
     // A backend that is asked directly answers as itself: this socket is no flow of it.
     assert_eq!(probe.query(four, &backend_of(0, 1)), "s0b1");
-    assert_eq!(scene.setup.active(), 0);
+    assert_eq!(look(|| scene.setup.active()).now("a datagram is counted before it is sent"), 0);
     // The service's address with another port is not the service.
     assert_eq!(probe.send_datagram(four, "10.96.0.10:54"), Err(libc::ENETUNREACH));
-    assert_eq!(scene.setup.client().not_a_service, 5);
-    assert_eq!(scene.entries(), 0);
+    look(|| scene.setup.client().not_a_service).becomes(5);
+    assert_eq!(look(|| scene.entries()).now("a datagram is counted before it is sent"), 0);
     drop(other);
 }

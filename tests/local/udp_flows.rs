@@ -2,7 +2,7 @@
 
 use stage::fixture::with_passes;
 use stage::udp::{MAPPED, SERVICE, Scene, address_of, backend_of};
-use stage::{Daemon, Family, Probe, SocketId, address, eventually};
+use stage::{Daemon, Family, Probe, SocketId, address, eventually, look};
 
 /// connect(AF_UNSPEC) calls no program: the flow ends with the next connect, or with the socket.
 #[test]
@@ -15,14 +15,16 @@ fn a_disconnected_socket_is_a_flow_until_it_connects_or_closes() {
         probe.connect_datagram(socket, SERVICE);
         probe.disconnect(socket);
     }
-    assert_eq!(scene.setup.active(), 3);
+    scene.setup.active_becomes(3);
     probe.connect_datagram(sockets[0], &backend_of(0, 1));
-    assert_eq!(scene.setup.active(), 2);
+    scene.setup.active_becomes(2);
     probe.connect_datagram(sockets[1], &address_of(1));
-    assert_eq!(scene.setup.active(), 2, "a flow to another service instead");
+    // A flow to another service instead.
+    scene.setup.active_becomes(2);
     // It names the service with a datagram now, for which a backend is chosen anew.
     probe.query(sockets[2], SERVICE);
-    assert_eq!(scene.setup.active(), 3, "the connection and the datagrams");
+    // The connection and the datagrams.
+    scene.setup.active_becomes(3);
     for socket in sockets {
         probe.close(socket);
     }
@@ -38,13 +40,13 @@ fn a_ninth_service_replaces_the_one_that_was_chosen_first() {
         probe.query(socket, &address_of(service));
     }
     let active = |service| scene.backend(service, 1).active;
-    assert_eq!((active(0), active(1), active(8)), (0, 1, 1));
-    assert_eq!(scene.backend(0, 1).endings["closed"], 1);
+    look(|| (active(0), active(1), active(8))).becomes((0, 1, 1));
+    look(|| scene.backend(0, 1).endings["closed"]).becomes(1);
     // The first one again, which is a new flow: now the second was chosen first.
     probe.query(socket, SERVICE);
-    assert_eq!((active(0), active(1), active(2)), (1, 0, 1));
+    look(|| (active(0), active(1), active(2))).becomes((1, 0, 1));
     probe.query(socket, &address_of(1));
-    assert_eq!((active(1), active(2), scene.setup.active()), (1, 0, 8));
+    look(|| (active(1), active(2), scene.setup.active())).becomes((1, 0, 8));
     probe.close(socket);
     scene.all_gone();
 }
@@ -61,14 +63,14 @@ fn r30_a_connected_socket_that_addresses_another_service_is_a_flow_of_both() {
         let socket = probe.open_datagram(family);
         probe.connect_datagram(socket, &first);
         assert_eq!(probe.send_datagram(socket, &other), Ok(()));
-        assert_eq!(scene.setup.active(), 2);
+        scene.setup.active_becomes(2);
         // A connected socket hears its peer alone.
         assert!(probe.query_connected(socket, &first).starts_with("s0"));
         probe.disconnect(socket);
         assert!(probe.query(socket, &other).starts_with("s1"));
-        assert_eq!(scene.setup.active(), 2);
+        scene.setup.active_becomes(2);
         probe.close(socket);
-        assert_eq!(scene.setup.active(), 0);
+        scene.setup.active_becomes(0);
     }
     scene.all_gone();
 }
@@ -81,8 +83,8 @@ fn threads_that_send_at_once_begin_one_flow() {
     let mut probe = Probe::start(&scene.cgroup);
     probe.race_datagrams(ROUNDS, &[SERVICE, &address_of(1)]);
     for service in 0..2 {
-        let counted = (scene.outcome(service, "forwarded"), scene.outcome(service, "reused"));
-        assert_eq!(counted, (ROUNDS.into(), ROUNDS.into()));
+        let counted = || (scene.outcome(service, "forwarded"), scene.outcome(service, "reused"));
+        look(counted).becomes((u64::from(ROUNDS), u64::from(ROUNDS)));
     }
     scene.all_gone();
 }
@@ -94,15 +96,17 @@ fn it_makes_no_difference_who_holds_the_socket() {
     let socket = probe.open_datagram(Family::V4);
     probe.query(socket, SERVICE);
     probe.connect_datagram(socket, &address_of(1));
-    assert_eq!(scene.setup.active(), 2);
+    scene.setup.active_becomes(2);
     let copy = probe.duplicate(socket);
     // A child that inherits it.
     probe.hold_in_child();
     probe.close(socket);
-    assert_eq!(scene.setup.active(), 2, "the copy");
+    // The copy.
+    scene.setup.active_becomes(2);
     probe.query_connected(copy, &address_of(1));
     probe.close(copy);
-    assert_eq!(scene.setup.active(), 2, "the child's");
+    // The child's.
+    scene.setup.active_becomes(2);
     probe.kill_children();
     scene.all_gone();
 }
@@ -117,7 +121,7 @@ fn flows_of_a_killed_process_end() {
         let socket = probe.open_datagram(Family::V4);
         probe.connect_datagram(socket, SERVICE);
     }
-    assert_eq!(scene.setup.active(), 40);
+    scene.setup.active_becomes(40);
     probe.kill();
     scene.all_gone();
 }
@@ -130,9 +134,9 @@ fn a_full_table_of_datagrams_refuses_nobody() {
     for socket in &sockets {
         assert_eq!(probe.send_datagram(*socket, SERVICE), Ok(()));
     }
-    let (forwarded, untracked) = (scene.outcome(0, "forwarded"), scene.outcome(0, "untracked"));
-    assert_eq!((forwarded, untracked, scene.entries()), (64, 16, 64));
-    assert_eq!(scene.setup.active(), 64);
+    let counted = || (scene.outcome(0, "forwarded"), scene.outcome(0, "untracked"), scene.entries());
+    look(counted).becomes((64, 16, 64));
+    scene.setup.active_becomes(64);
     // A socket without a record is answered all the same, by the backend that was chosen, under the backend's own address.
     let answer = probe.receive_datagram(sockets[79]);
     let number = answer.name.strip_prefix("s0b").and_then(|n| n.parse().ok()).expect("a backend");
@@ -165,7 +169,7 @@ fn flows_whose_end_was_not_seen_are_ended() {
         }
         sockets.push(socket);
     }
-    assert_eq!(scene.setup.active(), 16);
+    look(|| scene.setup.active()).becomes(16);
     assert_eq!(scene.daemon.take().expect("a daemon runs").stop(), Some(0));
     for link in std::fs::read_dir(scene.setup.pins_of("web").join("links")).expect("links") {
         let link = link.expect("a link").path();
@@ -179,8 +183,7 @@ fn flows_whose_end_was_not_seen_are_ended() {
     scene.daemon = Some(Daemon::start_again(&scene.setup));
     // Two that were connected as well, and one that was not.
     eventually("their flows are ended", || scene.setup.active(), |active| *active == 8);
-    let reclaimed = scene.sum(|backend| backend.reclaimed);
-    assert_eq!((reclaimed, scene.entries()), (8, 3));
+    look(|| (scene.sum(|backend| backend.reclaimed), scene.entries())).becomes((8, 3));
     for socket in [sockets[0], sockets[1], sockets[5]] {
         probe.close(socket);
     }

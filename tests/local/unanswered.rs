@@ -3,9 +3,9 @@
 
 use lb_view::backend::Backend;
 use lb_view::flows::Flows;
-use stage::eventually;
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 use stage::router::{NOWHERE, Router};
+use stage::{eventually, look};
 
 const ACCOUNTINGS: [&str; 2] = ["full", "active"];
 
@@ -49,9 +49,9 @@ fn a_connect_that_is_given_up_counts_against_the_backend_once_an_answer_was_due(
         // Two ticks of the slowest clock more.
         eventually("an answer was due", || age(&fixture), |age| *age > 0.030);
         probe.close(socket);
-        let backend = backend(&fixture);
-        assert_eq!((backend.active, backend.endings["unanswered"]), (0, 1), "{accounting}");
-        let errors = || self::backend(&fixture).rates_60s.map_or(0.0, |rates| rates.errors);
+        fixture.setup.active_becomes(0);
+        look(|| ended(&fixture, "unanswered")).becomes(1);
+        let errors = || backend(&fixture).rates_60s.map_or(0.0, |rates| rates.errors);
         eventually("it counts as an error", errors, |errors| *errors > 0.0);
     });
 }
@@ -69,7 +69,7 @@ fn a_connect_that_is_given_up_before_is_the_applications_own_doing() {
             ended(&fixture, "gave-up")
         };
         eventually("one is closed before anything happens", give_up, |gave_up| *gave_up > 0);
-        assert_eq!(backend(&fixture).active, 0);
+        fixture.setup.active_becomes(0);
     });
 }
 
@@ -83,7 +83,7 @@ fn a_syn_that_was_sent_again_is_unanswered_however_long_that_may_take() {
         let retransmissions = || probe.retransmissions(socket);
         eventually("its SYN is sent again", retransmissions, |times| *times > 0);
         probe.close(socket);
-        assert_eq!((ended(&fixture, "unanswered"), ended(&fixture, "gave-up")), (1, 0), "{accounting}");
+        look(|| (ended(&fixture, "unanswered"), ended(&fixture, "gave-up"))).becomes((1, 0));
     });
 }
 
@@ -110,7 +110,7 @@ fn an_icmp_error_during_connect_is_told_unless_the_application_has_taken_it_off(
             has_taken && given_up() > before
         };
         eventually("one has taken the error off and gives up", give_up, |gave_up| *gave_up);
-        assert_eq!(backend(&fixture).active, 0);
+        fixture.setup.active_becomes(0);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use lb_view::status::Status;
 use stage::daemon::active;
-use stage::{Probe, Setup, address, amount, eventually};
+use stage::{Probe, Setup, address, amount, eventually, look};
 
 use stage::fixture::{Fixture, SERVICE};
 
@@ -66,7 +66,7 @@ fn restarts_of_the_service_leak_no_connect() {
         if round % 2 == 0 {
             made += all_reached(&mut probe);
         }
-        assert_eq!(fixture.setup.client().cgroup_id, Some(fixture.cgroup.id()));
+        look(|| fixture.setup.client().cgroup_id).becomes(Some(fixture.cgroup.id()));
     }
     assert!(made > 0);
     assert_eq!(elsewhere(&fixture.setup), 0);

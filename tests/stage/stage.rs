@@ -38,6 +38,11 @@ pub mod pace;
 
 pub mod chance;
 
+pub mod look;
+
+#[cfg(test)]
+mod looks;
+
 pub mod terminal;
 
 pub mod manager;
@@ -74,6 +79,7 @@ pub use backend::{Backend, Manner};
 pub use cgroup::Cgroup;
 pub use daemon::{Daemon, Setup, faults_of};
 pub use datagram_backend::DatagramBackend;
+pub use look::look;
 pub use machine::Machine;
 pub use manager::Manager;
 pub use namespace::Stage;

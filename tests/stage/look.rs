@@ -1,0 +1,86 @@
+//! Facts of running programs, compared as they come true. A daemon, an agent or the kernel may show the effect of an action a
+//! moment later, so a single look can be too early. `crate::looks` finds single looks that an assertion compares.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use crate::{eventually, within};
+
+/// A fact that can be looked at repeatedly. The value is available only through a claim.
+#[must_use = "claim something: `becomes`, `has`, `matches`, `stays`"]
+pub struct Look<F>(F);
+
+/// Names a fact to look at.
+pub fn look<T: Debug, F: FnMut() -> T>(fact: F) -> Look<F> {
+    Look(fact)
+}
+
+impl<T: Debug, F: FnMut() -> T> Look<F> {
+    /// Waits until the fact is exactly this value. A counter that exceeds the value never returns to it, and fails here.
+    #[track_caller]
+    pub fn becomes<V: Debug>(self, value: V) -> T
+    where
+        T: PartialEq<V>,
+    {
+        eventually(&format!("{value:?}"), self.0, |seen| *seen == value)
+    }
+
+    /// Waits until a part of the fact is exactly this value.
+    #[track_caller]
+    pub fn has<P: PartialEq<V>, V: Debug>(self, part: impl Fn(&T) -> P, value: V) -> T {
+        eventually(&format!("{value:?}"), self.0, |seen| part(seen) == value)
+    }
+
+    /// Waits until the claim holds.
+    #[track_caller]
+    pub fn matches(self, claim: &str, holds: impl Fn(&T) -> bool) -> T {
+        eventually(claim, self.0, holds)
+    }
+
+    /// Fails if the fact has another value at any time within `time`.
+    #[track_caller]
+    pub fn stays<V: Debug>(self, value: V, time: Duration)
+    where
+        T: PartialEq<V>,
+    {
+        if let Ok(other) = within(time, self.0, |seen| *seen != value) {
+            panic!("{value:?} did not stay for {time:?}; seen: {other:?}");
+        }
+    }
+
+    /// Looks once. The reason says why the fact is complete at this moment.
+    pub fn now(mut self, reason: &str) -> T {
+        assert!(!reason.is_empty(), "a single look needs a reason");
+        self.0()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fact that grows with each look.
+    fn growing() -> Look<impl FnMut() -> u32> {
+        let mut value = 0;
+        look(move || {
+            value += 1;
+            value
+        })
+    }
+
+    #[test]
+    fn a_claim_is_waited_for_and_returns_the_value_that_fulfils_it() {
+        assert_eq!(growing().becomes(3), 3);
+        assert_eq!(growing().has(|value| value / 2, 2), 4);
+        assert_eq!(growing().matches("it is above 4", |value| *value > 4), 5);
+        assert_eq!(growing().now("each look counts"), 1);
+        look(|| 7).stays(7, Duration::from_millis(20));
+    }
+
+    #[test]
+    fn a_value_that_changes_does_not_stay() {
+        let panic = std::panic::catch_unwind(|| growing().stays(1, Duration::from_mins(1)));
+        let said = panic.unwrap_err().downcast::<String>().unwrap();
+        assert_eq!(*said, "1 did not stay for 60s; seen: 2");
+    }
+}

@@ -1,0 +1,64 @@
+//! A rule of the kernel tests that no lint knows: an assertion must not compare a live fact that it has looked at once.
+//! `crate::look` waits for the fact, or states why a single look is right.
+
+use std::path::Path;
+
+/// Methods of `Setup` that read a live fact.
+const FACTS: [&str; 9] =
+    ["active", "backend", "backends", "client", "faults", "reclaim", "service", "source", "status"];
+
+/// Assertions in a test's source that look at a fact of a set-up once, by line.
+fn single_looks(source: &str) -> Vec<usize> {
+    let mut found = Vec::new();
+    let mut begun: Option<(usize, String)> = None;
+    for (number, line) in (1..).zip(source.lines()) {
+        if begun.is_none() && line.trim_start().starts_with("assert") {
+            begun = Some((number, String::new()));
+        }
+        let Some((first, statement)) = &mut begun else { continue };
+        statement.push_str(line.trim());
+        if line.ends_with(';') {
+            if looks_once(statement) {
+                found.push(*first);
+            }
+            begun = None;
+        }
+    }
+    found
+}
+
+fn looks_once(statement: &str) -> bool {
+    let reads = |fact: &&str| statement.contains(&format!("setup.{fact}("));
+    FACTS.iter().any(reads) && !statement.contains("look(")
+}
+
+#[test]
+fn assertions_compare_no_fact_that_was_looked_at_once() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = ["local", "metrics", "proof"].into_iter().flat_map(|tests| {
+        let entries = std::fs::read_dir(folder.join(tests)).expect("a folder of tests");
+        entries.map(|entry| entry.expect("an entry").path())
+    });
+    let mut wrong = Vec::new();
+    for file in files.filter(|file| file.extension().is_some_and(|kind| kind == "rs")) {
+        let lines = single_looks(&std::fs::read_to_string(&file).expect("read a test"));
+        wrong.extend(lines.into_iter().map(|line| format!("{}:{line}", file.display())));
+    }
+    wrong.sort();
+    assert!(wrong.is_empty(), "these assertions look once: use `stage::look`\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_single_look_is_found_over_several_lines_and_a_look_with_a_claim_is_none() {
+    let source = "
+        assert_eq!(
+            fixture.setup.backend(\"127.0.0.1:1\").is_some(),
+            true
+        );
+        assert!(setup.active() > 0, \"some are open\");
+        look(|| setup.active()).becomes(3);
+        assert_eq!(look(|| setup.active()).now(\"no process dials any more\"), 3);
+        assert_eq!(setup.run(&[\"status\"]).status.code(), Some(0));
+    ";
+    assert_eq!(single_looks(source), [2, 6]);
+}
