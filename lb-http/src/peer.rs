@@ -127,8 +127,25 @@ mod tests {
         assert!(ours.iter().all(|group| peer.groups.contains(&group.as_raw())), "{peer:?}");
     }
 
+    /// The suite links statically, and the C library cannot load the host's name services into a static program.
+    fn look_only_into_files() {
+        #[cfg(target_feature = "crt-static")]
+        {
+            unsafe extern "C" {
+                fn __nss_configure_lookup(
+                    database: *const libc::c_char,
+                    services: *const libc::c_char,
+                ) -> libc::c_int;
+            }
+            // SAFETY: both strings end with a zero and outlive the call, which copies them.
+            let error = unsafe { __nss_configure_lookup(c"group".as_ptr(), c"files".as_ptr()) };
+            assert_eq!(error, 0);
+        }
+    }
+
     #[test]
     fn groups_have_names_and_numbers() {
+        look_only_into_files();
         assert_eq!(group_number("root").unwrap(), Some(0));
         assert_eq!(group_number("4711").unwrap(), Some(4711));
         assert_eq!(group_number("no-such-group-here").unwrap(), None);
