@@ -114,11 +114,12 @@ impl Target {
         special.map(|(_, tier)| *tier).or_else(|| of_package().map(|(_, tier)| *tier))
     }
 
-    /// As it is shown: the target, with its kind if the name alone is ambiguous.
+    /// As it is shown, and unique: `lb-core`, `lb-core/steps`, `lb-tests/bin/vm`.
     pub fn label(&self) -> String {
         match self.kind.as_str() {
+            "lib" => self.package.clone(),
             "test" => format!("{}/{}", self.package, self.name),
-            kind => format!("{} {kind}", self.package),
+            kind => format!("{}/{kind}/{}", self.package, self.name),
         }
     }
 }
@@ -219,7 +220,10 @@ mod tests {
 
     #[test]
     fn every_test_target_of_this_tree_is_in_one_tier() {
-        assert_eq!(Workspace::read().unwrap().faults(), Vec::<String>::new());
+        let workspace = Workspace::read().unwrap();
+        assert_eq!(workspace.faults(), Vec::<String>::new());
+        let labels: BTreeSet<String> = workspace.targets.iter().map(Target::label).collect();
+        assert_eq!(labels.len(), workspace.targets.len());
     }
 
     #[test]
