@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::daemon::{Kept, finish};
 use crate::probe::die_with_us;
-use crate::{Setup, eventually, program, socket, window};
+use crate::{Setup, eventually, patience, program, socket, window};
 
 /// Writes a file that others may not read.
 fn write_secret(path: &Path, text: &[u8]) {
@@ -93,7 +93,7 @@ impl Agent {
         die_with_us(&mut command);
         let child = Kept::of(command.spawn().expect("start the agent"));
         let agent = Self { child, folder, build: setup.build.clone() };
-        let answers = || socket::get(&agent.socket(), "/v1/status").is_ok();
+        let answers = || socket::get(&agent.socket(), "/v1/status", socket::OF_COMMANDS).is_ok();
         eventually("the agent answers", answers, |answers| *answers);
         agent
     }
@@ -108,7 +108,7 @@ impl Agent {
     /// The document of `agent status --json`, from the socket that the command asks.
     #[track_caller]
     pub fn status(&self) -> serde_json::Value {
-        let answer = socket::get(&self.socket(), "/v1/status").expect("the agent answers");
+        let answer = socket::get(&self.socket(), "/v1/status", patience()).expect("the agent answers");
         serde_json::from_str(&answer).expect("JSON")
     }
 

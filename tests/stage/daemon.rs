@@ -79,7 +79,7 @@ impl Setup {
 
     /// `None` if no daemon answers, or if its pins are elsewhere.
     fn status_of_daemon(&self) -> Option<Status> {
-        let status = socket::get(&self.socket(), "/v1/status").ok()?;
+        let status = socket::get(&self.socket(), "/v1/status", socket::OF_COMMANDS).ok()?;
         let status: Status = serde_json::from_str(&status).ok()?;
         let pins = status.daemon.as_ref()?.pins.as_ref()?;
         (pins.canonicalize().ok()? == self.pins.canonicalize().ok()?).then_some(status)
@@ -462,5 +462,6 @@ pub fn faults_of(status: &Status) -> Vec<String> {
 /// If nothing answers there.
 #[track_caller]
 pub fn metrics_of(socket: &Path) -> String {
-    socket::get(socket, "/metrics").unwrap_or_else(|error| panic!("{}: {error}", socket.display()))
+    socket::get(socket, "/metrics", patience())
+        .unwrap_or_else(|error| panic!("{}: {error}", socket.display()))
 }

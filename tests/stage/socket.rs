@@ -1,5 +1,5 @@
 //! HTTP over a Unix socket of the daemon or the agent. Asking the socket costs no process, unlike a command. The time limits
-//! are those of the commands (`lb-user/src/api/client.rs`), so a daemon that hangs leaves both without an answer.
+//! of the commands (`lb-user/src/api/client.rs`) are here as well, so a daemon that hangs leaves both without an answer.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,24 +8,24 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// An answer must begin within this time.
-const TO_BEGIN: Duration = Duration::from_secs(2);
+/// A command reads the pins instead if an answer does not begin within this time.
+pub const OF_COMMANDS: Duration = Duration::from_secs(2);
 
 /// Each further part of an answer must arrive within this time.
 const TO_GO_ON: Duration = Duration::from_secs(30);
 
-/// Returns the body of the answer to a GET request.
+/// Returns the body of the answer to a GET request. It must begin within `to_begin`.
 ///
 /// # Errors
 /// If nothing listens, if the socket's queue is full, if the answer does not arrive in time, or if its status is not 200.
-pub fn get(socket: &Path, path: &str) -> io::Result<String> {
+pub fn get(socket: &Path, path: &str, to_begin: Duration) -> io::Result<String> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // A blocking connect would wait for ever if a stopped daemon's queue is full.
     connect(&stream, &SocketAddrUnix::new(socket)?)?;
     let mut stream = UnixStream::from(stream);
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(TO_BEGIN))?;
+    stream.set_read_timeout(Some(to_begin))?;
     // HTTP 1.0 has no chunks: a chunk's size would lie between two lines of the body, or within one.
     write!(stream, "GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n")?;
     let mut answer = vec![0; 64];
