@@ -224,6 +224,9 @@ impl<'o> Suite<'o> {
             .filter(|file| file.ends_with(".rs"))
             .map(|file| Some(format!("{}::", file.strip_prefix("tests/local/")?.strip_suffix(".rs")?)))
             .collect();
+        if modules.as_ref().is_some_and(|modules| !modules.is_empty()) {
+            tiers = vec![Tier::Local];
+        }
         for tier in tiers {
             let filters = modules.clone().filter(|_| tier == Tier::Local).unwrap_or_default();
             println!("test: {} {}", tier.name(), filters.join(" "));
