@@ -10,7 +10,7 @@ use stage::{Backend, amount};
 use crate::restarts::{all_reached, busy, connects, elsewhere, open_flows_become, some_connects};
 use stage::fixture::{Fixture, SERVICE, config};
 
-/// Ten changes a second, each of all backends: whoever looks at any moment sees the one list or the other.
+/// Each change replaces all backends, ten times a second: at any moment a table holds one list or the other.
 #[test]
 fn an_endpoint_file_rewritten_ten_times_a_second_fails_no_connect_and_mixes_no_table() {
     let wanted_writes = amount(150, 600);
