@@ -104,6 +104,8 @@ struct Suite<'o> {
     workspace: Workspace,
     modules: Modules,
     passed: Passed,
+    /// The commit that the tree is compared with.
+    base: Option<String>,
     changed: Changed,
     /// What was done before the tests, with its seconds.
     steps: Vec<(&'static str, f64)>,
@@ -124,12 +126,12 @@ impl<'o> Suite<'o> {
             Some(base) => Changed::since(base, &workspace)?,
             None => Changed::default(),
         };
-        match base {
+        match &base {
             Some(base) => println!("test: {} new and changed tests since {base}", changed.len()),
             None => println!("test: no base commit is known: no test counts as new or changed"),
         }
         let (steps, summaries, relied) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { options, workspace, modules, passed, changed, steps, summaries, relied })
+        Ok(Self { options, workspace, modules, passed, base, changed, steps, summaries, relied })
     }
 
     fn every_tier(&mut self) -> Result<()> {
@@ -198,9 +200,8 @@ impl<'o> Suite<'o> {
 
     /// The tiers that changes can break: of the packages that were changed and of those that use them.
     fn changed_tiers(&mut self) -> Result<()> {
-        let base = self.options.base.clone().or_else(|| changed::base(self.passed.commit.as_deref()));
-        let base = base.context("no base commit is known: name one with --base COMMIT")?;
-        let files = changed::files(&base)?;
+        let base = self.base.as_ref().context("no base commit is known: name one with --base COMMIT")?;
+        let files = changed::files(base)?;
         let affected =
             self.workspace.affected(files.iter().filter_map(|file| changed::package(&self.workspace, file)));
         self.step("tidy", |_| tidy::run())?;
