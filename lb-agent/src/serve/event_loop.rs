@@ -12,9 +12,9 @@ use tracing::{error, info, warn};
 
 use super::Event;
 use super::checks::Checks;
-use super::kept::{Keeper, Kept};
+use super::kept::{Keeper, Kept, Receipt};
 use super::measuring::Measuring;
-use super::query::Query;
+use super::query::{Query, Verb};
 use super::registrations::{End, Registrations};
 use super::reload::Reload;
 use super::responding::Responding;
@@ -96,9 +96,11 @@ impl Server {
             }
             Query::Verb { verb, who, answer } => {
                 self.prepare(true, now);
+                // A program says it again to the next agent; an operator does not.
+                let is_said_once = matches!(verb, Verb::Operator { .. });
                 let told = self.told(verb, who, now);
-                self.keep();
-                let _ = answer.send(told);
+                let receipt = self.keep().filter(|_| is_said_once);
+                let _ = answer.send((told, receipt));
             }
             Query::Reload => self.reload_now(now),
             Query::Stopping => return self.notifier.iter().for_each(Notifier::stopping),
@@ -156,7 +158,7 @@ impl Server {
                 End::Gone(name) if self.is_configured(name) => self.by_check_alone(name, now),
                 End::Gone(name) => self.reports.remove(name),
             }
-            self.keep();
+            drop(self.keep());
             self.measure(now);
         }
         self.reload_if_due(now);
@@ -192,11 +194,11 @@ impl Server {
     }
 
     /// Keeps which backends take no more, if they are others than before.
-    fn keep(&mut self) {
+    fn keep(&mut self) -> Option<Receipt> {
         let by_run =
             self.reports.iter().filter(|(_, entry)| entry.runner_says() == Some(Readiness::LameDuck));
         let by_run = by_run.map(|(name, _)| name).collect();
-        self.keeper.keep(Kept { lame_ducks: self.lame_ducks.clone(), by_run });
+        self.keeper.keep(Kept { lame_ducks: self.lame_ducks.clone(), by_run })
     }
 
     pub fn is_configured(&self, name: Name) -> bool {

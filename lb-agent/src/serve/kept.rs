@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use lb_host::trust;
+use tokio::sync::watch;
 use tracing::warn;
 
 use crate::name::Name;
@@ -51,6 +52,9 @@ const END_WITHIN: Duration = Duration::from_secs(5);
 /// Between two attempts to write what could not be written.
 const AGAIN: Duration = Duration::from_secs(5);
 
+/// For how long an answer waits for the disk.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
+
 /// Keeps it, by a thread of its own: a disk may be slow. Its drop waits for what is still to be kept, within bounds.
 pub struct Keeper {
     thread: Option<Thread>,
@@ -60,9 +64,30 @@ pub struct Keeper {
 struct Thread {
     /// What is kept, or is being.
     last: Kept,
-    inbox: Option<mpsc::Sender<Kept>>,
+    /// The number of that change.
+    number: u64,
+    inbox: Option<mpsc::Sender<(u64, Kept)>>,
+    /// The last change that the thread has tried to write.
+    tried: watch::Receiver<u64>,
     /// Closed when the thread ends.
     end: mpsc::Receiver<()>,
+}
+
+/// Whether a change is on the disk yet.
+#[derive(Debug)]
+pub struct Receipt {
+    number: u64,
+    tried: watch::Receiver<u64>,
+}
+
+impl Receipt {
+    /// Waits until the change is written, or cannot be, which [`Keeper::fault`] says; for a second at most.
+    pub async fn settled(mut self) {
+        let settled = self.tried.wait_for(|tried| *tried >= self.number);
+        if tokio::time::timeout(ANSWERED_WITHIN, settled).await.is_err() {
+            warn!("the disk is slow: an answer did not wait until it was kept which backends take no more");
+        }
+    }
 }
 
 impl Keeper {
@@ -75,26 +100,31 @@ impl Keeper {
     pub fn new(state: &Path, last: Kept) -> Self {
         let (sender, inbox) = mpsc::channel();
         let (running, end) = mpsc::channel::<()>();
+        let (trying, tried) = watch::channel(0);
         let fault = Arc::default();
-        let mut writer = Writer { state: state.to_owned(), written: last.clone(), fault: Arc::clone(&fault) };
+        let mut writer =
+            Writer { state: state.to_owned(), written: last.clone(), fault: Arc::clone(&fault), trying };
         let write = move || {
             let _running = running;
             writer.run(&inbox);
         };
         match std::thread::Builder::new().name("state".to_owned()).spawn(write) {
-            Ok(_) => Self { thread: Some(Thread { last, inbox: Some(sender), end }), fault },
+            Ok(_) => Self { thread: Some(Thread { last, number: 0, inbox: Some(sender), tried, end }), fault },
             Err(error) => Self::none(Some(error.to_string())),
         }
     }
 
-    /// Keeps this from now on.
-    pub fn keep(&mut self, kept: Kept) {
-        if let Some(Thread { last, inbox: Some(inbox), .. }) = &mut self.thread
-            && *last != kept
-        {
+    /// Keeps this from now on. The receipt shows when it is on the disk; `None` if nothing is kept here.
+    pub fn keep(&mut self, kept: Kept) -> Option<Receipt> {
+        let Some(Thread { last, number, inbox: Some(inbox), tried, .. }) = &mut self.thread else {
+            return None;
+        };
+        if *last != kept {
             last.clone_from(&kept);
-            let _ = inbox.send(kept);
+            *number += 1;
+            let _ = inbox.send((*number, kept));
         }
+        Some(Receipt { number: *number, tried: tried.clone() })
     }
 
     /// Why a restart of the agent would forget something, if it would.
@@ -118,24 +148,26 @@ struct Writer {
     state: PathBuf,
     written: Kept,
     fault: Arc<Mutex<Option<String>>>,
+    /// The last change that it has tried to write.
+    trying: watch::Sender<u64>,
 }
 
 impl Writer {
     /// Until the agent ends. What cannot be written is tried again.
-    fn run(&mut self, inbox: &mpsc::Receiver<Kept>) {
-        let mut unwritten: Option<Kept> = None;
+    fn run(&mut self, inbox: &mpsc::Receiver<(u64, Kept)>) {
+        let mut unwritten: Option<(u64, Kept)> = None;
         loop {
             let next = match unwritten {
                 None => inbox.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
                 Some(_) => inbox.recv_timeout(AGAIN),
             };
-            let kept = match (next, unwritten.take()) {
-                (Ok(kept), _) => kept,
-                (Err(mpsc::RecvTimeoutError::Timeout), Some(kept)) => kept,
+            let change = match (next, unwritten.take()) {
+                (Ok(change), _) => change,
+                (Err(mpsc::RecvTimeoutError::Timeout), Some(change)) => change,
                 (Err(_), _) => return,
             };
             // Only the last counts.
-            let kept = inbox.try_iter().last().unwrap_or(kept);
+            let (number, kept) = inbox.try_iter().last().unwrap_or(change);
             let result = self.write(&kept);
             let fault = result.as_ref().err().map(ToString::to_string);
             let mut known = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
@@ -146,7 +178,9 @@ impl Writer {
                 );
             }
             *known = fault;
-            unwritten = result.is_err().then_some(kept);
+            drop(known);
+            unwritten = result.is_err().then_some((number, kept));
+            self.trying.send_replace(number);
         }
     }
 
@@ -206,6 +240,24 @@ mod tests {
         keeper.keep(Kept::default());
         drop(keeper);
         assert_eq!(Kept::read(&state).unwrap(), Kept::default());
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_waits_for_its_receipt_finds_it_on_the_disk_or_a_fault() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut keeper = Keeper::new(folder.path(), Kept::default());
+        let kept = Kept { lame_ducks: of("10.0.0.1:80"), ..Kept::default() };
+        let first = keeper.keep(kept.clone()).unwrap();
+        // Whoever says the same again has to wait for the same.
+        let second = keeper.keep(kept.clone()).unwrap();
+        second.settled().await;
+        assert_eq!(Kept::read(folder.path()).unwrap(), kept);
+        first.settled().await;
+        fs::remove_file(folder.path().join(LAME_DUCKS)).unwrap();
+        fs::create_dir(folder.path().join(LAME_DUCKS)).unwrap();
+        keeper.keep(Kept::default()).unwrap().settled().await;
+        assert!(keeper.fault().is_some_and(|fault| fault.contains("directory")), "{:?}", keeper.fault());
+        assert!(Keeper::none(None).keep(kept).is_none());
     }
 
     #[test]

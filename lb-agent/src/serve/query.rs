@@ -7,6 +7,7 @@ use lb_core::report_keys::{BackendKey, Keys};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
+use super::kept::Receipt;
 use super::registrations::{Claim, Who};
 use crate::name::Name;
 use crate::status::Status;
@@ -22,8 +23,8 @@ pub enum Query {
         verb: Verb,
         /// Who.
         who: Who,
-        /// Whether it was taken in.
-        answer: oneshot::Sender<Result<Told, Refusal>>,
+        /// Whether it was taken in; and, of an operator, when a restart of the agent no longer forgets it.
+        answer: oneshot::Sender<(Result<Told, Refusal>, Option<Receipt>)>,
     },
     /// To read the configuration again.
     Reload,
@@ -122,7 +123,7 @@ pub enum Refusal {
     Wrong(String),
 }
 
-/// Has the event loop take something in.
+/// Has the event loop take something in. What an operator says outlives the agent from then on, if the disk keeps it in time.
 ///
 /// # Errors
 /// The refusal; or that the agent is stopping.
@@ -134,7 +135,11 @@ pub async fn tell(
     let (answer, told) = oneshot::channel();
     let stopping = || anyhow::anyhow!("the agent is stopping");
     queries.send(Query::Verb { verb, who, answer }).await.map_err(|_| stopping())?;
-    told.await.map_err(|_| stopping())
+    let (told, receipt) = told.await.map_err(|_| stopping())?;
+    if let Some(receipt) = receipt {
+        receipt.settled().await;
+    }
+    Ok(told)
 }
 
 /// How all backends are; nothing if the agent is stopping.
