@@ -111,14 +111,13 @@ fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected
     for service in ["10.96.0.11:80", "10.96.0.12:80", "10.96.0.13:80"] {
         assert_eq!(probe.dial(service).name, "theirs");
     }
-    let neighbours = setup.client().neighbours.expect("the daemon answers");
-    let listed: Vec<(PathBuf, bool)> = neighbours
-        .iter()
-        .filter(|neighbour| neighbour.hook == "connect4")
-        .map(|neighbour| (neighbour.cgroup.clone(), neighbour.runs_after_ours))
-        .collect();
+    let listed = || -> Vec<(PathBuf, bool)> {
+        let neighbours = setup.client().neighbours.expect("the daemon answers").into_iter();
+        let at_connect4 = neighbours.filter(|neighbour| neighbour.hook == "connect4");
+        at_connect4.map(|neighbour| (neighbour.cgroup, neighbour.runs_after_ours)).collect()
+    };
     let (here, there) = (cgroup.path().to_owned(), parent.path().to_owned());
-    assert_eq!(listed, [(here.clone(), false), (here, true), (there, true)]);
+    look(listed).becomes([(here.clone(), false), (here, true), (there, true)]);
     drop((daemon, _after, _above));
     // One that takes our backend for its service: after ours it has the last word.
     let setup = Setup::new(&stage, "b");
@@ -130,8 +129,8 @@ fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected
     assert_eq!(dialled.name, "theirs");
     probe.close(dialled.socket);
     look(|| setup.backends("web", "users")[0].clone()).has(|backend| backend.diverted, 1);
-    let degraded = stage::faults_of(&setup.status()).join("\n");
-    assert!(degraded.contains("another program rewrites after ours"), "{degraded}");
+    look(|| setup.faults().join("\n"))
+        .matches("it is told", |faults| faults.contains("another program rewrites after ours"));
     // A flow that goes where ours sends it is not counted as diverted.
     drop(_thief);
     assert!(
@@ -167,8 +166,7 @@ fn r13_no_broken_source_takes_backends_away_and_a_valid_shorter_list_does() {
     std::fs::remove_file(&fixture.file).expect("remove the file");
     eventually("it is reported", || degraded(&fixture), |degraded| *degraded);
     assert_eq!(serves(&fixture), 3);
-    let failures = fixture.setup.source().failures;
-    assert!(failures > 0);
+    look(|| fixture.setup.source().failures).matches("it is counted", |failures| *failures > 0);
     fixture.stop();
     // The same where the kernel holds nothing any more: it starts from the last good list.
     assert!(fixture.setup.run(&["detach", "--all"]).status.success());

@@ -92,10 +92,9 @@ fn r5_a_socket_that_goes_on_to_another_service_counts_there() {
     probe.disconnect(socket);
     let second = probe.try_redial(socket, OTHER).expect("the other service's backend listens");
     assert_eq!((second.name.as_str(), second.peer), ("b2", address(OTHER)));
-    assert_eq!((active(&fixture, "users"), active(&fixture, "others")), (0, 1));
+    look(|| ["users", "others"].map(|service| active(&fixture, service))).becomes([0, 1]);
     probe.close(socket);
-    eventually("it ends there", || ended(&fixture, "others", "closed"), |closed| *closed == 1);
-    assert_eq!(active(&fixture, "others"), 0);
+    look(|| (ended(&fixture, "others", "closed"), active(&fixture, "others"))).becomes((1, 0));
 }
 
 /// Counts of active connections stayed above zero, or went below, after processes were killed, their network namespaces
@@ -135,15 +134,12 @@ fn r14_active_counts_return_to_zero_however_connections_end() {
     for socket in sockets {
         closing.close(socket);
     }
-    let counts = || -> Vec<u64> {
-        let backends = fixture.setup.backends("web", "users");
-        backends.iter().map(|backend| backend.active).collect()
-    };
-    eventually("every count returns to zero", counts, |counts| counts.iter().all(|count| *count == 0));
-    let backends = fixture.setup.backends("web", "users");
-    for backend in &backends {
-        assert_eq!(backend.started, backend.endings.values().sum::<u64>(), "{backend:?}");
-    }
+    look(|| fixture.setup.backends("web", "users")).matches("every connection has ended once", |backends| {
+        let has_ended = |backend: &lb_view::backend::Backend| {
+            (backend.active, backend.endings.values().sum()) == (0, backend.started)
+        };
+        backends.iter().all(has_ended)
+    });
 }
 
 /// A refused connect, one into a black hole and a reset connection were one thing, or nothing.
@@ -169,10 +165,12 @@ fn r19_refused_unanswered_and_reset_are_three_causes() {
     assert_eq!(probe.try_dial("10.96.0.12:80").map(|dialled| dialled.name), Err(libc::ETIMEDOUT));
     let reset = probe.dial("10.96.0.13:80").socket;
     assert_eq!(probe.provoke(reset), Err(libc::ECONNRESET));
-    let client = fixture.setup.client();
     for (name, ending) in [("refuses", "refused"), ("silent", "timed-out"), ("resets", "reset")] {
-        let mut endings = client.service(name).expect("the service").backends[0].endings.clone();
-        endings.retain(|_, count| *count != 0);
-        assert_eq!(endings, [(ending.to_owned(), 1)].into(), "{name}");
+        let endings = || {
+            let mut endings = fixture.setup.backends("web", name).remove(0).endings;
+            endings.retain(|_, count| *count != 0);
+            endings.into_iter().collect::<Vec<_>>()
+        };
+        look(endings).becomes([(ending.to_owned(), 1)]);
     }
 }
