@@ -17,7 +17,7 @@ use stage::pace::pace;
 use stage::udp::{self, Scene, backend_of};
 use stage::{Backend, Cgroup, Family, Probe, Setup, Stage, eventually, look, replace};
 
-use crate::ejection::{DEAD, THREE, at, briefly, dial, start};
+use crate::ejection::{DEAD, THREE, at, briefly, dial, hold, start};
 
 /// Report ids are above those that a daemon gives out to a few backends.
 const IDS: [u32; 3] = [1_000, 65_535, 7];
@@ -135,14 +135,15 @@ fn where_all_are_lame_ducks_they_are_chosen_as_if_none_were() {
     let mut fixture = three("");
     IDS.into_iter().for_each(|id| judge(&fixture.setup, id, for_an_hour()));
     fixture.stop();
-    let mut probe = fixture.probe();
     for policy in Policy::ALL {
         set_policy(&fixture, policy);
-        let counts = dial(&mut probe, 90);
+        let mut probe = fixture.probe();
+        let counts = hold(&mut probe, 90);
+        drop(probe);
+        fixture.setup.active_becomes(0);
         let likely = match policy {
             Policy::P2c | Policy::Random => likely(90, 1.0 / 3.0),
-            // A connection whose end is not counted yet still weighs.
-            Policy::LeastLoaded => 20..=40,
+            Policy::LeastLoaded => 30..=30,
             Policy::RoundRobin | Policy::WeightedRoundRobin => 29..=31,
         };
         assert_eq!(counts.len(), 3, "{policy:?}: {counts:?}");
