@@ -53,11 +53,7 @@ pub fn hold(probe: &mut Probe, count: u32) -> BTreeMap<String, u32> {
 }
 
 #[track_caller]
-fn dial_and(
-    probe: &mut Probe,
-    count: u32,
-    then: impl Fn(&mut Probe, SocketId),
-) -> BTreeMap<String, u32> {
+fn dial_and(probe: &mut Probe, count: u32, then: impl Fn(&mut Probe, SocketId)) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     for _ in 0..count {
         let name = match probe.try_dial(SERVICE) {

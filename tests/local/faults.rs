@@ -225,7 +225,7 @@ fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
     // Where it is told that a process holds it, all is known that has to be.
     let is_told = !kernel::SPECULATION_BARRIERS.is_here();
     let fault = "client web: 1 active flows are in network namespaces that cannot be looked into";
-    stage::look(|| setup.status()).has(
+    look(|| setup.status()).has(
         |status| {
             let reclaim = status.clients[0].reclaim.expect("the daemon answers");
             let is_fault = stage::faults_of(status).join("\n").contains(fault);

@@ -25,7 +25,7 @@ use std::sync::Mutex;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use lb_suite::{Class, Failed, Modules, Ran, Summary};
+use lb_suite::{Class, Failed, LIST, Modules, Ran, Summary};
 
 use crate::driver::{Driver, Tested};
 use crate::selection::{Boot, Selection};
@@ -148,13 +148,12 @@ fn run(options: Options) -> Result<()> {
 
 /// The names of all tests, from their program.
 fn list(tests: &Path) -> Result<Vec<String>> {
-    let output = Command::new(tests).args(["--list", "--format", "terse"]).output();
+    let output = Command::new(tests).args(LIST).output();
     let output = output.with_context(|| format!("start {}", tests.display()))?;
     if !output.status.success() {
         bail!("{} --list: {}", tests.display(), output.status);
     }
-    let text = String::from_utf8(output.stdout).context("names of tests")?;
-    Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+    Ok(lb_suite::names(&String::from_utf8(output.stdout).context("names of tests")?))
 }
 
 fn lines_of(path: &Path) -> Result<BTreeSet<String>> {

@@ -1,7 +1,7 @@
 //! What the log of a boot shows: the tests' events, which tests were skipped and why, what the kernel reported, what the
 //! verifier counted. And what of it is a fault, although all tests passed.
 
-use lb_suite::{Failed, Ran, Run};
+use lb_suite::Run;
 use stage::kernel::Version;
 use stage::record::Count;
 
@@ -63,11 +63,7 @@ impl Report {
                 report.stalls.push(line.to_owned());
             }
         }
-        for name in std::mem::take(&mut report.run.running) {
-            let output = "it started and did not end".to_owned();
-            report.run.ran.push(Ran { name: name.clone(), seconds: 0.0, passed: false });
-            report.run.failed.push(Failed { name, output });
-        }
+        report.run.end("it started and did not end");
         report.faults.extend(report.fault_of_the_end(&booted.ended, &unfit));
         report.faults.extend(alarms);
         report.faults.extend(report.faults_of_tests(planned));

@@ -109,7 +109,9 @@ impl Keeper {
             writer.run(&inbox);
         };
         match std::thread::Builder::new().name("state".to_owned()).spawn(write) {
-            Ok(_) => Self { thread: Some(Thread { last, number: 0, inbox: Some(sender), tried, end }), fault },
+            Ok(_) => {
+                Self { thread: Some(Thread { last, number: 0, inbox: Some(sender), tried, end }), fault }
+            }
             Err(error) => Self::none(Some(error.to_string())),
         }
     }

@@ -7,8 +7,16 @@ use crate::{Failed, Ran};
 /// What makes a test program print events. They are unstable in libtest, so the environment needs [`VARIABLE`].
 pub const ARGUMENTS: [&str; 4] = ["-Zunstable-options", "--format", "json", "--report-time"];
 
+/// What makes a test program print the names of its tests.
+pub const LIST: [&str; 3] = ["--list", "--format", "terse"];
+
 /// Lets a test program of the stable compiler take unstable options.
 pub const VARIABLE: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
+
+/// The names of tests in what a test program prints for [`LIST`].
+pub fn names(listing: &str) -> Vec<String> {
+    listing.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
+}
 
 /// One event. Others than these are ignored.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -95,6 +103,14 @@ impl Run {
         }
     }
 
+    /// The program is over: tests that were running have failed, with this output.
+    pub fn end(&mut self, output: &str) {
+        for name in std::mem::take(&mut self.running) {
+            self.ran.push(Ran { name: name.clone(), seconds: 0.0, passed: false });
+            self.failed.push(Failed { name, output: output.to_owned() });
+        }
+    }
+
     /// Whether every program that has started has also ended, and at least one has.
     pub fn is_complete(&self) -> bool {
         self.programs.0 > 0 && self.programs.0 == self.programs.1
@@ -133,10 +149,23 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_ends_its_program_is_the_one_that_was_running() {
+    fn a_test_that_was_running_when_its_program_ended_has_failed() {
         let mut run = Run::default();
         run.line(r#"{ "type": "suite", "event": "started", "test_count": 1 }"#);
         run.line(r#"{ "type": "test", "event": "started", "name": "a::aborts" }"#);
-        assert_eq!((run.running.clone(), run.is_complete()), (vec!["a::aborts".to_owned()], false));
+        run.end("signal: 6");
+        let (name, output) = ("a::aborts".to_owned(), "signal: 6".to_owned());
+        let expected = Run {
+            ran: vec![Ran { name: name.clone(), seconds: 0.0, passed: false }],
+            failed: vec![Failed { name, output }],
+            programs: (1, 0),
+            ..Run::default()
+        };
+        assert_eq!((run.is_complete(), run), (false, expected));
+    }
+
+    #[test]
+    fn a_listing_has_the_names_of_tests() {
+        assert_eq!(names("a::b: test\na::c: benchmark\na::d: test\n\n2 tests\n"), ["a::b", "a::d"]);
     }
 }

@@ -11,7 +11,7 @@ mod second_try;
 
 mod summary;
 
-pub use events::{ARGUMENTS, Event, Run, VARIABLE};
+pub use events::{ARGUMENTS, Event, LIST, Run, VARIABLE, names};
 pub use modules::{Class, Modules, Phase};
 pub use second_try::{RETRIES, Retried, retry};
 pub use summary::{Failed, Ran, Summary};

@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use lb_suite::{ARGUMENTS, Failed, Modules, Phase, Ran, Run, Summary, VARIABLE, retry};
+use lb_suite::{ARGUMENTS, Failed, LIST, Modules, Phase, Run, Summary, VARIABLE, retry};
 
 use super::build::{TestProgram, suite_cargo};
 use super::changed::Changed;
@@ -195,10 +195,7 @@ impl Plan<'_> {
             writeln!(log, "{line}").context("write the log")
         })?;
         let ended = format!("{ended}; its last lines:\n{}", last.join("\n"));
-        for name in std::mem::take(&mut run.running) {
-            run.ran.push(Ran { name: name.clone(), seconds: 0.0, passed: false });
-            run.failed.push(Failed { name, output: ended.clone() });
-        }
+        run.end(&ended);
         Ok(ended)
     }
 
@@ -226,8 +223,7 @@ fn command(program: &TestProgram) -> Command {
 
 /// The names of a program's tests.
 pub fn list(program: &TestProgram) -> Result<Vec<String>> {
-    let text = output(command(program).args(["--list", "--format", "terse"]))?;
-    Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+    Ok(lb_suite::names(&output(command(program).args(LIST))?))
 }
 
 /// Runs a command and hands its lines on, of both outputs. Returns how it ended; kills it if it is silent for too long.
