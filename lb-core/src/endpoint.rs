@@ -167,6 +167,14 @@ impl EndpointList {
         found.ok().map(|at| of(&self.by_address[at]))
     }
 
+    /// How many endpoints there are.
+    ///
+    /// # Panics
+    /// Never: a list has at most [`MAX_BACKENDS`] endpoints.
+    pub fn count(&self) -> u32 {
+        u32::try_from(self.endpoints.len()).expect("at most MAX_BACKENDS")
+    }
+
     /// N of the subsetting specification: the highest index plus one; an index that nobody holds is a hole.
     pub fn index_space(&self) -> u32 {
         self.endpoints.last().map_or(0, |endpoint| endpoint.index + 1)

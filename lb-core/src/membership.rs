@@ -22,8 +22,6 @@ use self::pool::{Pool, Shares, Standby};
 pub enum Verdict {
     /// It is a member.
     Member,
-    /// No endpoint has this index.
-    Hole,
     /// Its endpoint is a lame duck.
     LameDuck,
     /// Its endpoint has weight 0.
@@ -35,7 +33,6 @@ impl Verdict {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Member => "member",
-            Self::Hole => "hole",
             Self::LameDuck => "lame-duck",
             Self::Unweighted => "weight 0",
         }
@@ -56,8 +53,19 @@ pub struct Member {
     pub connections: u32,
     /// What it gets from all tasks of the job, in tasks' worth of connects.
     pub load: f64,
-    /// What it would get if every backend that is used got its part by weight.
+    /// What it would get if every endpoint that may be used got its part by weight, also those that no task uses.
     pub target: f64,
+}
+
+/// Endpoints that take connections, and that no task of a job uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unused {
+    /// How many.
+    pub endpoints: u32,
+    /// Of how many that take connections.
+    pub of: u32,
+    /// The smallest size of a subset with which each endpoint has a task; `None` if that is larger than a subset can be.
+    pub size: Option<u32>,
 }
 
 /// The endpoints that a client task uses.
@@ -71,13 +79,15 @@ pub struct Membership {
     pub reserve: Vec<Member>,
     /// Lame ducks, the best of the order first, with the weight they get if they serve because no member does.
     pub lame_ducks: Vec<Member>,
-    /// The order of the algorithm, as far as it was looked at: each index looked at, and what became of it. Where the size follows load
-    /// that is to its end.
+    /// The order of the algorithm, as far as it was looked at: the index of each endpoint looked at, and what became of it. Where the size
+    /// follows load that is to its end.
     pub order: Vec<(u32, Verdict)>,
     /// The size that was asked for, by the operator or by `auto`; `None` without a subset.
     pub size: Option<u32>,
     /// The sizes that `auto` looked at, see [`weights::Choice::tried`].
     pub tried: Vec<(u32, f64)>,
+    /// Whom the whole job leaves out; `None` if nobody, or if the size follows load.
+    pub unused: Option<Unused>,
 }
 
 impl Membership {
@@ -124,6 +134,7 @@ pub struct Memberships<'a> {
     follows_load: bool,
     tried: Vec<(u32, f64)>,
     shares: Shares,
+    unused: Option<Unused>,
 }
 
 impl<'a> Memberships<'a> {
@@ -135,7 +146,7 @@ impl<'a> Memberships<'a> {
         let pool = Pool::of(endpoints, admit, service.policy.is_weighted());
         let Subset::Sized { algorithm, size } = service.subset else {
             let (subset, tried, shares) = (None, Vec::new(), Shares::Weights);
-            return Self { pool, clients: count, subset, follows_load: false, tried, shares };
+            return Self { pool, clients: count, subset, follows_load: false, tried, shares, unused: None };
         };
         let mut position = Position {
             client: 0,
@@ -149,7 +160,9 @@ impl<'a> Memberships<'a> {
             Size::Fixed(size) => size,
             Size::Band(band) => band.min,
             Size::Auto { min } => {
-                let choice = weights::choose_size(algorithm, position, min);
+                // Sparse indexes must not ask for more members than there are endpoints.
+                let dense = Position { backends: endpoints.count(), ..position };
+                let choice = weights::choose_size(algorithm, dense, min);
                 tried = choice.tried;
                 choice.size
             }
@@ -160,6 +173,7 @@ impl<'a> Memberships<'a> {
         };
         // Subsets of sizes that nobody else knows cannot be fitted to each other.
         let shares = if band.is_some() { Shares::Weights } else { pool.shares(algorithm, position) };
+        let unused = if band.is_some() { None } else { pool.unused(algorithm, position, &shares) };
         Self {
             pool,
             clients: count,
@@ -167,6 +181,7 @@ impl<'a> Memberships<'a> {
             follows_load: band.is_some(),
             tried,
             shares,
+            unused,
         }
     }
 
@@ -201,8 +216,8 @@ impl<'a> Memberships<'a> {
         let whole = subset::order(algorithm, position);
         let Standby { next, lame_ducks } = self.pool.standby(&members, whole, algorithm.is_aperture());
         let size = Some(position.size);
-        let tried = self.tried.clone();
-        Membership { members, next, lame_ducks, order, size, tried, ..Membership::default() }
+        let (tried, unused) = (self.tried.clone(), self.unused);
+        Membership { members, next, lame_ducks, order, size, tried, unused, ..Membership::default() }
     }
 
     /// Of a task whose size follows its load: without any, and with all that it may grow to in reserve.
@@ -393,6 +408,67 @@ mod tests {
             }
             assert_eq!(membership.resized(3), idle);
         }
+    }
+
+    #[test]
+    fn auto_counts_endpoints_and_not_indexes() {
+        let auto = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Auto { min: 12 } };
+        let dense = endpoints(&"h".repeat(300)).as_slice().to_vec();
+        let sparse: Vec<Endpoint> =
+            dense.iter().map(|one| Endpoint { index: one.index * 218, ..one.clone() }).collect();
+        let sparse = EndpointList::new(sparse, "10.96.0.10:80".parse().unwrap(), &[]).unwrap();
+        assert_eq!((sparse.count(), sparse.index_space()), (300, 65_183));
+        let of = |list: &EndpointList| {
+            let membership = Memberships::new(&service(auto), 300, list).of(7);
+            (membership.size, membership.tried.clone(), membership.members.len(), membership.unused)
+        };
+        assert_eq!(of(&sparse), of(&endpoints(&"h".repeat(300))));
+        assert_eq!(of(&sparse).0, Some(12));
+    }
+
+    #[test]
+    fn whom_no_task_uses_is_counted_and_the_size_named_that_uses_all() {
+        let list = endpoints("hhhhhlhhhhhhhh.hhhhhhhh0hhhhhhhhhhhhhhhhhhhh");
+        for (algorithm, policy) in
+            Algorithm::ALL.into_iter().flat_map(|a| [Policy::Random, Policy::RoundRobin].map(|p| (a, p)))
+        {
+            let of = |size| {
+                let subset = Subset::Sized { algorithm, size: Size::Fixed(size) };
+                let memberships = Memberships::new(&service_by(policy, subset), 3, &list);
+                let tasks: Vec<_> = (0..3).map(|index| memberships.of(index)).collect();
+                let used: std::collections::BTreeSet<u32> =
+                    tasks.iter().flat_map(|task| &task.members).map(|member| member.endpoint.index).collect();
+                assert!(tasks.iter().all(|task| task.unused == tasks[0].unused));
+                // What the members get is measured against the whole list.
+                let target = 3.0 / 41.0;
+                assert!(tasks[0].members.iter().all(|member| (member.target - target).abs() < 1e-12));
+                (u32::try_from(used.len()).unwrap(), tasks[0].unused)
+            };
+            let (used, unused) = of(4);
+            if algorithm.is_aperture() {
+                // Arcs leave nobody out.
+                assert_eq!((used, unused), (41, None), "{algorithm}");
+                continue;
+            }
+            let Unused { endpoints, of: all, size } = unused.unwrap();
+            assert_eq!((endpoints + used, all), (41, 41), "{algorithm}");
+            let size = size.unwrap();
+            assert_eq!(of(size), (41, None), "{algorithm}: {size}");
+            assert!(of(size - 1).1.is_some(), "{algorithm}: {size} is the smallest");
+        }
+    }
+
+    #[test]
+    fn no_size_is_named_if_none_is_large_enough() {
+        let subset = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(4) };
+        let membership =
+            Membership::of(&service(subset), Task { index: 0, count: 2 }, &endpoints(&"h".repeat(600)));
+        assert_eq!(membership.unused, Some(Unused { endpoints: 592, of: 600, size: None }));
+        let alone =
+            Membership::of(&service(subset), Task { index: 0, count: 1 }, &endpoints(&"h".repeat(40)));
+        assert_eq!(alone.unused, Some(Unused { endpoints: 36, of: 40, size: Some(40) }));
+        let by_weight = alone.members.iter().map(|member| member.load / member.target);
+        assert!(by_weight.into_iter().all(|load| (load - 10.0).abs() < 1e-9));
     }
 
     #[test]

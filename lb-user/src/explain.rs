@@ -20,6 +20,7 @@ use lb_core::subset::{Algorithm, Position};
 use lb_core::weights;
 use lb_view::explanation::{Auto, Candidate, Explanation, Inputs, Member, SCHEMA, Shares, Tried, Unhealthy};
 use lb_view::load::ServiceLoad;
+use lb_view::status::Unused;
 
 use crate::config::Client;
 
@@ -62,8 +63,8 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
         } else {
             usize::MAX
         };
-        let order = membership.order.iter().take(ends_at).map(|&(index, verdict): &(u32, Verdict)| {
-            Candidate { index, verdict: verdict.name().to_owned(), address: address(index) }
+        let order = membership.order.iter().take(ends_at).filter_map(|&(index, verdict)| {
+            Some(Candidate { index, verdict: verdict.name().to_owned(), address: address(index)? })
         });
         let addresses: BTreeMap<Slot, SocketAddr> =
             plan.backends.iter().map(|(slot, backend)| (*slot, backend.address)).collect();
@@ -78,6 +79,7 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
             load: loads.remove(&service.name),
             order: order.collect(),
             members: members(&plan, index, &membership.members),
+            unused: membership.unused.map(unused),
             unhealthy: unhealthy(balancer, index, row),
             substitutes: substitutes(row, membership),
             is_panic: row.is_panic,
@@ -91,9 +93,8 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
 
 fn inputs(client: &Client, service: &Service, endpoints: &EndpointList, membership: &Membership) -> Inputs {
     let count = client.task.count;
-    let backends = endpoints.index_space();
-    // The size that `auto` chooses may be larger than the number of backends.
-    let size = membership.size.map(|size| size.min(backends));
+    // The size that `auto` chooses may be larger than the number of endpoints.
+    let size = membership.size.map(|size| size.min(endpoints.count()));
     let everybody_has_all = membership.members.iter().all(|member| member.connections == count);
     // Arcs can overlap all backends without being of all: then their parts count.
     let is_whole = everybody_has_all && size.is_some_and(|size| size as usize >= membership.members.len());
@@ -107,8 +108,13 @@ fn inputs(client: &Client, service: &Service, endpoints: &EndpointList, membersh
     let shares = if service.policy.is_weighted() { by_weight } else { Shares::Equal };
     let auto = match service.subset {
         Subset::Sized { algorithm, size: Size::Auto { min } } => {
-            let position =
-                Position { client: client.task.index, clients: count, backends, size: 0, seed: service.seed };
+            let position = Position {
+                client: client.task.index,
+                clients: count,
+                backends: endpoints.count(),
+                size: 0,
+                seed: service.seed,
+            };
             Some(auto(algorithm, position, min, membership))
         }
         Subset::Sized { size: Size::Fixed(_) | Size::Band(_), .. } | Subset::All => None,
@@ -117,7 +123,7 @@ fn inputs(client: &Client, service: &Service, endpoints: &EndpointList, membersh
         job: client.job.clone(),
         index: client.task.index,
         count,
-        backends,
+        backends: endpoints.index_space(),
         endpoints: endpoints.as_slice().len(),
         algorithm: algorithm.to_owned(),
         size,
@@ -155,6 +161,12 @@ fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Members
         "; all, for with fewer the tasks together cannot use 99 % of the backends"
     });
     Auto { min, least, tried, why }
+}
+
+/// Whom a job leaves out, for a view.
+pub fn unused(unused: membership::Unused) -> Unused {
+    let membership::Unused { endpoints, of, size } = unused;
+    Unused { endpoints, of, size }
 }
 
 /// Of a row, who is not healthy.

@@ -18,7 +18,7 @@ use lb_kernel::{Pins, Runs};
 use lb_view::backend::Probe;
 use lb_view::fault::Fault;
 use lb_view::load::ServiceLoad;
-use lb_view::status::{Daemon, Interface, Reclaim, Source};
+use lb_view::status::{Daemon, Interface, Reclaim, Source, Unused};
 
 use crate::window::Lately;
 
@@ -95,6 +95,8 @@ pub struct ClientFacts {
     pub without_causes: BTreeSet<String>,
     /// Services that are in panic.
     pub panics: BTreeSet<String>,
+    /// Endpoints that no task of the job uses, by service name; of services that have such.
+    pub unused: BTreeMap<String, Unused>,
     /// After how long a member that is unavailable is replaced, by service name.
     pub replace_after: BTreeMap<String, Duration>,
     /// For how long backends have not been available, by service name and address.

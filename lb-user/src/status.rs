@@ -68,6 +68,7 @@ pub fn of(facts: Facts) -> Status {
             }
             service.load = facts.loads.get(&service.name).cloned();
             service.is_panic = facts.panics.contains(&service.name);
+            service.unused = facts.unused.get(&service.name).copied();
             service.replace_after_s = facts.replace_after.get(&service.name).map(Duration::as_secs_f64);
             for backend in &mut service.backends {
                 let key = (service.name.clone(), backend.address);
@@ -154,6 +155,7 @@ fn of_service(
     let fallback = backends.iter().find(|backend| backend.slot == view.fallback && view.fallback != NO_SLOT);
     Ok(Service {
         source: None,
+        unused: None,
         load: None,
         name: view.name,
         address: view.address,

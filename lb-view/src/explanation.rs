@@ -3,10 +3,11 @@
 use std::net::SocketAddr;
 
 use crate::load::ServiceLoad;
+use crate::status::Unused;
 use serde::{Deserialize, Serialize};
 
 /// Version of the JSON form.
-pub const SCHEMA: u32 = 4;
+pub const SCHEMA: u32 = 5;
 
 /// The explanation of one service of one client task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,10 +25,13 @@ pub struct Explanation {
     /// What changes shares while the list stays; `None` if nothing does, or without a daemon.
     #[serde(default)]
     pub load: Option<ServiceLoad>,
-    /// The order that the algorithm gives the task, as far as it was looked at.
+    /// The order that the algorithm gives the task, as far as it was looked at. Indexes that no endpoint has are left out.
     pub order: Vec<Candidate>,
     /// The members in the order in which they were taken.
     pub members: Vec<Member>,
+    /// Endpoints that no task of the job uses, if there are some.
+    #[serde(default)]
+    pub unused: Option<Unused>,
     /// Members and others of the table that are not healthy, as addresses in their order.
     pub unhealthy: Vec<Unhealthy>,
     /// Who is in the table without being a member: in place of those that are replaced, or because nobody is healthy.
@@ -105,15 +109,15 @@ pub enum Shares {
     Equal,
 }
 
-/// One index of the order.
+/// One endpoint of the order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
     /// The endpoint index.
     pub index: u32,
     /// What became of it.
     pub verdict: String,
-    /// Its endpoint, if it has one.
-    pub address: Option<SocketAddr>,
+    /// Where it listens.
+    pub address: SocketAddr,
 }
 
 /// One that is not healthy.

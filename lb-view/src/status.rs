@@ -4,6 +4,7 @@
 //! which hold names, addresses, weights and counts.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -16,7 +17,7 @@ use crate::filter::Filter;
 use crate::load::ServiceLoad;
 
 /// Version of the JSON form.
-pub const SCHEMA: u32 = 5;
+pub const SCHEMA: u32 = 6;
 
 /// The status of the balancer on this host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -279,6 +280,9 @@ pub struct Service {
     pub skew: Option<f64>,
     /// Where its endpoints come from; only from the daemon.
     pub source: Option<Source>,
+    /// Endpoints that no task of the job uses, if there are some; only from the daemon.
+    #[serde(default)]
+    pub unused: Option<Unused>,
     /// What changes weights while the list stays; `None` if nothing does, or without a daemon.
     #[serde(default)]
     pub load: Option<ServiceLoad>,
@@ -307,8 +311,31 @@ impl Service {
             unanswered_after_ms: None,
             skew: None,
             source: None,
+            unused: None,
             load: None,
             backends,
+        }
+    }
+}
+
+/// Endpoints that take connections, and that no task of a job uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unused {
+    /// How many.
+    pub endpoints: u32,
+    /// Of how many that take connections.
+    pub of: u32,
+    /// The smallest size of a subset with which each endpoint has a task; `None` if that is larger than a subset can be.
+    pub size: Option<u32>,
+}
+
+impl fmt::Display for Unused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { endpoints, of, size } = self;
+        write!(f, "{endpoints} of {of} endpoints are used by no task of the job: take ")?;
+        match size {
+            Some(size) => write!(f, "size = {size} or more"),
+            None => f.write_str("size = \"auto\""),
         }
     }
 }

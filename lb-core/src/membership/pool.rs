@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use lb_common::abi::MAX_SUBSET;
 
-use super::{Member, Membership, Verdict};
+use super::{Member, Membership, Unused, Verdict};
 use crate::endpoint::{Endpoint, EndpointList};
 use crate::subset::{self, Algorithm, Position};
 use crate::weights::{self, Graph, Precision, Solution};
@@ -25,10 +25,12 @@ pub enum Shares {
 #[derive(Debug)]
 pub struct Pool<'a> {
     endpoints: &'a [Endpoint],
-    /// By index: the position among the endpoints of one that may be a member, or why there is none.
-    by_index: Vec<Result<usize, Verdict>>,
+    /// By index: the position among the endpoints, and whether it may be a member; `None` if no endpoint has the index.
+    by_index: Vec<Option<(usize, Verdict)>>,
     /// How many may be.
     admitted: usize,
+    /// Their capacity.
+    capacity: f64,
     /// Whether weights decide shares.
     is_weighted: bool,
 }
@@ -36,22 +38,27 @@ pub struct Pool<'a> {
 impl<'a> Pool<'a> {
     pub fn of(list: &'a EndpointList, admit: impl Fn(&Endpoint) -> bool, is_weighted: bool) -> Self {
         let endpoints = list.as_slice();
-        let mut by_index = vec![Err(Verdict::Hole); list.index_space() as usize];
+        let mut by_index = vec![None; list.index_space() as usize];
+        let (mut admitted, mut capacity) = (0, 0.0);
         for (at, endpoint) in endpoints.iter().enumerate() {
-            by_index[endpoint.index as usize] = match endpoint.weight {
-                _ if admit(endpoint) => Ok(at),
-                0 => Err(Verdict::Unweighted),
-                _ => Err(Verdict::LameDuck),
+            let verdict = match endpoint.weight {
+                _ if admit(endpoint) => Verdict::Member,
+                0 => Verdict::Unweighted,
+                _ => Verdict::LameDuck,
             };
+            if verdict == Verdict::Member {
+                admitted += 1;
+                capacity += f64::from(endpoint.weight);
+            }
+            by_index[endpoint.index as usize] = Some((at, verdict));
         }
-        let admitted = by_index.iter().filter(|found| found.is_ok()).count();
-        Self { endpoints, by_index, admitted, is_weighted }
+        Self { endpoints, by_index, admitted, capacity, is_weighted }
     }
 
     /// All that may be members, by index, for every one of `clients` tasks.
     pub fn everything(&self, clients: u32) -> Membership {
         let indexes = self.endpoints.iter().map(|endpoint| endpoint.index);
-        let order: Vec<_> = indexes.map(|index| (index, self.verdict(index))).collect();
+        let order: Vec<_> = indexes.filter_map(|index| Some((index, self.verdict(index)?))).collect();
         let members = self.by_weight(&order, clients);
         Membership { members, order, ..Membership::default() }
     }
@@ -65,7 +72,7 @@ impl<'a> Pool<'a> {
             if left == 0 {
                 break;
             }
-            let verdict = self.verdict(index);
+            let Some(verdict) = self.verdict(index) else { continue };
             left -= u32::from(verdict == Verdict::Member);
             order.push((index, verdict));
         }
@@ -84,8 +91,67 @@ impl<'a> Pool<'a> {
         }
     }
 
-    fn verdict(&self, index: u32) -> Verdict {
-        self.by_index[index as usize].err().unwrap_or(Verdict::Member)
+    /// What becomes of an index; `None` if no endpoint has it.
+    fn verdict(&self, index: u32) -> Option<Verdict> {
+        self.by_index[index as usize].map(|(_, verdict)| verdict)
+    }
+
+    fn is_admitted(&self, index: u32) -> bool {
+        self.verdict(index) == Some(Verdict::Member)
+    }
+
+    /// Whom the tasks leave out whose shares these are.
+    pub fn unused(&self, algorithm: Algorithm, position: Position, shares: &Shares) -> Option<Unused> {
+        let used = match shares {
+            Shares::Weights => self.admitted.min(subset::length(algorithm, position) as usize),
+            Shares::Equal(job) | Shares::Solution(_, _, job) => {
+                job.connections.iter().filter(|connections| **connections > 0).count()
+            }
+        };
+        let of = self.count();
+        let endpoints = of - u32::try_from(used).unwrap_or(of);
+        let size = || {
+            if algorithm.depends_on_size() {
+                self.least_size_by_size(algorithm, position)
+            } else {
+                self.least_size_by_order(algorithm, position)
+            }
+        };
+        (endpoints > 0).then(|| Unused { endpoints, of, size: size() })
+    }
+
+    /// How many may be members.
+    fn count(&self) -> u32 {
+        u32::try_from(self.admitted).expect("a list has at most 65,536 endpoints")
+    }
+
+    /// The smallest size with which all that may be members are, where an order is the same for all sizes: the largest of the ranks at which
+    /// each comes first.
+    fn least_size_by_order(&self, algorithm: Algorithm, position: Position) -> Option<u32> {
+        let mut first = vec![MAX_SUBSET + 1; self.by_index.len()];
+        for client in 0..position.clients {
+            let order = subset::order(algorithm, Position { client, ..position });
+            let order = order.filter(|index| self.is_admitted(*index));
+            for (rank, index) in (1..=MAX_SUBSET).zip(order) {
+                let first = &mut first[index as usize];
+                *first = rank.min(*first);
+            }
+        }
+        let admitted = (0..).zip(first).filter(|(index, _)| self.is_admitted(*index));
+        admitted.map(|(_, rank)| rank).max().filter(|rank| *rank <= MAX_SUBSET)
+    }
+
+    /// The same where each size has an order of its own.
+    fn least_size_by_size(&self, algorithm: Algorithm, position: Position) -> Option<u32> {
+        let least = self.count().div_ceil(position.clients).max(position.size + 1);
+        (least..=MAX_SUBSET).find(|size| {
+            let mut used = BTreeSet::new();
+            for client in 0..position.clients {
+                let position = Position { client, size: *size, ..position };
+                used.extend(self.edges(algorithm, position).map(|(index, _)| index));
+            }
+            used.len() == self.admitted
+        })
     }
 
     /// One client's members, by index, with the weights that the solution begins with: 1, or an aperture's overlap. Who replaces a
@@ -100,11 +166,12 @@ impl<'a> Pool<'a> {
         let mean = if overlaps.is_empty() { 1.0 } else { overlaps.iter().sum::<f64>() / f64::from(length) };
         let order = subset::order(algorithm, position);
         let edges = order.zip(overlaps.into_iter().chain(std::iter::repeat(mean)));
-        edges.filter(|(index, _)| self.by_index[*index as usize].is_ok()).take(length as usize)
+        edges.filter(|(index, _)| self.is_admitted(*index)).take(length as usize)
     }
 
     fn endpoint(&self, index: u32) -> &Endpoint {
-        &self.endpoints[self.by_index[index as usize].expect("a member has an endpoint")]
+        let (at, _) = self.by_index[index as usize].expect("a member has an endpoint");
+        &self.endpoints[at]
     }
 
     /// Members of an order whose shares are those of their weights, or equal, in every one of `clients` tasks.
@@ -114,15 +181,14 @@ impl<'a> Pool<'a> {
         let sum: f64 = endpoints.iter().map(|endpoint| f64::from(endpoint.weight)).sum();
         let equal = part(endpoints.len());
         let member = |endpoint: &Endpoint| {
-            let by_weight = f64::from(endpoint.weight) / sum;
-            let share = if self.is_weighted { by_weight } else { equal };
+            let share = if self.is_weighted { f64::from(endpoint.weight) / sum } else { equal };
             Member {
                 endpoint: endpoint.clone(),
                 weight: if self.is_weighted { endpoint.weight.into() } else { 1 },
                 share,
                 connections: clients,
                 load: share * f64::from(clients),
-                target: by_weight * f64::from(clients),
+                target: f64::from(clients) * f64::from(endpoint.weight) / self.capacity,
             }
         };
         endpoints.into_iter().map(member).collect()
@@ -143,7 +209,7 @@ impl<'a> Pool<'a> {
         let job = Job {
             connections: graph.connections(),
             loads: solution.loads.clone(),
-            targets: solution.targets.clone(),
+            targets: self.targets(position.clients),
         };
         Shares::Solution(graph, solution, job)
     }
@@ -151,7 +217,8 @@ impl<'a> Pool<'a> {
     /// What the tasks of a job send to each index, if each sends the same to all of its members.
     fn job(&self, algorithm: Algorithm, position: Position) -> Job {
         let space = self.by_index.len();
-        let mut job = Job { connections: vec![0; space], loads: vec![0.0; space], targets: vec![0.0; space] };
+        let targets = self.targets(position.clients);
+        let mut job = Job { connections: vec![0; space], loads: vec![0.0; space], targets };
         for client in 0..position.clients {
             let (row, shares) = self.equal(algorithm, Position { client, ..position });
             for (index, share) in row.into_iter().zip(shares) {
@@ -159,13 +226,13 @@ impl<'a> Pool<'a> {
                 job.loads[index as usize] += share;
             }
         }
-        let capacities = self.capacities();
-        let used = |index: &usize| job.connections[*index] > 0;
-        let sum: f64 = (0..space).filter(used).map(|index| f64::from(capacities[index])).sum();
-        for index in (0..space).filter(used) {
-            job.targets[index] = f64::from(position.clients) * f64::from(capacities[index]) / sum;
-        }
         job
+    }
+
+    /// By index, what each would get of all tasks by its weight.
+    fn targets(&self, clients: u32) -> Vec<f64> {
+        let target = |capacity: u16| f64::from(clients) * f64::from(capacity) / self.capacity;
+        self.capacities().into_iter().map(target).collect()
     }
 
     /// One client's members, and equal shares.
@@ -194,14 +261,12 @@ impl<'a> Pool<'a> {
             if standby.next.len() == most_next && standby.lame_ducks.len() == most_lame_ducks {
                 break;
             }
-            let Ok(at) = self.endpoints.binary_search_by_key(&index, |endpoint| endpoint.index) else {
-                continue;
-            };
+            let Some((at, verdict)) = self.by_index[index as usize] else { continue };
             let endpoint = &self.endpoints[at];
-            let (list, most) = match self.verdict(index) {
+            let (list, most) = match verdict {
                 Verdict::Member => (&mut standby.next, most_next),
                 Verdict::LameDuck => (&mut standby.lame_ducks, most_lame_ducks),
-                Verdict::Hole | Verdict::Unweighted => continue,
+                Verdict::Unweighted => continue,
             };
             if list.len() < most && !taken.contains(&index) {
                 list.push(mean.member(endpoint));
@@ -212,8 +277,11 @@ impl<'a> Pool<'a> {
 
     /// By index; 0 where nobody may be a member.
     fn capacities(&self) -> Vec<u16> {
-        let found = self.by_index.iter().map(|found| found.map_or(0, |at| self.endpoints[at].weight));
-        found.collect()
+        let capacity = |found: &Option<(usize, Verdict)>| match found {
+            Some((at, Verdict::Member)) => self.endpoints[*at].weight,
+            _ => 0,
+        };
+        self.by_index.iter().map(capacity).collect()
     }
 
     pub fn members(&self, row: &[u32], shares: &[f64], job: &Job) -> Vec<Member> {

@@ -6,18 +6,20 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use lb_core::balancer::Refused;
+use lb_core::balancer::{Balancer, Refused};
 use lb_core::control::Law;
 use lb_core::service::Accounting;
 
 use super::{Files, paths_of};
 use crate::assignments::AssignmentsByService;
 use crate::comparison;
-use crate::config::{self, Config, ConfigError, Host, NamedFile};
+use crate::config::{self, Client, Config, ConfigError, Host, NamedFile};
 use crate::doctor::load::WITH_RATES;
 use crate::dry_run::{self, DoesNotFit, file_sources};
 use crate::error::Failure;
+use crate::explain;
 use crate::print;
 use crate::probe_cost;
 use crate::source::{self, SourceError};
@@ -75,6 +77,7 @@ pub fn run(file: Option<&Path>, compared: Option<Form>, files: &Files) -> Result
         balancers.push((client, balancer.map_err(|failure| located(failure, &path, &named))?));
     }
     let mut notes = notes(&config, &by_service);
+    notes.extend(unused(&balancers));
     notes.extend(probe_cost::notes(&balancers));
     let mut text: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
     text.push_str(&format!("{}: ok\n", file.display()));
@@ -109,6 +112,18 @@ fn located(failure: Failure, path: &Path, named: &[(SocketAddr, usize)]) -> Fail
     };
     let text = format!("{}:{line}: {} ({help})", path.display(), crate::error::chain(misfit));
     Failure::Other(anyhow::anyhow!(text))
+}
+
+/// Notes on endpoints that no task uses, once for each job and service.
+fn unused(balancers: &[(&Client, Balancer<Duration>)]) -> BTreeSet<String> {
+    let of_client = |(client, balancer): &(&Client, Balancer<Duration>)| {
+        let unused = balancer.services().filter_map(|(service, _, in_use)| {
+            let unused = explain::unused(in_use?.1.unused?);
+            Some(format!("job {}, service {}: {unused}", client.job, service.name))
+        });
+        unused.collect::<Vec<_>>()
+    };
+    balancers.iter().flat_map(of_client).collect()
 }
 
 /// Notes on what is valid, and may not be what was meant.

@@ -71,6 +71,7 @@ impl Daemon {
             sources: self.sources(client_task, now),
             without_causes: client_task.without_causes(),
             panics: client_task.panics(),
+            unused: client_task.unused(),
             replace_after: client_task.replace_after(),
             unavailable: client_task.unavailable(now),
             probes: self.probe_views(client_task),

@@ -104,6 +104,9 @@ fn the_subset(text: &mut String, explanation: &Explanation) {
     if length != size as usize {
         let _ = writeln!(text, "   an arc of size {size} overlaps {length} backends");
     }
+    if let Some(unused) = explanation.unused {
+        let _ = writeln!(text, "   {unused}");
+    }
     if let Some(auto) = &inputs.auto {
         let _ = writeln!(text, "   size {size} by auto: {}", auto.why);
         let tried = auto.tried.iter();

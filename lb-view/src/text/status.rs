@@ -89,6 +89,9 @@ fn one_service(text: &mut String, service: &Service, style: Style) -> Vec<&'stat
     if let Some(load) = &service.load {
         let _ = writeln!(text, "  {}", load_in_words(load));
     }
+    if let Some(unused) = service.unused {
+        let _ = writeln!(text, "  {unused}");
+    }
     let diverted: u64 = service.backends.iter().map(|backend| backend.diverted).sum();
     if diverted > 0 {
         let _ = writeln!(text, "  {diverted} flows were rewritten by another program after ours");

@@ -18,11 +18,13 @@ use lb_core::plan::BackendPlan;
 use lb_core::service::Accounting;
 use lb_core::slots::Identity;
 use lb_kernel::{DatapathError, Features};
+use lb_view::status::Unused;
 use tracing::{info, warn};
 
 use super::ClientTask;
 use crate::config::Probe;
 use crate::daemon::probing::Candidate;
+use crate::explain;
 use crate::probes::probed;
 
 /// Lines of one client task at a time; what is beyond is told in one.
@@ -205,6 +207,15 @@ impl ClientTask {
         let panics =
             services.filter(|(position, _)| self.balancer.row(*position).is_some_and(|row| row.is_panic));
         panics.map(|(_, (service, ..))| service.name.clone()).collect()
+    }
+
+    /// Endpoints that no task of the job uses, by service name.
+    pub fn unused(&self) -> BTreeMap<String, Unused> {
+        let unused = self.balancer.services().filter_map(|(service, _, in_use)| {
+            let (_, membership) = in_use?;
+            Some((service.name.clone(), explain::unused(membership.unused?)))
+        });
+        unused.collect()
     }
 
     /// For how long backends have not been available, by service name and address.

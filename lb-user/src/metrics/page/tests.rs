@@ -143,6 +143,7 @@ fn client() -> ClientMetrics {
             reclaim: Reclaim::default(),
             without_causes: BTreeSet::new(),
             panics: BTreeSet::new(),
+            unused: BTreeMap::new(),
             replace_after: BTreeMap::new(),
             unavailable: BTreeMap::new(),
             probes: BTreeMap::from([(("users".to_owned(), "[2001:db8::1]:80".parse().unwrap()), probe())]),
