@@ -10,6 +10,7 @@ use std::path::Path;
 
 use lb_common::abi::MAX_BACKENDS;
 use lb_core::endpoint::{Endpoint, EndpointFault, EndpointList, EndpointState, MAX_INDEXES};
+use lb_core::subset::Algorithm;
 
 use lb_document::diagnostic::{Faults, Report, utf8};
 use lb_document::key::Unset::{Is, Means, Required};
@@ -38,7 +39,7 @@ section! {
     keys, "[[endpoint]]", "an endpoint", "in an endpoint file, one for each endpoint of the service";
 
     ADDRESS "address": Text<SocketAddr>(&["10.0.0.1:8080"], address), Required, "IP address and port, of the family of its service";
-    INDEX "index": Number(0..=MAX_INDEXES - 1), Means("its position in the file"),
+    INDEX "index": Number(0..=MAX_INDEXES - 1), Means("a hash of its address"),
         "its number among the service's endpoints; for all of them or for none";
     WEIGHT "weight": Number(0..=0xffff), Is(1), "capacity relative to the others; 0: no new connections";
     STATE "state": Words<(&'static str, EndpointState)>(&STATES, |state| state.0), Is(STATES[0]),
@@ -84,6 +85,25 @@ pub fn parse(
     }
     let list = check(entries, service.into(), services, &mut report);
     report.finish(list)
+}
+
+/// Refuses a list without indexes for an algorithm that goes by them, see [`lb_core::service::Subset::needs_indexes`].
+///
+/// # Errors
+/// The fault of the file at `path`.
+pub fn check_indexes(list: &EndpointList, needs: Option<Algorithm>, path: &Path) -> Result<(), Faults> {
+    let Some((message, help)) = without_indexes(list, needs) else { return Ok(()) };
+    let mut report = Report::new(path, "");
+    report.add_absent(0..0, message, help);
+    report.finish(Some(()))
+}
+
+/// Why an algorithm cannot take subsets of a list, and what would be right.
+pub fn without_indexes(list: &EndpointList, needs: Option<Algorithm>) -> Option<(String, String)> {
+    let algorithm = needs.filter(|_| list.is_by_address())?;
+    let message =
+        format!("the endpoints have no indexes, and algorithm \"{algorithm}\" goes by their places");
+    Some((message, "give every endpoint an index, or write algorithm = \"rocksteadier\"".to_owned()))
 }
 
 fn read_toml(text: &str, report: &mut Report<'_>) -> Vec<Entry> {
@@ -195,21 +215,21 @@ pub fn check(
         Index::Absent | Index::Wrong(_) => None,
     });
     let given: BTreeSet<u32> = given.collect();
-    // An entry whose fault is reported needs some index for the rest to be checked: one that no other entry has.
+    // An entry whose fault is reported needs some index for the rest to be checked: one that no other entry has. Without indexes the list
+    // gives them.
     let mut free = (0..MAX_INDEXES).filter(|index| !given.contains(index));
     let mut spans = Vec::with_capacity(entries.len());
     let mut endpoints = Vec::with_capacity(entries.len());
-    for (position, Entry { span, address, index, weight, state, zone, agent }) in (0..).zip(entries) {
+    for Entry { span, address, index, weight, state, zone, agent } in entries {
         let Some(address) = address else { continue };
         let (index_span, index) = match index {
             Index::Given(span, index) => (span, index),
-            Index::Absent if indexed.is_none() => (span.clone(), position),
-            Index::Absent | Index::Wrong(_) => (span.clone(), free.next().unwrap_or(position)),
+            Index::Absent | Index::Wrong(_) => (span.clone(), free.next().unwrap_or(MAX_INDEXES)),
         };
         endpoints.push(Endpoint { address, index, weight, state, zone, agent });
         spans.push((span, index_span));
     }
-    match new_list(endpoints, service, services) {
+    match new_list(endpoints, indexed.is_some(), service, services) {
         Ok(list) => Some(list),
         Err(faults) => {
             faults.iter().for_each(|(position, fault)| add_fault(*position, fault, &spans, report));
@@ -240,16 +260,18 @@ fn check_indexes_without_address(entries: &[Entry], report: &mut Report<'_>) {
 
 fn new_list(
     endpoints: Vec<Endpoint>,
+    has_indexes: bool,
     service: Option<SocketAddr>,
     services: &[SocketAddr],
 ) -> Result<EndpointList, Vec<(usize, EndpointFault)>> {
+    let make = if has_indexes { EndpointList::new } else { EndpointList::without_indexes };
     if let Some(service) = service {
-        return EndpointList::new(endpoints, service, services);
+        return make(endpoints, service, services);
     }
     // An address of another family than its service's is not checked further, so each family is checked as if the
     // service were of it. Faults that do not depend on the family are told once.
-    let v4 = EndpointList::new(endpoints.clone(), (Ipv4Addr::LOCALHOST, 0).into(), services);
-    let v6 = EndpointList::new(endpoints, (Ipv6Addr::LOCALHOST, 0).into(), services);
+    let v4 = make(endpoints.clone(), (Ipv4Addr::LOCALHOST, 0).into(), services);
+    let v6 = make(endpoints, (Ipv6Addr::LOCALHOST, 0).into(), services);
     let (mut faults, of_v6) = match (v4, v6) {
         (Ok(list), _) | (_, Ok(list)) => return Ok(list),
         (Err(v4), Err(v6)) => (v4, v6),
@@ -263,7 +285,8 @@ fn new_list(
         | EndpointFault::DuplicateIndex { .. }
         | EndpointFault::IndexTooLarge { .. }
         | EndpointFault::OtherFamily { .. }
-        | EndpointFault::TooMany { .. } => false,
+        | EndpointFault::TooMany { .. }
+        | EndpointFault::TooManyWithoutIndexes { .. } => false,
     };
     faults.extend(of_v6.into_iter().filter(|(_, fault)| is_v6(fault)));
     Err(faults)
@@ -288,7 +311,8 @@ fn add_fault(
         EndpointFault::OtherFamily { .. }
         | EndpointFault::IsAService { .. }
         | EndpointFault::Unreachable { .. }
-        | EndpointFault::TooMany { .. } => (address_span, fault.to_string()),
+        | EndpointFault::TooMany { .. }
+        | EndpointFault::TooManyWithoutIndexes { .. } => (address_span, fault.to_string()),
     };
     report.add(span, message, None);
 }

@@ -10,7 +10,8 @@ use lb_core::service::{Protocol, Service};
 use super::keys::service::{ADDRESS, BACKENDS, NAME, ON_NO_BACKEND, PROTOCOL, SUBSET};
 use super::probe::Around;
 use super::template::ServiceTemplate;
-use super::{NamedFile, health, load, policy, source, subset};
+use super::{NamedFile, Source, health, load, policy, source, subset};
+use crate::endpoints;
 use lb_document::diagnostic::Report;
 use lb_document::kind::Refusal;
 use lb_document::{Table, Unique, address};
@@ -121,8 +122,9 @@ fn read_template(
     let health = health::read(table, declared.protocol, around, report);
     let probe = health.as_ref().map(|(_, probe)| probe.as_ref());
     let control = load::read(table, choice.as_ref().map(|choice| choice.policy), probe, report);
-    let subset = match SUBSET.item(table, report) {
-        Some(item) => subset::read(&item, report),
+    let written = SUBSET.item(table, report);
+    let subset = match &written {
+        Some(item) => subset::read(item, report),
         None => Some((subset::default(), None)),
     };
     let errno = read_errno(table, report);
@@ -131,6 +133,11 @@ fn read_template(
         backends.and_then(|item| source::read(&item, declared.address, addresses, around.directory, report));
     if let (Some(choice), Some((subset, _)), Some(source)) = (&choice, subset, &source) {
         policy::check_scan(table, choice, subset, source, report);
+    }
+    if let (Some(item), Some((subset, _)), Some(Source::Static(list))) = (&written, subset, &source)
+        && let Some((message, help)) = endpoints::without_indexes(list, subset.needs_indexes())
+    {
+        report.add(item.span(), message, help);
     }
     let (subset, seed) = subset?;
     let choice = choice?;

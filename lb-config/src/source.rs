@@ -122,9 +122,9 @@ mod tests {
         let Source::Static(list) = source("{ static = ['10.0.0.2:80', '10.0.0.1:80'] }") else {
             panic!("a list was written")
         };
-        let listed: Vec<_> =
-            list.as_slice().iter().map(|e| (e.address.to_string(), e.index, e.weight)).collect();
-        assert_eq!(listed, [("10.0.0.2:80".to_owned(), 0, 1), ("10.0.0.1:80".to_owned(), 1, 1)]);
+        let listed: Vec<_> = list.as_slice().iter().map(|e| (e.address.to_string(), e.weight)).collect();
+        assert_eq!(listed, [("10.0.0.2:80".to_owned(), 1), ("10.0.0.1:80".to_owned(), 1)]);
+        assert!(list.is_by_address());
 
         let cases = [
             (

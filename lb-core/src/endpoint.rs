@@ -10,6 +10,10 @@ use std::net::SocketAddr;
 use lb_common::abi::MAX_BACKENDS;
 use thiserror::Error;
 
+pub mod by_address;
+
+use by_address::MAX_WITHOUT_INDEXES;
+
 /// The largest endpoint index plus one. Indexes above it would make every order over them needlessly long.
 pub const MAX_INDEXES: u32 = 65_536;
 
@@ -50,6 +54,8 @@ impl Endpoint {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointList {
     endpoints: Vec<Endpoint>,
+    /// Whether the indexes are hashes of the addresses.
+    is_by_address: bool,
     /// Positions in the order of the addresses.
     by_address: Vec<u32>,
 }
@@ -109,6 +115,15 @@ pub enum EndpointFault {
         /// Position of the first endpoint too many.
         position: usize,
     },
+    /// The list is longer than one without indexes can be.
+    #[error(
+        "a list without indexes has at most {MAX_WITHOUT_INDEXES} endpoints, this is number {}: give every endpoint an index",
+        position + 1
+    )]
+    TooManyWithoutIndexes {
+        /// Position of the first endpoint too many.
+        position: usize,
+    },
 }
 
 impl EndpointList {
@@ -152,7 +167,32 @@ impl EndpointList {
         endpoints.sort_by_key(|endpoint| endpoint.index);
         let mut by_address: Vec<u32> = (0..).take(endpoints.len()).collect();
         by_address.sort_unstable_by_key(|position| endpoints[*position as usize].address);
-        Ok(Self { endpoints, by_address })
+        Ok(Self { endpoints, is_by_address: false, by_address })
+    }
+
+    /// The same of a list whose source gives no indexes: each endpoint gets that of [`by_address::indexes`].
+    ///
+    /// # Errors
+    /// As [`Self::new`], and if the list is too long to be without indexes.
+    pub fn without_indexes(
+        mut endpoints: Vec<Endpoint>,
+        service: SocketAddr,
+        services: &[SocketAddr],
+    ) -> Result<Self, Vec<(usize, EndpointFault)>> {
+        let position = MAX_WITHOUT_INDEXES as usize;
+        if endpoints.len() > position {
+            return Err(vec![(position, EndpointFault::TooManyWithoutIndexes { position })]);
+        }
+        let addresses: Vec<SocketAddr> = endpoints.iter().map(|endpoint| endpoint.address).collect();
+        for (endpoint, index) in endpoints.iter_mut().zip(by_address::indexes(&addresses)) {
+            endpoint.index = index;
+        }
+        Ok(Self { is_by_address: !addresses.is_empty(), ..Self::new(endpoints, service, services)? })
+    }
+
+    /// Whether the source gives no indexes to its endpoints, so that they are hashes of the addresses.
+    pub const fn is_by_address(&self) -> bool {
+        self.is_by_address
     }
 
     /// The endpoints, ascending by index.

@@ -68,6 +68,16 @@ pub struct Unused {
     pub size: Option<u32>,
 }
 
+/// How evenly the tasks of a job connect to a list without indexes: mean over largest number of tasks of an endpoint, 1 is even.
+/// Structural weights make loads even all the same, where the policy heeds them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Evenness {
+    /// With the indexes that the addresses give.
+    pub by_address: f64,
+    /// As it would be with the indexes from 0 on.
+    pub dense: f64,
+}
+
 /// The endpoints that a client task uses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Membership {
@@ -88,6 +98,8 @@ pub struct Membership {
     pub tried: Vec<(u32, f64)>,
     /// Whom the whole job leaves out; `None` if nobody, or if the size follows load.
     pub unused: Option<Unused>,
+    /// Of a list without indexes of which not every task uses all; `None` if the size follows load.
+    pub evenness: Option<Evenness>,
 }
 
 impl Membership {
@@ -135,6 +147,7 @@ pub struct Memberships<'a> {
     tried: Vec<(u32, f64)>,
     shares: Shares,
     unused: Option<Unused>,
+    evenness: Option<Evenness>,
 }
 
 impl<'a> Memberships<'a> {
@@ -146,7 +159,8 @@ impl<'a> Memberships<'a> {
         let pool = Pool::of(endpoints, admit, service.policy.is_weighted());
         let Subset::Sized { algorithm, size } = service.subset else {
             let (subset, tried, shares) = (None, Vec::new(), Shares::Weights);
-            return Self { pool, clients: count, subset, follows_load: false, tried, shares, unused: None };
+            let (follows_load, unused, evenness) = (false, None, None);
+            return Self { pool, clients: count, subset, follows_load, tried, shares, unused, evenness };
         };
         let mut position = Position {
             client: 0,
@@ -174,6 +188,8 @@ impl<'a> Memberships<'a> {
         // Subsets of sizes that nobody else knows cannot be fitted to each other.
         let shares = if band.is_some() { Shares::Weights } else { pool.shares(algorithm, position) };
         let unused = if band.is_some() { None } else { pool.unused(algorithm, position, &shares) };
+        let evenness =
+            endpoints.is_by_address().then(|| pool.evenness(algorithm, position, &shares)).flatten();
         Self {
             pool,
             clients: count,
@@ -182,6 +198,7 @@ impl<'a> Memberships<'a> {
             tried,
             shares,
             unused,
+            evenness,
         }
     }
 
@@ -216,8 +233,18 @@ impl<'a> Memberships<'a> {
         let whole = subset::order(algorithm, position);
         let Standby { next, lame_ducks } = self.pool.standby(&members, whole, algorithm.is_aperture());
         let size = Some(position.size);
-        let (tried, unused) = (self.tried.clone(), self.unused);
-        Membership { members, next, lame_ducks, order, size, tried, unused, ..Membership::default() }
+        let (tried, unused, evenness) = (self.tried.clone(), self.unused, self.evenness);
+        Membership {
+            members,
+            next,
+            lame_ducks,
+            order,
+            size,
+            tried,
+            unused,
+            evenness,
+            ..Membership::default()
+        }
     }
 
     /// Of a task whose size follows its load: without any, and with all that it may grow to in reserve.

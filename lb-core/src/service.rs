@@ -61,6 +61,14 @@ pub enum Subset {
 }
 
 impl Subset {
+    /// The algorithm, if a list must have indexes for it: see [`Algorithm::goes_by_places`].
+    pub fn needs_indexes(self) -> Option<Algorithm> {
+        match self {
+            Self::Sized { algorithm, .. } => algorithm.goes_by_places().then_some(algorithm),
+            Self::All => None,
+        }
+    }
+
     /// The most members that a list can give it, whatever job the client task is of.
     pub const fn most_members(self) -> u32 {
         match self {

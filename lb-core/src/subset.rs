@@ -109,6 +109,22 @@ impl Algorithm {
         matches!(self, Self::Aperture | Self::ApertureShuffled)
     }
 
+    /// Whether indexes are places to it: neighbours share a slice, an arc or a spacing, so that hashes for indexes make it uneven.
+    pub const fn goes_by_places(self) -> bool {
+        matches!(
+            self,
+            Self::RoundRobin
+                | Self::DeterministicBook
+                | Self::Deterministic
+                | Self::Ring
+                | Self::Ringsteady
+                | Self::RingsteadyScaled
+                | Self::RingsteadyBothScaled
+                | Self::Aperture
+                | Self::ApertureShuffled
+        )
+    }
+
     /// Whether an order depends on the number of clients: if so, clients reconnect when their job is resized.
     pub const fn depends_on_clients(self) -> bool {
         matches!(self, Self::Ring | Self::RingsteadyBothScaled | Self::Aperture | Self::ApertureShuffled)

@@ -3,8 +3,9 @@
 //! Two hosts that disagree about one of them disagree about who uses what, so a row that fails here is a break of
 //! compatibility, never a number to update. Must not pass because it checked less: sections and rows are counted.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 
+use lb_core::endpoint::by_address;
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::membership::Membership;
 use lb_core::schedule::{apportion, interleave};
@@ -15,7 +16,7 @@ use lb_core::weights::{Graph, Precision, solve};
 use serde_json::Value;
 
 /// Every section of the file, and how many rows it has.
-const SECTIONS: [(&str, usize); 15] = [
+const SECTIONS: [(&str, usize); 16] = [
     ("splitmix64", 3),
     ("mix64", 4),
     ("shuffle", 12),
@@ -32,6 +33,7 @@ const SECTIONS: [(&str, usize); 15] = [
     ("adjusted_utilization", 3),
     ("apportion_interleave", 6),
     ("static_stride", 5),
+    ("address_indexes", 8),
 ];
 
 fn file() -> Value {
@@ -160,6 +162,21 @@ fn the_names_of_job_and_service_give_this_seed() {
         let text = field(row, "text").as_str().expect("a string");
         let (job, name) = text.split_once('/').expect("a job and a service");
         assert_eq!(service::seed(job, name), large(field(row, "seed")), "{row}");
+    });
+}
+
+/// The text that is hashed, its hash, and the index: collisions, a removal inside a cluster, and one that goes around the end.
+#[test]
+fn an_address_gives_this_index() {
+    check("address_indexes", |row| {
+        let texts = list(field(row, "addresses"), |text| text.as_str().expect("a string").to_owned());
+        let hashes: Vec<u64> =
+            texts.iter().map(|text| xxhash_rust::xxh64::xxh64(text.as_bytes(), 0)).collect();
+        assert_eq!(hashes, list(field(row, "hashes"), large), "{row}");
+        let addresses: Vec<SocketAddr> = texts.iter().map(|text| text.parse().expect("an address")).collect();
+        let written: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        assert_eq!(written, texts, "the form of RFC 5952");
+        assert_eq!(by_address::indexes(&addresses), list(field(row, "indexes"), small), "{row}");
     });
 }
 

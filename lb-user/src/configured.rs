@@ -274,7 +274,7 @@ mod tests {
             [
                 "active_limit = 9",
                 "address = 10.96.0.10:80",
-                "backends = static [10.0.0.1:80 index 0 weight 1]",
+                "backends = static [10.0.0.1:80 index 12823 weight 1]",
                 "connect_timeout = none",
                 "ejection = failures 5, base 5s, max 5m, max_share 50",
                 "error_decay = 5s",

@@ -18,7 +18,9 @@ use lb_core::service::{Service, Size, Subset};
 use lb_core::slots::Identity;
 use lb_core::subset::{Algorithm, Position};
 use lb_core::weights;
-use lb_view::explanation::{Auto, Candidate, Explanation, Inputs, Member, SCHEMA, Shares, Tried, Unhealthy};
+use lb_view::explanation::{
+    Auto, Candidate, Evenness, Explanation, Inputs, Member, SCHEMA, Shares, Tried, Unhealthy,
+};
 use lb_view::load::ServiceLoad;
 use lb_view::status::Unused;
 
@@ -125,6 +127,7 @@ fn inputs(client: &Client, service: &Service, endpoints: &EndpointList, membersh
         count,
         backends: endpoints.index_space(),
         endpoints: endpoints.as_slice().len(),
+        evenness: membership.evenness.map(evenness),
         algorithm: algorithm.to_owned(),
         size,
         auto,
@@ -161,6 +164,12 @@ fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Members
         "; all, for with fewer the tasks together cannot use 99 % of the backends"
     });
     Auto { min, least, tried, why }
+}
+
+/// How even connections are, for a view.
+pub fn evenness(evenness: membership::Evenness) -> Evenness {
+    let membership::Evenness { by_address, dense } = evenness;
+    Evenness { by_address, dense }
 }
 
 /// Whom a job leaves out, for a view.

@@ -17,6 +17,7 @@ use lb_config::endpoints;
 use lb_core::endpoint::EndpointList;
 use lb_core::feed::{List, ReadFailure, Version};
 use lb_core::service::Service;
+use lb_core::subset::Algorithm;
 use lb_host::regular_file;
 use lb_kernel::trust::Untrusted;
 use thiserror::Error;
@@ -132,6 +133,8 @@ pub struct FileSource {
     pub service: SocketAddr,
     /// The addresses of all services.
     pub services: Vec<SocketAddr>,
+    /// The algorithm for which the list must have indexes, if it must.
+    pub needs_indexes: Option<Algorithm>,
     /// Where the last list that could be used is kept.
     pub last_good: PathBuf,
 }
@@ -148,6 +151,7 @@ impl FileSource {
             path,
             service: service.address,
             services: services.to_vec(),
+            needs_indexes: service.subset.needs_indexes(),
             last_good: state.join("last-good").join(file),
         }
     }
@@ -169,6 +173,7 @@ impl FileSource {
             return Err(SourceError::CutOff(path.to_owned()));
         }
         let list = endpoints::parse(&text, path, self.service, &self.services)?;
+        endpoints::check_indexes(&list, self.needs_indexes, path)?;
         Ok(Contents { assignments: Assignments::new(list), text: text.into() })
     }
 }

@@ -59,6 +59,9 @@ pub struct Inputs {
     pub backends: u32,
     /// Endpoints in the source's list.
     pub endpoints: usize,
+    /// How evenly tasks connect to a list without indexes; `None` if it has some, or each task uses all.
+    #[serde(default)]
+    pub evenness: Option<Evenness>,
     /// The algorithm, or "all".
     pub algorithm: String,
     /// k, unless all are taken.
@@ -71,6 +74,37 @@ pub struct Inputs {
     pub seed: String,
     /// The policy.
     pub policy: String,
+}
+
+/// How evenly the tasks of a job connect to a list without indexes: mean over largest number of tasks of an endpoint, 1 is even.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Evenness {
+    /// With the indexes that the addresses give.
+    pub by_address: f64,
+    /// As it would be with the indexes from 0 on.
+    pub dense: f64,
+}
+
+impl Evenness {
+    /// Whether indexes would make connections so much more even that it is worth a note.
+    pub fn is_low(&self) -> bool {
+        self.dense - self.by_address > 0.1
+    }
+
+    /// In words, under a policy that heeds weights or does not.
+    pub fn describe(&self, is_weighted: bool) -> String {
+        let Self { by_address, dense } = self;
+        let weights = if is_weighted {
+            "shares make loads even; connections alone"
+        } else {
+            "the policy ignores weights, which would make loads even; connections"
+        };
+        format!(
+            "the list has no indexes, so they are hashes of addresses: {weights} use {:.0} % of the backends, and {:.0} % with indexes",
+            100.0 * by_address,
+            100.0 * dense
+        )
+    }
 }
 
 /// How a size was chosen.

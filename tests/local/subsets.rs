@@ -192,16 +192,19 @@ fn every_algorithm_sends_to_the_members_that_explain_shows() {
     let cgroup = Cgroup::new();
     let backends: Vec<Backend> =
         (0..8).map(|n| Backend::start(&format!("b{n}"), &format!("127.0.0.1:80{n:02}"))).collect();
-    let addresses: Vec<String> =
-        backends.iter().map(|backend| format!("\"{}\"", backend.address())).collect();
+    setup.write("all.toml", &listed(&backends));
     let mut text = format!(
         "[[client]]\njob = \"web\"\nindex = 1\ncount = 4\ncgroup = \"{}\"\n\n",
         cgroup.relative().display()
     );
     for (number, algorithm) in ALGORITHMS.iter().enumerate() {
         let subset = format!("{{ algorithm = \"{algorithm}\", size = 3 }}");
-        let source = format!("{{ static = [{}] }}", addresses.join(", "));
-        text.push_str(&service(algorithm, &format!("10.96.1.{number}:80"), &subset, &source));
+        text.push_str(&service(
+            algorithm,
+            &format!("10.96.1.{number}:80"),
+            &subset,
+            "{ file = \"all.toml\" }",
+        ));
     }
     let _daemon = Daemon::start(&setup, &(text + LIMITS));
     let mut probe = Probe::start(&cgroup);
@@ -373,7 +376,7 @@ fn a_reload_while_a_list_is_computed_ends_with_both_new() {
         fixture.setup.write("socklb.toml", &text);
         fixture.daemon().signal(rustix::process::Signal::HUP);
         let look = || explain(&fixture.setup, &["users"]).inputs;
-        let both = |inputs: &Inputs| inputs.index == 7 * round && inputs.backends == count;
+        let both = |inputs: &Inputs| inputs.index == 7 * round && inputs.endpoints == count as usize;
         eventually("task and list are the new ones", look, both);
         let members = |explanation: Explanation| -> Vec<(SocketAddr, f64, u32)> {
             let member = |member: Member| (member.address, member.share, member.connections);

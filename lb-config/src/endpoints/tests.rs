@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::*;
+use lb_core::service::{Size, Subset};
 use lb_document::key::markdown;
 use proptest::prelude::*;
 
@@ -62,12 +63,39 @@ fn a_good_file_is_read_whole() {
 }
 
 #[test]
-fn without_indexes_the_position_counts() {
-    let text = "endpoint = [{ address = '10.0.0.1:80' }, { address = '10.0.0.2:80' }]";
+fn without_indexes_the_address_counts() {
+    let expected = [endpoint("10.0.0.2:80", 7446), endpoint("10.0.0.1:80", 12_823)];
+    for order in [["10.0.0.1:80", "10.0.0.2:80"], ["10.0.0.2:80", "10.0.0.1:80"]] {
+        let text = format!("endpoint = [{{ address = '{}' }}, {{ address = '{}' }}]", order[0], order[1]);
+        assert_eq!(read(text.as_bytes(), "e.conf").unwrap(), expected);
+    }
+}
+
+#[test]
+fn a_list_without_indexes_is_refused_where_indexes_are_places() {
+    let parsed = |text: &str| parse(text.as_bytes(), Path::new("e.toml"), None, &[]).unwrap();
+    let without = parsed("endpoint = [{ address = '10.0.0.1:80' }]");
+    let with = parsed("endpoint = [{ address = '10.0.0.1:80', index = 0 }]");
+    let subset = |algorithm| Subset::Sized { algorithm, size: Size::Fixed(1) };
+    let refused: Vec<Algorithm> = Algorithm::ALL
+        .into_iter()
+        .filter(|algorithm| {
+            let needs = subset(*algorithm).needs_indexes();
+            assert_eq!(check_indexes(&with, needs, Path::new("e.toml")), Ok(()));
+            check_indexes(&without, needs, Path::new("e.toml")).is_err()
+        })
+        .collect();
+    let taken = [Algorithm::Random, Algorithm::Rendezvous, Algorithm::Consistent, Algorithm::Rocksteadier];
+    let taken =
+        |algorithm: &Algorithm| taken.contains(algorithm) || *algorithm == Algorithm::RocksteadierScaled;
+    assert_eq!(refused, Algorithm::ALL.into_iter().filter(|algorithm| !taken(algorithm)).collect::<Vec<_>>());
+    let fault = check_indexes(&without, Some(Algorithm::Aperture), Path::new("e.toml")).unwrap_err();
     assert_eq!(
-        read(text.as_bytes(), "e.conf").unwrap(),
-        [endpoint("10.0.0.1:80", 0), endpoint("10.0.0.2:80", 1)]
+        fault.to_string(),
+        "e.toml:1:1: the endpoints have no indexes, and algorithm \"aperture\" goes by their places (give every endpoint an \
+         index, or write algorithm = \"rocksteadier\")"
     );
+    assert_eq!(check_indexes(&without, Subset::All.needs_indexes(), Path::new("e.toml")), Ok(()));
 }
 
 #[test]
@@ -224,13 +252,21 @@ fn a_file_at_its_limits_is_read_and_past_them_refused() {
     let of = |count: u32| -> String {
         (0..count).fold(String::new(), |mut text, n| {
             let ip = Ipv4Addr::from_bits(0x0a00_0000 + n);
-            writeln!(text, "[[endpoint]]\naddress = \"{ip}:80\"").unwrap();
+            writeln!(text, "[[endpoint]]\naddress = \"{ip}:80\"\nindex = {n}").unwrap();
             text
         })
     };
     let full = of(MAX_BACKENDS);
     assert_eq!(read(full.as_bytes(), "e.toml").unwrap().len(), MAX_BACKENDS as usize);
-    check(&of(MAX_BACKENDS + 1), "e.toml:32769:1: endpoint 16385 is one too many (at most 16384)");
+    check(&of(MAX_BACKENDS + 1), "e.toml:49153:1: endpoint 16385 is one too many (at most 16384)");
+    let without = |count: u32| {
+        of(count).lines().filter(|line| !line.starts_with("index")).collect::<Vec<_>>().join("\n")
+    };
+    assert_eq!(read(without(8192).as_bytes(), "e.toml").unwrap().len(), 8192);
+    check(
+        &without(8193),
+        "e.toml:16386:11: a list without indexes has at most 8192 endpoints, this is number 8193: give every endpoint an index",
+    );
 
     let mut padded = format!("{GOOD}#");
     padded.push_str(&" ".repeat(MAX_FILE_BYTES - padded.len()));

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use lb_common::abi::MAX_SUBSET;
 
-use super::{Member, Membership, Unused, Verdict};
+use super::{Evenness, Member, Membership, Unused, Verdict};
 use crate::endpoint::{Endpoint, EndpointList};
 use crate::subset::{self, Algorithm, Position};
 use crate::weights::{self, Graph, Precision, Solution};
@@ -123,6 +123,17 @@ impl<'a> Pool<'a> {
     /// How many may be members.
     fn count(&self) -> u32 {
         u32::try_from(self.admitted).expect("a list has at most 65,536 endpoints")
+    }
+
+    /// How evenly the tasks connect whose shares these are, and would with dense indexes.
+    pub fn evenness(&self, algorithm: Algorithm, position: Position, shares: &Shares) -> Option<Evenness> {
+        let (Shares::Equal(job) | Shares::Solution(_, _, job)) = shares else { return None };
+        let dense = Graph::of_job(algorithm, Position { backends: self.count(), ..position }).connections();
+        let mean_over_largest = |connections: &[u32]| {
+            let largest = connections.iter().max().copied().unwrap_or(0);
+            f64::from(connections.iter().sum::<u32>()) / (f64::from(self.count()) * f64::from(largest.max(1)))
+        };
+        Some(Evenness { by_address: mean_over_largest(&job.connections), dense: mean_over_largest(&dense) })
     }
 
     /// The smallest size with which all that may be members are, where an order is the same for all sizes: the largest of the ranks at which

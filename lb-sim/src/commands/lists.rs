@@ -80,7 +80,9 @@ impl ListArguments {
             Source::Static(list) => list.clone(),
             Source::File(file) => {
                 let bytes = read(file, endpoints::MAX_FILE_BYTES)?;
-                endpoints::parse(&bytes, file, service.service.address, &config.addresses)?
+                let list = endpoints::parse(&bytes, file, service.service.address, &config.addresses)?;
+                endpoints::check_indexes(&list, service.service.subset.needs_indexes(), file)?;
+                list
             }
         };
         let seed = fleet.seed.unwrap_or(service.service.seed);

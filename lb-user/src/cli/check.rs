@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use lb_core::balancer::{Balancer, Refused};
 use lb_core::control::Law;
-use lb_core::service::Accounting;
+use lb_core::membership::Membership;
+use lb_core::service::{Accounting, Service};
 
 use super::{Files, paths_of};
 use crate::assignments::AssignmentsByService;
@@ -24,6 +25,7 @@ use crate::print;
 use crate::probe_cost;
 use crate::source::{self, SourceError};
 use lb_document::diagnostic::{Faults, Report};
+use lb_view::explanation::Evenness;
 use lb_view::text::{self, Style};
 
 /// How a comparison is printed.
@@ -77,7 +79,7 @@ pub fn run(file: Option<&Path>, compared: Option<Form>, files: &Files) -> Result
         balancers.push((client, balancer.map_err(|failure| located(failure, &path, &named))?));
     }
     let mut notes = notes(&config, &by_service);
-    notes.extend(unused(&balancers));
+    notes.extend(subsets(&balancers));
     notes.extend(probe_cost::notes(&balancers));
     let mut text: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
     text.push_str(&format!("{}: ok\n", file.display()));
@@ -114,14 +116,22 @@ fn located(failure: Failure, path: &Path, named: &[(SocketAddr, usize)]) -> Fail
     Failure::Other(anyhow::anyhow!(text))
 }
 
-/// Notes on endpoints that no task uses, once for each job and service.
-fn unused(balancers: &[(&Client, Balancer<Duration>)]) -> BTreeSet<String> {
+/// Notes on endpoints that no task uses, and on connections that indexes would make more even; once for each job and service.
+fn subsets(balancers: &[(&Client, Balancer<Duration>)]) -> BTreeSet<String> {
     let of_client = |(client, balancer): &(&Client, Balancer<Duration>)| {
-        let unused = balancer.services().filter_map(|(service, _, in_use)| {
-            let unused = explain::unused(in_use?.1.unused?);
-            Some(format!("job {}, service {}: {unused}", client.job, service.name))
-        });
-        unused.collect::<Vec<_>>()
+        let of_service = |(service, _, in_use): (&Service, _, Option<(&_, &Membership)>)| {
+            let (_, membership) = in_use?;
+            let unused = membership.unused.map(|unused| explain::unused(unused).to_string());
+            let evenness = membership.evenness.map(explain::evenness).filter(Evenness::is_low);
+            let evenness = evenness.map(|evenness| evenness.describe(service.policy.is_weighted()));
+            let notes = unused.into_iter().chain(evenness);
+            Some(
+                notes
+                    .map(|note| format!("job {}, service {}: {note}", client.job, service.name))
+                    .collect::<Vec<_>>(),
+            )
+        };
+        balancer.services().filter_map(of_service).flatten().collect::<Vec<_>>()
     };
     balancers.iter().flat_map(of_client).collect()
 }

@@ -104,6 +104,9 @@ fn the_subset(text: &mut String, explanation: &Explanation) {
     if length != size as usize {
         let _ = writeln!(text, "   an arc of size {size} overlaps {length} backends");
     }
+    if let Some(evenness) = &inputs.evenness {
+        let _ = writeln!(text, "   {}", evenness.describe(inputs.shares != Shares::Equal));
+    }
     if let Some(unused) = explanation.unused {
         let _ = writeln!(text, "   {unused}");
     }

@@ -1,0 +1,43 @@
+//! Indexes for a list whose source gives none: a hash of the address.
+//!
+//! The order of a list must not matter, and one endpoint more must not give others another index. The rank of the sorted
+//! addresses moves nearly everybody; a hash moves nobody but whoever collides. `docs/reference/subsets.md` has the
+//! definition and the price.
+
+use std::net::SocketAddr;
+
+use xxhash_rust::xxh64::xxh64;
+
+/// How many indexes there are for such a list, whatever its length: with more of them all orders are longer, with fewer more
+/// addresses collide.
+pub const PLACES: u32 = 16_384;
+
+/// The longest list without indexes: half of the places. In a fuller table one endpoint more would move others.
+pub const MAX_WITHOUT_INDEXES: u32 = PLACES / 2;
+
+/// The text that is hashed: RFC 5952 with brackets, and a v4-mapped address as IPv4.
+fn text(address: SocketAddr) -> String {
+    SocketAddr::new(address.ip().to_canonical(), address.port()).to_string()
+}
+
+/// The index of each address, in the order of `addresses`: XXH64 of its text with seed 0, modulo [`PLACES`]; where that is taken by an
+/// address that sorts before, the next free one, around the end. Of equal addresses each gets an index of its own.
+///
+/// # Panics
+/// If there are more addresses than places.
+pub fn indexes(addresses: &[SocketAddr]) -> Vec<u32> {
+    assert!(addresses.len() <= PLACES as usize, "{} addresses for {PLACES} indexes", addresses.len());
+    let mut order: Vec<usize> = (0..addresses.len()).collect();
+    order.sort_by_key(|position| addresses[*position]);
+    let mut is_taken = vec![false; PLACES as usize];
+    let mut indexes = vec![0; addresses.len()];
+    for position in order {
+        let hash = xxh64(text(addresses[position]).as_bytes(), 0) % u64::from(PLACES);
+        let first = u32::try_from(hash).expect("below PLACES");
+        let mut places = (first..PLACES).chain(0..first);
+        let free = places.find(|place| !is_taken[*place as usize]);
+        indexes[position] = free.expect("no more addresses than places");
+        is_taken[indexes[position] as usize] = true;
+    }
+    indexes
+}

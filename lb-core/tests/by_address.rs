@@ -1,0 +1,120 @@
+//! Indexes that addresses give: nothing depends on the order of a list, and one endpoint more or less moves a bounded part of the
+//! subsets. Seeds are fixed, so that a bound that holds once holds always.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use lb_core::endpoint::by_address::{MAX_WITHOUT_INDEXES, PLACES, indexes};
+use lb_core::endpoint::{Endpoint, EndpointFault, EndpointList, EndpointState};
+use lb_core::membership::{Membership, Memberships};
+use lb_core::service::{Service, Size, Subset};
+use lb_core::subset::Algorithm;
+use lb_core::subset::random::{SplitMix64, shuffle};
+use proptest::prelude::*;
+
+fn endpoint(address: SocketAddr) -> Endpoint {
+    Endpoint { address, index: 0, weight: 1, state: EndpointState::Healthy, zone: None, agent: None }
+}
+
+fn addresses(count: u32, seed: u64) -> Vec<SocketAddr> {
+    let mut random = SplitMix64::new(seed);
+    let mut chosen = BTreeSet::new();
+    while chosen.len() < count as usize {
+        let host = u32::try_from(random.below(1 << 20)).expect("below 2^20");
+        chosen.insert(SocketAddr::from((Ipv4Addr::from_bits(0x0a00_0000 + host), 8080)));
+    }
+    chosen.into_iter().collect()
+}
+
+fn list(addresses: &[SocketAddr]) -> EndpointList {
+    let endpoints = addresses.iter().copied().map(endpoint).collect();
+    EndpointList::without_indexes(endpoints, ([192, 0, 2, 1], 80).into(), &[]).expect("a list")
+}
+
+fn service(algorithm: Algorithm, size: u32) -> Service {
+    let subset = Subset::Sized { algorithm, size: Size::Fixed(size) };
+    Service::new("users", "192.0.2.1:80".parse().expect("an address"), subset, 7)
+}
+
+/// The members of every task, as addresses.
+fn members(service: &Service, tasks: u32, addresses: &[SocketAddr]) -> Vec<BTreeSet<SocketAddr>> {
+    let list = list(addresses);
+    let memberships = Memberships::new(service, tasks, &list);
+    let of = |Membership { members, .. }: Membership| {
+        members.iter().map(|member| member.endpoint.address).collect()
+    };
+    (0..tasks).map(|task| of(memberships.of(task))).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_order_of_a_list_does_not_matter(count in 1_u32..400, seed: u64) {
+        let sorted = addresses(count, seed);
+        let mut shuffled = sorted.clone();
+        shuffle(&mut shuffled, &mut SplitMix64::new(seed ^ 1));
+        prop_assert_eq!(list(&sorted), list(&shuffled));
+        let unique: BTreeSet<u32> = indexes(&shuffled).into_iter().collect();
+        prop_assert_eq!(unique.len(), count as usize);
+        prop_assert!(unique.iter().all(|index| *index < PLACES));
+    }
+}
+
+#[test]
+fn one_endpoint_more_or_less_moves_at_most_two_of_n_members() {
+    const ENDPOINTS: u32 = 300;
+    for algorithm in [Algorithm::Rocksteadier, Algorithm::Rendezvous] {
+        let service = service(algorithm, 20);
+        let (mut moved, mut all) = (0, 0);
+        for round in 0..8 {
+            let with = addresses(ENDPOINTS, round);
+            let mut without = with.clone();
+            let gone = SplitMix64::new(round).below(ENDPOINTS.into());
+            without.remove(usize::try_from(gone).expect("a position"));
+            let (before, after) = (members(&service, 50, &with), members(&service, 50, &without));
+            all += before.iter().map(BTreeSet::len).sum::<usize>();
+            moved += before
+                .iter()
+                .zip(&after)
+                .map(|(before, after)| before.difference(after).count())
+                .sum::<usize>();
+        }
+        // Who is gone is a member of one subset in N / k, which is 1/N of all members; the other is for those that it displaced.
+        assert!(moved * ENDPOINTS as usize <= 2 * all, "{algorithm}: {moved} of {all}");
+    }
+}
+
+#[test]
+fn weights_make_loads_even_and_what_connections_alone_would_use_is_told() {
+    let list = list(&addresses(300, 7));
+    let memberships = Memberships::new(&service(Algorithm::Rocksteadier, 20), 300, &list);
+    let tasks: Vec<Membership> = (0..300).map(|task| memberships.of(task)).collect();
+    for member in tasks.iter().flat_map(|task| &task.members) {
+        assert!((member.load / member.target - 1.0).abs() < 1e-3, "{member:?}");
+    }
+    let evenness = tasks[0].evenness.expect("the list has no indexes");
+    assert!((0.67..0.85).contains(&evenness.by_address), "{evenness:?}");
+    assert!((0.83..=1.0).contains(&evenness.dense), "{evenness:?}");
+}
+
+#[test]
+fn a_list_of_half_the_places_is_the_longest() {
+    let service = ([192, 0, 2, 1], 80).into();
+    let of = |count| {
+        let endpoints = addresses(count, 1).into_iter().map(endpoint).collect();
+        EndpointList::without_indexes(endpoints, service, &[]).map(|list| list.count())
+    };
+    assert_eq!(of(MAX_WITHOUT_INDEXES), Ok(8192));
+    assert_eq!(
+        of(MAX_WITHOUT_INDEXES + 1),
+        Err(vec![(8192, EndpointFault::TooManyWithoutIndexes { position: 8192 })])
+    );
+}
+
+#[test]
+fn a_v4_mapped_address_has_the_index_of_its_ipv4_form() {
+    let of = |text: &str| indexes(&[text.parse().expect("an address")]);
+    assert_eq!(of("[::ffff:10.0.0.1]:8080"), of("10.0.0.1:8080"));
+    assert_ne!(of("[::ffff:0:10.0.0.1]:8080"), of("10.0.0.1:8080"));
+}
