@@ -159,7 +159,13 @@ mod tests {
                 let (used, ours) = job.task(index, &service, None);
                 assert_eq!(
                     ours,
-                    Membership { order: Vec::new(), next: Vec::new(), lame_ducks: Vec::new(), ..theirs },
+                    Membership {
+                        order: Vec::new(),
+                        next: Vec::new(),
+                        lame_ducks: Vec::new(),
+                        unused: None,
+                        ..theirs
+                    },
                     "{algorithm}"
                 );
                 let mut indexes: Vec<_> = ours.members.iter().map(|member| member.endpoint.index).collect();
