@@ -1,4 +1,4 @@
-//! Reads the endpoints of one service from a file: TOML, or the JSON that Prometheus calls `file_sd`.
+//! Reads the endpoints of one service from a file: TOML, or JSON, either that which Prometheus calls `file_sd` or a list of addresses.
 //!
 //! A file is complete or refused: a file that is half written must not take backends away from the service. Reads text
 //! only; when to read it, and that the last good list stays when this refuses, is for the caller.
@@ -49,7 +49,18 @@ section! {
         "where the agent listens that reports of it";
 }
 
-/// Reads the content of the endpoint file at `path`, which is JSON if its name ends in `.json` and TOML otherwise.
+/// Whether a text is JSON, by its first bytes that are not blank. No list in TOML begins so: `[[endpoint]]` has two brackets.
+pub fn is_json(text: &[u8]) -> bool {
+    let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
+    let mut bytes = text.iter().filter(|byte| !byte.is_ascii_whitespace());
+    match bytes.next() {
+        Some(b'{') => true,
+        Some(b'[') => matches!(bytes.next(), Some(b'{' | b'"' | b']')),
+        _ => false,
+    }
+}
+
+/// Reads the content of the endpoint file at `path`, which is JSON if it begins so or if the name ends in `.json`, and TOML otherwise.
 /// `service` is dialled at that address, if it is known; `services` are the addresses of all services.
 ///
 /// # Errors
@@ -68,7 +79,7 @@ pub fn parse(
     }
     let text = utf8(text, path)?;
     let mut report = Report::new(path, text);
-    let is_json = path.extension().is_some_and(|extension| extension == "json");
+    let is_json = is_json(text.as_bytes()) || path.extension().is_some_and(|extension| extension == "json");
     let entries = if text.trim().is_empty() {
         Vec::new()
     } else if is_json {

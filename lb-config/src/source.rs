@@ -40,7 +40,7 @@ pub fn read(
         (Some(file), None) => {
             let text = FILE.kind.read(&file, report)?;
             if is_yaml(&text) {
-                let help = "write it as TOML, or as JSON in a file whose name ends in .json";
+                let help = "write it as TOML or as JSON";
                 report.add(
                     file.span(),
                     format!("file {} is YAML by its name", quote(&text)),
@@ -135,8 +135,7 @@ mod tests {
             ("1", "7:12: backends must be a table, not a whole number"),
             (
                 "{ file = 'users.yaml' }",
-                "7:21: file \"users.yaml\" is YAML by its name (write it as TOML, or as JSON in a file whose name ends in \
-                 .json)",
+                "7:21: file \"users.yaml\" is YAML by its name (write it as TOML or as JSON)",
             ),
             (
                 "{}",

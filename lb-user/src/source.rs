@@ -143,7 +143,7 @@ impl FileSource {
     /// The source of a service, keeping its last good list in the directory `state`. No endpoint may have one of the
     /// addresses `services`, which are those of all services.
     pub fn new(service: &Service, path: PathBuf, services: &[SocketAddr], state: &Path) -> Self {
-        // The ending gives the format, and keeps the names of two services apart.
+        // The ending keeps the names of two services apart. A text that is JSON is known by itself.
         let format =
             if path.extension().is_some_and(|extension| extension == "json") { "json" } else { "toml" };
         let file = format!("{}.{format}", service.name);
@@ -169,7 +169,7 @@ impl FileSource {
     /// # Errors
     /// If it is not valid under this configuration, or what was kept is not whole.
     pub fn parse(&self, path: &Path, text: Vec<u8>) -> Result<Contents, SourceError> {
-        if path == self.last_good && !last_good::is_whole(path, &text) {
+        if path == self.last_good && !last_good::is_whole(&text) {
             return Err(SourceError::CutOff(path.to_owned()));
         }
         let list = endpoints::parse(&text, path, self.service, &self.services)?;

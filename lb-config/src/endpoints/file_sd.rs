@@ -1,7 +1,7 @@
-//! Reads the JSON that Prometheus calls `file_sd`: groups of targets with labels.
+//! Reads the JSON that Prometheus calls `file_sd`, groups of targets with labels; or a list of addresses alone.
 //!
 //! An operator who already writes such files for Prometheus need not write another. Labels that socklb does not know
-//! are ignored, as the format wants it.
+//! are ignored, as the format wants it. Programs in Go write `null` for an empty list or map, which counts as absent.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -31,6 +31,14 @@ pub fn read(text: &str, report: &mut Report<'_>) -> Vec<Entry> {
     let root = Value { name: "the file", text, raw: root };
     let mut entries = Vec::new();
     let groups = root.list(report).unwrap_or_default();
+    // The first element tells which of the two it is.
+    if groups.first().is_some_and(|first| first.kind() == "a string") {
+        let target = |target: &Value<'_>| {
+            let target = Value { name: "an address of the file", ..*target };
+            Entry::bare(target.span(), target.address(report))
+        };
+        return groups.iter().map(target).collect();
+    }
     for group in &groups {
         read_group(&Value { name: "a group of the file", ..*group }, &mut entries, report);
         if entries.len() > MAX_BACKENDS as usize {
@@ -62,7 +70,8 @@ fn read_group(group: &Value<'_>, entries: &mut Vec<Entry>, report: &mut Report<'
         report.add(key.span.clone(), format!("unknown key {} in a group", quote(&key.name)), help);
     }
     let member = |name| members.iter().find(|(key, _)| key.as_str() == name).map(|(_, value)| value);
-    let labels = member("labels").map(|value| Value { name: "labels", ..*value });
+    let is_written = |value: &&Value<'_>| value.kind() != "null";
+    let labels = member("labels").filter(is_written).map(|value| Value { name: "labels", ..*value });
     let mut labels = labels.map_or_else(Labels::default, |labels| Labels::read(&labels, report));
     let Some(targets) = member("targets") else {
         report.add_absent(
@@ -72,7 +81,8 @@ fn read_group(group: &Value<'_>, entries: &mut Vec<Entry>, report: &mut Report<'
         );
         return;
     };
-    let targets = Value { name: "targets", ..*targets }.list(report).unwrap_or_default();
+    let targets = Some(targets).filter(is_written).map(|targets| Value { name: "targets", ..*targets });
+    let targets = targets.and_then(|targets| targets.list(report)).unwrap_or_default();
     if let (Some((span, Some(index))), [_, _, ..]) = (&mut labels.index, &*targets) {
         let message = format!("index {index} is given to {} targets", targets.len());
         report.add(span.clone(), message, "give every target a group of its own".to_owned());
@@ -199,6 +209,53 @@ mod tests {
             endpoint("10.0.0.1:3", 9876),
         ];
         assert_eq!(read(text).unwrap().as_slice(), expected);
+    }
+
+    #[test]
+    fn null_counts_as_absent() {
+        let text = r#"[{"targets":null,"labels":{"weight":"5"}},{"targets":["10.0.0.1:1"],"labels":null}]"#;
+        assert_eq!(read(text).unwrap().as_slice(), [endpoint("10.0.0.1:1", 2694)]);
+        check(
+            r#"[{"targets":null}]"#,
+            "e.json:1:1: no endpoint in file: an empty list is refused so that a truncated file does not take the service down \
+             (to stop all traffic give every endpoint weight = 0)",
+        );
+    }
+
+    #[test]
+    fn a_list_of_addresses_gives_what_groups_without_labels_give() {
+        let text = r#"["10.0.0.1:1", "10.0.0.1:3",
+            "10.0.0.1:2"]"#;
+        let groups = r#"[{"targets":["10.0.0.1:3"]},{"targets":["10.0.0.1:2","10.0.0.1:1"]}]"#;
+        assert_eq!(read(text), read(groups));
+        check(
+            "[\"10.0.0.1:1\",\n{\"targets\":[]}]",
+            "e.json:2:1: an address of the file must be a string, not an object",
+        );
+        check("[\"10.0.0.1:1\",\n\"10.0.0.1:1\"]", "e.json:2:1: address 10.0.0.1:1 is already on line 1");
+        check(
+            "[{\"targets\":[\"10.0.0.1:1\"]},\n\"10.0.0.1:2\"]",
+            "e.json:2:1: a group of the file must be an object, not a string",
+        );
+    }
+
+    #[test]
+    fn json_is_known_by_how_it_begins_whatever_its_name() {
+        let service = "10.96.0.10:80".parse().unwrap();
+        let parse =
+            |text: &str| super::super::parse(text.as_bytes(), Path::new("targets"), service, &[service]);
+        let expected = read(GOOD).unwrap();
+        let lines = GOOD.replace('\n', "\r\n");
+        for text in [GOOD, &format!("\u{feff}{GOOD}"), &format!(" \n\t{GOOD}"), &lines] {
+            assert_eq!(parse(text).unwrap(), expected, "{text:?}");
+        }
+        assert_eq!(
+            parse("{\"Node\": 1}").unwrap_err().to_string(),
+            "targets:1:1: the file must be a list, not an object"
+        );
+        for toml in ["[[endpoint]]\naddress = '10.0.0.1:1'", "[ [ endpoint ] ]", "endpoint = []", "# [{"] {
+            assert!(!super::super::is_json(toml.as_bytes()), "{toml}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
+use lb_config::endpoints;
 use lb_kernel::trust::{self, Untrusted};
 use rustix::fs::FlockOperation;
 
@@ -15,14 +16,14 @@ use crate::source::{self, SourceError};
 /// What ends a list that was written whole. JSON needs no more than its last bracket.
 const END_OF_TOML: &[u8] = b"\n# socklb: the list is complete\n";
 
-/// The last line of what is kept at a path.
-fn end(path: &Path) -> &'static [u8] {
-    if path.extension().is_some_and(|extension| extension == "json") { b"" } else { END_OF_TOML }
+/// The last line of a list that is kept.
+fn end(text: &[u8]) -> &'static [u8] {
+    if endpoints::is_json(text) { b"" } else { END_OF_TOML }
 }
 
-/// Whether what was read from there was written whole.
-pub fn is_whole(path: &Path, text: &[u8]) -> bool {
-    text.ends_with(end(path))
+/// Whether what was kept was written whole.
+pub fn is_whole(text: &[u8]) -> bool {
+    text.ends_with(end(text))
 }
 
 /// Reads what is kept at a path.
@@ -58,7 +59,7 @@ fn check(path: &Path) -> Result<(), Untrusted> {
 /// # Errors
 /// If it cannot be written; what was kept before stays.
 pub fn keep(path: &Path, text: &[u8]) -> io::Result<()> {
-    let end = end(path);
+    let end = end(text);
     let is_kept = |kept: Vec<u8>| kept.strip_suffix(end).is_some_and(|kept| kept == text);
     if fs::read(path).is_ok_and(is_kept) {
         return Ok(());
@@ -105,13 +106,17 @@ mod tests {
         let toml = folder.path().join("last-good/users.toml");
         keep(&toml, b"list").unwrap();
         let kept = fs::read(&toml).unwrap();
-        assert!(kept.starts_with(b"list") && is_whole(&toml, &kept));
+        assert!(kept.starts_with(b"list") && is_whole(&kept));
         for cut in 0..kept.len() {
-            assert!(!is_whole(&toml, &kept[..cut]), "{cut}");
+            assert!(!is_whole(&kept[..cut]), "{cut}");
         }
         let json = folder.path().join("last-good/users.json");
         keep(&json, b"[]").unwrap();
         assert_eq!(fs::read(&json).unwrap(), b"[]");
+        // The text decides, not the name.
+        keep(&toml, b"[{}]").unwrap();
+        assert_eq!(fs::read(&toml).unwrap(), b"[{}]");
+        keep(&toml, b"list").unwrap();
         // What is kept already is not written again.
         let before = fs::metadata(&toml).unwrap().modified().unwrap();
         keep(&toml, b"list").unwrap();
