@@ -11,7 +11,6 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use lb_config::endpoints;
-use lb_core::endpoint::EndpointList;
 use lb_core::report_keys::{BackendKey, Keys, ServiceKey};
 use lb_document::diagnostic::{Faults, utf8};
 use lb_user::config::{self, Environment};
@@ -128,11 +127,11 @@ fn endpoint_file(text: &[u8], path: &Path) {
     let service = SocketAddr::from(([10, 96, 0, 10], 80));
     let read = || endpoints::parse(text, path, service, &[service]);
     match read() {
-        Ok(list) => {
+        Ok(parsed) => {
+            let list = &parsed.list;
             assert!(!list.as_slice().is_empty(), "an empty list is refused");
             assert!(list.as_slice().iter().all(|endpoint| endpoint.address != service), "it would go round");
-            let same: EndpointList = read().expect("it was good");
-            assert_eq!(same, list);
+            assert_eq!(read().expect("it was good"), parsed);
         }
         Err(faults) => {
             can_be_shown(&faults);

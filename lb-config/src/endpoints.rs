@@ -49,6 +49,15 @@ section! {
         "where the agent listens that reports of it";
 }
 
+/// What a file holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parsed {
+    /// The list.
+    pub list: EndpointList,
+    /// What of the file is ignored, and why: sentences without a full stop.
+    pub notes: Vec<String>,
+}
+
 /// Whether a text is JSON, by its first bytes that are not blank. No list in TOML begins so: `[[endpoint]]` has two brackets.
 pub fn is_json(text: &[u8]) -> bool {
     let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
@@ -70,7 +79,7 @@ pub fn parse(
     path: &Path,
     service: impl Into<Option<SocketAddr>>,
     services: &[SocketAddr],
-) -> Result<EndpointList, Faults> {
+) -> Result<Parsed, Faults> {
     if text.len() > MAX_FILE_BYTES {
         let mut report = Report::new(path, "");
         let message = format!("the file is longer than {MAX_FILE_BYTES} bytes");
@@ -80,10 +89,11 @@ pub fn parse(
     let text = utf8(text, path)?;
     let mut report = Report::new(path, text);
     let is_json = is_json(text.as_bytes()) || path.extension().is_some_and(|extension| extension == "json");
+    let mut notes = Vec::new();
     let entries = if text.trim().is_empty() {
         Vec::new()
     } else if is_json {
-        file_sd::read(text, &mut report)
+        file_sd::read(text, &mut report, &mut notes)
     } else {
         read_toml(text, &mut report)
     };
@@ -95,7 +105,7 @@ pub fn parse(
         );
     }
     let list = check(entries, service.into(), services, &mut report);
-    report.finish(list)
+    report.finish(list.map(|list| Parsed { list, notes }))
 }
 
 /// Refuses a list without indexes for an algorithm that goes by them, see [`lb_core::service::Subset::needs_indexes`].

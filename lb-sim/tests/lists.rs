@@ -74,7 +74,8 @@ fn folder() -> tempfile::TempDir {
 
 /// What the daemon of a task uses: address and share of each member.
 fn of_daemon(service: &Service, task: Task) -> Vec<(String, f64)> {
-    let list = endpoints::parse(ENDPOINTS.as_bytes(), Path::new("users.toml"), None, &[]).expect("a list");
+    let list =
+        endpoints::parse(ENDPOINTS.as_bytes(), Path::new("users.toml"), None, &[]).expect("a list").list;
     let members = Membership::of(service, task, &list).members.into_iter();
     members.map(|member| (member.endpoint.address.to_string(), member.share)).collect()
 }

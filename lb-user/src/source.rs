@@ -13,8 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use lb_config::endpoints;
-use lb_core::endpoint::EndpointList;
+use lb_config::endpoints::{self, Parsed};
 use lb_core::feed::{List, ReadFailure, Version};
 use lb_core::service::Service;
 use lb_core::subset::Algorithm;
@@ -172,9 +171,9 @@ impl FileSource {
         if path == self.last_good && !last_good::is_whole(&text) {
             return Err(SourceError::CutOff(path.to_owned()));
         }
-        let list = endpoints::parse(&text, path, self.service, &self.services)?;
+        let Parsed { list, notes } = endpoints::parse(&text, path, self.service, &self.services)?;
         endpoints::check_indexes(&list, self.needs_indexes, path)?;
-        Ok(Contents { assignments: Assignments::new(list), text: text.into() })
+        Ok(Contents { assignments: Assignments::new(list), notes: notes.into(), text: text.into() })
     }
 }
 
@@ -183,6 +182,8 @@ impl FileSource {
 pub struct Contents {
     /// The list.
     pub assignments: Assignments,
+    /// What of the text is ignored, and why.
+    pub notes: Arc<[String]>,
     /// The text of the file; empty once it is kept.
     pub text: Arc<[u8]>,
 }
@@ -201,7 +202,7 @@ impl List for Contents {
     }
 }
 
-/// Reads the list at `path` and the text that it was read from. `service` is dialled at that address, if it is known;
+/// Reads the list at `path`. `service` is dialled at that address, if it is known;
 /// `services` are the addresses of all services.
 ///
 /// # Errors
@@ -210,9 +211,8 @@ pub fn read_list(
     path: &Path,
     service: Option<SocketAddr>,
     services: &[SocketAddr],
-) -> Result<(EndpointList, Vec<u8>), SourceError> {
-    let text = read_whole(path)?;
-    Ok((endpoints::parse(&text, path, service, services)?, text))
+) -> Result<Parsed, SourceError> {
+    Ok(endpoints::parse(&read_whole(path)?, path, service, services)?)
 }
 
 /// Reads a file that was not changed meanwhile.

@@ -364,6 +364,9 @@ pub struct Source {
     pub error: Option<String>,
     /// How often it could not be used since the daemon started.
     pub failures: u64,
+    /// What of the file is ignored, and why.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 impl From<abi::Anomalies> for Anomalies {

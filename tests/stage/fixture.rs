@@ -111,8 +111,10 @@ pub fn with_passes(text: &str) -> String {
     text.to_owned() + "[accounting]\nreclaim_interval = \"1s\"\n"
 }
 
-/// An endpoint file: addresses, each with further lines. Indexes are positions.
+/// An endpoint file: addresses, each with further lines. Indexes are positions, so that slots and shares are in this order.
 pub fn endpoints(list: &[(&str, &str)]) -> String {
-    let entry = |(address, more): &(&str, &str)| format!("[[endpoint]]\naddress = \"{address}\"\n{more}\n");
-    list.iter().map(entry).collect()
+    let entry = |(index, (address, more)): (usize, &(&str, &str))| {
+        format!("[[endpoint]]\naddress = \"{address}\"\nindex = {index}\n{more}\n")
+    };
+    list.iter().enumerate().map(entry).collect()
 }

@@ -2,7 +2,11 @@
 //!
 //! An operator who already writes such files for Prometheus need not write another. Labels that socklb does not know
 //! are ignored, as the format wants it. Programs in Go write `null` for an empty list or map, which counts as absent.
+//!
+//! A label `socklb_index` is meant for us, and is heeded or refused. A label `index` may be another's: it is heeded if that makes sense
+//! for all targets, and else ignored for all, with a note.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::ops::Range;
 
@@ -13,12 +17,18 @@ use serde_json::value::RawValue;
 use super::json::Value;
 use super::{Entry, Index, STATES};
 use lb_document::diagnostic::{Report, quote};
-use lb_document::did_you_mean;
+use lb_document::{NotAnAddress, did_you_mean, parse_address};
 
 const KEYS: [&str; 2] = ["targets", "labels"];
 
-/// The entries of all groups, in their order.
-pub fn read(text: &str, report: &mut Report<'_>) -> Vec<Entry> {
+/// Labels that mean something here, without their prefix.
+const LABELS: [&str; 5] = ["index", "weight", "state", "zone", "agent"];
+
+/// What makes a label unmistakably ours.
+const PREFIX: &str = "socklb_";
+
+/// The entries of all groups, in their order. Adds to `notes` which labels are ignored, and why.
+pub fn read(text: &str, report: &mut Report<'_>, notes: &mut Vec<String>) -> Vec<Entry> {
     // Some editors begin a file with a byte order mark; JSON has no place for it.
     let body = text.strip_prefix('\u{feff}').unwrap_or(text);
     let root: &RawValue = match serde_json::from_str(body) {
@@ -29,28 +39,36 @@ pub fn read(text: &str, report: &mut Report<'_>) -> Vec<Entry> {
         }
     };
     let root = Value { name: "the file", text, raw: root };
-    let mut entries = Vec::new();
-    let groups = root.list(report).unwrap_or_default();
+    let elements = root.list(report).unwrap_or_default();
     // The first element tells which of the two it is.
-    if groups.first().is_some_and(|first| first.kind() == "a string") {
+    if elements.first().is_some_and(|first| first.kind() == "a string") {
         let target = |target: &Value<'_>| {
             let target = Value { name: "an address of the file", ..*target };
             Entry::bare(target.span(), target.address(report))
         };
-        return groups.iter().map(target).collect();
+        return elements.iter().map(target).collect();
     }
-    for group in &groups {
-        read_group(&Value { name: "a group of the file", ..*group }, &mut entries, report);
-        if entries.len() > MAX_BACKENDS as usize {
-            return entries;
+    let (mut groups, mut targets) = (Vec::new(), 0);
+    for element in &elements {
+        groups.extend(Group::read(&Value { name: "a group of the file", ..*element }, report));
+        targets += groups.last().map_or(0, |group: &Group<'_>| group.targets.len());
+        if targets > MAX_BACKENDS as usize {
+            break;
         }
     }
     // Groups may be empty, so their number is limited as well.
-    if let Some(group) = groups.get(MAX_BACKENDS as usize) {
+    if let Some(group) = elements.get(MAX_BACKENDS as usize).filter(|_| targets <= MAX_BACKENDS as usize) {
         let message = format!("group {} is one too many", MAX_BACKENDS + 1);
         report.add(group.span(), message, format!("at most {MAX_BACKENDS}"));
     }
-    entries
+    groups.retain(|group| !group.targets.is_empty());
+    for (label, name) in LABELS.into_iter().enumerate() {
+        if let Some(why) = groups_ignore(&groups, label, report) {
+            groups.iter_mut().for_each(|group| group.plain[label] = None);
+            notes.push(format!("label {name} is ignored: {why}; a label {PREFIX}{name} is heeded"));
+        }
+    }
+    groups.iter().flat_map(|group| group.entries(report)).collect()
 }
 
 fn add_syntax(error: &serde_json::Error, text: &str, report: &mut Report<'_>) {
@@ -63,47 +81,120 @@ fn add_syntax(error: &serde_json::Error, text: &str, report: &mut Report<'_>) {
     report.add_syntax(at..at + 1, message.replace("EOF", "the file ends"), None);
 }
 
-fn read_group(group: &Value<'_>, entries: &mut Vec<Entry>, report: &mut Report<'_>) {
-    let Some(members) = group.members(report) else { return };
-    for (key, _) in members.iter().filter(|(key, _)| !KEYS.contains(&key.as_str())) {
-        let help = format!("{}known keys: {}", did_you_mean(&key.name, &KEYS), KEYS.join(", "));
-        report.add(key.span.clone(), format!("unknown key {} in a group", quote(&key.name)), help);
+/// A label as it is written: where, and what.
+type Label = Option<(Range<usize>, String)>;
+
+/// A group of targets and its labels, in the order of [`LABELS`].
+struct Group<'t> {
+    targets: Vec<Value<'t>>,
+    /// Those that have the prefix.
+    own: [Label; LABELS.len()],
+    /// Those without.
+    plain: [Label; LABELS.len()],
+}
+
+/// Why a label without the prefix means something else in this file, if it does.
+fn groups_ignore(groups: &[Group<'_>], label: usize, report: &Report<'_>) -> Option<String> {
+    let mut indexes = BTreeSet::new();
+    let (mut with, mut without) = (None, None);
+    for group in groups.iter().filter(|group| group.own[label].is_none()) {
+        let Some((span, text)) = &group.plain[label] else {
+            without = without.or(group.targets.first());
+            continue;
+        };
+        let at = || format!("{} on line {}", quote(text), report.line(span));
+        with = with.or_else(|| Some(at()));
+        match (LABELS[label], group.targets.len(), Labels::default().take(label, text)) {
+            (_, _, Err((message, _))) => return Some(format!("{message} on line {}", report.line(span))),
+            ("index", 2.., Ok(())) => return Some(format!("{} is of {} targets", at(), group.targets.len())),
+            ("index", _, Ok(())) if !indexes.insert(text.clone()) => {
+                return Some(format!("{} is there twice", at()));
+            }
+            (_, _, Ok(())) => {}
+        }
     }
-    let member = |name| members.iter().find(|(key, _)| key.as_str() == name).map(|(_, value)| value);
-    let is_written = |value: &&Value<'_>| value.kind() != "null";
-    let labels = member("labels").filter(is_written).map(|value| Value { name: "labels", ..*value });
-    let mut labels = labels.map_or_else(Labels::default, |labels| Labels::read(&labels, report));
-    let Some(targets) = member("targets") else {
-        report.add_absent(
-            group.span(),
-            "targets is missing in a group",
-            "write \"targets\": [\"10.0.0.1:8080\"]".to_owned(),
-        );
-        return;
-    };
-    let targets = Some(targets).filter(is_written).map(|targets| Value { name: "targets", ..*targets });
-    let targets = targets.and_then(|targets| targets.list(report)).unwrap_or_default();
-    if let (Some((span, Some(index))), [_, _, ..]) = (&mut labels.index, &*targets) {
-        let message = format!("index {index} is given to {} targets", targets.len());
-        report.add(span.clone(), message, "give every target a group of its own".to_owned());
-        labels.index = Some((span.clone(), None));
+    let (without, with) = without.zip(with).filter(|_| LABELS[label] == "index")?;
+    Some(format!("the target on line {} has none, and there is {with}", report.line(&without.span())))
+}
+
+impl<'t> Group<'t> {
+    fn read(group: &Value<'t>, report: &mut Report<'_>) -> Option<Self> {
+        let members = group.members(report)?;
+        for (key, _) in members.iter().filter(|(key, _)| !KEYS.contains(&key.as_str())) {
+            let help = format!("{}known keys: {}", did_you_mean(&key.name, &KEYS), KEYS.join(", "));
+            report.add(key.span.clone(), format!("unknown key {} in a group", quote(&key.name)), help);
+        }
+        let member = |name| members.iter().find(|(key, _)| key.as_str() == name).map(|(_, value)| value);
+        let is_written = |value: &&Value<'_>| value.kind() != "null";
+        let mut read = Self { targets: Vec::new(), own: Default::default(), plain: Default::default() };
+        if let Some(labels) = member("labels").filter(is_written) {
+            read.labels(&Value { name: "labels", ..*labels }, report);
+        }
+        let Some(targets) = member("targets") else {
+            report.add_absent(
+                group.span(),
+                "targets is missing in a group",
+                "write \"targets\": [\"10.0.0.1:8080\"]".to_owned(),
+            );
+            return None;
+        };
+        let targets = Some(targets).filter(is_written).map(|targets| Value { name: "targets", ..*targets });
+        read.targets = targets.and_then(|targets| targets.list(report)).unwrap_or_default();
+        read.targets.truncate(MAX_BACKENDS as usize + 1);
+        Some(read)
     }
-    for target in targets.iter().take(MAX_BACKENDS as usize + 1) {
-        let address = Value { name: "target", ..*target }.address(report);
-        let Labels { index, weight, state, zone, agent } = &labels;
-        let index = index.clone().map_or(Index::Absent, |(span, index)| Index::read(span, index));
-        let state = state.unwrap_or(EndpointState::Healthy);
-        let (span, weight, zone) = (target.span(), weight.unwrap_or(1), zone.clone());
-        entries.push(Entry { span, address, index, weight, state, zone, agent: *agent });
+
+    /// Other labels than ours are for other readers of the file.
+    fn labels(&mut self, labels: &Value<'_>, report: &mut Report<'_>) {
+        for (key, value) in labels.members(report).unwrap_or_default() {
+            let Some(text) = value.text_of(&key.name, report) else { continue };
+            let (place, name) = match key.name.strip_prefix(PREFIX) {
+                Some(name) => (&mut self.own, name),
+                None => (&mut self.plain, key.as_str()),
+            };
+            if let Some(label) = LABELS.iter().position(|label| *label == name) {
+                place[label] = Some((value.span(), text));
+            }
+        }
+    }
+
+    /// An entry for each target. Labels that are wrong are reported, and stand there as if they had not been written.
+    fn entries(&self, report: &mut Report<'_>) -> Vec<Entry> {
+        let mut labels = Labels::default();
+        for (label, name) in LABELS.into_iter().enumerate() {
+            let Some((span, text)) = self.own[label].as_ref().or(self.plain[label].as_ref()) else {
+                continue;
+            };
+            let taken = labels.take(label, text);
+            if name == "index" {
+                labels.index_span = Some(span.clone());
+            }
+            if let Err((message, help)) = taken {
+                report.add(span.clone(), message, help);
+            }
+        }
+        if let ([_, _, ..], Some(span), Some(index)) = (&*self.targets, &labels.index_span, labels.index) {
+            let message = format!("index {index} is given to {} targets", self.targets.len());
+            report.add(span.clone(), message, "give every target a group of its own".to_owned());
+            labels.index = None;
+        }
+        let Labels { index_span, index, weight, state, zone, agent } = labels;
+        let entry = |target: &Value<'_>| {
+            let address = Value { name: "target", ..*target }.address(report);
+            let index = index_span.clone().map_or(Index::Absent, |span| Index::read(span, index));
+            let state = state.unwrap_or(EndpointState::Healthy);
+            let (span, weight, zone) = (target.span(), weight.unwrap_or(1), zone.clone());
+            Entry { span, address, index, weight, state, zone, agent }
+        };
+        self.targets.iter().map(entry).collect()
     }
 }
 
-/// The labels of a group that mean something here. Those that are wrong are reported, and stand here as if they had not
-/// been written.
+/// What the labels of a group say.
 #[derive(Default)]
 struct Labels {
-    /// Where the index stands, and what it is, if it could be read.
-    index: Option<(Range<usize>, Option<u32>)>,
+    index_span: Option<Range<usize>>,
+    index: Option<u32>,
     weight: Option<u16>,
     state: Option<EndpointState>,
     zone: Option<String>,
@@ -111,44 +202,34 @@ struct Labels {
 }
 
 impl Labels {
-    fn read(labels: &Value<'_>, report: &mut Report<'_>) -> Self {
-        let mut read = Self::default();
-        for (key, value) in labels.members(report).unwrap_or_default() {
-            let text = value.text_of(&key.name, report);
-            let span = value.span();
-            match (key.as_str(), text) {
-                ("index", text) => {
-                    let index = text.and_then(|text| number(&text, MAX_INDEXES - 1, "index", &span, report));
-                    read.index = Some((span, index));
-                }
-                ("weight", Some(text)) => {
-                    let number = number(&text, u16::MAX.into(), "weight", &span, report);
-                    read.weight = number.and_then(|number| u16::try_from(number).ok());
-                }
-                ("state", Some(text)) => {
-                    read.state = STATES.iter().find(|(word, _)| *word == text).map(|(_, state)| *state);
-                    if read.state.is_none() {
-                        let help = "write \"healthy\" or \"lame-duck\"".to_owned();
-                        report.add(span, format!("unknown state {}", quote(&text)), help);
-                    }
-                }
-                ("zone", text) => read.zone = text,
-                ("agent", Some(_)) => read.agent = Value { name: "agent", ..value }.address(report),
-                // Other labels are for other readers of the file.
-                _ => {}
+    /// Takes the label of this place in [`LABELS`].
+    fn take(&mut self, label: usize, text: &str) -> Result<(), (String, Option<String>)> {
+        match LABELS[label] {
+            "index" => self.index = Some(number(text, MAX_INDEXES - 1, "index")?),
+            "weight" => {
+                let number = number(text, u16::MAX.into(), "weight")?;
+                self.weight = u16::try_from(number).ok();
+            }
+            "state" => {
+                let state = STATES.iter().find(|(word, _)| *word == text).map(|(_, state)| *state);
+                let help = || Some("write \"healthy\" or \"lame-duck\"".to_owned());
+                self.state = Some(state.ok_or_else(|| (format!("unknown state {}", quote(text)), help()))?);
+            }
+            "zone" => self.zone = Some(text.to_owned()),
+            _ => {
+                let refused =
+                    |NotAnAddress { why, help }| (format!("agent {} {why}", quote(text)), Some(help));
+                self.agent = Some(parse_address(text).map_err(refused)?);
             }
         }
-        read
+        Ok(())
     }
 }
 
-fn number(text: &str, max: u32, name: &str, span: &Range<usize>, report: &mut Report<'_>) -> Option<u32> {
+fn number(text: &str, max: u32, name: &str) -> Result<u32, (String, Option<String>)> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse().ok().filter(|number| digits && *number <= max);
-    if number.is_none() {
-        report.add(span.clone(), format!("{name} is {}", quote(text)), format!("write \"0\" to \"{max}\""));
-    }
-    number
+    number.ok_or_else(|| (format!("{name} is {}", quote(text)), Some(format!("write \"0\" to \"{max}\""))))
 }
 
 #[cfg(test)]
@@ -165,6 +246,7 @@ mod tests {
     fn read(text: &str) -> Result<EndpointList, String> {
         let service = "10.96.0.10:80".parse().unwrap();
         super::super::parse(text.as_bytes(), Path::new("e.json"), service, &[service])
+            .map(|parsed| parsed.list)
             .map_err(|faults| faults.to_string())
     }
 
@@ -242,8 +324,10 @@ mod tests {
     #[test]
     fn json_is_known_by_how_it_begins_whatever_its_name() {
         let service = "10.96.0.10:80".parse().unwrap();
-        let parse =
-            |text: &str| super::super::parse(text.as_bytes(), Path::new("targets"), service, &[service]);
+        let parse = |text: &str| {
+            let parsed = super::super::parse(text.as_bytes(), Path::new("targets"), service, &[service]);
+            parsed.map(|parsed| parsed.list)
+        };
         let expected = read(GOOD).unwrap();
         let lines = GOOD.replace('\n', "\r\n");
         for text in [GOOD, &format!("\u{feff}{GOOD}"), &format!(" \n\t{GOOD}"), &lines] {
@@ -292,11 +376,15 @@ mod tests {
             ("3", "labels must be an object, not a number"),
             ("{\"weight\": 3}", "weight must be a string, not a number (write \"3\")"),
             ("{\"other\": true}", "other must be a string, not true or false"),
-            ("{\"weight\": \"65536\"}", "weight is \"65536\" (write \"0\" to \"65535\")"),
-            ("{\"weight\": \"+3\"}", "weight is \"+3\" (write \"0\" to \"65535\")"),
-            ("{\"weight\": \"\"}", "weight is \"\" (write \"0\" to \"65535\")"),
-            ("{\"index\": \"65536\"}", "index is \"65536\" (write \"0\" to \"65535\")"),
-            ("{\"state\": \"dead\"}", "unknown state \"dead\" (write \"healthy\" or \"lame-duck\")"),
+            ("{\"socklb_weight\": \"65536\"}", "weight is \"65536\" (write \"0\" to \"65535\")"),
+            ("{\"socklb_weight\": \"+3\"}", "weight is \"+3\" (write \"0\" to \"65535\")"),
+            ("{\"socklb_weight\": \"\"}", "weight is \"\" (write \"0\" to \"65535\")"),
+            ("{\"socklb_index\": \"65536\"}", "index is \"65536\" (write \"0\" to \"65535\")"),
+            ("{\"socklb_state\": \"dead\"}", "unknown state \"dead\" (write \"healthy\" or \"lame-duck\")"),
+            (
+                "{\"socklb_agent\": \"10.0.0.1\"}",
+                "agent \"10.0.0.1\" has no port (write \"10.0.0.1:8080\", with the right port)",
+            ),
         ];
         for (labels, expected) in cases {
             let text = format!("[{{\"targets\": [\"10.0.0.1:80\"], \"labels\": {labels}}}]");
@@ -308,15 +396,15 @@ mod tests {
     #[test]
     fn groups_that_cannot_stand_together_name_both_lines() {
         check(
-            "[{\"targets\": [\"10.0.0.1:1\", \"10.0.0.1:2\"], \"labels\": {\"index\": \"0\"}}]",
-            "e.json:1:64: index 0 is given to 2 targets (give every target a group of its own)",
+            "[{\"targets\": [\"10.0.0.1:1\", \"10.0.0.1:2\"], \"labels\": {\"socklb_index\": \"0\"}}]",
+            "e.json:1:71: index 0 is given to 2 targets (give every target a group of its own)",
         );
         check(
             "[{\"targets\": [\"10.0.0.1:1\"]},\n{\"targets\": [\"10.0.0.1:1\"]}]",
             "e.json:2:14: address 10.0.0.1:1 is already on line 1",
         );
         check(
-            "[{\"targets\": [\"10.0.0.1:1\"], \"labels\": {\"index\": \"1\"}},\n{\"targets\": [\"10.0.0.1:2\"]}]",
+            "[{\"targets\": [\"10.0.0.1:1\"], \"labels\": {\"socklb_index\": \"1\"}},\n{\"targets\": [\"10.0.0.1:2\"]}]",
             "e.json:2:14: endpoint 10.0.0.1:2 has no index, but the one on line 1 has (give every endpoint an index, \
              or none)",
         );
@@ -325,28 +413,87 @@ mod tests {
     #[test]
     fn a_wrong_value_hides_no_duplicate() {
         let of = |target: &str, index: &str, more: &str| {
-            format!("{{\"targets\":[\"{target}\"],\"labels\":{{\"index\":\"{index}\"{more}}}}}")
+            format!("{{\"targets\":[\"{target}\"],\"labels\":{{\"socklb_index\":\"{index}\"{more}}}}}")
         };
         let groups = [
-            of("10.0.0.1:1", "1", ",\"weight\":\"x\""),
+            of("10.0.0.1:1", "1", ",\"socklb_weight\":\"x\""),
             of("10.0.0.1:1", "-1", ""),
             of("users:1", "1", ""),
-            of("10.0.0.2:1", "1", ",\"state\":\"dead\""),
+            of("10.0.0.2:1", "1", ",\"socklb_state\":\"dead\""),
             of("10.0.0.1:1", "2", ",\"zone\":7"),
         ];
         check(
             &format!("[{}]", groups.join(",\n")),
-            "e.json:1:59: weight is \"x\" (write \"0\" to \"65535\")\n\
+            "e.json:1:73: weight is \"x\" (write \"0\" to \"65535\")\n\
              e.json:2:13: address 10.0.0.1:1 is already on line 1\n\
-             e.json:2:45: index is \"-1\" (write \"0\" to \"65535\")\n\
+             e.json:2:52: index is \"-1\" (write \"0\" to \"65535\")\n\
              e.json:3:13: target \"users:1\" is a host name, and names are not resolved (write an IP address and a port, as \
              in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")\n\
-             e.json:3:42: index 1 is already on line 1\n\
-             e.json:4:45: index 1 is already on line 1\n\
-             e.json:4:57: unknown state \"dead\" (write \"healthy\" or \"lame-duck\")\n\
+             e.json:3:49: index 1 is already on line 1\n\
+             e.json:4:52: index 1 is already on line 1\n\
+             e.json:4:71: unknown state \"dead\" (write \"healthy\" or \"lame-duck\")\n\
              e.json:5:13: address 10.0.0.1:1 is already on line 1\n\
-             e.json:5:56: zone must be a string, not a number (write \"7\")",
+             e.json:5:63: zone must be a string, not a number (write \"7\")",
         );
+    }
+
+    /// Reads groups with these labels, one target each, on lines of their own. Returns indexes, weights and states, and the notes.
+    fn labelled(labels: &[&str]) -> (Vec<(u32, u16, EndpointState)>, Vec<String>) {
+        let group = |(n, labels): (usize, &&str)| {
+            format!("{{\"targets\":[\"10.0.0.1:{}\"],\"labels\":{{{labels}}}}}", n + 1)
+        };
+        let groups: Vec<String> = labels.iter().enumerate().map(group).collect();
+        let text = format!("[{}]", groups.join(",\n"));
+        let parsed = super::super::parse(text.as_bytes(), Path::new("e.json"), None, &[]).unwrap();
+        let mut list = parsed.list.as_slice().to_vec();
+        list.sort_by_key(|endpoint| endpoint.address);
+        (list.iter().map(|one| (one.index, one.weight, one.state)).collect(), parsed.notes)
+    }
+
+    #[test]
+    fn a_plain_label_that_means_something_else_is_ignored_with_one_note() {
+        const HEALTHY: EndpointState = EndpointState::Healthy;
+        let by_address = [2694, 9407];
+        let cases = [
+            (
+                [r#""state":"running","weight":"2""#, r#""state":"lame-duck","weight":"3""#],
+                [(by_address[0], 2, HEALTHY), (by_address[1], 3, HEALTHY)],
+                "label state is ignored: unknown state \"running\" on line 1; a label socklb_state is heeded",
+            ),
+            (
+                [r#""weight":"1.0""#, r#""weight":"2""#],
+                [(by_address[0], 1, HEALTHY), (by_address[1], 1, HEALTHY)],
+                "label weight is ignored: weight is \"1.0\" on line 1; a label socklb_weight is heeded",
+            ),
+            (
+                [r#""index":"node-3""#, r#""index":"4""#],
+                [(by_address[0], 1, HEALTHY), (by_address[1], 1, HEALTHY)],
+                "label index is ignored: index is \"node-3\" on line 1; a label socklb_index is heeded",
+            ),
+            (
+                [r#""index":"4""#, r#""index":"4""#],
+                [(by_address[0], 1, HEALTHY), (by_address[1], 1, HEALTHY)],
+                "label index is ignored: \"4\" on line 2 is there twice; a label socklb_index is heeded",
+            ),
+            (
+                [r#""index":"4""#, ""],
+                [(by_address[0], 1, HEALTHY), (by_address[1], 1, HEALTHY)],
+                "label index is ignored: the target on line 2 has none, and there is \"4\" on line 1; a label socklb_index is heeded",
+            ),
+        ];
+        for (labels, expected, note) in cases {
+            assert_eq!(labelled(&labels), (expected.to_vec(), vec![note.to_owned()]), "{labels:?}");
+        }
+    }
+
+    #[test]
+    fn a_label_with_the_prefix_wins() {
+        let labels = [
+            r#""socklb_index":"7","index":"x","socklb_state":"lame-duck","state":"running""#,
+            r#""socklb_index":"3","index":"9","socklb_state":"healthy","weight":"5""#,
+        ];
+        let expected = [(7, 1, EndpointState::LameDuck), (3, 5, EndpointState::Healthy)];
+        assert_eq!(labelled(&labels), (expected.to_vec(), Vec::new()));
     }
 
     #[test]

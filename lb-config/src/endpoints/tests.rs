@@ -20,7 +20,7 @@ fn read(text: &[u8], path: &str) -> Result<Vec<Endpoint>, String> {
     let service = SERVICE.parse().unwrap();
     let services = [service, "10.96.0.11:80".parse().unwrap()];
     let list = parse(text, Path::new(path), service, &services);
-    list.map(|list| list.as_slice().to_vec()).map_err(|faults| faults.to_string())
+    list.map(|parsed| parsed.list.as_slice().to_vec()).map_err(|faults| faults.to_string())
 }
 
 #[track_caller]
@@ -73,7 +73,7 @@ fn without_indexes_the_address_counts() {
 
 #[test]
 fn a_list_without_indexes_is_refused_where_indexes_are_places() {
-    let parsed = |text: &str| parse(text.as_bytes(), Path::new("e.toml"), None, &[]).unwrap();
+    let parsed = |text: &str| parse(text.as_bytes(), Path::new("e.toml"), None, &[]).unwrap().list;
     let without = parsed("endpoint = [{ address = '10.0.0.1:80' }]");
     let with = parsed("endpoint = [{ address = '10.0.0.1:80', index = 0 }]");
     let subset = |algorithm| Subset::Sized { algorithm, size: Size::Fixed(1) };

@@ -39,7 +39,7 @@ impl ListArguments {
     pub fn jobs(&self, fleet: &FleetArguments, algorithms: Option<&[Algorithm]>) -> Result<Vec<ListedJob>> {
         let (service, tasks, list) = match (&self.endpoints, &self.config) {
             (Some(path), _) => {
-                let list = endpoints::parse(&read(path, endpoints::MAX_FILE_BYTES)?, path, None, &[])?;
+                let list = endpoints::parse(&read(path, endpoints::MAX_FILE_BYTES)?, path, None, &[])?.list;
                 let Some((clients, size)) = fleet.clients.zip(fleet.size) else {
                     bail!("--endpoints has the backends alone: write --clients and --size as well");
                 };
@@ -80,7 +80,7 @@ impl ListArguments {
             Source::Static(list) => list.clone(),
             Source::File(file) => {
                 let bytes = read(file, endpoints::MAX_FILE_BYTES)?;
-                let list = endpoints::parse(&bytes, file, service.service.address, &config.addresses)?;
+                let list = endpoints::parse(&bytes, file, service.service.address, &config.addresses)?.list;
                 endpoints::check_indexes(&list, service.service.subset.needs_indexes(), file)?;
                 list
             }

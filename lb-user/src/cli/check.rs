@@ -46,12 +46,15 @@ pub fn run(file: Option<&Path>, compared: Option<Form>, files: &Files) -> Result
     let file = file.unwrap_or(files.file());
     let path = std::path::absolute(file)?;
     let mut faulty: Vec<Faults> = Vec::new();
-    let mut named = Vec::new();
+    let (mut named, mut ignored) = (Vec::new(), BTreeSet::new());
     let look = |files: &[NamedFile], services: &[SocketAddr], report: &mut Report<'_>| {
         for NamedFile { service, path, span } in files {
             named.extend(service.map(|service| (service, report.line(span))));
             match source::read_list(path, *service, services) {
-                Ok(_) => {}
+                Ok(parsed) => {
+                    let notes = parsed.notes.into_iter();
+                    ignored.extend(notes.map(|note| format!("{}: {note}", path.display())));
+                }
                 // Several services may name one file, as TCP and UDP at one address do: equal faults are told once.
                 Err(SourceError::Invalid(faults)) if faulty.contains(&faults) => {}
                 Err(SourceError::Invalid(faults)) => faulty.push(faults),
@@ -79,6 +82,7 @@ pub fn run(file: Option<&Path>, compared: Option<Form>, files: &Files) -> Result
         balancers.push((client, balancer.map_err(|failure| located(failure, &path, &named))?));
     }
     let mut notes = notes(&config, &by_service);
+    notes.extend(ignored);
     notes.extend(subsets(&balancers));
     notes.extend(probe_cost::notes(&balancers));
     let mut text: String = notes.iter().map(|note| format!("note: {note}\n")).collect();

@@ -139,13 +139,20 @@ impl Daemon {
         let source = |name: &String| match self.sources.files.get(name) {
             None => {
                 let error = client_task.refused_static().get(name).cloned();
-                Source { file: None, good_for_s: None, failures: error.is_some().into(), error }
+                Source {
+                    file: None,
+                    good_for_s: None,
+                    failures: error.is_some().into(),
+                    error,
+                    notes: Vec::new(),
+                }
             }
             Some(file) => Source {
                 file: Some(file.source.path.clone()),
                 good_for_s: file.feed.good_since().map(|since| now.duration_since(since).as_secs()),
                 error: file.feed.error_of(&client_task.client.name).map(str::to_owned),
                 failures: file.feed.failures(),
+                notes: file.notes.to_vec(),
             },
         };
         services.map(|configured| &configured.service.name).map(|name| (name.clone(), source(name))).collect()

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use lb_core::feed::{Effect, Feed};
@@ -51,6 +52,8 @@ impl Sources {
 pub struct WatchedFile {
     pub source: FileSource,
     pub feed: Feed<Stamp, Contents>,
+    /// What of the file is ignored, and why, as it was last read and found good.
+    pub notes: Arc<[String]>,
 }
 
 /// What a look at a file has found: the version of what lies there, and why its directory cannot be watched, if it
@@ -61,6 +64,16 @@ pub struct Look {
 }
 
 impl WatchedFile {
+    /// Takes the notes of a reading, and logs them if they are new.
+    fn take_notes(&mut self, service: &str, contents: &Contents) {
+        if self.notes != contents.notes {
+            self.notes = Arc::clone(&contents.notes);
+            for note in &*self.notes {
+                warn!(service, file = %self.source.path.display(), "{note}");
+            }
+        }
+    }
+
     /// Takes over what assignments of an equal list know.
     pub fn take_over(&mut self, assignments: &Assignments) {
         for contents in self.feed.lists() {
@@ -102,9 +115,14 @@ impl Daemon {
         let before = before.filter(|before| before.source.service == source.service);
         let is_same_file = before.as_ref().is_some_and(|before| before.source == source);
         let (result, version) = (result.map_err(SourceError::into_failure), Stamp::version(stamp));
-        let before = before.map(|before| before.feed);
+        let (before, notes) = before.map(|before| (before.feed, before.notes)).unzip();
+        let read = result.as_ref().ok().cloned();
         let (feed, reloaded) = Feed::reload(before, is_same_file, now, begun, version, result);
-        self.sources.files.insert(service.clone(), WatchedFile { source, feed });
+        let mut file = WatchedFile { source, feed, notes: notes.unwrap_or_default() };
+        if let Some(contents) = &read {
+            file.take_notes(&service, contents);
+        }
+        self.sources.files.insert(service.clone(), file);
         self.carry_out(&service, reloaded.effect, now);
         if let Some(mut contents) = reloaded.kept {
             if let Some(computed) = &in_force {
@@ -213,6 +231,9 @@ impl Daemon {
         now: Instant,
     ) {
         let file = self.sources.files.get_mut(service).expect("it was read for its file");
+        if let Some(Ok(contents)) = &result {
+            file.take_notes(service, contents);
+        }
         let result = result.map(|result| result.map_err(SourceError::into_failure));
         let effect = file.feed.read(now, begun, Stamp::version(stamp), result);
         self.carry_out(service, effect, now);

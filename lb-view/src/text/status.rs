@@ -89,6 +89,9 @@ fn one_service(text: &mut String, service: &Service, style: Style) -> Vec<&'stat
     if let Some(load) = &service.load {
         let _ = writeln!(text, "  {}", load_in_words(load));
     }
+    for note in service.source.iter().flat_map(|source| &source.notes) {
+        let _ = writeln!(text, "  note: {note}");
+    }
     if let Some(unused) = service.unused {
         let _ = writeln!(text, "  {unused}");
     }

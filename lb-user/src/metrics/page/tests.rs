@@ -113,7 +113,7 @@ fn load() -> ServiceLoad {
 }
 
 fn client() -> ClientMetrics {
-    let source = Source { file: None, good_for_s: Some(5), error: None, failures: 0 };
+    let source = Source { file: None, good_for_s: Some(5), error: None, failures: 0, notes: Vec::new() };
     let service = ServiceSnapshot {
         view: ServiceView {
             index: ServiceIndex(0),
