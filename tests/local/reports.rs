@@ -320,7 +320,7 @@ fn a_service_hears_of_its_backends_by_its_own_key_alone() {
     const OTHER: &str = "10.96.0.2:80";
     let (fixture, agent) = start("round-robin", &ALL);
     make_key(&fixture.setup, "other.key", 1);
-    fixture.setup.write("other.toml", &endpoints(&[(ALL[0], "index = 0")]));
+    fixture.setup.write("other.toml", &endpoints(&[(ALL[0], "")]));
     let with_other = |lines: &str| {
         let other = format!(
             "[[service]]\nname = \"other\"\naddress = \"{OTHER}\"\nbackends = {{ file = \"other.toml\" }}\n{lines}\n"
@@ -347,7 +347,7 @@ fn a_service_hears_of_its_backends_by_its_own_key_alone() {
     eventually("the fault is over", faults, |faults| !faults.contains("different keys"));
     eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
     // Another agent that is named for it is not asked, and that is told.
-    fixture.setup.write("other.toml", &endpoints(&[(ALL[0], "index = 0\nagent = \"127.0.0.1:9\"")]));
+    fixture.setup.write("other.toml", &endpoints(&[(ALL[0], "agent = \"127.0.0.1:9\"")]));
     with_other("health = { probe = \"report\", interval = \"100ms\" }");
     eventually("the daemon says so", faults, |faults| {
         faults
