@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use stage::{Backend, Cgroup, Daemon, Setup, Stage, address, eventually, look};
+use stage::{Backend, Cgroup, Daemon, Setup, Stage, address, eventually, look, replace};
 
 use stage::fixture::{Fixture, SERVICE, endpoints};
 
@@ -59,11 +59,27 @@ fn a_symbolic_link_that_is_switched_is_followed() {
 fn the_json_of_prometheus_is_read_as_well() {
     let mut fixture = Fixture::without_daemon();
     let text = fs::read_to_string(fixture.setup.folder.join("socklb.toml")).expect("read");
-    fixture.setup.write("socklb.toml", &text.replace("users.toml", "users.json"));
-    fixture.setup.write(
-        "users.json",
-        r#"[{"targets": ["127.0.0.1:8001", "127.0.0.1:8003"], "labels": {"weight": "2", "__meta_x": "y"}}]"#,
-    );
+    fixture.setup.write("socklb.toml", &text.replace("users.toml", "users"));
+    let group = |labels: &str| {
+        format!(r#"[{{"targets": ["127.0.0.1:8001", "127.0.0.1:8003"], "labels": {{{labels}}}}}]"#)
+    };
+    let file = fixture.setup.write("users", &group(r#""weight": "2", "state": "running", "__meta_x": "y""#));
+    fixture.start();
+    expect(&fixture, &["b1", "b3"]);
+    // What is another program's is told, until it is gone.
+    let note = "label state is ignored: unknown state \"running\" on line 1; a label socklb_state is heeded";
+    look(|| fixture.setup.source().notes).becomes([note.to_owned()]);
+    let check =
+        fixture.setup.run(&["check", fixture.setup.folder.join("socklb.toml").to_str().expect("UTF-8")]);
+    let said = String::from_utf8_lossy(&check.stdout).into_owned();
+    assert!(check.status.success() && said.contains(&format!("{}: {note}", file.display())), "{said}");
+    replace(&file, &group(r#""socklb_state": "lame-duck", "state": "running""#));
+    look(|| fixture.setup.source().notes).becomes([] as [String; 0]);
+    look(|| fixture.setup.backend("127.0.0.1:8003").map(|backend| backend.state))
+        .becomes(Some("lame-duck".to_owned()));
+    // What was kept of it begins as JSON, and serves a start without the file.
+    fixture.stop();
+    fs::remove_file(&file).expect("remove the file");
     fixture.start();
     expect(&fixture, &["b1", "b3"]);
 }
