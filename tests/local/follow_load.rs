@@ -327,7 +327,7 @@ fn a_backend_that_is_new_or_available_again_starts_slowly() {
     assert!((wanted(&fixture)[ALL[0]] - 1.0 / 3.0).abs() < 0.01, "who is there at the start has its share");
     let list = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003", "127.0.0.1:8004"];
     let _fourth = stage::Backend::start("b4", list[3]);
-    let with_fourth = fs::read_to_string(&fixture.file).unwrap() + &endpoints(&[(list[3], "")]);
+    let with_fourth = endpoints(&list.map(|address| (address, "")));
     let configuration = fixture.setup.folder.join("socklb.toml");
     stage::replace(&configuration, &read(&configuration).replace("size = 3", "size = 4"));
     stage::replace(&fixture.file, &with_fourth);

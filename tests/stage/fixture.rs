@@ -114,7 +114,7 @@ pub fn with_passes(text: &str) -> String {
 /// An endpoint file: addresses, each with further lines. Indexes are positions, so that slots and shares are in this order.
 pub fn endpoints(list: &[(&str, &str)]) -> String {
     let entry = |(index, (address, more)): (usize, &(&str, &str))| {
-        format!("[[endpoint]]\naddress = \"{address}\"\nindex = {index}\n{more}\n")
+        format!("[[endpoint]]\naddress = \"{address}\"\n{more}\nindex = {index}\n")
     };
     list.iter().enumerate().map(entry).collect()
 }
