@@ -168,7 +168,7 @@ fn a_file_that_cannot_be_used_changes_nothing_and_is_reported() {
     ];
     let mut failures = 0;
     for (what, text, message) in cases {
-        stage::replace(&fixture.file, text);
+        replace(&fixture.file, text);
         let source = || fixture.setup.source();
         let source = eventually(what, source, |source| source.failures > failures);
         failures += 1;
@@ -204,7 +204,7 @@ fn a_start_with_a_bad_file_uses_the_last_good_list() {
     fixture.stop();
     let detached = fixture.setup.run(&["detach", "--all"]);
     assert!(detached.status.success(), "{detached:?}");
-    stage::replace(&fixture.file, "nonsense");
+    replace(&fixture.file, "nonsense");
     fixture.start();
     expect(&fixture, &["b1", "b2", "b3"]);
     assert!(
@@ -257,15 +257,15 @@ fn a_list_that_finds_no_slot_is_taken_once_there_is_one() {
     assert!(slot_of_held(&fixture));
     // 64 others at once: there is no slot for them beside the old ones, so the old ones stay.
     let new: Vec<String> = (1..=64).map(|n| format!("127.0.1.{n}:8001")).collect();
-    stage::replace(&fixture.file, &list(&new));
+    replace(&fixture.file, &list(&new));
     let error = || fixture.setup.source().error.unwrap_or_default();
     eventually("the refusal is reported", error, |error| error.contains("all 64 slots"));
     assert_eq!(probe.dial_many(SERVICE, 10), [("everywhere".to_owned(), 10)].into());
     // Half of them first: the old ones' slots are freed, all but the one that is held.
-    stage::replace(&fixture.file, &list(&old[..20]));
+    replace(&fixture.file, &list(&old[..20]));
     let slots = || fixture.setup.backends("web", "users").len();
     eventually("slots are freed", slots, |slots| *slots <= 21);
-    stage::replace(&fixture.file, &list(&new[..40]));
+    replace(&fixture.file, &list(&new[..40]));
     eventually("the new ones are in", slots, |slots| *slots >= 40);
     probe.close(held.socket);
     drop(everywhere);
@@ -401,7 +401,7 @@ fn ten_faulty_files_at_once_take_little_memory() {
         for service in 0..10_usize {
             let (first, more) = if service.is_multiple_of(2) { ("", toml) } else { ("[", json) };
             let whole = first.to_owned() + &more.repeat((LONGEST - 1) / more.len());
-            stage::replace(&fixture.setup.folder.join(name(service)), &whole[..whole.len().min(LONGEST)]);
+            replace(&fixture.setup.folder.join(name(service)), &whole[..whole.len().min(LONGEST)]);
         }
         let all = stage::within(6 * stage::patience(), || failures(round), |count| *count == 10);
         assert_eq!(all, Ok(10), "every file is refused: {toml} {json}");
@@ -409,7 +409,7 @@ fn ten_faulty_files_at_once_take_little_memory() {
     let peak = peak();
     assert!(peak < 200, "{peak} MiB, {before} MiB before");
     for service in 0..10 {
-        stage::replace(&fixture.setup.folder.join(name(service)), &good(service));
+        replace(&fixture.setup.folder.join(name(service)), &good(service));
     }
     let code = || fixture.setup.run(&["status"]).status.code();
     eventually("all is well again", code, |code| *code == Some(0));

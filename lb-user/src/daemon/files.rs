@@ -65,9 +65,9 @@ pub struct Look {
 
 impl WatchedFile {
     /// Takes the notes of a reading, and logs them if they are new.
-    fn take_notes(&mut self, service: &str, contents: &Contents) {
-        if self.notes != contents.notes {
-            self.notes = Arc::clone(&contents.notes);
+    fn take_notes(&mut self, service: &str, notes: &Arc<[String]>) {
+        if self.notes != *notes {
+            self.notes = Arc::clone(notes);
             for note in &*self.notes {
                 warn!(service, file = %self.source.path.display(), "{note}");
             }
@@ -116,11 +116,11 @@ impl Daemon {
         let is_same_file = before.as_ref().is_some_and(|before| before.source == source);
         let (result, version) = (result.map_err(SourceError::into_failure), Stamp::version(stamp));
         let (before, notes) = before.map(|before| (before.feed, before.notes)).unzip();
-        let read = result.as_ref().ok().cloned();
+        let read = result.as_ref().ok().map(|contents| Arc::clone(&contents.notes));
         let (feed, reloaded) = Feed::reload(before, is_same_file, now, begun, version, result);
         let mut file = WatchedFile { source, feed, notes: notes.unwrap_or_default() };
-        if let Some(contents) = &read {
-            file.take_notes(&service, contents);
+        if let Some(notes) = &read {
+            file.take_notes(&service, notes);
         }
         self.sources.files.insert(service.clone(), file);
         self.carry_out(&service, reloaded.effect, now);
@@ -232,7 +232,7 @@ impl Daemon {
     ) {
         let file = self.sources.files.get_mut(service).expect("it was read for its file");
         if let Some(Ok(contents)) = &result {
-            file.take_notes(service, contents);
+            file.take_notes(service, &contents.notes);
         }
         let result = result.map(|result| result.map_err(SourceError::into_failure));
         let effect = file.feed.read(now, begun, Stamp::version(stamp), result);
