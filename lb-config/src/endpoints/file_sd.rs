@@ -50,8 +50,10 @@ pub fn read(text: &str, report: &mut Report<'_>, notes: &mut Vec<String>) -> Vec
     }
     let (mut groups, mut targets) = (Vec::new(), 0);
     for element in &elements {
-        groups.extend(Group::read(&Value { name: "a group of the file", ..*element }, report));
-        targets += groups.last().map_or(0, |group: &Group<'_>| group.targets.len());
+        if let Some(group) = Group::read(&Value { name: "a group of the file", ..*element }, report) {
+            targets += group.targets.len();
+            groups.push(group);
+        }
         if targets > MAX_BACKENDS as usize {
             break;
         }
@@ -63,7 +65,7 @@ pub fn read(text: &str, report: &mut Report<'_>, notes: &mut Vec<String>) -> Vec
     }
     groups.retain(|group| !group.targets.is_empty());
     for (label, name) in LABELS.into_iter().enumerate() {
-        if let Some(why) = groups_ignore(&groups, label, report) {
+        if let Some(why) = why_ignored(&groups, label, report) {
             groups.iter_mut().for_each(|group| group.plain[label] = None);
             notes.push(format!("label {name} is ignored: {why}; a label {PREFIX}{name} is heeded"));
         }
@@ -94,7 +96,7 @@ struct Group<'t> {
 }
 
 /// Why a label without the prefix means something else in this file, if it does.
-fn groups_ignore(groups: &[Group<'_>], label: usize, report: &Report<'_>) -> Option<String> {
+fn why_ignored(groups: &[Group<'_>], label: usize, report: &Report<'_>) -> Option<String> {
     let mut indexes = BTreeSet::new();
     let (mut with, mut without) = (None, None);
     for group in groups.iter().filter(|group| group.own[label].is_none()) {
@@ -104,10 +106,11 @@ fn groups_ignore(groups: &[Group<'_>], label: usize, report: &Report<'_>) -> Opt
         };
         let at = || format!("{} on line {}", quote(text), report.line(span));
         with = with.or_else(|| Some(at()));
-        match (LABELS[label], group.targets.len(), Labels::default().take(label, text)) {
+        let mut labels = Labels::default();
+        match (LABELS[label], group.targets.len(), labels.take(label, text)) {
             (_, _, Err((message, _))) => return Some(format!("{message} on line {}", report.line(span))),
             ("index", 2.., Ok(())) => return Some(format!("{} is of {} targets", at(), group.targets.len())),
-            ("index", _, Ok(())) if !indexes.insert(text.clone()) => {
+            ("index", _, Ok(())) if !indexes.insert(labels.index) => {
                 return Some(format!("{} is there twice", at()));
             }
             (_, _, Ok(())) => {}
@@ -474,6 +477,11 @@ mod tests {
                 [r#""index":"4""#, r#""index":"4""#],
                 [(by_address[0], 1, HEALTHY), (by_address[1], 1, HEALTHY)],
                 "label index is ignored: \"4\" on line 2 is there twice; a label socklb_index is heeded",
+            ),
+            (
+                [r#""index":"4""#, r#""index":"04""#],
+                [(by_address[0], 1, HEALTHY), (by_address[1], 1, HEALTHY)],
+                "label index is ignored: \"04\" on line 2 is there twice; a label socklb_index is heeded",
             ),
             (
                 [r#""index":"4""#, ""],
