@@ -18,11 +18,8 @@ use lb_core::service::{Service, Size, Subset};
 use lb_core::slots::Identity;
 use lb_core::subset::{Algorithm, Position};
 use lb_core::weights;
-use lb_view::explanation::{
-    Auto, Candidate, Evenness, Explanation, Inputs, Member, SCHEMA, Shares, Tried, Unhealthy,
-};
+use lb_view::explanation::{Auto, Candidate, Explanation, Inputs, Member, SCHEMA, Shares, Tried, Unhealthy};
 use lb_view::load::ServiceLoad;
-use lb_view::status::Unused;
 
 use crate::config::Client;
 
@@ -81,7 +78,7 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
             load: loads.remove(&service.name),
             order: order.collect(),
             members: members(&plan, index, &membership.members),
-            unused: membership.unused.map(unused),
+            unused: membership.unused.map(Into::into),
             unhealthy: unhealthy(balancer, index, row),
             substitutes: substitutes(row, membership),
             is_panic: row.is_panic,
@@ -127,7 +124,7 @@ fn inputs(client: &Client, service: &Service, endpoints: &EndpointList, membersh
         count,
         backends: endpoints.index_space(),
         endpoints: endpoints.as_slice().len(),
-        evenness: membership.evenness.map(evenness),
+        evenness: membership.evenness.map(Into::into),
         algorithm: algorithm.to_owned(),
         size,
         auto,
@@ -164,18 +161,6 @@ fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Members
         "; all, for with fewer the tasks together cannot use 99 % of the backends"
     });
     Auto { min, least, tried, why }
-}
-
-/// How even connections are, for a view.
-pub fn evenness(evenness: membership::Evenness) -> Evenness {
-    let membership::Evenness { by_address, dense } = evenness;
-    Evenness { by_address, dense }
-}
-
-/// Whom a job leaves out, for a view.
-pub fn unused(unused: membership::Unused) -> Unused {
-    let membership::Unused { endpoints, of, size } = unused;
-    Unused { endpoints, of, size }
 }
 
 /// Of a row, who is not healthy.

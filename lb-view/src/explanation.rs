@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use lb_core::membership;
+
 use crate::load::ServiceLoad;
 use crate::status::Unused;
 use serde::{Deserialize, Serialize};
@@ -83,6 +85,13 @@ pub struct Evenness {
     pub by_address: f64,
     /// As it would be with the indexes from 0 on.
     pub dense: f64,
+}
+
+impl From<membership::Evenness> for Evenness {
+    fn from(evenness: membership::Evenness) -> Self {
+        let membership::Evenness { by_address, dense } = evenness;
+        Self { by_address, dense }
+    }
 }
 
 impl Evenness {

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use lb_common::abi;
+use lb_core::membership;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::{Backend, Latency};
@@ -327,6 +328,13 @@ pub struct Unused {
     pub of: u32,
     /// The smallest size of a subset with which each endpoint has a task; `None` if that is larger than a subset can be.
     pub size: Option<u32>,
+}
+
+impl From<membership::Unused> for Unused {
+    fn from(unused: membership::Unused) -> Self {
+        let membership::Unused { endpoints, of, size } = unused;
+        Self { endpoints, of, size }
+    }
 }
 
 impl fmt::Display for Unused {

@@ -20,12 +20,12 @@ use crate::config::{self, Client, Config, ConfigError, Host, NamedFile};
 use crate::doctor::load::WITH_RATES;
 use crate::dry_run::{self, DoesNotFit, file_sources};
 use crate::error::Failure;
-use crate::explain;
 use crate::print;
 use crate::probe_cost;
 use crate::source::{self, SourceError};
 use lb_document::diagnostic::{Faults, Report};
 use lb_view::explanation::Evenness;
+use lb_view::status::Unused;
 use lb_view::text::{self, Style};
 
 /// How a comparison is printed.
@@ -125,8 +125,8 @@ fn subsets(balancers: &[(&Client, Balancer<Duration>)]) -> BTreeSet<String> {
     let of_client = |(client, balancer): &(&Client, Balancer<Duration>)| {
         let of_service = |(service, _, in_use): (&Service, _, Option<(&_, &Membership)>)| {
             let (_, membership) = in_use?;
-            let unused = membership.unused.map(|unused| explain::unused(unused).to_string());
-            let evenness = membership.evenness.map(explain::evenness).filter(Evenness::is_low);
+            let unused = membership.unused.map(|unused| Unused::from(unused).to_string());
+            let evenness = membership.evenness.map(Evenness::from).filter(Evenness::is_low);
             let evenness = evenness.map(|evenness| evenness.describe(service.policy.is_weighted()));
             let notes = unused.into_iter().chain(evenness);
             Some(

@@ -24,7 +24,6 @@ use tracing::{info, warn};
 use super::ClientTask;
 use crate::config::Probe;
 use crate::daemon::probing::Candidate;
-use crate::explain;
 use crate::probes::probed;
 
 /// Lines of one client task at a time; what is beyond is told in one.
@@ -213,7 +212,7 @@ impl ClientTask {
     pub fn unused(&self) -> BTreeMap<String, Unused> {
         let unused = self.balancer.services().filter_map(|(service, _, in_use)| {
             let (_, membership) = in_use?;
-            Some((service.name.clone(), explain::unused(membership.unused?)))
+            Some((service.name.clone(), membership.unused?.into()))
         });
         unused.collect()
     }
