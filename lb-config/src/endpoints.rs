@@ -121,7 +121,7 @@ pub fn check_indexes(list: &EndpointList, needs: Option<Algorithm>, path: &Path)
 
 /// Why an algorithm cannot take subsets of a list, and what would be right.
 pub fn without_indexes(list: &EndpointList, needs: Option<Algorithm>) -> Option<(String, String)> {
-    let algorithm = needs.filter(|_| list.is_by_address())?;
+    let algorithm = needs.filter(|_| list.has_address_indexes())?;
     let message =
         format!("the endpoints have no indexes, and algorithm \"{algorithm}\" goes by their places");
     Some((message, "give every endpoint an index, or write algorithm = \"rocksteadier\"".to_owned()))

@@ -124,7 +124,7 @@ mod tests {
         };
         let listed: Vec<_> = list.as_slice().iter().map(|e| (e.address.to_string(), e.weight)).collect();
         assert_eq!(listed, [("10.0.0.2:80".to_owned(), 1), ("10.0.0.1:80".to_owned(), 1)]);
-        assert!(list.is_by_address());
+        assert!(list.has_address_indexes());
 
         let cases = [
             (

@@ -10,9 +10,9 @@ use std::net::SocketAddr;
 use lb_common::abi::MAX_BACKENDS;
 use thiserror::Error;
 
-pub mod by_address;
+pub mod address_indexes;
 
-use by_address::MAX_WITHOUT_INDEXES;
+use address_indexes::MAX_WITHOUT_INDEXES;
 
 /// The largest endpoint index plus one. Indexes above it would make every order over them needlessly long.
 pub const MAX_INDEXES: u32 = 65_536;
@@ -55,7 +55,7 @@ impl Endpoint {
 pub struct EndpointList {
     endpoints: Vec<Endpoint>,
     /// Whether the indexes are hashes of the addresses.
-    is_by_address: bool,
+    has_address_indexes: bool,
     /// Positions in the order of the addresses.
     by_address: Vec<u32>,
 }
@@ -167,10 +167,10 @@ impl EndpointList {
         endpoints.sort_by_key(|endpoint| endpoint.index);
         let mut by_address: Vec<u32> = (0..).take(endpoints.len()).collect();
         by_address.sort_unstable_by_key(|position| endpoints[*position as usize].address);
-        Ok(Self { endpoints, is_by_address: false, by_address })
+        Ok(Self { endpoints, has_address_indexes: false, by_address })
     }
 
-    /// The same of a list whose source gives no indexes: each endpoint gets that of [`by_address::indexes`].
+    /// The same of a list whose source gives no indexes: each endpoint gets that of [`address_indexes::indexes`].
     ///
     /// # Errors
     /// As [`Self::new`], and if the list is too long to be without indexes.
@@ -184,15 +184,15 @@ impl EndpointList {
             return Err(vec![(position, EndpointFault::TooManyWithoutIndexes { position })]);
         }
         let addresses: Vec<SocketAddr> = endpoints.iter().map(|endpoint| endpoint.address).collect();
-        for (endpoint, index) in endpoints.iter_mut().zip(by_address::indexes(&addresses)) {
+        for (endpoint, index) in endpoints.iter_mut().zip(address_indexes::indexes(&addresses)) {
             endpoint.index = index;
         }
-        Ok(Self { is_by_address: !addresses.is_empty(), ..Self::new(endpoints, service, services)? })
+        Ok(Self { has_address_indexes: !addresses.is_empty(), ..Self::new(endpoints, service, services)? })
     }
 
     /// Whether the source gives no indexes to its endpoints, so that they are hashes of the addresses.
-    pub const fn is_by_address(&self) -> bool {
-        self.is_by_address
+    pub const fn has_address_indexes(&self) -> bool {
+        self.has_address_indexes
     }
 
     /// The endpoints, ascending by index.

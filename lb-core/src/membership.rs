@@ -96,7 +96,7 @@ pub struct Membership {
     pub size: Option<u32>,
     /// The sizes that `auto` looked at, see [`weights::Choice::tried`].
     pub tried: Vec<(u32, f64)>,
-    /// Whom the whole job leaves out; `None` if nobody, or if the size follows load.
+    /// Endpoints that no task of the job uses; `None` if each is used, or if the size follows load.
     pub unused: Option<Unused>,
     /// Of a list without indexes of which not every task uses all; `None` if the size follows load.
     pub evenness: Option<Evenness>,
@@ -189,7 +189,7 @@ impl<'a> Memberships<'a> {
         let shares = if band.is_some() { Shares::Weights } else { pool.shares(algorithm, position) };
         let unused = if band.is_some() { None } else { pool.unused(algorithm, position, &shares) };
         let evenness =
-            endpoints.is_by_address().then(|| pool.evenness(algorithm, position, &shares)).flatten();
+            endpoints.has_address_indexes().then(|| pool.evenness(algorithm, position, &shares)).flatten();
         Self {
             pool,
             clients: count,
@@ -473,7 +473,7 @@ mod tests {
             };
             let (used, unused) = of(4);
             if algorithm.is_aperture() {
-                // Arcs leave nobody out.
+                // Arcs cover all endpoints.
                 assert_eq!((used, unused), (41, None), "{algorithm}");
                 continue;
             }

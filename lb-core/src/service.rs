@@ -61,10 +61,10 @@ pub enum Subset {
 }
 
 impl Subset {
-    /// The algorithm, if a list must have indexes for it: see [`Algorithm::goes_by_places`].
+    /// The algorithm, if a list must have indexes for it: see [`Algorithm::needs_indexes`].
     pub fn needs_indexes(self) -> Option<Algorithm> {
         match self {
-            Self::Sized { algorithm, .. } => algorithm.goes_by_places().then_some(algorithm),
+            Self::Sized { algorithm, .. } => algorithm.needs_indexes().then_some(algorithm),
             Self::All => None,
         }
     }

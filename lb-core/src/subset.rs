@@ -109,8 +109,9 @@ impl Algorithm {
         matches!(self, Self::Aperture | Self::ApertureShuffled)
     }
 
-    /// Whether indexes are places to it: neighbours share a slice, an arc or a spacing, so that hashes for indexes make it uneven.
-    pub const fn goes_by_places(self) -> bool {
+    /// Whether it cuts the index space into slices or arcs, or spaces backends over it by index: the gaps between hashed indexes make such
+    /// subsets uneven, so a list must have indexes of its own.
+    pub const fn needs_indexes(self) -> bool {
         matches!(
             self,
             Self::RoundRobin

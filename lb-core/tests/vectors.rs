@@ -5,7 +5,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use lb_core::endpoint::by_address;
+use lb_core::endpoint::address_indexes;
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::membership::Membership;
 use lb_core::schedule::{apportion, interleave};
@@ -176,7 +176,7 @@ fn an_address_gives_this_index() {
         let addresses: Vec<SocketAddr> = texts.iter().map(|text| text.parse().expect("an address")).collect();
         let written: Vec<String> = addresses.iter().map(ToString::to_string).collect();
         assert_eq!(written, texts, "the form of RFC 5952");
-        assert_eq!(by_address::indexes(&addresses), list(field(row, "indexes"), small), "{row}");
+        assert_eq!(address_indexes::indexes(&addresses), list(field(row, "indexes"), small), "{row}");
     });
 }
 

@@ -250,7 +250,7 @@ mod tests {
         let mut keeper = Keeper::new(folder.path(), Kept::default());
         let kept = Kept { lame_ducks: of("10.0.0.1:80"), ..Kept::default() };
         let first = keeper.keep(kept.clone()).unwrap();
-        // Whoever says the same again has to wait for the same.
+        // The same word again is the same change.
         let second = keeper.keep(kept.clone()).unwrap();
         second.settled().await;
         assert_eq!(Kept::read(folder.path()).unwrap(), kept);

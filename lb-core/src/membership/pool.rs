@@ -100,7 +100,7 @@ impl<'a> Pool<'a> {
         self.verdict(index) == Some(Verdict::Member)
     }
 
-    /// Whom the tasks leave out whose shares these are.
+    /// Endpoints that no task uses, by the shares of all tasks.
     pub fn unused(&self, algorithm: Algorithm, position: Position, shares: &Shares) -> Option<Unused> {
         let used = match shares {
             Shares::Weights => self.admitted.min(subset::length(algorithm, position) as usize),
@@ -125,7 +125,7 @@ impl<'a> Pool<'a> {
         u32::try_from(self.admitted).expect("a list has at most 65,536 endpoints")
     }
 
-    /// How evenly the tasks connect whose shares these are, and would with dense indexes.
+    /// How evenly the tasks connect, by the shares of all tasks, and how evenly they would with dense indexes.
     pub fn evenness(&self, algorithm: Algorithm, position: Position, shares: &Shares) -> Option<Evenness> {
         let (Shares::Equal(job) | Shares::Solution(_, _, job)) = shares else { return None };
         let dense = Graph::of_job(algorithm, Position { backends: self.count(), ..position }).connections();

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 
-use lb_core::endpoint::by_address::{MAX_WITHOUT_INDEXES, PLACES, indexes};
+use lb_core::endpoint::address_indexes::{MAX_WITHOUT_INDEXES, PLACES, indexes};
 use lb_core::endpoint::{Endpoint, EndpointFault, EndpointList, EndpointState};
 use lb_core::membership::{Membership, Memberships};
 use lb_core::service::{Service, Size, Subset};

@@ -1,7 +1,7 @@
 //! Indexes for a list whose source gives none: a hash of the address.
 //!
-//! The order of a list must not matter, and one endpoint more must not give others another index. The rank of the sorted
-//! addresses moves nearly everybody; a hash moves nobody but whoever collides. `docs/reference/subsets.md` has the
+//! The order of a list must not matter, and one endpoint more must not give others another index. With the rank among sorted
+//! addresses as index, one endpoint more changes nearly all indexes; with a hash, only those of addresses that collide. `docs/reference/subsets.md` has the
 //! definition and the price.
 
 use std::net::SocketAddr;
