@@ -230,9 +230,13 @@ fn ejections_are_lifted_by_the_members_of_one_group() {
 #[test]
 fn a_group_that_does_not_exist_keeps_the_daemon_from_starting_and_is_named() {
     let fixture = Fixture::without_daemon();
-    // The tests' programs are static, and the C library cannot load a name service into them. This mount is the stage's own.
-    let files = fixture.setup.write("nsswitch.conf", "group: files\n");
-    rustix::mount::mount_bind(&files, "/etc/nsswitch.conf").expect("replace the list of name services");
+    // The tests' programs are static, and the C library cannot load a name service into them. This mount is the stage's own. A guest
+    // has no such list, and the library's own is files.
+    let services = Path::new("/etc/nsswitch.conf");
+    if services.exists() {
+        let files = fixture.setup.write("nsswitch.conf", "group: files\n");
+        rustix::mount::mount_bind(&files, services).expect("replace the list of name services");
+    }
     let path = fixture.setup.folder.join("socklb.toml");
     let text = fs::read_to_string(&path).expect("a configuration");
     fs::write(&path, format!("{text}\n[admin]\ngroup = \"no-such-group\"\n")).expect("name a group");
