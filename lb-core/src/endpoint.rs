@@ -17,13 +17,15 @@ use address_indexes::MAX_WITHOUT_INDEXES;
 /// The largest endpoint index plus one. Indexes above it would make every order over them needlessly long.
 pub const MAX_INDEXES: u32 = 65_536;
 
-/// What an endpoint asks for.
+/// What its source says of an endpoint, the best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EndpointState {
     /// Takes connections.
     Healthy,
     /// Serves, asks for no new connections.
     LameDuck,
+    /// Somebody else checks it and finds that it fails: it gets connections only while no other endpoint has a weight.
+    Down,
 }
 
 /// One endpoint as its source reports it.
@@ -35,7 +37,7 @@ pub struct Endpoint {
     pub index: u32,
     /// Capacity relative to the others; 0 asks for no new connections.
     pub weight: u16,
-    /// What it asks for.
+    /// What its source says of it.
     pub state: EndpointState,
     /// Where it runs, if the source says so.
     pub zone: Option<String>,

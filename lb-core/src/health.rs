@@ -72,7 +72,7 @@ impl Who {
 /// Why somebody says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Why {
-    /// The list says `state = "lame-duck"`.
+    /// The list says so: `state`.
     State,
     /// The list says `weight = 0`.
     Weight,
@@ -115,6 +115,7 @@ pub fn said_of<T>(endpoint: &Endpoint) -> Option<Said<T>> {
     match (endpoint.weight, endpoint.state) {
         (0, _) => Some(Said { health: Health::Drained, why: Why::Weight, until: None }),
         (_, EndpointState::LameDuck) => Some(Said { health: Health::LameDuck, why: Why::State, until: None }),
+        (_, EndpointState::Down) => Some(Said { health: Health::Refusing, why: Why::State, until: None }),
         (_, EndpointState::Healthy) => None,
     }
 }

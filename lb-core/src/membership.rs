@@ -24,6 +24,8 @@ pub enum Verdict {
     Member,
     /// Its endpoint is a lame duck.
     LameDuck,
+    /// Its endpoint is down.
+    Down,
     /// Its endpoint has weight 0.
     Unweighted,
 }
@@ -34,6 +36,7 @@ impl Verdict {
         match self {
             Self::Member => "member",
             Self::LameDuck => "lame-duck",
+            Self::Down => "down",
             Self::Unweighted => "weight 0",
         }
     }
@@ -153,9 +156,10 @@ pub struct Memberships<'a> {
 impl<'a> Memberships<'a> {
     /// Of `service`, in a job of `count` tasks, out of `endpoints`.
     pub fn new(service: &Service, count: u32, endpoints: &'a EndpointList) -> Self {
-        let wanted = endpoints.as_slice().iter().any(Endpoint::is_wanted);
-        // Lame ducks can serve, which is better than refusing everybody.
-        let admit = if wanted { Endpoint::is_wanted } else { |endpoint: &Endpoint| endpoint.weight > 0 };
+        // Lame ducks can serve, which is better than refusing everybody; and so, perhaps, can those that are down.
+        let with_weight = endpoints.as_slice().iter().filter(|endpoint| endpoint.weight > 0);
+        let best = with_weight.map(|endpoint| endpoint.state).min();
+        let admit = |endpoint: &Endpoint| endpoint.weight > 0 && Some(endpoint.state) == best;
         let pool = Pool::of(endpoints, admit, service.policy.is_weighted());
         let Subset::Sized { algorithm, size } = service.subset else {
             let (subset, tried, shares) = (None, Vec::new(), Shares::Weights);
@@ -264,6 +268,7 @@ pub fn state(endpoint: &Endpoint) -> BackendState {
     match (endpoint.weight, endpoint.state) {
         (0, _) => BackendState::Unweighted,
         (_, EndpointState::LameDuck) => BackendState::LameDuck,
+        (_, EndpointState::Down) => BackendState::Down,
         (_, EndpointState::Healthy) => BackendState::Healthy,
     }
 }
@@ -282,13 +287,17 @@ mod tests {
         Service { policy, ..Service::new("users", "10.96.0.10:80".parse().unwrap(), subset, 7) }
     }
 
-    /// Endpoints by index: `h` healthy, `l` lame duck, `0` weight 0, `.` hole.
+    /// Endpoints by index: `h` healthy, `l` lame duck, `d` down, `0` weight 0, `.` hole.
     fn endpoints(pattern: &str) -> EndpointList {
         let endpoint = |index: usize, kind: char| Endpoint {
             address: format!("10.0.{}.{}:80", index / 250, index % 250 + 1).parse().unwrap(),
             index: u32::try_from(index).unwrap(),
             weight: u16::from(kind != '0'),
-            state: if kind == 'l' { EndpointState::LameDuck } else { EndpointState::Healthy },
+            state: match kind {
+                'l' => EndpointState::LameDuck,
+                'd' => EndpointState::Down,
+                _ => EndpointState::Healthy,
+            },
             zone: None,
             agent: None,
         };
@@ -319,6 +328,22 @@ mod tests {
         check(Subset::All, "ll0.", &[0, 1]);
         check(Subset::All, "00", &[]);
         check(Subset::All, "ll0h", &[3]);
+    }
+
+    #[test]
+    fn who_is_down_serves_only_when_nobody_else_has_a_weight_and_stands_in_for_nobody() {
+        check(Subset::All, "dd0.", &[0, 1]);
+        check(Subset::All, "dl0d", &[1]);
+        check(Subset::All, "dlhd", &[2]);
+        for subset in
+            [Subset::All, Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(2) }]
+        {
+            let task = Task { index: 3, count: 10 };
+            let membership = Membership::of(&service(subset), task, &endpoints("hdlhdhdlhd"));
+            let others = membership.next.iter().chain(&membership.lame_ducks).chain(&membership.members);
+            assert!(others.map(|member| member.endpoint.state).all(|state| state != EndpointState::Down));
+            assert!(!membership.lame_ducks.is_empty());
+        }
     }
 
     #[test]

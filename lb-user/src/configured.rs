@@ -171,6 +171,7 @@ fn endpoint(endpoint: &Endpoint) -> String {
     let state = match state {
         EndpointState::Healthy => "",
         EndpointState::LameDuck => " lame-duck",
+        EndpointState::Down => " down",
     };
     let zone = zone.as_ref().map_or_else(String::new, |zone| format!(" zone {zone}"));
     let agent = agent.map_or_else(String::new, |agent| format!(" agent {agent}"));

@@ -96,9 +96,9 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Whether it is to be looked at first: connects or probes fail, or it is ejected because they did.
+    /// Whether it is to be looked at first: connects or probes fail, it is ejected because they did, or its list says that it is down.
     pub fn is_failing(&self) -> bool {
-        self.failing || self.ejection.is_some() || self.state == REFUSING
+        self.failing || self.ejection.is_some() || [REFUSING, DOWN].contains(&self.state.as_str())
     }
 
     /// Shows the verdict of probes or reports as its state, if nobody has said anything worse.
@@ -116,6 +116,9 @@ impl Backend {
 
 /// The state of a backend that is refusing connections.
 pub const REFUSING: &str = "refusing";
+
+/// The state of a backend that is down by its list.
+pub const DOWN: &str = abi::BackendState::Down.name();
 
 /// What reports or probes say of a backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

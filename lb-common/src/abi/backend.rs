@@ -119,6 +119,8 @@ pub enum BackendState {
     Leaving = 4,
     /// Unavailable for long: others stand in for it, and it is in no table until it is back.
     Replaced = 5,
+    /// Its source knows that it fails: nothing, unless nobody else has a weight.
+    Down = 6,
 }
 
 impl BackendState {
@@ -131,6 +133,7 @@ impl BackendState {
             3 => Self::Unweighted,
             4 => Self::Leaving,
             5 => Self::Replaced,
+            6 => Self::Down,
             _ => return None,
         })
     }
@@ -144,6 +147,7 @@ impl BackendState {
             Self::Unweighted => "unweighted",
             Self::Leaving => "leaving",
             Self::Replaced => "replaced",
+            Self::Down => "down",
         }
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use lb_common::abi::MAX_SUBSET;
 
 use super::{Evenness, Member, Membership, Unused, Verdict};
-use crate::endpoint::{Endpoint, EndpointList};
+use crate::endpoint::{Endpoint, EndpointList, EndpointState};
 use crate::subset::{self, Algorithm, Position};
 use crate::weights::{self, Graph, Precision, Solution};
 
@@ -41,10 +41,11 @@ impl<'a> Pool<'a> {
         let mut by_index = vec![None; list.index_space() as usize];
         let (mut admitted, mut capacity) = (0, 0.0);
         for (at, endpoint) in endpoints.iter().enumerate() {
-            let verdict = match endpoint.weight {
+            let verdict = match (endpoint.weight, endpoint.state) {
                 _ if admit(endpoint) => Verdict::Member,
-                0 => Verdict::Unweighted,
-                _ => Verdict::LameDuck,
+                (0, _) => Verdict::Unweighted,
+                (_, EndpointState::Down) => Verdict::Down,
+                (_, EndpointState::LameDuck | EndpointState::Healthy) => Verdict::LameDuck,
             };
             if verdict == Verdict::Member {
                 admitted += 1;
@@ -277,7 +278,7 @@ impl<'a> Pool<'a> {
             let (list, most) = match verdict {
                 Verdict::Member => (&mut standby.next, most_next),
                 Verdict::LameDuck => (&mut standby.lame_ducks, most_lame_ducks),
-                Verdict::Unweighted => continue,
+                Verdict::Down | Verdict::Unweighted => continue,
             };
             if list.len() < most && !taken.contains(&index) {
                 list.push(mean.member(endpoint));

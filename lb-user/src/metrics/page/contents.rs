@@ -162,9 +162,10 @@ impl Page {
     }
 
     pub fn each_backend(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
-        const STATES: [BackendState; 5] = [
+        const STATES: [BackendState; 6] = [
             BackendState::Healthy,
             BackendState::LameDuck,
+            BackendState::Down,
             BackendState::Unweighted,
             BackendState::Leaving,
             BackendState::Replaced,

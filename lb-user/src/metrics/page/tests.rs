@@ -286,7 +286,7 @@ fn a_backend_has_one_state_and_every_ending() {
     let page = page(Form::OpenMetrics, vec![client()]);
     let value = |line: &&str| line.ends_with(" 1");
     let states = lines(&page, "socklb_backend_state{");
-    assert_eq!(states.len(), 5);
+    assert_eq!(states.len(), 6);
     let [one] = states.iter().filter(|line| value(line)).collect::<Vec<_>>()[..] else {
         panic!("{states:?}")
     };
