@@ -10,7 +10,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use lb_config::endpoints;
+use lb_config::endpoints::{self, Reading};
 use lb_core::report_keys::{BackendKey, Keys, ServiceKey};
 use lb_document::diagnostic::{Faults, utf8};
 use lb_user::config::{self, Environment};
@@ -40,12 +40,16 @@ pub struct Target {
 }
 
 /// All readers.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 13] = [
     Target { name: "agent", read: agent::agent },
     Target { name: "agent_configuration", read: agent_configuration },
     Target { name: "configuration", read: configuration },
     Target { name: "endpoints_toml", read: |text| endpoint_file(text, Path::new("users.toml")) },
     Target { name: "endpoints_json", read: |text| endpoint_file(text, Path::new("users.json")) },
+    Target { name: "endpoints_yaml", read: |text| endpoint_file(text, Path::new("users.yaml")) },
+    Target { name: "endpoints_slices", read: |text| endpoint_file(text, Path::new("slices.json")) },
+    Target { name: "endpoints_consul", read: |text| endpoint_file(text, Path::new("consul.json")) },
+    Target { name: "endpoints_envoy", read: |text| endpoint_file(text, Path::new("assignment.json")) },
     Target { name: "frames", read: frames::frames },
     Target { name: "http", read: http::requests },
     Target { name: "keys", read: keys::keys },
@@ -125,12 +129,14 @@ fn agent_configuration(text: &[u8]) {
 
 fn endpoint_file(text: &[u8], path: &Path) {
     let service = SocketAddr::from(([10, 96, 0, 10], 80));
-    let read = || endpoints::parse(text, path, service, &[service]);
+    let reading = Reading { path, port_name: Some("http"), service: Some(service), services: &[service] };
+    let read = || endpoints::parse(text, &reading);
     match read() {
         Ok(parsed) => {
             let list = &parsed.list;
             assert!(!list.as_slice().is_empty(), "an empty list is refused");
             assert!(list.as_slice().iter().all(|endpoint| endpoint.address != service), "it would go round");
+            parsed.notes.iter().for_each(|note| cannot_be_obeyed(note));
             assert_eq!(read().expect("it was good"), parsed);
         }
         Err(faults) => {
@@ -144,8 +150,13 @@ fn endpoint_file(text: &[u8], path: &Path) {
 fn can_be_shown(faults: &Faults) {
     for text in [faults.to_string(), faults.terminal(false).to_string()] {
         assert!(!text.is_empty());
-        let is_obeyed = |c: &char| c.is_control() && *c != '\n' || ('\u{202a}'..='\u{202e}').contains(c);
-        let obeyed = text.chars().find(is_obeyed);
-        assert_eq!(obeyed, None, "{text:?}");
+        cannot_be_obeyed(&text);
     }
+}
+
+/// By a terminal.
+fn cannot_be_obeyed(text: &str) {
+    let is_obeyed = |c: &char| c.is_control() && *c != '\n' || ('\u{202a}'..='\u{202e}').contains(c);
+    let obeyed = text.chars().find(is_obeyed);
+    assert_eq!(obeyed, None, "{text:?}");
 }

@@ -1,4 +1,4 @@
-//! Reads the endpoints of one service from a file: TOML, or JSON, either that which Prometheus calls `file_sd` or a list of addresses.
+//! Reads the endpoints of one service from a file: our own TOML, or what others write in JSON or YAML.
 //!
 //! A file is complete or refused: a file that is half written must not take backends away from the service. Reads text
 //! only; when to read it, and that the last good list stays when this refuses, is for the caller.
@@ -21,19 +21,34 @@ use lb_document::{
     section,
 };
 
+mod consul;
+
 mod entries;
+
+mod envoy;
 
 mod file_sd;
 
 mod json;
+
+mod shape;
+
+mod slices;
+
+mod yaml;
+
+use json::Document;
 
 /// The largest endpoint file that is read, to bound memory and time when the wrong file is named: 16,384 endpoints
 /// need about 2 MiB.
 pub const MAX_FILE_BYTES: usize = 4 << 20;
 
 /// The words for a state, as all formats write them.
-const STATES: [(&str, EndpointState); 2] =
-    [("healthy", EndpointState::Healthy), ("lame-duck", EndpointState::LameDuck)];
+const STATES: [(&str, EndpointState); 3] = [
+    ("healthy", EndpointState::Healthy),
+    ("lame-duck", EndpointState::LameDuck),
+    ("down", EndpointState::Down),
+];
 
 section! {
     keys, "[[endpoint]]", "an endpoint", "in an endpoint file, one for each endpoint of the service";
@@ -43,7 +58,7 @@ section! {
         "its number among the service's endpoints; for all of them or for none";
     WEIGHT "weight": Number(0..=0xffff), Is(1), "capacity relative to the others; 0: no new connections";
     STATE "state": Words<(&'static str, EndpointState)>(&STATES, |state| state.0), Is(STATES[0]),
-        "a lame duck serves, but asks for no new connections";
+        "a lame duck serves, but asks for no new connections; one that is down gets none while any other endpoint has a weight";
     ZONE "zone": Text<String>(&["b"], |text| Ok(text.to_owned())), Means("none"), "where it runs; has no effect yet";
     AGENT "agent": Text<SocketAddr>(&["10.0.0.1:9465"], address), Means("its address, at the `port` of the service's `health`"),
         "where the agent listens that reports of it";
@@ -69,17 +84,36 @@ pub fn is_json(text: &[u8]) -> bool {
     }
 }
 
-/// Reads the content of the endpoint file at `path`, which is JSON if it begins so or if the name ends in `.json`, and TOML otherwise.
-/// `service` is dialled at that address, if it is known; `services` are the addresses of all services.
+/// Whether a text is YAML, by its first line that is neither blank nor a comment: TOML has neither `- ` nor `key: ` there.
+fn is_yaml(text: &str) -> bool {
+    let lines = text.trim_start_matches('\u{feff}').lines().map(str::trim);
+    let first = lines.clone().find(|line| !line.is_empty() && !line.starts_with('#')).unwrap_or_default();
+    let key = first.split_once(':').filter(|(_, value)| value.is_empty() || value.starts_with(' '));
+    let is_key = |key: &str| !key.contains(['=', '[', '{']);
+    first == "-"
+        || ["- ", "---", "%"].iter().any(|start| first.starts_with(start))
+        || key.is_some_and(|(key, _)| is_key(key))
+}
+
+/// A file that is read, and what is known of what it is for.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading<'a> {
+    /// Where it is. A name that ends in `.json`, `.yaml` or `.yml` tells how it is written, if the text does not.
+    pub path: &'a Path,
+    /// Which port of the endpoints is meant, where they have several with names.
+    pub port_name: Option<&'a str>,
+    /// Where the service is dialled, if that is known.
+    pub service: Option<SocketAddr>,
+    /// Where all services are dialled.
+    pub services: &'a [SocketAddr],
+}
+
+/// Reads the content of an endpoint file: JSON or YAML, told by how it begins or else by its name, and TOML otherwise.
 ///
 /// # Errors
 /// All faults of the file. A file without any endpoint is one.
-pub fn parse(
-    text: &[u8],
-    path: &Path,
-    service: impl Into<Option<SocketAddr>>,
-    services: &[SocketAddr],
-) -> Result<Parsed, Faults> {
+pub fn parse(text: &[u8], reading: &Reading<'_>) -> Result<Parsed, Faults> {
+    let path = reading.path;
     if text.len() > MAX_FILE_BYTES {
         let mut report = Report::new(path, "");
         let message = format!("the file is longer than {MAX_FILE_BYTES} bytes");
@@ -88,24 +122,55 @@ pub fn parse(
     }
     let text = utf8(text, path)?;
     let mut report = Report::new(path, text);
-    let is_json = is_json(text.as_bytes()) || path.extension().is_some_and(|extension| extension == "json");
     let mut notes = Vec::new();
-    let entries = if text.trim().is_empty() {
-        Vec::new()
-    } else if is_json {
-        file_sd::read(text, &mut report, &mut notes)
-    } else {
-        read_toml(text, &mut report)
+    let entries = match document(text, path, &mut report) {
+        _ if text.trim_matches(['\u{feff}', ' ', '\t', '\r', '\n']).is_empty() => Vec::new(),
+        Some(document) => read_document(&document, reading, &mut report, &mut notes),
+        None if report.is_clean() => read_toml(text, &mut report),
+        None => Vec::new(),
     };
     if entries.is_empty() && report.is_clean() {
-        report.add_absent(
-            0..0,
-            "no endpoint in file: an empty list is refused so that a truncated file does not take the service down",
-            "to stop all traffic give every endpoint weight = 0".to_owned(),
-        );
+        let message = match &*notes {
+            [] => "no endpoint in file: an empty list is refused so that a truncated file does not take the service down".to_owned(),
+            notes => {
+                let why = notes.iter().map(|note| note.trim_start_matches("left out: "));
+                format!("no endpoint is left: {}", why.collect::<Vec<_>>().join("; "))
+            }
+        };
+        report.add_absent(0..0, message, "to stop all traffic give every endpoint weight = 0".to_owned());
     }
-    let list = check(entries, service.into(), services, &mut report);
+    let list = check(entries, reading.service, reading.services, &mut report);
     report.finish(list.map(|list| Parsed { list, notes }))
+}
+
+/// The text as JSON, if it is JSON or YAML; `None` if it is TOML, or if something is wrong with it, which is reported.
+fn document<'t>(text: &'t str, path: &Path, report: &mut Report<'_>) -> Option<Document<'t>> {
+    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    let named_yaml = matches!(extension, "yaml" | "yml");
+    let json = Document::json(text);
+    // JSON is YAML, but its reader knows its faults better.
+    if is_json(text.as_bytes()) && !(named_yaml && json.root().is_err()) || extension == "json" {
+        Some(json)
+    } else if named_yaml || is_yaml(text) {
+        Document::yaml(text, report)
+    } else {
+        None
+    }
+}
+
+fn read_document(
+    document: &Document<'_>,
+    reading: &Reading<'_>,
+    report: &mut Report<'_>,
+    notes: &mut Vec<String>,
+) -> Vec<Entry> {
+    match document.root() {
+        Ok(root) => shape::read(&root, reading, report, notes),
+        Err(error) => {
+            document.report_syntax(&error, report);
+            Vec::new()
+        }
+    }
 }
 
 /// Refuses a list without indexes for an algorithm that goes by them, see [`lb_core::service::Subset::needs_indexes`].
@@ -172,6 +237,14 @@ impl Index {
         }
     }
 
+    /// The number, if there is one.
+    pub const fn number(&self) -> Option<u32> {
+        match self {
+            Self::Absent | Self::Wrong(_) => None,
+            Self::Given(_, number) => Some(*number),
+        }
+    }
+
     fn span(&self) -> Option<&Range<usize>> {
         match self {
             Self::Absent => None,
@@ -231,11 +304,7 @@ pub fn check(
         report.add(entry.span.clone(), message, "give every endpoint an index, or none".to_owned());
     }
     check_indexes_without_address(&entries, report);
-    let given = entries.iter().filter_map(|entry| match entry.index {
-        Index::Given(_, index) => Some(index),
-        Index::Absent | Index::Wrong(_) => None,
-    });
-    let given: BTreeSet<u32> = given.collect();
+    let given: BTreeSet<u32> = entries.iter().filter_map(|entry| entry.index.number()).collect();
     // An entry whose fault is reported needs some index for the rest to be checked: one that no other entry has. Without indexes the list
     // gives them.
     let mut free = (0..MAX_INDEXES).filter(|index| !given.contains(index));

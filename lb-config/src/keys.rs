@@ -232,6 +232,8 @@ section! {
 
     FILE "file": Text<Cow<'static, str>>(&["users.toml"], path), Means("none"),
         "a file that is watched: see [endpoint files](../guide/endpoint-files.md)";
+    PORT_NAME "port_name": Text<String>(&["http"], port_name), Means("none"),
+        "which port of the endpoints, where the file gives them several with names, as EndpointSlices do";
     STATIC "static": Form(&["[\"10.0.0.1:8080\"]"]), Means("none"),
         "a list that stands here; with `[]` every connect is refused";
 }
@@ -367,6 +369,10 @@ pub fn path(text: &str) -> Result<Cow<'static, str>, Refusal> {
         text if text.contains('\0') => Err(("contains a zero byte".to_owned(), None)),
         text => Ok(Cow::Owned(text.to_owned())),
     }
+}
+
+fn port_name(text: &str) -> Result<String, Refusal> {
+    if text.is_empty() { Err(("is empty".to_owned(), None)) } else { Ok(text.to_owned()) }
 }
 
 /// Reads digits only, of up to 64 bits.

@@ -129,7 +129,35 @@ pub enum Source {
     /// The configuration itself.
     Static(EndpointList),
     /// A file that is watched.
-    File(PathBuf),
+    File(ListFile),
+}
+
+/// An endpoint file, and what the configuration says of what is in it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ListFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Which port of the endpoints is meant, where they have several with names.
+    pub port_name: Option<String>,
+}
+
+impl ListFile {
+    /// Reads a text of this file, of the service that is dialled there; `services` are the addresses of all.
+    ///
+    /// # Errors
+    /// All faults of the text, see [`endpoints::parse`].
+    pub fn parse(
+        &self,
+        text: &[u8],
+        service: Option<SocketAddr>,
+        services: &[SocketAddr],
+    ) -> Result<endpoints::Parsed, Faults> {
+        let Self { path, port_name } = self;
+        endpoints::parse(
+            text,
+            &endpoints::Reading { path, port_name: port_name.as_deref(), service, services },
+        )
+    }
 }
 
 /// An endpoint file that a configuration names, right or wrong.
@@ -138,7 +166,7 @@ pub struct NamedFile {
     /// The address of its service, if that can be read.
     pub service: Option<SocketAddr>,
     /// The file.
-    pub path: PathBuf,
+    pub file: ListFile,
     /// Where the configuration names it.
     pub span: Range<usize>,
 }

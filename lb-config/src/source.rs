@@ -8,10 +8,10 @@ use std::path::Path;
 
 use toml::de::DeValue;
 
-use super::keys::backends::{FILE, SECTION, STATIC};
+use super::keys::backends::{FILE, PORT_NAME, SECTION, STATIC};
 use super::keys::path;
 use super::keys::service::BACKENDS;
-use super::{NamedFile, Source};
+use super::{ListFile, NamedFile, Source};
 use crate::endpoints::{self, Entry};
 use lb_document::diagnostic::{Report, quote};
 use lb_document::kind::Kind as _;
@@ -38,19 +38,19 @@ pub fn read(
     let table = item.table(&SECTION, report)?;
     match (FILE.item(&table, report), STATIC.item(&table, report)) {
         (Some(file), None) => {
-            let text = FILE.kind.read(&file, report)?;
-            if is_yaml(&text) {
-                let help = "write it as TOML or as JSON";
-                report.add(
-                    file.span(),
-                    format!("file {} is YAML by its name", quote(&text)),
-                    help.to_owned(),
-                );
-                return None;
-            }
-            Some(Source::File(directory.join(&*text)))
+            let path = directory.join(&*FILE.kind.read(&file, report)?);
+            Some(Source::File(ListFile { path, port_name: PORT_NAME.take_written(&table, report).flatten() }))
         }
-        (None, Some(list)) => read_static(&list, service, services, report),
+        (None, Some(list)) => {
+            if let Some(port_name) = PORT_NAME.item(&table, report) {
+                report.add(
+                    port_name.span(),
+                    "port_name is for a file",
+                    "leave it out: addresses have ports".to_owned(),
+                );
+            }
+            read_static(&list, service, services, report)
+        }
         (Some(_), Some(list)) => {
             report.add(list.span(), "backends has both file and static", "write one of them".to_owned());
             None
@@ -63,18 +63,14 @@ pub fn read(
     }
 }
 
-fn is_yaml(path: &str) -> bool {
-    Path::new(path).extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
-}
-
 /// The endpoint file of a service, as far as it can be read; what is wrong with it is reported elsewhere.
 pub fn named_file(table: &Table<'_>, service: Option<SocketAddr>, directory: &Path) -> Option<NamedFile> {
     let backends = table.get(BACKENDS.name)?;
     let DeValue::Table(entries) = backends.value() else { return None };
     let file = entries.get(FILE.name)?;
-    let is_read = |text: &&str| path(text).is_ok() && !is_yaml(text);
-    let text = file.get_ref().as_str().filter(is_read)?;
-    Some(NamedFile { service, path: directory.join(text), span: file.span() })
+    let text = file.get_ref().as_str().filter(|text| path(text).is_ok())?;
+    let port_name = entries.get(PORT_NAME.name).and_then(|name| name.get_ref().as_str()).map(str::to_owned);
+    Some(NamedFile { service, file: ListFile { path: directory.join(text), port_name }, span: file.span() })
 }
 
 fn read_static(
@@ -103,7 +99,7 @@ mod tests {
         check(
             &with_service(&format!("name = 's'\naddress = 'users:80'\nbackends = {{ static = {list} }}")),
             &[
-                "6:11: address \"users:80\" is a host name, and names are not resolved (write an IP address and a port, \
+                "6:11: address \"users:80\" is a host name, and names are not resolved yet (write an IP address and a port, \
                  as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
                 "7:24: 10.0.0.1:0 cannot be connected to: port 0",
                 "7:38: 224.0.0.1:80 cannot be connected to: a multicast address",
@@ -117,8 +113,11 @@ mod tests {
         let backends =
             |value: &str| with_service(&format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {value}"));
         let source = |value: &str| services(&backends(value)).remove(0).source;
-        assert_eq!(source("{ file = 'u.toml' }"), Source::File("/etc/socklb/u.toml".into()));
-        assert_eq!(source("{ file = '/srv/u.json' }"), Source::File("/srv/u.json".into()));
+        let file = |path: &str, port_name: Option<&str>| {
+            Source::File(ListFile { path: path.into(), port_name: port_name.map(str::to_owned) })
+        };
+        assert_eq!(source("{ file = 'u.toml' }"), file("/etc/socklb/u.toml", None));
+        assert_eq!(source("{ file = '/srv/u.yaml', port_name = 'http' }"), file("/srv/u.yaml", Some("http")));
         let Source::Static(list) = source("{ static = ['10.0.0.2:80', '10.0.0.1:80'] }") else {
             panic!("a list was written")
         };
@@ -134,9 +133,10 @@ mod tests {
             ("['10.0.0.1:80']", "7:12: backends must be a table, not a list (write { static = [..] })"),
             ("1", "7:12: backends must be a table, not a whole number"),
             (
-                "{ file = 'users.yaml' }",
-                "7:21: file \"users.yaml\" is YAML by its name (write it as TOML or as JSON)",
+                "{ static = ['10.0.0.1:1'], port_name = 'http' }",
+                "7:51: port_name is for a file (leave it out: addresses have ports)",
             ),
+            ("{ file = 'f', port_name = '' }", "7:38: port_name is empty"),
             (
                 "{}",
                 "7:12: backends has neither file nor static (write { file = \"users.toml\" } or { static = \
@@ -169,7 +169,7 @@ mod tests {
         check(
             &backends("{ static = ['x', '10.0.0.1:0'] }"),
             &[
-                "7:24: an entry of static \"x\" is a host name, and names are not resolved (write an IP address and a \
+                "7:24: an entry of static \"x\" is a host name, and names are not resolved yet (write an IP address and a \
                  port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
                 "7:29: 10.0.0.1:0 cannot be connected to: port 0",
             ],

@@ -171,7 +171,7 @@ fn users(job: &str) -> ClientService {
             seed: seed(job, "users"),
             errno: 111,
         },
-        source: Source::File("/etc/socklb/users.toml".into()),
+        source: Source::File(ListFile { path: "/etc/socklb/users.toml".into(), port_name: None }),
         probe: None,
     }
 }

@@ -44,7 +44,7 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, NotAnAddress> {
     }
     let name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
     if host.bytes().all(name) && host.bytes().any(|byte| byte.is_ascii_alphabetic()) {
-        return refusal("is a host name, and names are not resolved", example());
+        return refusal("is a host name, and names are not resolved yet", example());
     }
     refusal("is not an address", example())
 }

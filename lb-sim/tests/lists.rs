@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use lb_config::endpoints;
+use lb_config::ListFile;
 use lb_core::membership::Membership;
 use lb_core::service::{Service, Size, Subset, Task};
 use lb_core::subset::Algorithm;
@@ -74,8 +74,10 @@ fn folder() -> tempfile::TempDir {
 
 /// What the daemon of a task uses: address and share of each member.
 fn of_daemon(service: &Service, task: Task) -> Vec<(String, f64)> {
-    let list =
-        endpoints::parse(ENDPOINTS.as_bytes(), Path::new("users.toml"), None, &[]).expect("a list").list;
+    let list = ListFile { path: "users.toml".into(), port_name: None }
+        .parse(ENDPOINTS.as_bytes(), None, &[])
+        .expect("a list")
+        .list;
     let members = Membership::of(service, task, &list).members.into_iter();
     members.map(|member| (member.endpoint.address.to_string(), member.share)).collect()
 }

@@ -13,7 +13,7 @@ use lb_kernel::{DatapathError, Pins, ServiceView, Tables};
 use lb_view::configured::{Configured, Keys, SCHEMA};
 
 use crate::config::keys::ERRNOS;
-use crate::config::{Client, ClientService, Config, Probe, ProbeFrom, ProbeKind, Reports, Source};
+use crate::config::{Client, ClientService, Config, ListFile, Probe, ProbeFrom, ProbeKind, Reports, Source};
 use lb_document::in_units;
 
 /// A value that is not given, of a key that has none by default.
@@ -158,7 +158,10 @@ fn errno_text(errno: u16) -> String {
 /// Where endpoints come from. A list that stands in the configuration is told whole, because it is compared.
 fn source(source: &Source) -> String {
     match source {
-        Source::File(path) => format!("file {}", path.display()),
+        Source::File(ListFile { path, port_name: None }) => format!("file {}", path.display()),
+        Source::File(ListFile { path, port_name: Some(name) }) => {
+            format!("file {} port_name {name}", path.display())
+        }
         Source::Static(list) => {
             let endpoints: Vec<String> = list.as_slice().iter().map(endpoint).collect();
             format!("static [{}]", endpoints.join(", "))

@@ -18,12 +18,12 @@ pub fn file_sources(config: &Config) -> Vec<FileSource> {
     let services: Vec<_> = config.clients.iter().flat_map(|client| &client.services).collect();
     let mut sources: Vec<FileSource> = Vec::new();
     for configured in services {
-        let Source::File(path) = &configured.source else { continue };
+        let Source::File(file) = &configured.source else { continue };
         let service = &configured.service;
-        if sources.iter().any(|source| source.service == service.address && source.path == *path) {
+        if sources.iter().any(|source| source.service == service.address && source.file == *file) {
             continue;
         }
-        sources.push(FileSource::new(service, path.clone(), &config.addresses, &config.paths.state));
+        sources.push(FileSource::new(service, file.clone(), &config.addresses, &config.paths.state));
     }
     sources
 }
@@ -32,11 +32,11 @@ pub fn file_sources(config: &Config) -> Vec<FileSource> {
 pub fn assignments(clients: &[Client], sources: &[FileSource]) -> Result<AssignmentsByService, Failure> {
     let mut by_service = assignments::statics(clients, &AssignmentsByService::new());
     for configured in clients.iter().flat_map(|client| &client.services) {
-        let Source::File(path) = &configured.source else { continue };
+        let Source::File(file) = &configured.source else { continue };
         let Service { name, address, .. } = &configured.service;
         if !by_service.contains_key(name) {
             let mut sources = sources.iter();
-            let source = sources.find(|source| source.path == *path && source.service == *address);
+            let source = sources.find(|source| source.file == *file && source.service == *address);
             let mut assignments = source.context("every file has a source")?.read()?.assignments;
             assignments.complete(&assignments::consumers(clients, name));
             by_service.insert(name.clone(), assignments);

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use lb_config::ListFile;
 use lb_config::endpoints::{self, Parsed};
 use lb_core::feed::{List, ReadFailure, Version};
 use lb_core::service::Service;
@@ -127,7 +128,7 @@ pub fn answers(path: &Path) -> Option<Stamp> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSource {
     /// The file.
-    pub path: PathBuf,
+    pub file: ListFile,
     /// The service's address.
     pub service: SocketAddr,
     /// The addresses of all services.
@@ -141,17 +142,20 @@ pub struct FileSource {
 impl FileSource {
     /// The source of a service, keeping its last good list in the directory `state`. No endpoint may have one of the
     /// addresses `services`, which are those of all services.
-    pub fn new(service: &Service, path: PathBuf, services: &[SocketAddr], state: &Path) -> Self {
-        // The ending keeps the names of two services apart. A text that is JSON is known by itself.
-        let format =
-            if path.extension().is_some_and(|extension| extension == "json") { "json" } else { "toml" };
-        let file = format!("{}.{format}", service.name);
+    pub fn new(service: &Service, file: ListFile, services: &[SocketAddr], state: &Path) -> Self {
+        // The ending keeps the names of two services apart. A text that is JSON or YAML is mostly known by itself.
+        let format = match file.path.extension().and_then(|extension| extension.to_str()) {
+            Some("json") => "json",
+            Some("yaml" | "yml") => "yaml",
+            _ => "toml",
+        };
+        let last_good = state.join("last-good").join(format!("{}.{format}", service.name));
         Self {
-            path,
+            file,
             service: service.address,
             services: services.to_vec(),
             needs_indexes: service.subset.needs_indexes(),
-            last_good: state.join("last-good").join(file),
+            last_good,
         }
     }
 
@@ -160,7 +164,7 @@ impl FileSource {
     /// # Errors
     /// If it cannot be read whole or is not a valid list.
     pub fn read(&self) -> Result<Contents, SourceError> {
-        self.parse(&self.path, read_whole(&self.path)?)
+        self.parse(&self.file.path, read_whole(&self.file.path)?)
     }
 
     /// The list in a text that was read from `path`, the file or what was kept of it.
@@ -171,7 +175,8 @@ impl FileSource {
         if path == self.last_good && !last_good::is_whole(&text) {
             return Err(SourceError::CutOff(path.to_owned()));
         }
-        let Parsed { list, notes } = endpoints::parse(&text, path, self.service, &self.services)?;
+        let file = ListFile { path: path.to_owned(), ..self.file.clone() };
+        let Parsed { list, notes } = file.parse(&text, Some(self.service), &self.services)?;
         endpoints::check_indexes(&list, self.needs_indexes, path)?;
         Ok(Contents { assignments: Assignments::new(list), notes: notes.into(), text: text.into() })
     }
@@ -202,17 +207,17 @@ impl List for Contents {
     }
 }
 
-/// Reads the list at `path`. `service` is dialled at that address, if it is known;
+/// Reads the list of a file. `service` is dialled at that address, if it is known;
 /// `services` are the addresses of all services.
 ///
 /// # Errors
 /// If the file cannot be read whole or is not a valid list.
 pub fn read_list(
-    path: &Path,
+    file: &ListFile,
     service: Option<SocketAddr>,
     services: &[SocketAddr],
 ) -> Result<Parsed, SourceError> {
-    Ok(endpoints::parse(&read_whole(path)?, path, service, services)?)
+    Ok(file.parse(&read_whole(&file.path)?, service, services)?)
 }
 
 /// Reads a file that was not changed meanwhile.

@@ -134,6 +134,53 @@ fn lame_ducks_serve_when_nobody_else_does() {
 }
 
 #[test]
+fn who_is_down_serves_only_when_nobody_else_has_a_weight() {
+    let fixture = Fixture::new();
+    let down = "state = \"down\"";
+    fixture.write_endpoints(&[("127.0.0.1:8001", down), ("127.0.0.1:8002", ""), ("127.0.0.1:8003", down)]);
+    expect(&fixture, &["b2"]);
+    fixture.write_endpoints(&[
+        ("127.0.0.1:8001", down),
+        ("127.0.0.1:8002", "state = \"lame-duck\""),
+        ("127.0.0.1:8003", down),
+    ]);
+    expect(&fixture, &["b2"]);
+    fixture.write_endpoints(&[
+        ("127.0.0.1:8001", down),
+        ("127.0.0.1:8002", "weight = 0"),
+        ("127.0.0.1:8003", down),
+    ]);
+    expect(&fixture, &["b1", "b3"]);
+    look(|| fixture.setup.backend("127.0.0.1:8001").map(|backend| backend.state))
+        .becomes(Some("down".to_owned()));
+}
+
+#[test]
+fn a_list_may_change_its_shape_from_one_reading_to_the_next() {
+    let fixture = Fixture::new();
+    let write = |text: &str| {
+        let file = fixture.setup.folder.join("users.toml");
+        replace(&file, text);
+    };
+    let slice = |address: &str| {
+        format!(
+            "{{\"kind\":\"EndpointSlice\",\"apiVersion\":\"discovery.k8s.io/v1\",\"addressType\":\"IPv4\",\"endpoints\":[\
+             {{\"addresses\":[\"{address}\"],\"conditions\":{{\"ready\":true}}}}],\"ports\":[{{\"name\":\"\",\"port\":8002}}]}}"
+        )
+    };
+    write("- targets: [127.0.0.1:8001]\n");
+    expect(&fixture, &["b1"]);
+    write(&slice("127.0.0.1"));
+    expect(&fixture, &["b2"]);
+    write(
+        "[{\"Node\":{\"Address\":\"127.0.0.1\"},\"Service\":{\"Service\":\"users\",\"Port\":8003},\"Checks\":[]}]",
+    );
+    expect(&fixture, &["b3"]);
+    write("endpoint = [{ address = '127.0.0.1:8001' }]");
+    expect(&fixture, &["b1"]);
+}
+
+#[test]
 fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();

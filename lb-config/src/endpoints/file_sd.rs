@@ -1,4 +1,4 @@
-//! Reads the JSON that Prometheus calls `file_sd`, groups of targets with labels; or a list of addresses alone.
+//! Reads what Prometheus calls `file_sd`, groups of targets with labels; or a list of addresses alone.
 //!
 //! An operator who already writes such files for Prometheus need not write another. Labels that socklb does not know
 //! are ignored, as the format wants it. Programs in Go write `null` for an empty list or map, which counts as absent.
@@ -12,11 +12,11 @@ use std::ops::Range;
 
 use lb_common::abi::MAX_BACKENDS;
 use lb_core::endpoint::{EndpointState, MAX_INDEXES};
-use serde_json::value::RawValue;
 
 use super::json::Value;
-use super::{Entry, Index, STATES};
+use super::{Entry, Index, STATES, keys};
 use lb_document::diagnostic::{Report, quote};
+use lb_document::kind::write;
 use lb_document::{NotAnAddress, did_you_mean, parse_address};
 
 const KEYS: [&str; 2] = ["targets", "labels"];
@@ -27,29 +27,19 @@ const LABELS: [&str; 5] = ["index", "weight", "state", "zone", "agent"];
 /// What makes a label unmistakably ours.
 const PREFIX: &str = "socklb_";
 
-/// The entries of all groups, in their order. Adds to `notes` which labels are ignored, and why.
-pub fn read(text: &str, report: &mut Report<'_>, notes: &mut Vec<String>) -> Vec<Entry> {
-    // Some editors begin a file with a byte order mark; JSON has no place for it.
-    let body = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let root: &RawValue = match serde_json::from_str(body) {
-        Ok(root) => root,
-        Err(error) => {
-            add_syntax(&error, text, report);
-            return Vec::new();
-        }
+/// The entries of a list of addresses.
+pub fn addresses(elements: &[Value<'_>], report: &mut Report<'_>) -> Vec<Entry> {
+    let target = |target: &Value<'_>| {
+        let target = Value { name: "an address of the file", ..*target };
+        Entry::bare(target.span(), target.address(report))
     };
-    let root = Value { name: "the file", text, raw: root };
-    let elements = root.list(report).unwrap_or_default();
-    // The first element tells which of the two it is.
-    if elements.first().is_some_and(|first| first.kind() == "a string") {
-        let target = |target: &Value<'_>| {
-            let target = Value { name: "an address of the file", ..*target };
-            Entry::bare(target.span(), target.address(report))
-        };
-        return elements.iter().map(target).collect();
-    }
+    elements.iter().map(target).collect()
+}
+
+/// The entries of all groups, in their order. Adds to `notes` which labels are ignored, and why.
+pub fn groups(elements: &[Value<'_>], report: &mut Report<'_>, notes: &mut Vec<String>) -> Vec<Entry> {
     let (mut groups, mut targets) = (Vec::new(), 0);
-    for element in &elements {
+    for element in elements {
         if let Some(group) = Group::read(&Value { name: "a group of the file", ..*element }, report) {
             targets += group.targets.len();
             groups.push(group);
@@ -71,16 +61,6 @@ pub fn read(text: &str, report: &mut Report<'_>, notes: &mut Vec<String>) -> Vec
         }
     }
     groups.iter().flat_map(|group| group.entries(report)).collect()
-}
-
-fn add_syntax(error: &serde_json::Error, text: &str, report: &mut Report<'_>) {
-    let message = error.to_string();
-    let position = format!(" at line {} column {}", error.line(), error.column());
-    let line_start =
-        text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum::<usize>();
-    let at = line_start + error.column().saturating_sub(1);
-    let message = message.strip_suffix(&position).unwrap_or(&message);
-    report.add_syntax(at..at + 1, message.replace("EOF", "the file ends"), None);
 }
 
 /// A label as it is written: where, and what.
@@ -150,6 +130,9 @@ impl<'t> Group<'t> {
     /// Other labels than ours are for other readers of the file.
     fn labels(&mut self, labels: &Value<'_>, report: &mut Report<'_>) {
         for (key, value) in labels.members(report).unwrap_or_default() {
+            // Prometheus takes null as a label that is not there.
+            let written = Some(value).filter(|value| value.kind() != "null");
+            let Some(value) = written else { continue };
             let Some(text) = value.text_of(&key.name, report) else { continue };
             let (place, name) = match key.name.strip_prefix(PREFIX) {
                 Some(name) => (&mut self.own, name),
@@ -215,8 +198,8 @@ impl Labels {
             }
             "state" => {
                 let state = STATES.iter().find(|(word, _)| *word == text).map(|(_, state)| *state);
-                let help = || Some("write \"healthy\" or \"lame-duck\"".to_owned());
-                self.state = Some(state.ok_or_else(|| (format!("unknown state {}", quote(text)), help()))?);
+                let refused = || (format!("unknown state {}", quote(text)), Some(write(&keys::STATE.kind)));
+                self.state = Some(state.ok_or_else(refused)?);
             }
             "zone" => self.zone = Some(text.to_owned()),
             _ => {
@@ -229,7 +212,7 @@ impl Labels {
     }
 }
 
-fn number(text: &str, max: u32, name: &str) -> Result<u32, (String, Option<String>)> {
+pub fn number(text: &str, max: u32, name: &str) -> Result<u32, (String, Option<String>)> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse().ok().filter(|number| digits && *number <= max);
     number.ok_or_else(|| (format!("{name} is {}", quote(text)), Some(format!("write \"0\" to \"{max}\""))))
@@ -240,15 +223,24 @@ mod tests {
     use std::fmt::Write as _;
     use std::path::Path;
 
+    use super::super::Reading;
     use super::super::json::MAX_MEMBERS;
     use super::*;
     use lb_common::abi::MAX_BACKENDS;
     use lb_core::endpoint::{Endpoint, EndpointList};
     use proptest::prelude::*;
 
+    fn reading<'a>(
+        path: &'a str,
+        service: impl Into<Option<SocketAddr>>,
+        services: &'a [SocketAddr],
+    ) -> Reading<'a> {
+        Reading { path: Path::new(path), port_name: None, service: service.into(), services }
+    }
+
     fn read(text: &str) -> Result<EndpointList, String> {
         let service = "10.96.0.10:80".parse().unwrap();
-        super::super::parse(text.as_bytes(), Path::new("e.json"), service, &[service])
+        super::super::parse(text.as_bytes(), &reading("e.json", service, &[service]))
             .map(|parsed| parsed.list)
             .map_err(|faults| faults.to_string())
     }
@@ -328,7 +320,7 @@ mod tests {
     fn json_is_known_by_how_it_begins_whatever_its_name() {
         let service = "10.96.0.10:80".parse().unwrap();
         let parse = |text: &str| {
-            let parsed = super::super::parse(text.as_bytes(), Path::new("targets"), service, &[service]);
+            let parsed = super::super::parse(text.as_bytes(), &reading("targets", service, &[service]));
             parsed.map(|parsed| parsed.list)
         };
         let expected = read(GOOD).unwrap();
@@ -336,9 +328,10 @@ mod tests {
         for text in [GOOD, &format!("\u{feff}{GOOD}"), &format!(" \n\t{GOOD}"), &lines] {
             assert_eq!(parse(text).unwrap(), expected, "{text:?}");
         }
-        assert_eq!(
-            parse("{\"Node\": 1}").unwrap_err().to_string(),
-            "targets:1:1: the file must be a list, not an object"
+        let other = parse("{\"Node\": 1}").unwrap_err().to_string();
+        assert!(
+            other.starts_with("targets:1:1: the file is an object that is no list of endpoints"),
+            "{other}"
         );
         for toml in ["[[endpoint]]\naddress = '10.0.0.1:1'", "[ [ endpoint ] ]", "endpoint = []", "# [{"] {
             assert!(!super::super::is_json(toml.as_bytes()), "{toml}");
@@ -348,7 +341,7 @@ mod tests {
     #[test]
     fn a_bad_file_names_the_place_and_what_is_right() {
         let cases = [
-            ("{}", "1:1: the file must be a list, not an object"),
+            ("1", "1:1: the file must be a list, not a number"),
             ("[1]", "1:2: a group of the file must be an object, not a number"),
             ("[{\"targets\": \"x\"}]", "1:14: targets must be a list, not a string"),
             ("[{\"targets\": [null]}]", "1:15: target must be a string, not null"),
@@ -364,7 +357,7 @@ mod tests {
             ("[{\"targets\": [\"\\ud800\"]}]", "1:15: \"\\ud800\" is not text"),
             (
                 "[{\"targets\": [\"users:80\"]}]",
-                "1:15: target \"users:80\" is a host name, and names are not resolved (write an IP address and a port, \
+                "1:15: target \"users:80\" is a host name, and names are not resolved yet (write an IP address and a port, \
                  as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
             ),
         ];
@@ -383,7 +376,10 @@ mod tests {
             ("{\"socklb_weight\": \"+3\"}", "weight is \"+3\" (write \"0\" to \"65535\")"),
             ("{\"socklb_weight\": \"\"}", "weight is \"\" (write \"0\" to \"65535\")"),
             ("{\"socklb_index\": \"65536\"}", "index is \"65536\" (write \"0\" to \"65535\")"),
-            ("{\"socklb_state\": \"dead\"}", "unknown state \"dead\" (write \"healthy\" or \"lame-duck\")"),
+            (
+                "{\"socklb_state\": \"dead\"}",
+                "unknown state \"dead\" (write \"healthy\" or \"lame-duck\" or \"down\")",
+            ),
             (
                 "{\"socklb_agent\": \"10.0.0.1\"}",
                 "agent \"10.0.0.1\" has no port (write \"10.0.0.1:8080\", with the right port)",
@@ -430,11 +426,11 @@ mod tests {
             "e.json:1:73: weight is \"x\" (write \"0\" to \"65535\")\n\
              e.json:2:13: address 10.0.0.1:1 is already on line 1\n\
              e.json:2:52: index is \"-1\" (write \"0\" to \"65535\")\n\
-             e.json:3:13: target \"users:1\" is a host name, and names are not resolved (write an IP address and a port, as \
+             e.json:3:13: target \"users:1\" is a host name, and names are not resolved yet (write an IP address and a port, as \
              in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")\n\
              e.json:3:49: index 1 is already on line 1\n\
              e.json:4:52: index 1 is already on line 1\n\
-             e.json:4:71: unknown state \"dead\" (write \"healthy\" or \"lame-duck\")\n\
+             e.json:4:71: unknown state \"dead\" (write \"healthy\" or \"lame-duck\" or \"down\")\n\
              e.json:5:13: address 10.0.0.1:1 is already on line 1\n\
              e.json:5:63: zone must be a string, not a number (write \"7\")",
         );
@@ -447,7 +443,7 @@ mod tests {
         };
         let groups: Vec<String> = labels.iter().enumerate().map(group).collect();
         let text = format!("[{}]", groups.join(",\n"));
-        let parsed = super::super::parse(text.as_bytes(), Path::new("e.json"), None, &[]).unwrap();
+        let parsed = super::super::parse(text.as_bytes(), &reading("e.json", None, &[])).unwrap();
         let mut list = parsed.list.as_slice().to_vec();
         list.sort_by_key(|endpoint| endpoint.address);
         (list.iter().map(|one| (one.index, one.weight, one.state)).collect(), parsed.notes)

@@ -1,7 +1,9 @@
 //! JSON as slices of its text, looked into level by level: a parser into values would forget where each stands.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
 use lb_common::abi::MAX_BACKENDS;
@@ -12,11 +14,81 @@ use serde_json::value::RawValue;
 use lb_document::diagnostic::{Report, quote};
 use lb_document::{NotAnAddress, parse_address};
 
+use super::yaml::{self, Place};
+
+/// A text in JSON, or one in YAML as JSON.
+pub struct Document<'t> {
+    json: Cow<'t, str>,
+    /// Of YAML: where each value and key stood, in the order of the JSON.
+    places: Option<Vec<Place>>,
+}
+
+impl<'t> Document<'t> {
+    pub const fn json(text: &'t str) -> Self {
+        Self { json: Cow::Borrowed(text), places: None }
+    }
+
+    pub fn yaml(text: &str, report: &mut Report<'_>) -> Option<Self> {
+        let yaml::Json { text, places } = yaml::read(text, report)?;
+        Some(Self { json: Cow::Owned(text), places: Some(places) })
+    }
+
+    /// The whole of it as a value.
+    ///
+    /// # Errors
+    /// What is wrong with its syntax.
+    pub fn root(&self) -> Result<Value<'_>, serde_json::Error> {
+        // Some editors begin a file with a byte order mark; JSON has no place for it.
+        let body = self.json.strip_prefix('\u{feff}').unwrap_or(&self.json);
+        let raw = serde_json::from_str(body)?;
+        Ok(Value { name: "the file", document: self, raw })
+    }
+
+    /// Where a part of it stands in the text.
+    fn span(&self, part: &str) -> Range<usize> {
+        let start = part.as_ptr().addr() - self.json.as_ptr().addr();
+        match self.place(start) {
+            Some(origin) => origin,
+            None => start..start + part.len(),
+        }
+    }
+
+    /// Of YAML: where the value or key stood in which this offset lies.
+    fn place(&self, offset: usize) -> Option<Range<usize>> {
+        let places = self.places.as_ref()?;
+        let after = places.partition_point(|place| place.start as usize <= offset);
+        let origin = &places.get(after.checked_sub(1)?)?.origin;
+        Some(origin.start as usize..origin.end as usize)
+    }
+
+    /// Reports what is wrong with its syntax.
+    pub fn report_syntax(&self, error: &serde_json::Error, report: &mut Report<'_>) {
+        self.report(error, &self.json, report);
+    }
+
+    /// Reports an error of `serde_json` in a part of it.
+    fn report(&self, error: &serde_json::Error, part: &str, report: &mut Report<'_>) {
+        let before = part.split_inclusive('\n').take(error.line().saturating_sub(1));
+        let at = before.map(str::len).sum::<usize>() + error.column().saturating_sub(1);
+        let start = part.as_ptr().addr() - self.json.as_ptr().addr() + at;
+        let span = self.place(start).unwrap_or(start..start + 1);
+        let message = error.to_string();
+        let position = format!(" at line {} column {}", error.line(), error.column());
+        let message = message.strip_suffix(&position).unwrap_or(&message).replace("EOF", "the file ends");
+        let message = message.replace("expected u16", "expected 0 to 65535");
+        if error.is_data() {
+            report.add(span, message, None);
+        } else {
+            report.add_syntax(span, message, None);
+        }
+    }
+}
+
 /// A value as a slice of the text, not looked into yet.
 #[derive(Clone, Copy)]
 pub struct Value<'t> {
     pub name: &'static str,
-    pub text: &'t str,
+    pub document: &'t Document<'t>,
     pub raw: &'t RawValue,
 }
 
@@ -33,8 +105,7 @@ impl Key {
 
 impl<'t> Value<'t> {
     pub fn span(&self) -> Range<usize> {
-        let start = self.raw.get().as_ptr().addr() - self.text.as_ptr().addr();
-        start..start + self.raw.get().len()
+        self.document.span(self.raw.get())
     }
 
     pub fn kind(&self) -> &'static str {
@@ -66,7 +137,12 @@ impl<'t> Value<'t> {
         value.ok()
     }
 
+    /// Its text. In YAML a scalar that could be a number or a truth value is the text that was written: the formats that have text
+    /// there need no quotes.
     pub fn text_of(&self, name: &str, report: &mut Report<'_>) -> Option<String> {
+        if self.document.places.is_some() && matches!(self.kind(), "a number" | "true or false") {
+            return Some(self.raw.get().to_owned());
+        }
         self.parse(name, "a string", report)
     }
 
@@ -97,7 +173,31 @@ impl<'t> Value<'t> {
         Some(members)
     }
 
-    pub fn address(&self, report: &mut Report<'_>) -> Option<std::net::SocketAddr> {
+    /// Reads it as a type of `serde`'s.
+    pub fn read<T: Deserialize<'t>>(&self, report: &mut Report<'_>) -> Option<T> {
+        let text = self.raw.get();
+        let read = serde_json::from_str(text);
+        read.map_err(|error| self.document.report(&error, text, report)).ok()
+    }
+
+    /// An IP address without a port.
+    pub fn ip(&self, report: &mut Report<'_>) -> Option<IpAddr> {
+        let text = self.text_of(self.name, report)?;
+        let ip = text.parse().ok();
+        if ip.is_none() {
+            let is_name = text.bytes().any(|byte| byte.is_ascii_alphabetic()) && !text.contains(':');
+            let why =
+                if is_name { "is a host name, and names are not resolved yet" } else { "is no IP address" };
+            report.add(
+                self.span(),
+                format!("{} {} {why}", self.name, quote(&text)),
+                "write an IP address".to_owned(),
+            );
+        }
+        ip
+    }
+
+    pub fn address(&self, report: &mut Report<'_>) -> Option<SocketAddr> {
         let text = self.text_of(self.name, report)?;
         match parse_address(&text) {
             Ok(address) => Some(address),

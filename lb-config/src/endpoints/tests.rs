@@ -7,6 +7,11 @@ use lb_core::service::{Size, Subset};
 use lb_document::key::markdown;
 use proptest::prelude::*;
 
+/// A file of which nothing else is known.
+fn alone() -> Reading<'static> {
+    Reading { path: Path::new("e.toml"), port_name: None, service: None, services: &[] }
+}
+
 const SERVICE: &str = "10.96.0.10:80";
 
 #[test]
@@ -19,7 +24,10 @@ fn the_documentation_has_every_key() {
 fn read(text: &[u8], path: &str) -> Result<Vec<Endpoint>, String> {
     let service = SERVICE.parse().unwrap();
     let services = [service, "10.96.0.11:80".parse().unwrap()];
-    let list = parse(text, Path::new(path), service, &services);
+    let list = parse(
+        text,
+        &Reading { path: Path::new(path), port_name: None, service: Some(service), services: &services },
+    );
     list.map(|parsed| parsed.list.as_slice().to_vec()).map_err(|faults| faults.to_string())
 }
 
@@ -73,7 +81,7 @@ fn without_indexes_the_address_counts() {
 
 #[test]
 fn a_list_without_indexes_is_refused_where_indexes_are_places() {
-    let parsed = |text: &str| parse(text.as_bytes(), Path::new("e.toml"), None, &[]).unwrap().list;
+    let parsed = |text: &str| parse(text.as_bytes(), &alone()).unwrap().list;
     let without = parsed("endpoint = [{ address = '10.0.0.1:80' }]");
     let with = parsed("endpoint = [{ address = '10.0.0.1:80', index = 0 }]");
     let subset = |algorithm| Subset::Sized { algorithm, size: Size::Fixed(1) };
@@ -104,7 +112,7 @@ fn an_address_that_cannot_be_read_hides_no_duplicate_index() {
         |(address, index): &(&str, u32)| format!("[[endpoint]]\naddress = '{address}'\nindex = {index}\n");
     let host = |line: u32, port: &str| {
         format!(
-            "e.toml:{line}:11: address \"b:{port}\" is a host name, and names are not resolved (write an IP address and a \
+            "e.toml:{line}:11: address \"b:{port}\" is a host name, and names are not resolved yet (write an IP address and a \
              port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")"
         )
     };
@@ -146,7 +154,7 @@ fn a_bad_entry_names_the_value_and_what_is_right() {
         ("index = \"1\"", "3:9: index must be a whole number, not a string"),
         ("weight = 65536", "3:10: weight is 65536 (write 0 to 65535)"),
         ("weight = -1", "3:10: weight is -1 (write 0 to 65535)"),
-        ("state = \"dead\"", "3:9: unknown state \"dead\" (write \"healthy\" or \"lame-duck\")"),
+        ("state = \"dead\"", "3:9: unknown state \"dead\" (write \"healthy\" or \"lame-duck\" or \"down\")"),
         ("zone = 1", "3:8: zone must be a string, not a whole number"),
         (
             "agent = \"10.0.0.1\"",
@@ -164,7 +172,7 @@ fn a_bad_entry_names_the_value_and_what_is_right() {
     check(
         "[[endpoint]]\n[[endpoint]]\naddress = \"users:80\"\n[[endpoints]]\n",
         "e.toml:1:1: address is missing in an endpoint (write address = \"10.0.0.1:8080\")\n\
-         e.toml:3:11: address \"users:80\" is a host name, and names are not resolved (write an IP address and a \
+         e.toml:3:11: address \"users:80\" is a host name, and names are not resolved yet (write an IP address and a \
          port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")\n\
          e.toml:4:3: unknown key \"endpoints\" in an endpoint file (did you mean endpoint? known keys: endpoint)",
     );
@@ -174,7 +182,7 @@ fn a_bad_entry_names_the_value_and_what_is_right() {
          [[endpoint]]\naddress = \"10.0.0.3:80\"\nindex = -1\n",
         "e.toml:2:11: 10.0.0.1:0 cannot be connected to: port 0\n\
          e.toml:4:10: weight is 70000 (write 0 to 65535)\n\
-         e.toml:5:9: unknown state \"drain\" (did you mean lame-duck? write \"healthy\" or \"lame-duck\")\n\
+         e.toml:5:9: unknown state \"drain\" (did you mean lame-duck? write \"healthy\" or \"lame-duck\" or \"down\")\n\
          e.toml:6:8: zone must be a string, not a whole number\n\
          e.toml:8:11: endpoint 10.0.0.1:0 has no index, but the one on line 3 has (give every endpoint an index, \
          or none)\n\
@@ -226,13 +234,13 @@ fn entries_that_cannot_stand_together_name_both_lines() {
 fn without_its_service_a_list_is_checked_but_for_families() {
     let text = "[[endpoint]]\naddress = '10.0.0.1:80'\n[[endpoint]]\naddress = '[::1]:0'\n\
                 [[endpoint]]\naddress = '10.0.0.1:80'\n[[endpoint]]\naddress = '224.0.0.1:80'\n";
-    let faults = parse(text.as_bytes(), Path::new("e.toml"), None, &[]).unwrap_err().to_string();
+    let faults = parse(text.as_bytes(), &alone()).unwrap_err().to_string();
     let expected = "e.toml:4:11: [::1]:0 cannot be connected to: port 0\n\
                     e.toml:6:11: address 10.0.0.1:80 is already on line 2\n\
                     e.toml:8:11: 224.0.0.1:80 cannot be connected to: a multicast address";
     assert_eq!(faults, expected);
     let text = "[[endpoint]]\naddress = '[::1]:80'\n";
-    assert!(parse(text.as_bytes(), Path::new("e.toml"), None, &[]).is_ok());
+    assert!(parse(text.as_bytes(), &alone()).is_ok());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use lb_config::{Client, ClientService, Config, Environment, Source, endpoints};
+use lb_config::{Client, ClientService, Config, Environment, ListFile, Source, endpoints};
 use lb_core::endpoint::EndpointList;
 use lb_core::report_keys::{Keys, Numbered, ServiceKey};
 use lb_core::service::{Service, Size, Subset};
@@ -39,7 +39,9 @@ impl ListArguments {
     pub fn jobs(&self, fleet: &FleetArguments, algorithms: Option<&[Algorithm]>) -> Result<Vec<ListedJob>> {
         let (service, tasks, list) = match (&self.endpoints, &self.config) {
             (Some(path), _) => {
-                let list = endpoints::parse(&read(path, endpoints::MAX_FILE_BYTES)?, path, None, &[])?.list;
+                let list = ListFile { path: path.clone(), port_name: None }
+                    .parse(&read(path, endpoints::MAX_FILE_BYTES)?, None, &[])?
+                    .list;
                 let Some((clients, size)) = fleet.clients.zip(fleet.size) else {
                     bail!("--endpoints has the backends alone: write --clients and --size as well");
                 };
@@ -79,9 +81,9 @@ impl ListArguments {
         let list = match &service.source {
             Source::Static(list) => list.clone(),
             Source::File(file) => {
-                let bytes = read(file, endpoints::MAX_FILE_BYTES)?;
-                let list = endpoints::parse(&bytes, file, service.service.address, &config.addresses)?.list;
-                endpoints::check_indexes(&list, service.service.subset.needs_indexes(), file)?;
+                let bytes = read(&file.path, endpoints::MAX_FILE_BYTES)?;
+                let list = file.parse(&bytes, Some(service.service.address), &config.addresses)?.list;
+                endpoints::check_indexes(&list, service.service.subset.needs_indexes(), &file.path)?;
                 list
             }
         };

@@ -48,12 +48,12 @@ pub fn run(file: Option<&Path>, compared: Option<Form>, files: &Files) -> Result
     let mut faulty: Vec<Faults> = Vec::new();
     let (mut named, mut ignored) = (Vec::new(), BTreeSet::new());
     let look = |files: &[NamedFile], services: &[SocketAddr], report: &mut Report<'_>| {
-        for NamedFile { service, path, span } in files {
+        for NamedFile { service, file, span } in files {
             named.extend(service.map(|service| (service, report.line(span))));
-            match source::read_list(path, *service, services) {
+            match source::read_list(file, *service, services) {
                 Ok(parsed) => {
                     let notes = parsed.notes.into_iter();
-                    ignored.extend(notes.map(|note| format!("{}: {note}", path.display())));
+                    ignored.extend(notes.map(|note| format!("{}: {note}", file.path.display())));
                 }
                 // Several services may name one file, as TCP and UDP at one address do: equal faults are told once.
                 Err(SourceError::Invalid(faults)) if faulty.contains(&faults) => {}

@@ -148,7 +148,7 @@ impl Daemon {
                 }
             }
             Some(file) => Source {
-                file: Some(file.source.path.clone()),
+                file: Some(file.source.file.path.clone()),
                 good_for_s: file.feed.good_since().map(|since| now.duration_since(since).as_secs()),
                 error: file.feed.error_of(&client_task.client.name).map(str::to_owned),
                 failures: file.feed.failures(),

@@ -69,7 +69,7 @@ impl WatchedFile {
         if self.notes != *notes {
             self.notes = Arc::clone(notes);
             for note in &*self.notes {
-                warn!(service, file = %self.source.path.display(), "{note}");
+                warn!(service, file = %self.source.file.path.display(), "{note}");
             }
         }
     }
@@ -95,10 +95,10 @@ impl Look {
 pub fn sources(config: &Config) -> BTreeMap<String, FileSource> {
     let mut sources = BTreeMap::new();
     for configured in config.clients.iter().flat_map(|client| &client.services) {
-        let Source::File(path) = &configured.source else { continue };
+        let Source::File(file) = &configured.source else { continue };
         let name = configured.service.name.clone();
         sources.entry(name).or_insert_with(|| {
-            FileSource::new(&configured.service, path.clone(), &config.addresses, &config.paths.state)
+            FileSource::new(&configured.service, file.clone(), &config.addresses, &config.paths.state)
         });
     }
     sources
@@ -148,7 +148,7 @@ impl Daemon {
     pub fn files_changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
         for file in self.sources.files.values_mut() {
             // Any change in its directory counts: the file may be a link to another name there.
-            let directory = directory_of(&file.source.path);
+            let directory = directory_of(&file.source.file.path);
             if changes.iter().any(|path| *path == directory || path.parent() == Some(&directory)) {
                 file.feed.progress.changed(now);
             }
@@ -164,9 +164,9 @@ impl Daemon {
             let (service, source, events) = (service.clone(), file.source.clone(), self.events.clone());
             let (io, watcher) = (self.sources.lists.io.clone(), self.watching.watch.watcher());
             tokio::spawn(async move {
-                let path = source.path.clone();
+                let path = source.file.path.clone();
                 let look = move || Look::at(&path, watcher.as_ref());
-                let result = io.run(&source.path, PATIENCE, look).await;
+                let result = io.run(&source.file.path, PATIENCE, look).await;
                 let _ = events.send(Event::Looked { service, source, result }).await;
             });
         }
@@ -189,7 +189,7 @@ impl Daemon {
                 if file.feed.progress.looked(look.stamp) {
                     file.feed.progress.changed(now);
                 }
-                self.report_unwatched(&directory_of(&source.path), look.unwatched);
+                self.report_unwatched(&directory_of(&source.file.path), look.unwatched);
             }
             Err(silent) => {
                 let effect = file.feed.fell_silent(silent.to_string());
@@ -248,7 +248,8 @@ impl Daemon {
                 self.deliver(service, contents, now);
             }
             Some(Effect::GoodAgain) => {
-                let path = self.sources.files.get(service).map(|file| file.source.path.display().to_string());
+                let path =
+                    self.sources.files.get(service).map(|file| file.source.file.path.display().to_string());
                 info!(service, path, "endpoint file is good again");
             }
             Some(Effect::Failed(error)) => {

@@ -57,12 +57,12 @@ impl ListReader {
         known: Option<Option<Stamp>>,
         purpose: Purpose,
     ) -> (Option<Stamp>, Option<Result<Contents, SourceError>>) {
-        let stamp = match self.stamp(&source.path, PATIENCE).await {
+        let stamp = match self.stamp(&source.file.path, PATIENCE).await {
             Ok(stamp) if known == Some(stamp) => return (stamp, None),
             Ok(stamp) => stamp,
             Err(silent) => return (None, Some(Err(silent.into()))),
         };
-        let result = self.list(source, &source.path, purpose, PATIENCE).await;
+        let result = self.list(source, &source.file.path, purpose, PATIENCE).await;
         (stamp, Some(result))
     }
 
@@ -75,8 +75,8 @@ impl ListReader {
         wants_last_good: bool,
         patience: Duration,
     ) -> FirstRead {
-        let (stamp, result) = match self.stamp(&source.path, patience).await {
-            Ok(stamp) => (stamp, self.list(source, &source.path, purpose.clone(), patience).await),
+        let (stamp, result) = match self.stamp(&source.file.path, patience).await {
+            Ok(stamp) => (stamp, self.list(source, &source.file.path, purpose.clone(), patience).await),
             Err(silent) => (None, Err(silent.into())),
         };
         if result.is_ok() || !wants_last_good {

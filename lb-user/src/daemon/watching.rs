@@ -30,7 +30,7 @@ impl Daemon {
     /// watched when their files are looked at; what cannot be watched is looked at once a second all the same.
     pub fn watch_cgroups(&mut self) {
         let Some(watcher) = self.watching.watch.watcher() else { return };
-        let files = self.sources.files.values().map(|file| &file.source.path).chain([&self.config.path]);
+        let files = self.sources.files.values().map(|file| &file.source.file.path).chain([&self.config.path]);
         let mut wanted: BTreeSet<PathBuf> = files.map(|path| directory_of(path)).collect();
         let mut failed = Vec::new();
         for client_task in &self.clients.tasks {

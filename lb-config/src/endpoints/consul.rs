@@ -1,0 +1,137 @@
+//! Reads what Consul answers to `/v1/health/service/NAME`: instances with their checks, as of Consul 1.8 and later.
+//!
+//! Asked without `passing`, it names those that fail as well: they are down, and get connections only while nobody else can. So checks
+//! that fail all at once do not empty the list.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use lb_core::endpoint::{EndpointState, MAX_INDEXES};
+use lb_document::diagnostic::{Report, quote};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::json::Value;
+use super::shape::merge;
+use super::{Entry, Index, file_sd};
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Instance<'t> {
+    #[serde(borrow)]
+    node: Node<'t>,
+    #[serde(borrow)]
+    service: Service<'t>,
+    checks: Option<Vec<Check>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Node<'t> {
+    #[serde(borrow)]
+    address: Option<&'t RawValue>,
+    meta: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Service<'t> {
+    service: Option<String>,
+    #[serde(borrow)]
+    address: Option<&'t RawValue>,
+    #[serde(default)]
+    port: u16,
+    #[serde(borrow)]
+    meta: Option<BTreeMap<String, &'t RawValue>>,
+    weights: Option<Weights>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Weights {
+    passing: u16,
+    warning: u16,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Check {
+    #[serde(rename = "CheckID")]
+    id: Option<String>,
+    status: String,
+}
+
+impl Check {
+    /// Consul marks what is under maintenance by a check of this name that is critical.
+    fn is_maintenance(&self) -> bool {
+        let id = self.id.as_deref().unwrap_or_default();
+        id == "_node_maintenance" || id.starts_with("_service_maintenance:")
+    }
+}
+
+/// The entries of all instances. Adds to `notes` which are there more than once.
+pub fn read(elements: &[Value<'_>], report: &mut Report<'_>, notes: &mut Vec<String>) -> Vec<Entry> {
+    let mut name = None;
+    let entries = elements
+        .iter()
+        .filter_map(|element| entry(&Value { name: "an instance", ..*element }, &mut name, report));
+    merge(entries.collect(), notes)
+}
+
+/// `name`: that of the service of the instances before, and the line of the first.
+fn entry(value: &Value<'_>, name: &mut Option<(String, usize)>, report: &mut Report<'_>) -> Option<Entry> {
+    let Instance { node, service, checks } = value.read(report)?;
+    let of = service.service.unwrap_or_default();
+    let (first, line) = name.get_or_insert_with(|| (of.clone(), report.line(&value.span())));
+    if *first != of {
+        let message = format!(
+            "an instance of service {}, and the one on line {line} is of {}",
+            quote(&of),
+            quote(first)
+        );
+        report.add(value.span(), message, "write the instances of one service".to_owned());
+        return None;
+    }
+    // An instance that names no address is where its node is.
+    let is_named = |raw: &&RawValue| !matches!(raw.get(), "\"\"" | "null");
+    let Some(raw) = service.address.filter(is_named).or(node.address) else {
+        report.add_absent(value.span(), "an instance without an address", "write Service.Address".to_owned());
+        return None;
+    };
+    let address = Value { name: "address", raw, ..*value };
+    let span = address.span();
+    let address = address.ip(report).map(|ip| SocketAddr::new(ip, service.port));
+    let checks = checks.unwrap_or_default();
+    let is_any = |status: &str| checks.iter().any(|check| check.status == status);
+    let weight = match &service.weights {
+        _ if checks.iter().any(Check::is_maintenance) => 0,
+        // Of a service that names the other alone Consul says 0, which in its SRV records is a small chance and not none.
+        Some(weights) if is_any("warning") => weights.warning.max(1),
+        Some(weights) => weights.passing,
+        None => 1,
+    };
+    let known = ["passing", "warning", "critical"];
+    if let Some(check) = checks.iter().find(|check| !known.contains(&check.status.as_str())) {
+        let message = format!("unknown status {} of a check", quote(&check.status));
+        report.add(value.span(), message, format!("known are {}", known.join(", ")));
+    }
+    let state = if is_any("critical") { EndpointState::Down } else { EndpointState::Healthy };
+    let index = match service.meta.and_then(|meta| meta.get("socklb_index").copied()) {
+        Some(raw) => {
+            let value = Value { name: "socklb_index", raw, ..*value };
+            let text = value.text_of("socklb_index", report);
+            let number =
+                text.and_then(|text| match file_sd::number(&text, MAX_INDEXES - 1, "socklb_index") {
+                    Ok(number) => Some(number),
+                    Err((message, help)) => {
+                        report.add(value.span(), message, help);
+                        None
+                    }
+                });
+            Index::read(value.span(), number)
+        }
+        None => Index::Absent,
+    };
+    let zone = node.meta.and_then(|mut meta| meta.remove("zone"));
+    Some(Entry { index, weight, state, zone, ..Entry::bare(span, address) })
+}

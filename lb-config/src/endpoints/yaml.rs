@@ -1,0 +1,297 @@
+//! YAML as JSON, so that one reader knows both, and where each part of it stood.
+//!
+//! saphyr-parser reads the text: events with positions, no recursion, maintained, and one crate besides what is here already. (serde_yaml
+//! and its forks are archived or without positions; serde-saphyr gives values and no events.) What JSON cannot say is refused: tags, keys
+//! that are no scalars, merge keys, a second document. Aliases repeat what they name, up to a bound.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::ops::Range;
+
+use lb_document::diagnostic::{Report, quote};
+use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
+use serde_json::Number;
+
+use super::MAX_FILE_BYTES;
+
+/// Nested lists and mappings; what is read here has six levels. serde_json follows 128.
+const MAX_DEPTH: usize = 64;
+
+/// Bytes of the JSON. Of a list without aliases it has about as many as the text.
+const MAX_BYTES: usize = 2 * MAX_FILE_BYTES;
+
+/// A value or a key: where it begins in the JSON, and where it stood.
+#[derive(Clone, Debug)]
+pub struct Place {
+    pub start: u32,
+    pub origin: Range<u32>,
+}
+
+/// A YAML text as JSON on one line, and its values and keys in the order of the text.
+#[derive(Default)]
+pub struct Json {
+    pub text: String,
+    pub places: Vec<Place>,
+}
+
+/// Parses a text; what is wrong with it is reported.
+pub fn read(text: &str, report: &mut Report<'_>) -> Option<Json> {
+    let offsets = Offsets::of(text);
+    let mut writer =
+        Writer { anchors: Vec::new(), open: Vec::new(), is_complete: false, json: Json::default() };
+    let mut parser = Parser::new_from_str(text);
+    while let Some(event) = parser.next_event() {
+        let written = match event {
+            Ok((event, span)) => {
+                let at = offsets.range(span);
+                writer.write(event, at.clone()).map_err(|(message, help)| (at, message, help))
+            }
+            Err(error) => {
+                let at = offsets.byte(error.marker().index());
+                Err((at..at + 1, error.info().to_owned(), None))
+            }
+        };
+        if let Err((at, message, help)) = written {
+            report.add_syntax(at, message, help.map(str::to_owned));
+            return None;
+        }
+    }
+    Some(writer.json)
+}
+
+/// The parser counts characters, a report bytes.
+struct Offsets(Option<Vec<u32>>, usize);
+
+impl Offsets {
+    fn of(text: &str) -> Self {
+        let offsets = || text.char_indices().map(|(at, _)| u32::try_from(at).unwrap_or(u32::MAX)).collect();
+        Self((!text.is_ascii()).then(offsets), text.len())
+    }
+
+    fn byte(&self, index: usize) -> usize {
+        let byte = match &self.0 {
+            Some(offsets) => offsets.get(index).map_or(self.1, |byte| *byte as usize),
+            None => index,
+        };
+        byte.min(self.1)
+    }
+
+    fn range(&self, span: Span) -> Range<usize> {
+        let start = self.byte(span.start.index());
+        start..self.byte(span.end.index()).max(start)
+    }
+}
+
+/// A list or a mapping that is open.
+enum Open {
+    List {
+        place: usize,
+        anchor: usize,
+        is_empty: bool,
+    },
+    /// With the keys that it has, and whether a value comes next.
+    Mapping {
+        place: usize,
+        anchor: usize,
+        keys: BTreeSet<String>,
+        is_value: bool,
+    },
+}
+
+/// What an anchor names: its places, and its text.
+type Anchor = (Range<usize>, Range<usize>);
+
+struct Writer {
+    /// By number, from 1; the numbers are the parser's.
+    anchors: Vec<Option<Anchor>>,
+    open: Vec<Open>,
+    /// Whether the document has ended.
+    is_complete: bool,
+    json: Json,
+}
+
+/// What is wrong, and what would be right.
+type Wrong = (String, Option<&'static str>);
+
+impl Writer {
+    fn write(&mut self, event: Event<'_>, at: Range<usize>) -> Result<(), Wrong> {
+        let too_long = || {
+            let message = format!("the file says more than {MAX_BYTES} bytes, with what its aliases repeat");
+            (message, Some("write fewer aliases"))
+        };
+        if self.json.text.len() > MAX_BYTES {
+            return Err(too_long());
+        }
+        match event {
+            Event::Nothing | Event::StreamStart | Event::StreamEnd => Ok(()),
+            Event::DocumentStart(_) if self.is_complete => {
+                Err(("a second document begins here".to_owned(), Some("write one list")))
+            }
+            Event::DocumentStart(_) => Ok(()),
+            Event::DocumentEnd => {
+                self.is_complete = true;
+                Ok(())
+            }
+            Event::Scalar(text, style, anchor, tag) => {
+                let is_text = style != ScalarStyle::Plain || is_tagged(tag.as_deref())?;
+                self.scalar(&text, is_text, anchor, at)
+            }
+            Event::SequenceStart(anchor, tag) => {
+                refuse(tag.as_deref())?;
+                let place = self.begin(&at, '[')?;
+                self.open(Open::List { place, anchor, is_empty: true })
+            }
+            Event::MappingStart(anchor, tag) => {
+                refuse(tag.as_deref())?;
+                let place = self.begin(&at, '{')?;
+                self.open(Open::Mapping { place, anchor, keys: BTreeSet::new(), is_value: false })
+            }
+            Event::SequenceEnd | Event::MappingEnd => {
+                let Some(open) = self.open.pop() else { return Ok(()) };
+                let (place, anchor, bracket) = match open {
+                    Open::List { place, anchor, .. } => (place, anchor, ']'),
+                    Open::Mapping { place, anchor, .. } => (place, anchor, '}'),
+                };
+                self.json.text.push(bracket);
+                let origin = &mut self.json.places[place].origin;
+                origin.end = short(at.end).max(origin.start);
+                self.name(anchor, place);
+                Ok(())
+            }
+            Event::Alias(anchor) => {
+                let named = self.anchors.get(anchor).cloned().flatten();
+                let Some((places, text)) = named else {
+                    return Err(("an alias stands within what it names".to_owned(), None));
+                };
+                // Also where a short text would be repeated without end.
+                if self.json.text.len() + text.len() > MAX_BYTES {
+                    return Err(too_long());
+                }
+                let start = self.separate()?;
+                for place in places {
+                    let Place { start: named, origin } = self.json.places[place].clone();
+                    self.json.places.push(Place { start: short(start) + named - short(text.start), origin });
+                }
+                self.json.text.extend_from_within(text);
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes what stands before a value, and returns where the value begins.
+    fn separate(&mut self) -> Result<usize, Wrong> {
+        match self.open.last_mut() {
+            Some(Open::List { is_empty, .. }) => {
+                let is_first = std::mem::replace(is_empty, false);
+                if !is_first {
+                    self.json.text.push(',');
+                }
+            }
+            Some(Open::Mapping { is_value, .. }) => {
+                let is_key = !std::mem::replace(is_value, false);
+                if is_key {
+                    return Err(("a key must be a scalar".to_owned(), Some("write a name")));
+                }
+            }
+            None => {}
+        }
+        Ok(self.json.text.len())
+    }
+
+    fn begin(&mut self, at: &Range<usize>, bracket: char) -> Result<usize, Wrong> {
+        let start = self.separate()?;
+        self.json.place(start, at);
+        self.json.text.push(bracket);
+        Ok(self.json.places.len() - 1)
+    }
+
+    fn open(&mut self, open: Open) -> Result<(), Wrong> {
+        self.open.push(open);
+        if self.open.len() > MAX_DEPTH {
+            return Err((format!("more than {MAX_DEPTH} lists and mappings are nested"), None));
+        }
+        Ok(())
+    }
+
+    fn scalar(&mut self, text: &str, is_text: bool, anchor: usize, at: Range<usize>) -> Result<(), Wrong> {
+        if let Some(Open::Mapping { keys, is_value, .. }) = self.open.last_mut()
+            && !*is_value
+        {
+            if text == "<<" && !is_text {
+                return Err(("merge keys (<<) are not read".to_owned(), Some("write the keys out")));
+            }
+            if !keys.insert(text.to_owned()) {
+                return Err((format!("key {} is there twice", quote(text)), None));
+            }
+            *is_value = true;
+            if keys.len() > 1 {
+                self.json.text.push(',');
+            }
+            let start = self.json.text.len();
+            self.json.place(start, &at);
+            self.json.push_string(text);
+            self.name(anchor, self.json.places.len() - 1);
+            self.json.text.push(':');
+            return Ok(());
+        }
+        let start = self.separate()?;
+        self.json.place(start, &at);
+        match text {
+            _ if is_text => self.json.push_string(text),
+            "" | "~" | "null" | "Null" | "NULL" => self.json.text.push_str("null"),
+            "true" | "True" | "TRUE" => self.json.text.push_str("true"),
+            "false" | "False" | "FALSE" => self.json.text.push_str("false"),
+            // Other numbers of YAML than those of JSON, as 0x10 or .5, are read as text.
+            _ if text.parse::<Number>().is_ok() => self.json.text.push_str(text),
+            _ => self.json.push_string(text),
+        }
+        self.name(anchor, self.json.places.len() - 1);
+        Ok(())
+    }
+
+    /// Keeps what an anchor names: the place and all that came after it.
+    fn name(&mut self, anchor: usize, place: usize) {
+        if anchor == 0 {
+            return;
+        }
+        if self.anchors.len() <= anchor {
+            self.anchors.resize(anchor + 1, None);
+        }
+        let text = self.json.places[place].start as usize..self.json.text.len();
+        self.anchors[anchor] = Some((place..self.json.places.len(), text));
+    }
+}
+
+impl Json {
+    fn place(&mut self, start: usize, at: &Range<usize>) {
+        self.places.push(Place { start: short(start), origin: short(at.start)..short(at.end) });
+    }
+
+    fn push_string(&mut self, text: &str) {
+        // Writing to a string does not fail.
+        let _ = write!(self.text, "{}", serde_json::Value::from(text));
+    }
+}
+
+/// An offset in a text of which the length is bounded.
+fn short(offset: usize) -> u32 {
+    u32::try_from(offset).unwrap_or(u32::MAX)
+}
+
+/// Whether a tag says that a scalar is text.
+fn is_tagged(tag: Option<&Tag>) -> Result<bool, Wrong> {
+    match tag {
+        None => Ok(false),
+        Some(tag) if tag.is_yaml_core_schema() && tag.suffix == "str" => Ok(true),
+        // The mark of text without a tag of its own.
+        Some(tag) if tag.handle.is_empty() && tag.suffix == "!" => Ok(true),
+        Some(tag) => refuse(Some(tag)).map(|()| false),
+    }
+}
+
+fn refuse(tag: Option<&Tag>) -> Result<(), Wrong> {
+    match tag {
+        None => Ok(()),
+        Some(tag) => Err((format!("tag {} is not read", quote(&tag.to_string())), Some("leave it out"))),
+    }
+}

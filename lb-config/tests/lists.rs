@@ -1,0 +1,592 @@
+//! Endpoint lists in the shapes that others write: what is taken of each, and what is left out with which words.
+//!
+//! The files in `lists` are what Consul 1.8.7, kubectl 1.20.2 (behind it an API that answers as v1 does), Prometheus 2.42 and Envoy 1.40
+//! have written or taken, with other values.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use lb_config::endpoints::{Parsed, Reading, parse};
+use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+const SERVICE: &str = "10.96.0.10:80";
+
+fn reading<'a>(path: &'a str, port_name: Option<&'a str>) -> Reading<'a> {
+    let service = SERVICE.parse().ok();
+    Reading { path: Path::new(path), port_name, service, services: &[] }
+}
+
+fn read(text: &str, path: &str) -> Result<Parsed, String> {
+    parse(text.as_bytes(), &reading(path, None)).map_err(|faults| faults.to_string())
+}
+
+/// Address, index, weight, state and zone of each, as one line.
+fn lines(list: &EndpointList) -> Vec<String> {
+    let line = |Endpoint { address, index, weight, state, zone, agent }: &Endpoint| {
+        assert_eq!(*agent, None);
+        format!("{address} {index} {weight} {state:?} {}", zone.as_deref().unwrap_or("-"))
+    };
+    list.as_slice().iter().map(line).collect()
+}
+
+#[track_caller]
+fn check(parsed: &Parsed, expected: &[&str], notes: &[&str]) {
+    assert_eq!(lines(&parsed.list), expected);
+    assert_eq!(parsed.notes, notes);
+}
+
+#[track_caller]
+fn refused(text: &str, expected: &str) {
+    let begin: String = text.chars().take(200).collect();
+    assert_eq!(read(text, "users").expect_err("it is no list"), format!("users:{expected}"), "{begin}");
+}
+
+const EMPTY: &str = "1:1: no endpoint in file: an empty list is refused so that a truncated file does not take the service down (to stop \
+                     all traffic give every endpoint weight = 0)";
+
+fn none_left(why: &str) -> String {
+    format!("1:1: no endpoint is left: {why} (to stop all traffic give every endpoint weight = 0)")
+}
+
+#[test]
+fn what_consul_answers_is_read() {
+    let parsed = read(include_str!("lists/consul.json"), "users").unwrap();
+    let expected = [
+        "10.41.7.1:8080 0 0 Down a",
+        "10.41.7.2:8080 1 3 Healthy a",
+        "10.41.9.9:8080 2 1 Healthy a",
+        "10.41.7.4:8080 3 1 Healthy a",
+        "10.41.7.5:8080 4 1 Down a",
+        "10.41.7.6:8080 5 1 Healthy a",
+        "10.41.7.7:8080 6 1 Down a",
+    ];
+    check(&parsed, &expected, &[]);
+}
+
+#[test]
+fn an_instance_of_consul_is_as_its_checks_say() {
+    let read = |checks: Value, weights: Value| {
+        let instance = json!([{
+            "Node": { "Address": "10.0.0.9", "Meta": null },
+            "Service": { "Service": "users", "Address": "10.0.0.1", "Port": 80, "Meta": null, "Weights": weights },
+            "Checks": checks,
+        }]);
+        read(&instance.to_string(), "users").map(|parsed| lines(&parsed.list).remove(0))
+    };
+    let check = |id: &str, status: &str| json!({ "CheckID": id, "Status": status });
+    let weights = json!({ "Passing": 7, "Warning": 2 });
+    let cases = [
+        (json!(null), "7 Healthy"),
+        (json!([]), "7 Healthy"),
+        (json!([check("a", "passing")]), "7 Healthy"),
+        (json!([check("a", "passing"), check("b", "warning")]), "2 Healthy"),
+        (json!([check("a", "critical"), check("b", "passing")]), "7 Down"),
+        (json!([check("_node_maintenance", "critical"), check("b", "passing")]), "0 Down"),
+        (json!([check("_service_maintenance:users-1", "critical")]), "0 Down"),
+    ];
+    for (checks, expected) in cases {
+        let expected = format!("10.0.0.1:80 12823 {expected} -");
+        assert_eq!(read(checks.clone(), weights.clone()).unwrap(), expected, "{checks}");
+    }
+    // Of {"Passing": 5} alone Consul says that a warning weighs 0.
+    let warning = json!([check("a", "warning")]);
+    let unset = read(warning, json!({ "Passing": 5, "Warning": 0 }));
+    assert_eq!(unset.unwrap(), "10.0.0.1:80 12823 1 Healthy -");
+    let unknown = read(json!([check("a", "fine")]), weights).unwrap_err();
+    assert_eq!(
+        unknown,
+        "users:1:2: unknown status \"fine\" of a check (known are passing, warning, critical)"
+    );
+}
+
+#[test]
+fn slices_are_read_as_kubectl_and_the_api_give_them() {
+    let service = SERVICE.parse().ok();
+    let texts = [
+        include_str!("lists/slices.json"),
+        include_str!("lists/slices.yaml"),
+        include_str!("lists/slices-api.json"),
+    ];
+    for text in texts {
+        let parsed = parse(text.as_bytes(), &reading("users", Some("http"))).unwrap();
+        let expected = [
+            "10.40.1.5:8080 4387 1 Healthy zone-a",
+            "10.40.2.9:8080 4765 1 Healthy -",
+            "10.40.2.7:8080 13355 1 LameDuck zone-b",
+            "10.40.3.1:8080 14865 1 Healthy zone-c",
+            "10.40.2.10:8080 15503 1 Healthy -",
+        ];
+        let notes = [
+            "left out: \"users-v6\": a slice of addressType \"IPv6\", and the service is \"IPv4\"",
+            "left out: 10.40.1.6:8080 and 1 more: not ready",
+            "more than once in the list: 10.40.1.5:8080: the best entry counts",
+        ];
+        check(&parsed, &expected, &notes);
+        let without =
+            parse(text.as_bytes(), &Reading { service, ..reading("users", None) }).unwrap_err().to_string();
+        let expected = "a slice has the ports 8080 (\"http\"), 9090 (\"metrics\") (write which is meant beside file, as in \
+                        { file = \"users.json\", port_name = \"http\" })";
+        assert!(without.lines().all(|line| line.ends_with(expected)), "{without}");
+        let v6 = Reading { service: "[fd00::1]:80".parse().ok(), ..reading("users", Some("metrics")) };
+        let parsed = parse(text.as_bytes(), &v6).unwrap();
+        let expected =
+            ["[2001:db8:1::5]:9090 4843 1 Healthy zone-a", "[2001:db8:2::7]:9090 9235 1 LameDuck zone-b"];
+        let notes = [
+            "left out: \"users-abc\" and 1 more: a slice of addressType \"IPv4\", and the service is \"IPv6\"",
+        ];
+        check(&parsed, &expected, &notes);
+    }
+}
+
+#[test]
+fn a_stateful_set_numbers_its_pods() {
+    let parsed = read(include_str!("lists/stateful.json"), "users").unwrap();
+    check(&parsed, &["10.40.1.20:5432 0 1 Healthy zone-a", "10.40.2.21:5432 1 1 Healthy zone-b"], &[]);
+}
+
+#[test]
+fn an_assignment_of_envoy_is_read_in_each_of_its_forms() {
+    let texts = [
+        include_str!("lists/assignment.json"),
+        include_str!("lists/assignment-bare.json"),
+        include_str!("lists/assignment.yaml"),
+    ];
+    for text in texts {
+        let parsed = read(text, "users").unwrap();
+        let expected = [
+            "10.42.3.1:8080 5 3 Healthy n1",
+            "10.42.3.2:8080 7 9 Healthy n1",
+            "10.42.3.4:8080 11 3 Healthy n1",
+            "10.42.3.5:8080 13 1 LameDuck n2",
+            "10.42.3.7:8080 17 5 LameDuck n2",
+        ];
+        let notes = [
+            "left out: 10.42.3.6:8080: health status TIMEOUT",
+            "left out: 10.42.3.3:8080: health status UNHEALTHY",
+            "left out: 10.42.4.1:8081 and 2 more: priority 1",
+        ];
+        check(&parsed, &expected, &notes);
+    }
+}
+
+#[test]
+fn targets_in_yaml_are_read_as_prometheus_reads_them() {
+    let parsed = read(include_str!("lists/targets.yaml"), "users").unwrap();
+    let expected = [
+        "10.43.0.4:9100 848 3 Healthy r7",
+        "10.43.0.2:9100 5681 3 Healthy r7",
+        "10.43.0.1:9100 12530 3 Healthy r7",
+        "10.43.0.3:9100 13005 2 Healthy -",
+    ];
+    let note = "label state is ignored: unknown state \"running\" on line 13; a label socklb_state is heeded";
+    check(&parsed, &expected, &[note]);
+}
+
+/// A list as the tests have it: by port the index, weight, state and zone.
+type Rows = Vec<(u16, u32, u16, EndpointState, u8)>;
+
+/// Lists that every shape can say: weights from 1 on, indexes for all.
+fn rows() -> impl Strategy<Value = Rows> {
+    let state = prop_oneof![Just(EndpointState::Healthy), Just(EndpointState::LameDuck)];
+    proptest::collection::btree_map(1..2000_u16, (0..300_u32, 1..=9_u16, state, 0..3_u8), 1..20).prop_map(
+        |rows| {
+            let mut taken = BTreeSet::new();
+            let rows = rows.into_iter().filter(|(_, (index, ..))| taken.insert(*index));
+            rows.map(|(port, (index, weight, state, zone))| (port, index, weight, state, zone)).collect()
+        },
+    )
+}
+
+fn word(state: EndpointState) -> &'static str {
+    match state {
+        EndpointState::Healthy => "healthy",
+        EndpointState::LameDuck => "lame-duck",
+        EndpointState::Down => "down",
+    }
+}
+
+fn targets(rows: &Rows) -> Value {
+    let group = |(port, index, weight, state, zone): &(u16, u32, u16, EndpointState, u8)| {
+        let labels = json!({
+            "socklb_index": index.to_string(), "socklb_weight": weight.to_string(),
+            "socklb_state": word(*state), "socklb_zone": format!("z{zone}"), "job": "users",
+        });
+        json!({ "targets": [format!("10.0.0.1:{port}")], "labels": labels })
+    };
+    rows.iter().map(group).collect()
+}
+
+fn assignment(rows: &Rows) -> Value {
+    let group = |(port, index, weight, state, zone): &(u16, u32, u16, EndpointState, u8)| {
+        let status = if *state == EndpointState::Healthy { json!("HEALTHY") } else { json!(3) };
+        let address = json!({ "socket_address": { "address": "10.0.0.1", "port_value": port } });
+        json!({ "locality": { "zone": format!("z{zone}") }, "lb_endpoints": [{
+            "endpoint": { "address": address }, "health_status": status, "load_balancing_weight": weight,
+            "metadata": { "filter_metadata": { "socklb": { "index": index }, "other": { "index": "x" } } },
+        }] })
+    };
+    json!({ "cluster_name": "users", "endpoints": rows.iter().map(group).collect::<Value>() })
+}
+
+fn toml(rows: &Rows) -> String {
+    let entry = |(port, index, weight, state, zone): &(u16, u32, u16, EndpointState, u8)| {
+        let word = word(*state);
+        format!(
+            "[[endpoint]]\naddress = '10.0.0.1:{port}'\nindex = {index}\nweight = {weight}\nstate = '{word}'\nzone = 'z{zone}'\n"
+        )
+    };
+    rows.iter().map(entry).collect()
+}
+
+/// The same by an instance of Consul for each; it knows no lame ducks.
+fn instances(rows: &Rows) -> Value {
+    let instance = |(port, index, weight, _, zone): &(u16, u32, u16, EndpointState, u8)| {
+        json!({
+            "Node": { "Address": "10.0.0.1", "Meta": { "zone": format!("z{zone}") } },
+            "Service": {
+                "Service": "users", "Address": "", "Port": port, "Weights": { "Passing": weight, "Warning": 1 },
+                "Meta": { "socklb_index": index.to_string() },
+            },
+            "Checks": [{ "CheckID": "a", "Status": "passing" }],
+        })
+    };
+    rows.iter().map(instance).collect()
+}
+
+/// YAML in block form of a value that has neither empty lists nor texts that need quotes.
+fn yaml(value: &Value, indent: usize, text: &mut String) {
+    let pad = " ".repeat(indent);
+    match value {
+        Value::Array(values) => {
+            for value in values {
+                text.push_str(&format!("\n{pad}-"));
+                yaml(value, indent + 2, text);
+            }
+        }
+        Value::Object(members) => {
+            for (key, value) in members {
+                text.push_str(&format!("\n{pad}{key}:"));
+                yaml(value, indent + 2, text);
+            }
+        }
+        Value::String(value) => text.push_str(&format!(" {value}")),
+        value => text.push_str(&format!(" {value}")),
+    }
+}
+
+proptest! {
+    // The failures that it would keep are no names of this tree.
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn equal_lists_in_different_shapes_are_equal(rows in rows()) {
+        let expected = read(&toml(&rows), "users").unwrap().list;
+        let targets = targets(&rows);
+        let mut block = String::new();
+        yaml(&targets, 0, &mut block);
+        for text in [targets.to_string(), assignment(&rows).to_string(), block] {
+            prop_assert_eq!(&read(&text, "users").unwrap().list, &expected, "{}", text);
+        }
+        let healthy: Rows = rows.into_iter().map(|row| (row.0, row.1, row.2, EndpointState::Healthy, row.4)).collect();
+        let expected = read(&toml(&healthy), "users").unwrap().list;
+        prop_assert_eq!(read(&instances(&healthy).to_string(), "users").unwrap().list, expected);
+    }
+
+    #[test]
+    fn the_order_of_a_list_never_matters(rows in rows(), seed in any::<u64>()) {
+        let mut shuffled = rows.clone();
+        shuffled.sort_by_key(|row| seed.rotate_left(u32::from(row.0)) ^ u64::from(row.0));
+        for shape in [targets as fn(&Rows) -> Value, assignment, instances] {
+            let list = |rows| read(&shape(rows).to_string(), "users").unwrap().list;
+            prop_assert_eq!(list(&shuffled), list(&rows));
+        }
+    }
+}
+
+/// An endpoint of a slice.
+fn pod(address: &str, conditions: &Value) -> Value {
+    json!({ "addresses": [address], "conditions": conditions })
+}
+
+fn slice(name: &str, endpoints: &Value) -> Value {
+    json!({
+        "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4", "metadata": { "name": name },
+        "endpoints": endpoints, "ports": [{ "name": "http", "port": 80 }],
+    })
+}
+
+#[test]
+fn a_pod_is_as_its_conditions_say() {
+    let read = |conditions: &Value| {
+        let slice = slice("a", &json!([pod("10.0.0.1", conditions), pod("10.0.0.2", &json!({}))]));
+        let parsed = read(&slice.to_string(), "users").unwrap();
+        let state = |list: &EndpointList| {
+            list.as_slice().iter().find(|e| e.address.ip().to_string() == "10.0.0.1").map(|e| e.state)
+        };
+        (state(&parsed.list), parsed.notes)
+    };
+    let left_out = || vec!["left out: 10.0.0.1:80: not ready".to_owned()];
+    let cases = [
+        (json!(null), Some(EndpointState::Healthy)),
+        (json!({ "ready": null }), Some(EndpointState::Healthy)),
+        // So says a Service that publishes addresses that are not ready.
+        (json!({ "ready": true, "serving": false, "terminating": true }), Some(EndpointState::Healthy)),
+        (json!({ "ready": false, "serving": true, "terminating": true }), Some(EndpointState::LameDuck)),
+        (json!({ "ready": false, "terminating": true }), Some(EndpointState::LameDuck)),
+        (json!({ "ready": false, "serving": true, "terminating": false }), None),
+        (json!({ "ready": false, "serving": false, "terminating": true }), None),
+        (json!({ "ready": false }), None),
+    ];
+    for (conditions, state) in cases {
+        let notes = if state.is_none() { left_out() } else { Vec::new() };
+        assert_eq!(read(&conditions), (state, notes), "{conditions}");
+    }
+}
+
+#[test]
+fn host_names_give_indexes_only_if_they_are_all_of_one_set() {
+    let read = |hosts: &[Option<&str>]| {
+        let pods = hosts
+            .iter()
+            .enumerate()
+            .map(|(n, host)| json!({ "addresses": [format!("10.0.0.{}", n + 1)], "hostname": host }));
+        let parsed = read(&slice("a", &pods.collect()).to_string(), "users").unwrap();
+        let indexes: Vec<u32> = parsed.list.as_slice().iter().map(|endpoint| endpoint.index).collect();
+        (indexes, parsed.notes)
+    };
+    let by_address = [7446, 12823];
+    let note = || vec!["host names give no indexes: they are not all those of one StatefulSet".to_owned()];
+    assert_eq!(read(&[Some("db-1"), Some("db-0")]), (vec![0, 1], vec![]));
+    assert_eq!(read(&[None, None]), (by_address.to_vec(), vec![]));
+    assert_eq!(read(&[Some("db"), Some("web-x")]), (by_address.to_vec(), vec![]));
+    for hosts in [
+        [Some("db-1"), None],
+        [Some("db-1"), Some("web-0")],
+        [Some("db-1"), Some("db-1")],
+        [Some("db-1"), Some("db-70000")],
+    ] {
+        assert_eq!(read(&hosts), (by_address.to_vec(), note()), "{hosts:?}");
+    }
+}
+
+#[test]
+fn slices_that_do_not_fit_are_refused_or_left_out() {
+    let list = |items: Value| json!({ "kind": "List", "apiVersion": "v1", "items": items }).to_string();
+    let one = || json!([pod("10.0.0.1", &json!({}))]);
+    let with = |key: &str, value: Value| {
+        let mut slice = slice("a", &one());
+        slice[key] = value;
+        list(json!([slice]))
+    };
+    let of = |service: &str| {
+        let mut slice = slice("a", &one());
+        slice["metadata"] =
+            json!({ "namespace": "shop", "labels": { "kubernetes.io/service-name": service } });
+        slice
+    };
+    let address = |n: u32| pod(&std::net::Ipv4Addr::from(0x0a00_0000 + n).to_string(), &json!({}));
+    let many: Value = (0..10_000).map(address).collect();
+    let cases = [
+        (list(json!([])), EMPTY.to_owned()),
+        (with("endpoints", json!(null)), EMPTY.to_owned()),
+        (with("ports", json!(null)), none_left("\"a\": a slice without ports")),
+        (with("ports", json!([{ "name": "all", "port": null }])), none_left("\"a\": a slice without ports")),
+        (with("addressType", json!("FQDN")), none_left("\"a\": a slice of host names, which are not resolved yet")),
+        (
+            with("addressType", json!("IPv6")),
+            none_left("\"a\": a slice of addressType \"IPv6\", and the service is \"IPv4\""),
+        ),
+        (
+            with("addressType", json!(null)),
+            "1:29: addressType is missing in a slice (write \"addressType\": \"IPv4\")".to_owned(),
+        ),
+        (
+            with("apiVersion", json!("discovery.k8s.io/v1beta1")),
+            "1:29: a slice of version \"discovery.k8s.io/v1beta1\" (write an EndpointSlice of discovery.k8s.io/v1)".to_owned(),
+        ),
+        (
+            with("kind", json!("Endpoints")),
+            "1:29: an item of the kind \"Endpoints\" (write an EndpointSlice of discovery.k8s.io/v1)".to_owned(),
+        ),
+        (
+            with("endpoints", json!([pod("users", &json!({}))])),
+            "1:113: address \"users\" is a host name, and names are not resolved yet (write an IP address)".to_owned(),
+        ),
+        (
+            with("ports", json!([{ "port": 70000 }])),
+            "1:211: invalid value: integer `70000`, expected 0 to 65535".to_owned(),
+        ),
+        (
+            list(json!([of("users"), of("mail")])),
+            "1:283: a slice of service \"shop/mail\", and the one on line 1 is of \"shop/users\" (select one service, as with -l \
+             kubernetes.io/service-name=NAME)"
+                .to_owned(),
+        ),
+        (
+            list(json!([slice("a", &many)])),
+            "1:370865: a list without indexes has at most 8192 endpoints, this is number 8193: give every endpoint an index"
+                .to_owned(),
+        ),
+    ];
+    for (text, expected) in cases {
+        refused(&text, &expected);
+    }
+    let other =
+        parse(with("ports", json!([{ "name": "a", "port": 1 }])).as_bytes(), &reading("users", Some("http")));
+    let expected = format!("users:{}", none_left("\"a\": its ports are \"a\", and port_name is \"http\""));
+    assert_eq!(other.unwrap_err().to_string(), expected);
+}
+
+/// An assignment with this endpoint.
+fn of_envoy(endpoint: &str) -> String {
+    format!("{{\"cluster_name\":\"u\",\"endpoints\":[{{\"lb_endpoints\":[\n{endpoint}]}}]}}")
+}
+
+/// An instance of Consul with this service.
+fn of_consul(service: &str) -> String {
+    format!("[{{\"Node\":{{}},\"Service\":{{{service}}}}}]")
+}
+
+#[test]
+fn what_is_no_list_is_refused_with_what_would_be() {
+    const SHAPES: &str = "take a list of addresses or of groups of targets, what Consul answers to /v1/health/service, EndpointSlices of \
+                          Kubernetes, or a ClusterLoadAssignment of Envoy";
+    const OF_CONSUL: &str = "1:2: this is what Consul answers to /v1/catalog/service or /v1/agent/health (take the answer to \
+                             /v1/health/service, with nodes and checks)";
+    const SOCKET: &str = "write \"socket_address\": {\"address\": \"10.0.0.1\", \"port_value\": 8080}";
+    let cases = [
+        ("{}", format!("1:1: the file is an object that is no list of endpoints ({SHAPES})")),
+        (
+            "{\"kind\":\"Pod\"}",
+            "1:1: an object of the kind \"Pod\" is no list of endpoints (take kubectl get endpointslices -l \
+             kubernetes.io/service-name=NAME -o json)"
+                .to_owned(),
+        ),
+        (
+            "{\"kind\":\"EndpointSlice\",\"cluster_name\":\"users\"}",
+            "1:1: the file is an object of Kubernetes and one of Envoy (write one of them)".to_owned(),
+        ),
+        ("{\"cluster_name\":\"users\"}", EMPTY.to_owned()),
+        ("[\"10.0.0.1:1\"] [\"10.0.0.2:1\"]", "1:16: trailing characters".to_owned()),
+        ("[{\"ServiceAddress\":\"10.0.0.1\"}]", OF_CONSUL.to_owned()),
+        ("[{\"AggregatedStatus\":\"passing\",\"Service\":{}}]", OF_CONSUL.to_owned()),
+        (
+            &of_consul("\"Service\":\"a\",\"Port\":1"),
+            "1:2: an instance without an address (write Service.Address)".to_owned(),
+        ),
+        (
+            &of_consul("\"Address\":\"users\""),
+            "1:34: address \"users\" is a host name, and names are not resolved yet (write an IP address)".to_owned(),
+        ),
+        (
+            &of_consul("\"Address\":\"10.0.0.1\",\"Port\":-1"),
+            "1:53: invalid value: integer `-1`, expected 0 to 65535".to_owned(),
+        ),
+        (
+            &of_consul("\"Address\":\"10.0.0.1\",\"Port\":1,\"Meta\":{\"socklb_index\":\"x\"}"),
+            "1:77: socklb_index is \"x\" (write \"0\" to \"65535\")".to_owned(),
+        ),
+        (
+            "[{\"Node\":{\"Address\":\"10.0.0.1\"},\"Service\":{\"Service\":\"a\",\"Port\":1}},\n\
+             {\"Node\":{},\"Service\":{\"Service\":\"b\"}}]",
+            "2:1: an instance of service \"b\", and the one on line 1 is of \"a\" (write the instances of one service)".to_owned(),
+        ),
+        (
+            "{\"resources\":[{},\n{}]}",
+            "2:1: the response has 2 resources (write a file for each cluster)".to_owned(),
+        ),
+        (
+            "{\"resources\":[{\"@type\":\"type.googleapis.com/envoy.config.cluster.v3.Cluster\"}]}",
+            "1:15: a resource of the type \"type.googleapis.com/envoy.config.cluster.v3.Cluster\" (write \
+             \"type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment\")"
+                .to_owned(),
+        ),
+        (
+            &of_envoy("{\"endpoint\":{\"address\":{\"pipe\":{\"path\":\"/x\"}}}}"),
+            format!("2:1: an endpoint without a socket_address ({SOCKET})"),
+        ),
+        (
+            &of_envoy("{\"load_balancing_weight\":-1}"),
+            "2:28: \"-1\" is no whole number below 2^32".to_owned(),
+        ),
+    ];
+    for (text, expected) in cases {
+        refused(text, &expected);
+    }
+}
+
+#[test]
+fn yaml_that_json_cannot_say_is_refused() {
+    let cases = [
+        ("- targets: [10.0.0.1:1]\n  targets: [10.0.0.2:1]\n", "2:3: key \"targets\" is there twice"),
+        (
+            "- targets: [10.0.0.1:1]\n  labels: !secret {a: b}\n",
+            "2:11: tag \"!secret\" is not read (leave it out)",
+        ),
+        (
+            "- targets: [10.0.0.1:1]\n  labels: {<<: {a: b}}\n",
+            "2:12: merge keys (<<) are not read (write the keys out)",
+        ),
+        (
+            "- targets: [10.0.0.1:1]\n---\n- targets: [10.0.0.2:1]\n",
+            "2:1: a second document begins here (write one list)",
+        ),
+        (
+            "- targets: [10.0.0.1:1]\n\tlabels: {}\n",
+            "2:2: tabs disallowed within this context (block indentation)",
+        ),
+        ("- targets: &a [10.0.0.1:1, *a]\n", "1:28: an alias stands within what it names"),
+        ("- targets: *a\n", "1:12: while parsing node, found unknown anchor"),
+        ("- ? [a]\n  : b\n", "1:5: a key must be a scalar (write a name)"),
+        (
+            "# é\n- targets: [users:80]\n",
+            "2:13: target \"users:80\" is a host name, and names are not resolved yet (write an IP address and a port, as in \
+             \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
+        ),
+    ];
+    for (text, expected) in cases {
+        refused(text, expected);
+    }
+}
+
+#[test]
+fn yaml_is_known_by_how_it_begins_or_by_its_name() {
+    let expected = read("[\"10.0.0.1:1\"]", "users").unwrap();
+    let texts = [
+        "- 10.0.0.1:1",
+        "---\n- 10.0.0.1:1\n...\n",
+        "\u{feff}- 10.0.0.1:1\r\n",
+        "# a comment\r\n\r\n- \"10.0.0.1:1\"\r\n",
+        "%YAML 1.2\n---\n- !!str 10.0.0.1:1\n",
+        "-\n  10.0.0.1:1",
+    ];
+    for text in texts {
+        assert_eq!(read(text, "users").as_ref(), Ok(&expected), "{text:?}");
+    }
+    // JSON is YAML, and so is JSON without quotes.
+    for text in ["[10.0.0.1:1]", "[\"10.0.0.1:1\", ]", "[\"10.0.0.1:1\"]"] {
+        assert_eq!(read(text, "users.yml").as_ref(), Ok(&expected), "{text:?}");
+    }
+}
+
+#[test]
+fn what_repeats_or_nests_without_end_is_refused() {
+    let fill = |text: &str| text.repeat((4 << 20) / text.len());
+    let tenfold = |(name, of): (&str, &str)| format!("{name}: &{name} [{}]\n", [of; 10].join(","));
+    let laughs = [("a", "x"), ("b", "*a"), ("c", "*b"), ("d", "*c"), ("e", "*d"), ("f", "*e"), ("g", "*f")];
+    let too_long =
+        "the file says more than 8388608 bytes, with what its aliases repeat (write fewer aliases)";
+    let cases = [
+        (laughs.map(tenfold).concat(), format!("7:8: {too_long}")),
+        (fill("-\n"), format!("1677723:2: {too_long}")),
+        (fill("- "), "1:129: more than 64 lists and mappings are nested".to_owned()),
+        (fill("a: &b c\n"), "2:1: key \"a\" is there twice".to_owned()),
+        (format!("- {}", &fill("[")[2..]), "1:258: recursion limit exceeded".to_owned()),
+        (fill("[{\"a\":"), "1:4194300: the file ends while parsing a value".to_owned()),
+    ];
+    for (text, expected) in cases {
+        refused(&text, &expected);
+    }
+}
