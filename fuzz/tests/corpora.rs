@@ -58,6 +58,26 @@ fn endpoint_files_in_json_are_read_or_refused() {
 }
 
 #[test]
+fn endpoint_files_in_yaml_are_read_or_refused() {
+    check("endpoints_yaml", 10_000);
+}
+
+#[test]
+fn slices_are_read_or_refused() {
+    check("endpoints_slices", 10_000);
+}
+
+#[test]
+fn answers_of_consul_are_read_or_refused() {
+    check("endpoints_consul", 10_000);
+}
+
+#[test]
+fn assignments_are_read_or_refused() {
+    check("endpoints_envoy", 10_000);
+}
+
+#[test]
 fn agent_files_are_read_or_refused() {
     check("agent_configuration", 5_000);
 }
