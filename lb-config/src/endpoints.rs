@@ -12,7 +12,7 @@ use lb_common::abi::MAX_BACKENDS;
 use lb_core::endpoint::{Endpoint, EndpointFault, EndpointList, EndpointState, MAX_INDEXES};
 use lb_core::subset::Algorithm;
 
-use lb_document::diagnostic::{Faults, Report, utf8};
+use lb_document::diagnostic::{Faults, Report, quote, utf8};
 use lb_document::key::Unset::{Is, Means, Required};
 use lb_document::kind::{Kind as _, Number, Text, Words};
 use lb_document::{self, Table, address};
@@ -108,6 +108,18 @@ pub struct Reading<'a> {
     pub services: &'a [SocketAddr],
 }
 
+impl Reading<'_> {
+    /// Notes that the name of a port means nothing for these entries, whose ports have no names.
+    fn note_port_name(&self, entries: &[Entry], notes: &mut Vec<String>) {
+        if let Some(port_name) = self.port_name.filter(|_| !entries.is_empty()) {
+            notes.push(format!(
+                "port_name {} has no effect: only EndpointSlices name ports",
+                quote(port_name)
+            ));
+        }
+    }
+}
+
 /// Reads the content of an endpoint file: JSON or YAML, told by how it begins or else by its name, and TOML otherwise.
 ///
 /// # Errors
@@ -126,7 +138,11 @@ pub fn parse(text: &[u8], reading: &Reading<'_>) -> Result<Parsed, Faults> {
     let entries = match document(text, path, &mut report) {
         _ if text.trim_matches(['\u{feff}', ' ', '\t', '\r', '\n']).is_empty() => Vec::new(),
         Some(document) => read_document(&document, reading, &mut report, &mut notes),
-        None if report.is_clean() => read_toml(text, &mut report),
+        None if report.is_clean() => {
+            let entries = read_toml(text, &mut report);
+            reading.note_port_name(&entries, &mut notes);
+            entries
+        }
         None => Vec::new(),
     };
     if entries.is_empty() && report.is_clean() {

@@ -346,6 +346,24 @@ fn a_pod_is_as_its_conditions_say() {
 }
 
 #[test]
+fn the_name_of_a_port_is_heeded_by_slices_alone() {
+    let note = "port_name \"http\" has no effect: only EndpointSlices name ports";
+    let texts = [
+        "[\"10.0.0.1:80\"]",
+        "endpoint = [{ address = '10.0.0.1:80' }]",
+        "{\"cluster_name\":\"u\",\"endpoints\":[\
+                 {\"lb_endpoints\":[{\"endpoint\":{\"address\":{\"socket_address\":{\"address\":\"10.0.0.1\",\"port_value\":80}}}}]}]}",
+    ];
+    let notes = |text: &str| parse(text.as_bytes(), &reading("users", Some("http"))).unwrap().notes;
+    for text in texts {
+        assert_eq!(notes(text), [note], "{text}");
+    }
+    let nobody = json!({ "addresses": [] });
+    let slice = slice("a", &json!([pod("10.0.0.1", &json!({})), nobody, {}]));
+    assert_eq!(notes(&slice.to_string()), ["left out: the endpoint on line 1 and 1 more: no address"]);
+}
+
+#[test]
 fn host_names_give_indexes_only_if_they_are_all_of_one_set() {
     let read = |hosts: &[Option<&str>]| {
         let pods = hosts

@@ -38,10 +38,13 @@ impl<'t> Document<'t> {
     /// # Errors
     /// What is wrong with its syntax.
     pub fn root(&self) -> Result<Value<'_>, serde_json::Error> {
-        // Some editors begin a file with a byte order mark; JSON has no place for it.
-        let body = self.json.strip_prefix('\u{feff}').unwrap_or(&self.json);
-        let raw = serde_json::from_str(body)?;
+        let raw = serde_json::from_str(self.body())?;
         Ok(Value { name: "the file", document: self, raw })
+    }
+
+    /// Some editors begin a file with a byte order mark; JSON has no place for it.
+    fn body(&self) -> &str {
+        self.json.strip_prefix('\u{feff}').unwrap_or(&self.json)
     }
 
     /// Where a part of it stands in the text.
@@ -63,7 +66,7 @@ impl<'t> Document<'t> {
 
     /// Reports what is wrong with its syntax.
     pub fn report_syntax(&self, error: &serde_json::Error, report: &mut Report<'_>) {
-        self.report(error, &self.json, report);
+        self.report(error, self.body(), report);
     }
 
     /// Reports an error of `serde_json` in a part of it.

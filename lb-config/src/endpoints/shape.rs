@@ -85,9 +85,7 @@ pub fn read(
     } else {
         file_sd::groups(&elements, report, notes)
     };
-    if let Some(port_name) = reading.port_name.filter(|_| !entries.is_empty()) {
-        notes.push(format!("port_name {} has no effect: only EndpointSlices name ports", quote(port_name)));
-    }
+    reading.note_port_name(&entries, notes);
     entries
 }
 

@@ -243,8 +243,12 @@ impl Reader<'_> {
 
     fn endpoint(&mut self, value: &Value<'_>, port: u16, report: &mut Report<'_>) -> Option<()> {
         let Endpoint { addresses, conditions, hostname, zone } = value.read(report)?;
-        let addresses = Value { name: "addresses", raw: addresses?, ..*value }.list(report)?;
-        let first = Value { name: "address", ..*addresses.first()? };
+        let addresses = addresses.map(|raw| Value { name: "addresses", raw, ..*value }.list(report));
+        let Some(first) = addresses.unwrap_or_else(|| Some(Vec::new()))?.first().copied() else {
+            self.left_out.add("no address", format!("the endpoint on line {}", report.line(&value.span())));
+            return None;
+        };
+        let first = Value { name: "address", ..first };
         let ip: IpAddr = first.ip(report)?;
         let address = SocketAddr::new(ip, port);
         let Some(state) = conditions.unwrap_or_default().state() else {

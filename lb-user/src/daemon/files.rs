@@ -66,11 +66,9 @@ pub struct Look {
 impl WatchedFile {
     /// Takes the notes of a reading, and logs them if they are new.
     fn take_notes(&mut self, service: &str, notes: &Arc<[String]>) {
-        if self.notes != *notes {
-            self.notes = Arc::clone(notes);
-            for note in &*self.notes {
-                warn!(service, file = %self.source.file.path.display(), "{note}");
-            }
+        let before = std::mem::replace(&mut self.notes, Arc::clone(notes));
+        for note in notes.iter().filter(|note| !before.contains(note)) {
+            info!(service, file = %self.source.file.path.display(), "{note}");
         }
     }
 

@@ -98,7 +98,11 @@ fn write(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use lb_config::ListFile;
+    use lb_core::service::{Service, Subset};
+
     use super::*;
+    use crate::source::FileSource;
 
     #[test]
     fn a_list_is_kept_with_its_end_and_one_without_is_not_whole() {
@@ -121,6 +125,39 @@ mod tests {
         let before = fs::metadata(&toml).unwrap().modified().unwrap();
         keep(&toml, b"list").unwrap();
         assert_eq!(fs::metadata(&toml).unwrap().modified().unwrap(), before);
+    }
+
+    #[test]
+    fn a_list_that_is_kept_is_read_as_before_whatever_it_is_written_in() {
+        let folder = tempfile::tempdir().unwrap();
+        let service = Service::new("users", "10.96.0.10:80".parse().unwrap(), Subset::All, 0);
+        let texts = [
+            ("users", "- targets: [10.0.0.1:1]\n  labels: {zone: |\n    b}"),
+            ("users.yml", "[10.0.0.1:1]"),
+            (
+                "users.yaml",
+                "{kind: EndpointSlice, addressType: IPv4, endpoints: [addresses: [10.0.0.1]], ports: [port: 1]}",
+            ),
+            ("users.txt", "\u{feff}[\"10.0.0.1:1\"]\r\n"),
+            ("users", "endpoint = [{ address = '10.0.0.1:1' }]"),
+        ];
+        for (name, text) in texts {
+            let file = ListFile { path: folder.path().join(name), port_name: None };
+            let source = FileSource::new(&service, file, &[], folder.path());
+            let read = |path: &Path, text: &[u8]| {
+                let contents = source.parse(path, text.to_vec()).map_err(|error| error.to_string())?;
+                Ok::<_, String>(contents.assignments.list().clone())
+            };
+            let list = read(&source.file.path, text.as_bytes()).unwrap();
+            keep(&source.last_good, text.as_bytes()).unwrap();
+            let kept = fs::read(&source.last_good).unwrap();
+            assert_eq!(read(&source.last_good, &kept), Ok(list), "{text}");
+            // A disk that lost the end of it gives no shorter list; what ends a line may be lost.
+            let end = String::from_utf8_lossy(&kept).trim_end().len();
+            for cut in 0..end {
+                assert!(read(&source.last_good, &kept[..cut]).is_err(), "{cut} of {text}");
+            }
+        }
     }
 
     #[test]
