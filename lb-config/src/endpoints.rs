@@ -40,7 +40,7 @@ mod yaml;
 use json::Document;
 
 /// The largest endpoint file that is read, to bound memory and time when the wrong file is named: 16,384 endpoints
-/// need about 2 MiB.
+/// in TOML need about 2 MiB.
 pub const MAX_FILE_BYTES: usize = 4 << 20;
 
 /// The words for a state, as all formats write them.
@@ -129,7 +129,8 @@ pub fn parse(text: &[u8], reading: &Reading<'_>) -> Result<Parsed, Faults> {
     if text.len() > MAX_FILE_BYTES {
         let mut report = Report::new(path, "");
         let message = format!("the file is longer than {MAX_FILE_BYTES} bytes");
-        report.add_absent(0..0, message, format!("a service has at most {MAX_BACKENDS} endpoints"));
+        let help = "write it without blanks and without fields that are not read";
+        report.add_absent(0..0, message, help.to_owned());
         return report.finish(None);
     }
     let text = utf8(text, path)?;
@@ -146,14 +147,15 @@ pub fn parse(text: &[u8], reading: &Reading<'_>) -> Result<Parsed, Faults> {
         None => Vec::new(),
     };
     if entries.is_empty() && report.is_clean() {
-        let message = match &*notes {
-            [] => "no endpoint in file: an empty list is refused so that a truncated file does not take the service down".to_owned(),
-            notes => {
-                let why = notes.iter().map(|note| note.trim_start_matches("left out: "));
-                format!("no endpoint is left: {}", why.collect::<Vec<_>>().join("; "))
-            }
+        let why =
+            notes.iter().map(|note| note.trim_start_matches("left out: ")).collect::<Vec<_>>().join("; ");
+        let (message, help) = if why.is_empty() {
+            let empty = "no endpoint in file: an empty list is refused so that a truncated file does not take the service down";
+            (empty.to_owned(), "to stop all traffic give every endpoint weight = 0")
+        } else {
+            (format!("no endpoint is left: {why}"), "the list that was read before stays until there is one")
         };
-        report.add_absent(0..0, message, "to stop all traffic give every endpoint weight = 0".to_owned());
+        report.add_absent(0..0, message, help.to_owned());
     }
     let list = check(entries, reading.service, reading.services, &mut report);
     report.finish(list.map(|list| Parsed { list, notes }))
@@ -161,17 +163,21 @@ pub fn parse(text: &[u8], reading: &Reading<'_>) -> Result<Parsed, Faults> {
 
 /// The text as JSON, if it is JSON or YAML; `None` if it is TOML, or if something is wrong with it, which is reported.
 fn document<'t>(text: &'t str, path: &Path, report: &mut Report<'_>) -> Option<Document<'t>> {
-    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-    let named_yaml = matches!(extension, "yaml" | "yml");
-    let json = Document::json(text);
+    let (named_json, named_yaml) = (is_named(path, &["json"]), is_named(path, &["yaml", "yml"]));
+    let json = Document::json(text, named_yaml);
     // JSON is YAML, but its reader knows its faults better.
-    if is_json(text.as_bytes()) && !(named_yaml && json.root().is_err()) || extension == "json" {
+    if is_json(text.as_bytes()) && !(named_yaml && json.root().is_err()) {
         Some(json)
     } else if named_yaml || is_yaml(text) {
         Document::yaml(text, report)
     } else {
-        None
+        named_json.then_some(json)
     }
+}
+
+fn is_named(path: &Path, endings: &[&str]) -> bool {
+    let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    endings.iter().any(|one| ending.eq_ignore_ascii_case(one))
 }
 
 fn read_document(
@@ -181,12 +187,15 @@ fn read_document(
     notes: &mut Vec<String>,
 ) -> Vec<Entry> {
     match document.root() {
-        Ok(root) => shape::read(&root, reading, report, notes),
+        Ok(Some(root)) => return shape::read(&root, reading, report, notes),
+        Ok(None) => {}
         Err(error) => {
-            document.report_syntax(&error, report);
-            Vec::new()
+            let is_named = is_named(reading.path, &["json"]);
+            let help = (!is_named).then(|| "if it is YAML, let its name end in .yaml".to_owned());
+            document.report_syntax(&error, report, help);
         }
     }
+    Vec::new()
 }
 
 /// Refuses a list without indexes for an algorithm that goes by them, see [`lb_core::service::Subset::needs_indexes`].

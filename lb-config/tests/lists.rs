@@ -47,7 +47,7 @@ const EMPTY: &str = "1:1: no endpoint in file: an empty list is refused so that 
                      all traffic give every endpoint weight = 0)";
 
 fn none_left(why: &str) -> String {
-    format!("1:1: no endpoint is left: {why} (to stop all traffic give every endpoint weight = 0)")
+    format!("1:1: no endpoint is left: {why} (the list that was read before stays until there is one)")
 }
 
 #[test]
@@ -156,16 +156,16 @@ fn an_assignment_of_envoy_is_read_in_each_of_its_forms() {
     for text in texts {
         let parsed = read(text, "users").unwrap();
         let expected = [
-            "10.42.3.1:8080 5 3 Healthy n1",
-            "10.42.3.2:8080 7 9 Healthy n1",
-            "10.42.3.4:8080 11 3 Healthy n1",
-            "10.42.3.5:8080 13 1 LameDuck n2",
-            "10.42.3.7:8080 17 5 LameDuck n2",
+            "10.42.3.1:8080 5 21845 Healthy n1",
+            "10.42.3.2:8080 7 65535 Healthy n1",
+            "10.42.3.4:8080 11 21845 Healthy n1",
+            "10.42.3.5:8080 13 6068 LameDuck n2",
+            "10.42.3.7:8080 17 30340 LameDuck n2",
         ];
         let notes = [
             "left out: 10.42.3.6:8080: health status TIMEOUT",
             "left out: 10.42.3.3:8080: health status UNHEALTHY",
-            "left out: 10.42.4.1:8081 and 2 more: priority 1",
+            "left out: 10.42.4.1:8081 and 2 more: of a priority that comes later",
         ];
         check(&parsed, &expected, &notes);
     }
@@ -364,6 +364,163 @@ fn the_name_of_a_port_is_heeded_by_slices_alone() {
 }
 
 #[test]
+fn a_port_is_chosen_by_its_name_whatever_else_has_its_number() {
+    let port = |name: &str, port: u16| json!({ "name": name, "port": port });
+    let indexes = |ports: Value, wanted: &str| {
+        let mut slice = slice("a", &json!([pod("10.0.0.1", &json!({}))]));
+        slice["ports"] = ports;
+        let parsed = parse(slice.to_string().as_bytes(), &reading("users", Some(wanted)));
+        parsed.map(|parsed| lines(&parsed.list)).map_err(|faults| faults.to_string())
+    };
+    let dns = [port("dns", 53), port("dns-tcp", 53), port("metrics", 9153)];
+    for turn in 0..3 {
+        let mut ports = dns.clone();
+        ports.rotate_left(turn);
+        assert_eq!(indexes(json!(ports), "dns").unwrap(), ["10.0.0.1:53 1407 1 Healthy -"]);
+        assert_eq!(indexes(json!(ports), "metrics").unwrap(), ["10.0.0.1:9153 16209 1 Healthy -"]);
+    }
+    let many: Value = (1..3000_u16).map(|number| port(&format!("p{number}"), number)).collect();
+    let expected = "\"a\": its ports are \"p1\", \"p10\", \"p100\", \"p1000\", \"p1001\", \"p1002\", \"p1003\", \"p1004\" and 2991 more, and \
+                    port_name is \"x\"";
+    assert_eq!(indexes(many, "x").unwrap_err(), format!("users:{}", none_left(expected)));
+}
+
+#[test]
+fn slices_without_a_kind_or_in_a_plain_list_are_known() {
+    let whole = slice("a", &json!([pod("10.0.0.1", &json!({}))]));
+    let expected = read(&whole.to_string(), "users").unwrap();
+    let mut bare = whole.clone();
+    bare.as_object_mut().expect("an object").retain(|key, _| key != "kind" && key != "apiVersion");
+    for value in
+        [&bare, &json!([whole]), &json!([bare]), &json!({ "kind": "EndpointSliceList", "items": [bare] })]
+    {
+        assert_eq!(read(&value.to_string(), "users").as_ref(), Ok(&expected), "{value}");
+    }
+    // Without a service IPv4 goes before IPv6, whatever is first.
+    let mut other = slice("b", &json!([pod("fd00::1", &json!({}))]));
+    other["addressType"] = json!("IPv6");
+    for slices in [json!([whole, other]), json!([other, whole])] {
+        let alone = Reading { service: None, ..reading("users", None) };
+        let parsed = parse(slices.to_string().as_bytes(), &alone).unwrap();
+        let note = "left out: \"b\": a slice of addressType \"IPv6\", and the service is \"IPv4\"";
+        check(&parsed, &["10.0.0.1:80 12823 1 Healthy -"], &[note]);
+    }
+}
+
+#[test]
+fn an_address_that_is_there_more_than_once_counts_as_the_best_of_them() {
+    let instance = |weight: u16, index: Option<&str>, status: &str| {
+        json!({
+            "Node": { "Address": "10.0.0.1" },
+            "Service": { "Port": 80, "Weights": { "Passing": weight, "Warning": 1 }, "Meta": { "socklb_index": index } },
+            "Checks": [{ "CheckID": "a", "Status": status }],
+        })
+    };
+    let mut service = instance(5, None, "passing");
+    service["Service"]["Meta"] = json!(null);
+    let mut all = vec![
+        instance(9, Some("3"), "critical"),
+        instance(1, Some("7"), "passing"),
+        service,
+        instance(5, Some("7"), "passing"),
+    ];
+    for turn in 0..all.len() {
+        all.rotate_left(1);
+        let parsed = read(&json!(all).to_string(), "users").unwrap();
+        let note = "more than once in the list: 10.0.0.1:80: the best entry counts";
+        assert_eq!(
+            (lines(&parsed.list), parsed.notes),
+            (vec!["10.0.0.1:80 7 5 Healthy -".to_owned()], vec![note.to_owned()]),
+            "{turn}"
+        );
+    }
+}
+
+/// Its priority, its weight, and the weight and status of each endpoint.
+type Locality<'a> = (u32, Option<u32>, &'a [(u32, &'a str)]);
+
+#[test]
+fn localities_weigh_as_envoy_has_it() {
+    let read = |localities: &[Locality<'_>]| {
+        let mut address = 0;
+        let groups = localities.iter().map(|(priority, weight, endpoints)| {
+            let endpoint = |(weight, status): &(u32, &str)| {
+                address += 1;
+                let socket = json!({ "address": format!("10.0.0.{address}"), "port_value": 80 });
+                json!({
+                    "endpoint": { "address": { "socket_address": socket } }, "load_balancing_weight": weight, "health_status": status,
+                    "metadata": { "filter_metadata": { "socklb": { "index": address } } },
+                })
+            };
+            json!({ "priority": priority, "load_balancing_weight": weight, "lb_endpoints": endpoints.iter().map(endpoint).collect::<Value>() })
+        });
+        let assignment = json!({ "cluster_name": "u", "endpoints": groups.collect::<Value>() });
+        let parsed = read(&assignment.to_string(), "users").unwrap();
+        let weights = parsed.list.as_slice().iter().map(|endpoint| (endpoint.index, endpoint.weight));
+        (weights.collect::<Vec<_>>(), parsed.notes)
+    };
+    const WELL: &str = "HEALTHY";
+    // A locality's weight is shared out among its endpoints. A control plane may have set it to their sum.
+    let of_sums = read(&[(0, Some(3), &[(1, WELL), (2, WELL)]), (0, Some(4), &[(4, WELL)])]);
+    assert_eq!(of_sums, (vec![(1, 1), (2, 2), (3, 4)], vec![]));
+    let shared = read(&[(0, Some(4), &[(1, WELL); 4]), (0, Some(1), &[(9, WELL)])]);
+    assert_eq!(shared, (vec![(1, 1), (2, 1), (3, 1), (4, 1), (5, 1)], vec![]));
+    let parts = read(&[(0, Some(1), &[(1, WELL); 2]), (0, Some(1), &[(1, WELL)])]);
+    assert_eq!(parts, (vec![(1, 32768), (2, 32768), (3, 65535)], vec![]));
+    // Without a weight for each locality, none counts; 0 is what Envoy prints for none.
+    for other in [None, Some(0)] {
+        let own = read(&[(0, Some(4), &[(1, WELL), (2, WELL)]), (0, other, &[(5, WELL)])]);
+        assert_eq!(own, (vec![(1, 1), (2, 2), (3, 5)], vec![]));
+    }
+    let large = read(&[(0, None, &[(u32::MAX, WELL), (1, WELL)])]);
+    assert_eq!(
+        large,
+        (vec![(1, 65535), (2, 1)], vec!["weights are scaled to 65535, the largest that there is".to_owned()])
+    );
+    // Of the first priority nobody is left.
+    let spare = read(&[
+        (0, None, &[(1, "UNHEALTHY")]),
+        (2, None, &[(3, WELL)]),
+        (5, None, &[(4, WELL)]),
+        (0, None, &[]),
+    ]);
+    let notes = [
+        "left out: 10.0.0.1:80: health status UNHEALTHY",
+        "left out: 10.0.0.3:80: of a priority that comes later",
+    ];
+    assert_eq!(spare, (vec![(2, 3)], notes.map(str::to_owned).to_vec()));
+}
+
+#[test]
+fn what_is_longer_than_a_list_is_refused_and_not_cut() {
+    let pods = |count: u32| -> Value {
+        let ready = |n: u32| json!({ "ready": n >= 16_000 });
+        (0..count).map(|n| pod(&std::net::Ipv4Addr::from(0x0a00_0000 + n).to_string(), &ready(n))).collect()
+    };
+    let parsed = read(&slice("a", &pods(16_384)).to_string(), "users").unwrap();
+    assert_eq!(parsed.list.count(), 384);
+    let text = slice("a", &pods(16_385)).to_string();
+    let fault = read(&text, "users").unwrap_err();
+    assert!(
+        fault.ends_with(": endpoints has more than 16384 elements (a service has at most 16384 endpoints)"),
+        "{fault}"
+    );
+}
+
+#[test]
+fn reasons_are_told_apart_up_to_a_number() {
+    let slices: Value = (0..100)
+        .map(|n| {
+            let mut slice = slice(&format!("s{n}"), &json!([]));
+            slice["addressType"] = json!(format!("type {n}"));
+            slice
+        })
+        .collect();
+    let fault = read(&slices.to_string(), "users").unwrap_err();
+    assert!(fault.contains("\"s16\" and 83 more: for other reasons ("), "{fault}");
+}
+
+#[test]
 fn host_names_give_indexes_only_if_they_are_all_of_one_set() {
     let read = |hosts: &[Option<&str>]| {
         let pods = hosts
@@ -487,7 +644,7 @@ fn what_is_no_list_is_refused_with_what_would_be() {
             "1:1: the file is an object of Kubernetes and one of Envoy (write one of them)".to_owned(),
         ),
         ("{\"cluster_name\":\"users\"}", EMPTY.to_owned()),
-        ("[\"10.0.0.1:1\"] [\"10.0.0.2:1\"]", "1:16: trailing characters".to_owned()),
+        ("[\"10.0.0.1:1\"] [\"10.0.0.2:1\"]", "1:16: trailing characters (if it is YAML, let its name end in .yaml)".to_owned()),
         ("[{\"ServiceAddress\":\"10.0.0.1\"}]", OF_CONSUL.to_owned()),
         ("[{\"AggregatedStatus\":\"passing\",\"Service\":{}}]", OF_CONSUL.to_owned()),
         (
@@ -523,7 +680,7 @@ fn what_is_no_list_is_refused_with_what_would_be() {
         ),
         (
             &of_envoy("{\"endpoint\":{\"address\":{\"pipe\":{\"path\":\"/x\"}}}}"),
-            format!("2:1: an endpoint without a socket_address ({SOCKET})"),
+            format!("2:1: an endpoint without a socket_address with a port_value ({SOCKET})"),
         ),
         (
             &of_envoy("{\"load_balancing_weight\":-1}"),
@@ -556,6 +713,7 @@ fn yaml_that_json_cannot_say_is_refused() {
             "2:2: tabs disallowed within this context (block indentation)",
         ),
         ("- targets: &a [10.0.0.1:1, *a]\n", "1:28: an alias stands within what it names"),
+        ("- targets: &t [10.0.0.1:1]\n- targets: *t\n", "2:12: address 10.0.0.1:1 is already on line 1"),
         ("- targets: *a\n", "1:12: while parsing node, found unknown anchor"),
         ("- ? [a]\n  : b\n", "1:5: a key must be a scalar (write a name)"),
         (
@@ -581,8 +739,30 @@ fn yaml_is_known_by_how_it_begins_or_by_its_name() {
         "-\n  10.0.0.1:1",
     ];
     for text in texts {
-        assert_eq!(read(text, "users").as_ref(), Ok(&expected), "{text:?}");
+        for name in ["users", "users.json", "users.toml"] {
+            assert_eq!(read(text, name).as_ref(), Ok(&expected), "{name}: {text:?}");
+        }
     }
+    // In YAML labels need no quotes, and keep what is written.
+    let labels = "\"labels\": {\"zone\": 7.50, \"socklb_weight\": 3}";
+    let group = format!("[{{\"targets\": [\"10.0.0.1:1\"], {labels}}}]");
+    for (text, name) in [(&group, "users.YAML"), (&format!("# x\n{group}"), "users.yml")] {
+        assert_eq!(lines(&read(text, name).unwrap().list), ["10.0.0.1:1 2694 3 Healthy 7.50"], "{name}");
+    }
+    assert_eq!(
+        read(&group, "users").unwrap_err(),
+        "users:1:49: zone must be a string, not a number (write \"7.50\")\n\
+         users:1:72: socklb_weight must be a string, not a number (write \"3\")"
+    );
+    let zone = |word: &str| {
+        lines(&read(&format!("- targets: [10.0.0.1:1]\n  labels: {{zone: {word}}}"), "users").unwrap().list)
+            .remove(0)
+    };
+    assert_eq!(
+        [zone("True"), zone("true"), zone("0x10"), zone("~")].map(|line| line[26..].to_owned()),
+        ["True", "true", "0x10", "-"]
+    );
+    assert_eq!(read("# nothing\n", "users.yaml").unwrap_err(), read("", "users.yaml").unwrap_err());
     // JSON is YAML, and so is JSON without quotes.
     for text in ["[10.0.0.1:1]", "[\"10.0.0.1:1\", ]", "[\"10.0.0.1:1\"]"] {
         assert_eq!(read(text, "users.yml").as_ref(), Ok(&expected), "{text:?}");
@@ -599,10 +779,24 @@ fn what_repeats_or_nests_without_end_is_refused() {
     let cases = [
         (laughs.map(tenfold).concat(), format!("7:8: {too_long}")),
         (fill("-\n"), format!("1677723:2: {too_long}")),
+        (
+            format!("- [{}", &fill("1,")[4..]),
+            "1:262147: the file has more than 131072 commas and brackets (write it as JSON, or in lines)"
+                .to_owned(),
+        ),
+        (
+            format!("- [{}", &fill("a:,")[6..]),
+            "1:393219: the file has more than 131072 commas and brackets (write it as JSON, or in lines)"
+                .to_owned(),
+        ),
         (fill("- "), "1:129: more than 64 lists and mappings are nested".to_owned()),
         (fill("a: &b c\n"), "2:1: key \"a\" is there twice".to_owned()),
-        (format!("- {}", &fill("[")[2..]), "1:258: recursion limit exceeded".to_owned()),
-        (fill("[{\"a\":"), "1:4194300: the file ends while parsing a value".to_owned()),
+        (format!("- {}", "[".repeat(100_000)), "1:258: recursion limit exceeded".to_owned()),
+        (
+            fill("[{\"a\":"),
+            "1:4194300: the file ends while parsing a value (if it is YAML, let its name end in .yaml)"
+                .to_owned(),
+        ),
     ];
     for (text, expected) in cases {
         refused(&text, &expected);

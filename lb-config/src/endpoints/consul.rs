@@ -12,11 +12,11 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::json::Value;
-use super::shape::merge;
+use super::shape::{OneService, merge};
 use super::{Entry, Index, file_sd};
 
 #[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
+#[serde(rename_all = "PascalCase", expecting = "an instance")]
 struct Instance<'t> {
     #[serde(borrow)]
     node: Node<'t>,
@@ -26,7 +26,7 @@ struct Instance<'t> {
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
+#[serde(rename_all = "PascalCase", expecting = "a node")]
 struct Node<'t> {
     #[serde(borrow)]
     address: Option<&'t RawValue>,
@@ -34,7 +34,7 @@ struct Node<'t> {
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
+#[serde(rename_all = "PascalCase", expecting = "a service")]
 struct Service<'t> {
     service: Option<String>,
     #[serde(borrow)]
@@ -47,14 +47,14 @@ struct Service<'t> {
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
+#[serde(rename_all = "PascalCase", expecting = "weights")]
 struct Weights {
     passing: u16,
     warning: u16,
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
+#[serde(rename_all = "PascalCase", expecting = "a check")]
 struct Check {
     #[serde(rename = "CheckID")]
     id: Option<String>,
@@ -70,26 +70,18 @@ impl Check {
 }
 
 /// The entries of all instances. Adds to `notes` which are there more than once.
-pub fn read(elements: &[Value<'_>], report: &mut Report<'_>, notes: &mut Vec<String>) -> Vec<Entry> {
-    let mut name = None;
-    let entries = elements
-        .iter()
-        .filter_map(|element| entry(&Value { name: "an instance", ..*element }, &mut name, report));
-    merge(entries.collect(), notes)
+pub fn read(root: &Value<'_>, report: &mut Report<'_>, notes: &mut Vec<String>) -> Vec<Entry> {
+    let mut service = OneService::default();
+    let elements = root.whole_list(report).unwrap_or_default();
+    let instances = elements.iter().map(|element| Value { name: "an instance", ..*element });
+    let entries = instances.filter_map(|instance| entry(&instance, &mut service, report)).collect();
+    merge(entries, notes)
 }
 
-/// `name`: that of the service of the instances before, and the line of the first.
-fn entry(value: &Value<'_>, name: &mut Option<(String, usize)>, report: &mut Report<'_>) -> Option<Entry> {
+fn entry(value: &Value<'_>, one: &mut OneService, report: &mut Report<'_>) -> Option<Entry> {
     let Instance { node, service, checks } = value.read(report)?;
-    let of = service.service.unwrap_or_default();
-    let (first, line) = name.get_or_insert_with(|| (of.clone(), report.line(&value.span())));
-    if *first != of {
-        let message = format!(
-            "an instance of service {}, and the one on line {line} is of {}",
-            quote(&of),
-            quote(first)
-        );
-        report.add(value.span(), message, "write the instances of one service".to_owned());
+    let name = service.service.as_deref().unwrap_or_default();
+    if !one.is_same(value, name, "write the instances of one service", report) {
         return None;
     }
     // An instance that names no address is where its node is.

@@ -17,24 +17,28 @@ use super::{Entry, Index};
 const TYPE: &str = "envoy.config.endpoint.v3.ClusterLoadAssignment";
 
 #[derive(Deserialize)]
+#[serde(expecting = "a response")]
 struct Response<'t> {
     #[serde(borrow)]
     resources: Option<&'t RawValue>,
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "a resource")]
 struct Resource {
     #[serde(rename = "@type", default)]
     of_type: String,
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an assignment")]
 struct Assignment<'t> {
     #[serde(borrow)]
     endpoints: Option<&'t RawValue>,
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "endpoints of a locality")]
 struct Group<'t> {
     locality: Option<Locality>,
     #[serde(borrow, alias = "lbEndpoints")]
@@ -46,11 +50,13 @@ struct Group<'t> {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "a locality")]
 struct Locality {
     zone: Option<String>,
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an endpoint")]
 struct LbEndpoint<'t> {
     #[serde(borrow)]
     endpoint: Option<Endpoint<'t>>,
@@ -63,18 +69,21 @@ struct LbEndpoint<'t> {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an endpoint")]
 struct Endpoint<'t> {
     #[serde(borrow)]
     address: Option<Address<'t>>,
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an address")]
 struct Address<'t> {
     #[serde(borrow, alias = "socketAddress")]
     socket_address: Option<SocketAddress<'t>>,
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "a socket address")]
 struct SocketAddress<'t> {
     #[serde(borrow)]
     address: Option<&'t RawValue>,
@@ -83,25 +92,28 @@ struct SocketAddress<'t> {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "metadata")]
 struct Metadata<'t> {
     #[serde(borrow, alias = "filterMetadata")]
     filter_metadata: Option<FilterMetadata<'t>>,
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "metadata")]
 struct FilterMetadata<'t> {
     #[serde(borrow)]
     socklb: Option<Own<'t>>,
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "metadata")]
 struct Own<'t> {
     #[serde(borrow)]
     index: Option<&'t RawValue>,
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a status by name or number")]
 enum Status {
     Name(String),
     Number(usize),
@@ -113,7 +125,7 @@ const STATUSES: [&str; 6] = ["UNKNOWN", "HEALTHY", "UNHEALTHY", "DRAINING", "TIM
 /// A 32-bit number, as protobuf reads it in JSON: also as text, and wrapped.
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged)]
+    #[serde(untagged, expecting = "expected a number")]
     enum Written {
         Number(Number),
         Text(String),
@@ -145,43 +157,54 @@ pub fn read(
     let assignment = if is_response { resource(root, report) } else { Some(*root) };
     let groups = assignment.and_then(|value| {
         let Assignment { endpoints } = value.read(report)?;
-        Value { name: "endpoints", raw: endpoints?, ..value }.list(report)
+        Value { name: "endpoints", raw: endpoints?, ..value }.whole_list(report)
     });
-    let groups: Vec<(Value<'_>, Group<'_>)> = groups
-        .unwrap_or_default()
-        .into_iter()
-        .filter_map(|value| Some((value, value.read(report)?)))
-        .collect();
     let mut left_out = LeftOut::default();
-    let mut found = Vec::new();
-    // Envoy falls back to the others while too few of the first are healthy; here lame ducks and ejection do that.
-    let first = groups.iter().map(|(_, group)| group.priority.unwrap_or(0)).min();
-    for (value, group) in groups {
-        let endpoints = group.lb_endpoints.map(|raw| Value { name: "lb_endpoints", raw, ..value });
-        let priority = group.priority.unwrap_or(0);
-        let zone = group.locality.and_then(|locality| locality.zone).filter(|zone| !zone.is_empty());
-        for value in endpoints.and_then(|endpoints| endpoints.list(report)).unwrap_or_default() {
-            // Envoy prints 0 where none is set, and takes none from a file.
-            let of_locality = group.load_balancing_weight.filter(|weight| *weight > 0);
-            let Some(mut endpoint) = endpoint(&value, of_locality, report, &mut left_out) else {
-                continue;
-            };
-            if Some(priority) != first {
-                left_out.add(format!("priority {priority}"), endpoint.what());
-                continue;
-            }
-            endpoint.entry.zone.clone_from(&zone);
-            found.push(endpoint);
-        }
+    let groups = groups.unwrap_or_default().into_iter();
+    let groups = groups.filter_map(|value| {
+        group(&Value { name: "endpoints of a locality", ..value }, report, &mut left_out)
+    });
+    let groups: Vec<(u32, Found)> = groups.filter(|(_, found)| !found.entries.is_empty()).collect();
+    // Envoy goes on to the next priority when too few of one are healthy: with one of which nobody is left there is nothing to choose.
+    let first = groups.iter().map(|(priority, _)| *priority).min();
+    let (used, spare): (Vec<_>, Vec<_>) =
+        groups.into_iter().partition(|(priority, _)| Some(*priority) == first);
+    for entry in spare.iter().flat_map(|(_, found)| &found.entries) {
+        let what = entry.0.address.map_or_else(|| "an endpoint".to_owned(), |address| address.to_string());
+        left_out.add("of a priority that comes later", what);
     }
     left_out.tell(notes);
-    merge(scaled(found, notes), notes)
+    let used: Vec<Found> = used.into_iter().map(|(_, found)| found).collect();
+    merge(weighted(used, notes), notes)
+}
+
+/// The endpoints of a locality, each with its own weight, and the weight of the locality, if it has one.
+struct Found {
+    entries: Vec<(Entry, u32)>,
+    weight: Option<u32>,
+}
+
+/// A locality and its priority.
+fn group(value: &Value<'_>, report: &mut Report<'_>, left_out: &mut LeftOut) -> Option<(u32, Found)> {
+    let Group { locality, lb_endpoints, load_balancing_weight, priority } = value.read(report)?;
+    let endpoints = Value { name: "lb_endpoints", raw: lb_endpoints?, ..*value }.whole_list(report)?;
+    let zone = locality.and_then(|locality| locality.zone).filter(|zone| !zone.is_empty());
+    let endpoints = endpoints.iter().map(|value| Value { name: "an endpoint", ..*value });
+    let entries = endpoints.filter_map(|value| {
+        let (entry, weight) = endpoint(&value, report, left_out)?;
+        Some((Entry { zone: zone.clone(), ..entry }, weight))
+    });
+    // Envoy prints 0 where no weight is set, and takes none from a file.
+    let weight = load_balancing_weight.filter(|weight| *weight > 0);
+    Some((priority.unwrap_or(0), Found { entries: entries.collect(), weight }))
 }
 
 /// The one assignment of a response.
 fn resource<'t>(root: &Value<'t>, report: &mut Report<'_>) -> Option<Value<'t>> {
     let Response { resources } = root.read(report)?;
     let resources = Value { name: "resources", raw: resources?, ..*root }.list(report)?;
+    let resources: Vec<Value<'_>> =
+        resources.into_iter().map(|value| Value { name: "a resource", ..value }).collect();
     let [resource] = &*resources else {
         if let Some(second) = resources.get(1) {
             let message = format!("the response has {} resources", resources.len());
@@ -198,43 +221,28 @@ fn resource<'t>(root: &Value<'t>, report: &mut Report<'_>) -> Option<Value<'t>> 
     Some(*resource)
 }
 
-/// An entry and its weight, which may be larger than ours.
-struct Found {
-    entry: Entry,
-    weight: u64,
-}
-
-impl Found {
-    fn what(&self) -> String {
-        self.entry.address.map_or_else(|| "an endpoint".to_owned(), |address| address.to_string())
-    }
-}
-
-fn endpoint(
-    value: &Value<'_>,
-    of_locality: Option<u32>,
-    report: &mut Report<'_>,
-    left_out: &mut LeftOut,
-) -> Option<Found> {
+/// An endpoint and its own weight.
+fn endpoint(value: &Value<'_>, report: &mut Report<'_>, left_out: &mut LeftOut) -> Option<(Entry, u32)> {
     let LbEndpoint { endpoint, health_status, load_balancing_weight, metadata } = value.read(report)?;
     let address = endpoint.and_then(|endpoint| endpoint.address).and_then(|address| address.socket_address);
-    let Some(SocketAddress { address: Some(raw), port_value }) = address else {
+    let Some(SocketAddress { address: Some(raw), port_value: Some(port) }) = address else {
         let help = "write \"socket_address\": {\"address\": \"10.0.0.1\", \"port_value\": 8080}".to_owned();
-        report.add_absent(value.span(), "an endpoint without a socket_address", help);
+        report.add_absent(value.span(), "an endpoint without a socket_address with a port_value", help);
+        return None;
+    };
+    let Ok(port) = u16::try_from(port) else {
+        report.add(value.span(), format!("port_value is {port}"), "write 1 to 65535".to_owned());
         return None;
     };
     let address = Value { name: "address", raw, ..*value };
     let span = address.span();
-    let port = u16::try_from(port_value.unwrap_or(0));
-    if port.is_err() {
-        report.add(value.span(), "port_value is no port", "write 1 to 65535".to_owned());
-    }
-    let address = address.ip(report).map(|ip| SocketAddr::new(ip, port.unwrap_or(0)));
+    let address = address.ip(report).map(|ip| SocketAddr::new(ip, port));
+    let by_number = |number: usize| STATUSES.get(number).map(|name| (*name).to_owned());
     let status = match health_status {
         None => STATUSES[0].to_owned(),
-        Some(Status::Name(name)) => name.to_ascii_uppercase(),
-        Some(Status::Number(number)) => {
-            STATUSES.get(number).map_or_else(|| number.to_string(), |name| (*name).to_owned())
+        Some(Status::Number(number)) => by_number(number).unwrap_or_else(|| number.to_string()),
+        Some(Status::Name(name)) => {
+            name.parse().ok().and_then(by_number).unwrap_or_else(|| name.to_ascii_uppercase())
         }
     };
     let state = match &*status {
@@ -259,33 +267,41 @@ fn endpoint(
             // A number of a protobuf Struct is a double.
             let number = whole(raw.get(), MAX_INDEXES - 1);
             if number.is_none() {
-                report.add(
-                    value.span(),
-                    format!("index is {}", raw.get()),
-                    format!("write 0 to {}", MAX_INDEXES - 1),
-                );
+                let help = format!("write 0 to {}", MAX_INDEXES - 1);
+                report.add(value.span(), format!("index is {}", quote(raw.get())), help);
             }
             Index::read(value.span(), number)
         }
         None => Index::Absent,
     };
     // One that sets no weight has that of 1 in its locality.
-    let weight = u64::from(load_balancing_weight.unwrap_or(1)) * u64::from(of_locality.unwrap_or(1));
-    Some(Found { entry: Entry { index, state, ..Entry::bare(span, address) }, weight })
+    let weight = load_balancing_weight.unwrap_or(1);
+    Some((Entry { index, state, ..Entry::bare(span, address) }, weight))
 }
 
-/// Gives each its weight; if one is too large, all are scaled.
-fn scaled(found: Vec<Found>, notes: &mut Vec<String>) -> Vec<Entry> {
-    let most = u64::from(u16::MAX);
-    let largest = found.iter().map(|found| found.weight).max().unwrap_or(0).max(most);
-    if largest > most {
-        notes.push(format!(
-            "weights are divided by {largest} / {most}, because none may be larger than {most}"
-        ));
-    }
-    let scaled = |Found { entry, weight }: Found| {
-        let whole = (u128::from(weight) * u128::from(most)).div_ceil(u128::from(largest));
-        Entry { weight: u16::try_from(whole).unwrap_or(u16::MAX), ..entry }
+/// The entries with the weights that Envoy makes of theirs: with those of all localities each has its part of its locality's, otherwise
+/// its own. Weights that are not whole numbers up to ours are scaled to the largest.
+fn weighted(found: Vec<Found>, notes: &mut Vec<String>) -> Vec<Entry> {
+    const MOST: f64 = 65_535.0;
+    let by_locality = found.iter().all(|found| found.weight.is_some());
+    let locality = |Found { entries, weight }: Found| {
+        let sum: f64 = entries.iter().map(|(_, weight)| f64::from(*weight)).sum();
+        let factor =
+            weight.filter(|_| by_locality && sum > 0.0).map_or(1.0, |weight| f64::from(weight) / sum);
+        entries.into_iter().map(move |(entry, weight)| (entry, f64::from(weight) * factor))
     };
-    found.into_iter().map(scaled).collect()
+    let weights: Vec<(Entry, f64)> = found.into_iter().flat_map(locality).collect();
+    let largest = weights.iter().map(|(_, weight)| *weight).fold(0.0, f64::max);
+    let is_whole = weights.iter().all(|(_, weight)| (weight - weight.round()).abs() < 1e-6);
+    let scale = if is_whole && largest <= MOST { 1.0 } else { MOST / largest };
+    if largest > MOST {
+        notes.push(format!("weights are scaled to {MOST}, the largest that there is"));
+    }
+    let entry = |(entry, weight): (Entry, f64)| {
+        let least = if weight > 0.0 { 1.0 } else { 0.0 };
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 65,535")]
+        let weight = (weight * scale).round().clamp(least, MOST) as u16;
+        Entry { weight, ..entry }
+    };
+    weights.into_iter().map(entry).collect()
 }

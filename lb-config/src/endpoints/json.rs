@@ -19,27 +19,34 @@ use super::yaml::{self, Place};
 /// A text in JSON, or one in YAML as JSON.
 pub struct Document<'t> {
     json: Cow<'t, str>,
+    /// Whether text needs no quotes, as in YAML.
+    is_lenient: bool,
     /// Of YAML: where each value and key stood, in the order of the JSON.
     places: Option<Vec<Place>>,
 }
 
 impl<'t> Document<'t> {
-    pub const fn json(text: &'t str) -> Self {
-        Self { json: Cow::Borrowed(text), places: None }
+    /// `is_lenient`: it may be meant as YAML, of which JSON is a part.
+    pub const fn json(text: &'t str, is_lenient: bool) -> Self {
+        Self { json: Cow::Borrowed(text), is_lenient, places: None }
     }
 
     pub fn yaml(text: &str, report: &mut Report<'_>) -> Option<Self> {
         let yaml::Json { text, places } = yaml::read(text, report)?;
-        Some(Self { json: Cow::Owned(text), places: Some(places) })
+        Some(Self { json: Cow::Owned(text), is_lenient: true, places: Some(places) })
     }
 
-    /// The whole of it as a value.
+    /// The whole of it as a value; `None` if nothing is in it.
     ///
     /// # Errors
     /// What is wrong with its syntax.
-    pub fn root(&self) -> Result<Value<'_>, serde_json::Error> {
-        let raw = serde_json::from_str(self.body())?;
-        Ok(Value { name: "the file", document: self, raw })
+    pub fn root(&self) -> Result<Option<Value<'_>>, serde_json::Error> {
+        let body = self.body();
+        if body.trim().is_empty() {
+            return Ok(None);
+        }
+        let raw = serde_json::from_str(body)?;
+        Ok(Some(Value { name: "the file", document: self, raw }))
     }
 
     /// Some editors begin a file with a byte order mark; JSON has no place for it.
@@ -65,24 +72,23 @@ impl<'t> Document<'t> {
     }
 
     /// Reports what is wrong with its syntax.
-    pub fn report_syntax(&self, error: &serde_json::Error, report: &mut Report<'_>) {
-        self.report(error, self.body(), report);
+    pub fn report_syntax(&self, error: &serde_json::Error, report: &mut Report<'_>, help: Option<String>) {
+        self.report(error, self.body(), help, report);
     }
 
     /// Reports an error of `serde_json` in a part of it.
-    fn report(&self, error: &serde_json::Error, part: &str, report: &mut Report<'_>) {
+    fn report(&self, error: &serde_json::Error, part: &str, help: Option<String>, report: &mut Report<'_>) {
         let before = part.split_inclusive('\n').take(error.line().saturating_sub(1));
         let at = before.map(str::len).sum::<usize>() + error.column().saturating_sub(1);
         let start = part.as_ptr().addr() - self.json.as_ptr().addr() + at;
         let span = self.place(start).unwrap_or(start..start + 1);
         let message = error.to_string();
         let position = format!(" at line {} column {}", error.line(), error.column());
-        let message = message.strip_suffix(&position).unwrap_or(&message).replace("EOF", "the file ends");
-        let message = message.replace("expected u16", "expected 0 to 65535");
+        let message = message.strip_suffix(&position).unwrap_or(&message);
         if error.is_data() {
-            report.add(span, message, None);
+            report.add(span, message.replace("expected u16", "expected 0 to 65535"), help);
         } else {
-            report.add_syntax(span, message, None);
+            report.add_syntax(span, message.replace("EOF", "the file ends"), help);
         }
     }
 }
@@ -143,7 +149,7 @@ impl<'t> Value<'t> {
     /// Its text. In YAML a scalar that could be a number or a truth value is the text that was written: the formats that have text
     /// there need no quotes.
     pub fn text_of(&self, name: &str, report: &mut Report<'_>) -> Option<String> {
-        if self.document.places.is_some() && matches!(self.kind(), "a number" | "true or false") {
+        if self.document.is_lenient && matches!(self.kind(), "a number" | "true or false") {
             return Some(self.raw.get().to_owned());
         }
         self.parse(name, "a string", report)
@@ -153,6 +159,17 @@ impl<'t> Value<'t> {
     pub fn list(&self, report: &mut Report<'_>) -> Option<Vec<Self>> {
         let Elements(elements) = self.parse(self.name, "a list", report)?;
         Some(elements.into_iter().map(|raw| Self { raw, ..*self }).collect())
+    }
+
+    /// As [`Self::list`]; one that has more elements than are read is refused.
+    pub fn whole_list(&self, report: &mut Report<'_>) -> Option<Vec<Self>> {
+        let elements = self.list(report)?;
+        if let Some(past) = elements.get(MAX_BACKENDS as usize) {
+            let message = format!("{} has more than {MAX_BACKENDS} elements", self.name);
+            report.add(past.span(), message, format!("a service has at most {MAX_BACKENDS} endpoints"));
+            return None;
+        }
+        Some(elements)
     }
 
     pub fn members(&self, report: &mut Report<'_>) -> Option<Vec<(Key, Self)>> {
@@ -176,11 +193,15 @@ impl<'t> Value<'t> {
         Some(members)
     }
 
-    /// Reads it as a type of `serde`'s.
+    /// Reads an object as a type of `serde`'s, which would take a list as well.
     pub fn read<T: Deserialize<'t>>(&self, report: &mut Report<'_>) -> Option<T> {
         let text = self.raw.get();
+        if self.kind() != "an object" {
+            report.add(self.span(), format!("{} must be an object, not {}", self.name, self.kind()), None);
+            return None;
+        }
         let read = serde_json::from_str(text);
-        read.map_err(|error| self.document.report(&error, text, report)).ok()
+        read.map_err(|error| self.document.report(&error, text, None, report)).ok()
     }
 
     /// An IP address without a port.

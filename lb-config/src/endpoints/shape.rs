@@ -1,42 +1,63 @@
 //! The shapes of a list in JSON or YAML, told apart by what is in it, and what they have in common.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::net::SocketAddr;
 
 use lb_document::diagnostic::{Report, quote};
-use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 
 use super::json::Value;
 use super::{Entry, Reading, consul, envoy, file_sd, slices};
 
-/// What tells the shape of an object, the whole file or the first of a list.
+/// What tells the shape of an object, the whole file or the first of a list: which keys it has.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Marks {
-    kind: Option<String>,
-    endpoints: Option<IgnoredAny>,
-    #[serde(alias = "clusterName")]
-    cluster_name: Option<IgnoredAny>,
-    resources: Option<IgnoredAny>,
-    #[serde(rename = "Service")]
-    service: Option<IgnoredAny>,
-    #[serde(rename = "Node")]
-    node: Option<IgnoredAny>,
-    #[serde(rename = "ServiceAddress", alias = "AggregatedStatus")]
-    other_of_consul: Option<IgnoredAny>,
-    targets: Option<IgnoredAny>,
+struct Marks<'t> {
+    #[serde(borrow)]
+    kind: Option<&'t RawValue>,
+    #[serde(rename = "addressType", deserialize_with = "is_there")]
+    address_type: bool,
+    #[serde(deserialize_with = "is_there")]
+    cluster_name: bool,
+    #[serde(rename = "clusterName", deserialize_with = "is_there")]
+    camel_cluster_name: bool,
+    #[serde(deserialize_with = "is_there")]
+    resources: bool,
+    #[serde(rename = "Service", deserialize_with = "is_there")]
+    service: bool,
+    #[serde(rename = "Node", deserialize_with = "is_there")]
+    node: bool,
+    #[serde(rename = "ServiceAddress", deserialize_with = "is_there")]
+    service_address: bool,
+    #[serde(rename = "AggregatedStatus", deserialize_with = "is_there")]
+    aggregated_status: bool,
+    #[serde(deserialize_with = "is_there")]
+    targets: bool,
 }
 
-impl Marks {
+/// A key is there, whatever its value.
+fn is_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    IgnoredAny::deserialize(deserializer).map(|_| true)
+}
+
+impl<'t> Marks<'t> {
     /// Of a value that has none there is nothing to tell; what is wrong with one is told by the reader of its shape.
-    fn of(value: &Value<'_>) -> Self {
+    fn of(value: &Value<'t>) -> Self {
         serde_json::from_str(value.raw.get()).unwrap_or_default()
     }
 
     const fn is_of_envoy(&self) -> bool {
-        self.resources.is_some() || self.cluster_name.is_some()
+        self.resources || self.cluster_name || self.camel_cluster_name
+    }
+
+    /// The kind of an object of Kubernetes. The API leaves it out in a list.
+    fn kind(&self) -> Option<String> {
+        let kind = self.kind.and_then(|kind| serde_json::from_str(kind.get()).ok());
+        kind.or_else(|| self.address_type.then(|| slices::KIND.to_owned()))
     }
 }
 
@@ -55,29 +76,28 @@ pub fn read(
         report.add(first.span(), message, help.to_owned());
         Vec::new()
     };
-    if let (true, Some(kind)) = (is_object, &marks.kind) {
-        return match kind.as_str() {
-            _ if marks.is_of_envoy() => {
-                refuse("the file is an object of Kubernetes and one of Envoy".to_owned(), "write one of them")
-            }
-            "EndpointSlice" | "EndpointSliceList" | "List" => slices::read(root, reading, report, notes),
+    let kind = marks.kind().filter(|kind| is_object || kind == slices::KIND);
+    let entries = if kind.is_some() && marks.is_of_envoy() {
+        refuse("the file is an object of Kubernetes and one of Envoy".to_owned(), "write one of them")
+    } else if let Some(kind) = kind {
+        return match &*kind {
+            slices::KIND | "EndpointSliceList" | "List" => slices::read(root, reading, report, notes),
             kind => refuse(
                 format!("an object of the kind {} is no list of endpoints", quote(kind)),
                 "take kubectl get endpointslices -l kubernetes.io/service-name=NAME -o json",
             ),
         };
-    }
-    let entries = if is_object && (marks.is_of_envoy() || marks.endpoints.is_some()) {
-        envoy::read(root, marks.resources.is_some(), report, notes)
+    } else if is_object && marks.is_of_envoy() {
+        envoy::read(root, marks.resources, report, notes)
     } else if is_object {
         refuse(
             "the file is an object that is no list of endpoints".to_owned(),
             "take a list of addresses or of groups of targets, what Consul answers to /v1/health/service, EndpointSlices of Kubernetes, \
              or a ClusterLoadAssignment of Envoy",
         )
-    } else if marks.service.is_some() && marks.node.is_some() && marks.targets.is_none() {
-        consul::read(&elements, report, notes)
-    } else if marks.other_of_consul.is_some() {
+    } else if marks.service && marks.node && !marks.targets {
+        consul::read(root, report, notes)
+    } else if marks.service_address || marks.aggregated_status {
         let message = "this is what Consul answers to /v1/catalog/service or /v1/agent/health";
         refuse(message.to_owned(), "take the answer to /v1/health/service, with nodes and checks")
     } else if first.kind() == "a string" {
@@ -93,6 +113,18 @@ pub fn read(
 #[derive(Default)]
 pub struct LeftOut(BTreeMap<String, (String, usize)>);
 
+/// Reasons that are told apart.
+const MAX_REASONS: usize = 16;
+
+/// The first of these, as text, and how many more there are.
+pub fn some_of(names: impl IntoIterator<Item = String>) -> String {
+    const SHOWN: usize = 8;
+    let names: Vec<String> = names.into_iter().collect();
+    let more = names.len().saturating_sub(SHOWN);
+    let shown = names[..names.len() - more].join(", ");
+    if more > 0 { format!("{shown} and {more} more") } else { shown }
+}
+
 /// An example, and how many more there are.
 fn example(what: &str, count: usize) -> String {
     if count > 1 { format!("{what} and {} more", count - 1) } else { what.to_owned() }
@@ -100,7 +132,10 @@ fn example(what: &str, count: usize) -> String {
 
 impl LeftOut {
     pub fn add(&mut self, why: impl Into<String>, what: impl Display) {
-        let (_, count) = self.0.entry(why.into()).or_insert_with(|| (what.to_string(), 0));
+        // A reason may hold words of the file.
+        let why = Some(why.into()).filter(|why| self.0.len() < MAX_REASONS || self.0.contains_key(why));
+        let why = why.unwrap_or_else(|| "for other reasons".to_owned());
+        let (_, count) = self.0.entry(why).or_insert_with(|| (what.to_string(), 0));
         *count += 1;
     }
 
@@ -112,11 +147,31 @@ impl LeftOut {
     }
 }
 
+/// Whose endpoints a list has: those of one service, as the first says, and its line.
+#[derive(Default)]
+pub struct OneService(Option<(String, usize)>);
+
+impl OneService {
+    /// Whether a part of the list is of the service that those before are of; if not, that is reported.
+    pub fn is_same(&mut self, part: &Value<'_>, service: &str, help: &str, report: &mut Report<'_>) -> bool {
+        let line = report.line(&part.span());
+        let (first, at) = self.0.get_or_insert_with(|| (service.to_owned(), line));
+        let is_same = *first == service;
+        if !is_same {
+            let (name, first) = (quote(service), quote(first));
+            let message = format!("{} of service {name}, and the one on line {at} is of {first}", part.name);
+            report.add(part.span(), message, help.to_owned());
+        }
+        is_same
+    }
+}
+
 /// Leaves one entry for each address, the best: producers name an endpoint twice while it moves from one of their parts to another.
 /// Which one that is does not depend on their order.
 pub fn merge(entries: Vec<Entry>, notes: &mut Vec<String>) -> Vec<Entry> {
     let rank = |entry: &Entry| {
-        (entry.weight == 0, entry.state, entry.index.number(), entry.weight, entry.zone.clone())
+        let index = entry.index.number();
+        (entry.weight == 0, entry.state, index.is_none(), index, Reverse(entry.weight), entry.zone.clone())
     };
     let mut merged: Vec<Entry> = Vec::with_capacity(entries.len());
     let mut by_address: BTreeMap<SocketAddr, usize> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Reads EndpointSlices of Kubernetes (discovery.k8s.io/v1): one, or a list as the API or kubectl gives it.
+//! Reads EndpointSlices of Kubernetes (discovery.k8s.io/v1): one, or a list as the API, kubectl or jq gives it.
 //!
 //! As kube-proxy reads them: an endpoint is ready unless it says that it is not; one that is terminating and still serves is a lame duck;
 //! of its addresses the first counts. The API promises no order, and may name an endpoint in two slices while it moves.
@@ -12,14 +12,17 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::json::Value;
-use super::shape::{LeftOut, merge};
+use super::shape::{LeftOut, OneService, merge, some_of};
 use super::{Entry, Index, Reading};
+
+/// What a slice calls itself.
+pub const KIND: &str = "EndpointSlice";
 
 const VERSION: &str = "discovery.k8s.io/v1";
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "an object")]
 struct Root<'t> {
     api_version: Option<String>,
     #[serde(borrow)]
@@ -27,7 +30,7 @@ struct Root<'t> {
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", expecting = "a slice")]
 struct Slice<'t> {
     kind: Option<String>,
     api_version: Option<String>,
@@ -38,7 +41,8 @@ struct Slice<'t> {
     ports: Option<Vec<Port>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(expecting = "metadata")]
 struct Metadata {
     name: Option<String>,
     namespace: Option<String>,
@@ -46,12 +50,14 @@ struct Metadata {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "a port")]
 struct Port {
     name: Option<String>,
     port: Option<u16>,
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an endpoint")]
 struct Endpoint<'t> {
     #[serde(borrow)]
     addresses: Option<&'t RawValue>,
@@ -61,6 +67,7 @@ struct Endpoint<'t> {
 }
 
 #[derive(Default, Deserialize)]
+#[serde(expecting = "conditions")]
 struct Conditions {
     ready: Option<bool>,
     serving: Option<bool>,
@@ -80,29 +87,38 @@ impl Conditions {
     }
 }
 
-/// The entries of all slices. Adds to `notes` what is left out, and why.
+/// The entries of a slice, of a list of slices as an object, or of a plain one. Adds to `notes` what is left out, and why.
 pub fn read(
     root: &Value<'_>,
     reading: &Reading<'_>,
     report: &mut Report<'_>,
     notes: &mut Vec<String>,
 ) -> Vec<Entry> {
-    let Some(Root { api_version, items }) = root.read(report) else { return Vec::new() };
-    let slices = match items {
-        Some(items) => Value { name: "items", raw: items, ..*root }.list(report).unwrap_or_default(),
-        None => vec![*root],
+    let (version, values) = if root.kind() == "a list" {
+        (None, root.whole_list(report))
+    } else {
+        let Some(Root { api_version, items }) = root.read(report) else { return Vec::new() };
+        let items = items.map(|raw| Value { name: "items", raw, ..*root }.whole_list(report));
+        // That of a list of kubectl's is the list's own.
+        (api_version.filter(|version| version != "v1"), items.unwrap_or_else(|| Some(vec![*root])))
     };
+    let values = values.unwrap_or_default().into_iter().map(|value| Value { name: "a slice", ..value });
+    let slices: Vec<(Value<'_>, Slice<'_>)> =
+        values.filter_map(|value| Some((value, value.read(report)?))).collect();
+    // Without a service IPv4 goes before IPv6: what is first in the list says nothing.
+    let is_v4 = slices.iter().any(|(_, slice)| slice.address_type.as_deref() == Some("IPv4"));
+    let is_v4 = reading.service.map_or(is_v4, |service| service.is_ipv4());
     let mut reader = Reader {
         port_name: reading.port_name,
-        family: reading.service.map(family),
-        version: api_version.filter(|version| version != "v1"),
-        service: None,
+        family: if is_v4 { "IPv4" } else { "IPv6" },
+        version,
+        service: OneService::default(),
         stems: BTreeSet::new(),
         entries: Vec::new(),
         left_out: LeftOut::default(),
     };
-    for slice in slices {
-        reader.slice(&Value { name: "a slice", ..slice }, report);
+    for (value, slice) in slices {
+        reader.slice(&value, slice, report);
     }
     let Reader { stems, entries, left_out, .. } = reader;
     left_out.tell(notes);
@@ -117,19 +133,13 @@ pub fn read(
     entries
 }
 
-/// The type of the addresses, as slices call it.
-const fn family(address: SocketAddr) -> &'static str {
-    if address.is_ipv4() { "IPv4" } else { "IPv6" }
-}
-
 struct Reader<'a> {
     port_name: Option<&'a str>,
-    /// The type of the addresses that are read; without a service that of the first slice.
-    family: Option<&'static str>,
+    /// The type of the addresses that are read, as slices call it.
+    family: &'static str,
     /// That of slices that do not say it.
     version: Option<String>,
-    /// Whose slices these are, and the line of the first.
-    service: Option<(String, usize)>,
+    service: OneService,
     /// Host names without their numbers.
     stems: BTreeSet<String>,
     entries: Vec<Entry>,
@@ -137,12 +147,11 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn slice(&mut self, value: &Value<'_>, report: &mut Report<'_>) -> Option<()> {
-        let slice: Slice<'_> = value.read(report)?;
-        let kind = slice.kind.as_deref().unwrap_or("EndpointSlice");
+    fn slice(&mut self, value: &Value<'_>, slice: Slice<'_>, report: &mut Report<'_>) -> Option<()> {
+        let kind = slice.kind.as_deref().unwrap_or(KIND);
         let version = slice.api_version.as_ref().or(self.version.as_ref());
-        let help = || format!("write an EndpointSlice of {VERSION}");
-        if kind != "EndpointSlice" {
+        let help = || format!("write an {KIND} of {VERSION}");
+        if kind != KIND {
             report.add(value.span(), format!("an item of the kind {}", quote(kind)), help());
             return None;
         }
@@ -150,61 +159,35 @@ impl Reader<'_> {
             report.add(value.span(), format!("a slice of version {}", quote(version)), help());
             return None;
         }
-        let name = self.check_service(slice.metadata.as_ref(), value, report)?;
-        let of = slice.address_type.as_deref();
-        let family = *self.family.get_or_insert(if of == Some("IPv6") { "IPv6" } else { "IPv4" });
-        match of {
-            Some("FQDN") => self.left_out.add("a slice of host names, which are not resolved yet", name),
-            Some(of) if of != family => {
-                let why =
-                    format!("a slice of addressType {}, and the service is {}", quote(of), quote(family));
-                self.left_out.add(why, name);
+        let Metadata { name, namespace, labels } = slice.metadata.unwrap_or_default();
+        let service = labels.and_then(|mut labels| labels.remove(SERVICE_NAME)).unwrap_or_default();
+        let service = format!("{}/{service}", namespace.as_deref().unwrap_or("default"));
+        let select = format!("select one service, as with -l {SERVICE_NAME}=NAME");
+        if !self.service.is_same(value, &service, &select, report) {
+            return None;
+        }
+        let name = name
+            .map_or_else(|| format!("the slice on line {}", report.line(&value.span())), |name| quote(&name));
+        let Some(of) = slice.address_type else {
+            let help = "write \"addressType\": \"IPv4\"".to_owned();
+            report.add_absent(value.span(), "addressType is missing in a slice", help);
+            return None;
+        };
+        let endpoints =
+            slice.endpoints.map(|raw| Value { name: "endpoints", raw, ..*value }.whole_list(report));
+        let endpoints = endpoints.flatten().unwrap_or_default();
+        if of == "FQDN" {
+            self.left_out.add("a slice of host names, which are not resolved yet", name);
+        } else if of != self.family {
+            let why =
+                format!("a slice of addressType {}, and the service is {}", quote(&of), quote(self.family));
+            self.left_out.add(why, name);
+        } else if let Some(port) = self.port(&slice.ports.unwrap_or_default(), &name, value, report) {
+            for endpoint in endpoints {
+                self.endpoint(&Value { name: "an endpoint", ..endpoint }, port, report);
             }
-            Some(_) => {
-                let port = self.port(&slice.ports.unwrap_or_default(), &name, value, report)?;
-                let endpoints = slice.endpoints.map(|raw| Value { name: "endpoints", raw, ..*value });
-                for endpoint in endpoints.and_then(|endpoints| endpoints.list(report)).unwrap_or_default() {
-                    self.endpoint(&Value { name: "an endpoint", ..endpoint }, port, report);
-                }
-            }
-            None => report.add_absent(
-                value.span(),
-                "addressType is missing in a slice",
-                "write \"addressType\": \"IPv4\"".to_owned(),
-            ),
         }
         Some(())
-    }
-
-    /// The slice's name, if it belongs to the service of the slices before.
-    fn check_service(
-        &mut self,
-        metadata: Option<&Metadata>,
-        value: &Value<'_>,
-        report: &mut Report<'_>,
-    ) -> Option<String> {
-        let namespace = metadata.and_then(|metadata| metadata.namespace.as_deref()).unwrap_or("default");
-        let labels = metadata.and_then(|metadata| metadata.labels.as_ref());
-        if let Some(service) = labels.and_then(|labels| labels.get(SERVICE_NAME)) {
-            let service = format!("{namespace}/{service}");
-            let line = report.line(&value.span());
-            let (first, at) = self.service.get_or_insert_with(|| (service.clone(), line));
-            if *first != service {
-                let message = format!(
-                    "a slice of service {}, and the one on line {at} is of {}",
-                    quote(&service),
-                    quote(first)
-                );
-                report.add(
-                    value.span(),
-                    message,
-                    format!("select one service, as with -l {SERVICE_NAME}=NAME"),
-                );
-                return None;
-            }
-        }
-        let name = metadata.and_then(|metadata| metadata.name.as_deref());
-        Some(name.map_or_else(|| format!("the slice on line {}", report.line(&value.span())), quote))
     }
 
     /// The one port that is meant; `None` if there is none, or if that is not clear, which is reported.
@@ -215,24 +198,25 @@ impl Reader<'_> {
         value: &Value<'_>,
         report: &mut Report<'_>,
     ) -> Option<u16> {
-        let name = |port: &Port| port.name.clone().unwrap_or_default();
-        let all: BTreeMap<u16, String> =
-            ports.iter().filter_map(|port| Some((port.port?, name(port)))).collect();
-        let is_meant = |of: &str| self.port_name.is_none_or(|wanted| wanted == of);
-        let meant: BTreeMap<&u16, &String> = all.iter().filter(|(_, of)| is_meant(of)).collect();
+        let name = |port: &Port| quote(port.name.as_deref().unwrap_or_default());
+        let is_meant = |port: &&Port| {
+            self.port_name.is_none_or(|wanted| wanted == port.name.as_deref().unwrap_or_default())
+        };
+        let all: Vec<&Port> = ports.iter().filter(|port| port.port.is_some()).collect();
+        let meant = all.iter().copied().filter(is_meant);
+        let meant: BTreeMap<u16, String> = meant.filter_map(|port| Some((port.port?, name(port)))).collect();
         let mut numbers = meant.keys();
         match (numbers.next(), numbers.next(), self.port_name) {
-            (Some(port), None, _) => return Some(**port),
+            (Some(port), None, _) => return Some(*port),
             (None, _, Some(wanted)) if !all.is_empty() => {
-                let names: Vec<String> = all.values().map(|name| quote(name)).collect();
-                let why = format!("its ports are {}, and port_name is {}", names.join(", "), quote(wanted));
+                let names: BTreeSet<String> = all.into_iter().map(name).collect();
+                let why = format!("its ports are {}, and port_name is {}", some_of(names), quote(wanted));
                 self.left_out.add(why, slice);
             }
             (None, ..) => self.left_out.add("a slice without ports", slice),
             (Some(_), Some(_), _) => {
-                let ports: Vec<String> =
-                    all.iter().map(|(port, name)| format!("{port} ({})", quote(name))).collect();
-                let message = format!("a slice has the ports {}", ports.join(", "));
+                let ports = meant.iter().map(|(port, name)| format!("{port} ({name})"));
+                let message = format!("a slice has the ports {}", some_of(ports));
                 let help =
                     "write which is meant beside file, as in { file = \"users.json\", port_name = \"http\" }";
                 report.add(value.span(), message, help.to_owned());
@@ -256,10 +240,12 @@ impl Reader<'_> {
             return None;
         };
         let span = first.span();
-        let ordinal = hostname.as_deref().and_then(|name| name.rsplit_once('-'));
+        // Kubernetes writes numbers without zeros in front.
         let number =
-            ordinal.and_then(|(_, number)| number.parse().ok().filter(|number| *number < MAX_INDEXES));
-        let index = number.map_or(Index::Absent, |number| Index::Given(span.clone(), number));
+            |number: &str| number.parse().ok().filter(|n: &u32| *n < MAX_INDEXES && n.to_string() == number);
+        let ordinal = hostname.as_deref().and_then(|name| name.rsplit_once('-'));
+        let index = ordinal.and_then(|(_, text)| number(text));
+        let index = index.map_or(Index::Absent, |number| Index::Given(span.clone(), number));
         self.stems.extend(ordinal.map(|(stem, _)| stem.to_owned()));
         self.entries.push(Entry { index, state, zone, ..Entry::bare(span, Some(address)) });
         Some(())
