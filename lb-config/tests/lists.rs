@@ -608,6 +608,11 @@ fn slices_that_do_not_fit_are_refused_or_left_out() {
     for (text, expected) in cases {
         refused(&text, &expected);
     }
+    // A slice that has no endpoints may have any ports.
+    let mut empty = slice("b", &json!([]));
+    empty["ports"] = json!([{ "name": "a", "port": 1 }, { "name": "b", "port": 2 }]);
+    let parsed = read(&list(json!([slice("a", &one()), empty])), "users").unwrap();
+    check(&parsed, &["10.0.0.1:80 12823 1 Healthy -"], &[]);
     let other =
         parse(with("ports", json!([{ "name": "a", "port": 1 }])).as_bytes(), &reading("users", Some("http")));
     let expected = format!("users:{}", none_left("\"a\": its ports are \"a\", and port_name is \"http\""));

@@ -182,7 +182,9 @@ impl Reader<'_> {
             let why =
                 format!("a slice of addressType {}, and the service is {}", quote(&of), quote(self.family));
             self.left_out.add(why, name);
-        } else if let Some(port) = self.port(&slice.ports.unwrap_or_default(), &name, value, report) {
+        } else if !endpoints.is_empty()
+            && let Some(port) = self.port(&slice.ports.unwrap_or_default(), &name, value, report)
+        {
             for endpoint in endpoints {
                 self.endpoint(&Value { name: "an endpoint", ..endpoint }, port, report);
             }
