@@ -24,7 +24,7 @@ pub enum EndpointState {
     Healthy,
     /// Serves, asks for no new connections.
     LameDuck,
-    /// Somebody else checks it and finds that it fails: it gets connections only while no other endpoint has a weight.
+    /// A checker elsewhere, such as Consul's, finds that it fails: it gets connections only while no other endpoint has a weight.
     Down,
 }
 

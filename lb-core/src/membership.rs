@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_down_serves_only_when_nobody_else_has_a_weight_and_stands_in_for_nobody() {
+    fn an_endpoint_that_is_down_serves_only_while_no_other_has_a_weight_and_is_no_substitute() {
         check(Subset::All, "dd0.", &[0, 1]);
         check(Subset::All, "dl0d", &[1]);
         check(Subset::All, "dlhd", &[2]);
