@@ -137,7 +137,6 @@ pub fn parse(text: &[u8], reading: &Reading<'_>) -> Result<Parsed, Faults> {
     let mut report = Report::new(path, text);
     let mut notes = Vec::new();
     let entries = match document(text, path, &mut report) {
-        _ if text.trim_matches(['\u{feff}', ' ', '\t', '\r', '\n']).is_empty() => Vec::new(),
         Some(document) => read_document(&document, reading, &mut report, &mut notes),
         None if report.is_clean() => {
             let entries = read_toml(text, &mut report);
@@ -163,7 +162,7 @@ pub fn parse(text: &[u8], reading: &Reading<'_>) -> Result<Parsed, Faults> {
 
 /// The text as JSON, if it is JSON or YAML; `None` if it is TOML, or if something is wrong with it, which is reported.
 fn document<'t>(text: &'t str, path: &Path, report: &mut Report<'_>) -> Option<Document<'t>> {
-    let (named_json, named_yaml) = (is_named(path, &["json"]), is_named(path, &["yaml", "yml"]));
+    let named_yaml = format_of(path) == "yaml";
     let json = Document::json(text, named_yaml);
     // JSON is YAML, but its reader knows its faults better.
     if is_json(text.as_bytes()) && !(named_yaml && json.root().is_err()) {
@@ -171,13 +170,18 @@ fn document<'t>(text: &'t str, path: &Path, report: &mut Report<'_>) -> Option<D
     } else if named_yaml || is_yaml(text) {
         Document::yaml(text, report)
     } else {
-        named_json.then_some(json)
+        (format_of(path) == "json").then_some(json)
     }
 }
 
-fn is_named(path: &Path, endings: &[&str]) -> bool {
+/// The format that the name of a file gives: `json`, `yaml`, and otherwise `toml`.
+pub fn format_of(path: &Path) -> &'static str {
     let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
-    endings.iter().any(|one| ending.eq_ignore_ascii_case(one))
+    match ending.to_ascii_lowercase().as_str() {
+        "json" => "json",
+        "yaml" | "yml" => "yaml",
+        _ => "toml",
+    }
 }
 
 fn read_document(
@@ -190,8 +194,8 @@ fn read_document(
         Ok(Some(root)) => return shape::read(&root, reading, report, notes),
         Ok(None) => {}
         Err(error) => {
-            let is_named = is_named(reading.path, &["json"]);
-            let help = (!is_named).then(|| "if it is YAML, let its name end in .yaml".to_owned());
+            let is_known = format_of(reading.path) == "json";
+            let help = (!is_known).then(|| "if it is YAML, let its name end in .yaml".to_owned());
             document.report_syntax(&error, report, help);
         }
     }

@@ -358,8 +358,8 @@ fn the_name_of_a_port_is_heeded_by_slices_alone() {
     for text in texts {
         assert_eq!(notes(text), [note], "{text}");
     }
-    let nobody = json!({ "addresses": [] });
-    let slice = slice("a", &json!([pod("10.0.0.1", &json!({})), nobody, {}]));
+    let unaddressed = json!({ "addresses": [] });
+    let slice = slice("a", &json!([pod("10.0.0.1", &json!({})), unaddressed, {}]));
     assert_eq!(notes(&slice.to_string()), ["left out: the endpoint on line 1 and 1 more: no address"]);
 }
 
@@ -477,7 +477,7 @@ fn localities_weigh_as_envoy_has_it() {
         large,
         (vec![(1, 65535), (2, 1)], vec!["weights are scaled to 65535, the largest that there is".to_owned()])
     );
-    // Of the first priority nobody is left.
+    // A priority without an endpoint is skipped.
     let spare = read(&[
         (0, None, &[(1, "UNHEALTHY")]),
         (2, None, &[(3, WELL)]),

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use lb_config::ListFile;
-use lb_config::endpoints::{self, Parsed};
+use lb_config::endpoints::{self, Parsed, Reading};
 use lb_core::feed::{List, ReadFailure, Version};
 use lb_core::service::Service;
 use lb_core::subset::Algorithm;
@@ -144,12 +144,8 @@ impl FileSource {
     /// addresses `services`, which are those of all services.
     pub fn new(service: &Service, file: ListFile, services: &[SocketAddr], state: &Path) -> Self {
         // The ending keeps the names of two services apart. A text that is JSON or YAML is mostly known by itself.
-        let format = match file.path.extension().and_then(|extension| extension.to_str()) {
-            Some("json") => "json",
-            Some("yaml" | "yml") => "yaml",
-            _ => "toml",
-        };
-        let last_good = state.join("last-good").join(format!("{}.{format}", service.name));
+        let kept = format!("{}.{}", service.name, endpoints::format_of(&file.path));
+        let last_good = state.join("last-good").join(kept);
         Self {
             file,
             service: service.address,
@@ -175,8 +171,9 @@ impl FileSource {
         if path == self.last_good && !last_good::is_whole(&text) {
             return Err(SourceError::CutOff(path.to_owned()));
         }
-        let file = ListFile { path: path.to_owned(), ..self.file.clone() };
-        let Parsed { list, notes } = file.parse(&text, Some(self.service), &self.services)?;
+        let port_name = self.file.port_name.as_deref();
+        let reading = Reading { path, port_name, service: Some(self.service), services: &self.services };
+        let Parsed { list, notes } = endpoints::parse(&text, &reading)?;
         endpoints::check_indexes(&list, self.needs_indexes, path)?;
         Ok(Contents { assignments: Assignments::new(list), notes: notes.into(), text: text.into() })
     }

@@ -1,7 +1,7 @@
 //! Reads what Consul answers to `/v1/health/service/NAME`: instances with their checks, as of Consul 1.8 and later.
 //!
-//! Asked without `passing`, it names those that fail as well: they are down, and get connections only while nobody else can. So checks
-//! that fail all at once do not empty the list.
+//! Asked without `passing`, it names those that fail as well: they are down, and get connections only while no other endpoint has a
+//! weight. So checks that fail all at once do not empty the list.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -72,10 +72,9 @@ impl Check {
 /// The entries of all instances. Adds to `notes` which are there more than once.
 pub fn read(root: &Value<'_>, report: &mut Report<'_>, notes: &mut Vec<String>) -> Vec<Entry> {
     let mut service = OneService::default();
-    let elements = root.whole_list(report).unwrap_or_default();
-    let instances = elements.iter().map(|element| Value { name: "an instance", ..*element });
-    let entries = instances.filter_map(|instance| entry(&instance, &mut service, report)).collect();
-    merge(entries, notes)
+    let instances = root.whole_list("an instance", report).unwrap_or_default();
+    let entries = instances.iter().filter_map(|instance| entry(instance, &mut service, report));
+    merge(entries.collect(), notes)
 }
 
 fn entry(value: &Value<'_>, one: &mut OneService, report: &mut Report<'_>) -> Option<Entry> {
@@ -90,7 +89,7 @@ fn entry(value: &Value<'_>, one: &mut OneService, report: &mut Report<'_>) -> Op
         report.add_absent(value.span(), "an instance without an address", "write Service.Address".to_owned());
         return None;
     };
-    let address = Value { name: "address", raw, ..*value };
+    let address = value.of_key("address", raw);
     let span = address.span();
     let address = address.ip(report).map(|ip| SocketAddr::new(ip, service.port));
     let checks = checks.unwrap_or_default();
@@ -110,7 +109,7 @@ fn entry(value: &Value<'_>, one: &mut OneService, report: &mut Report<'_>) -> Op
     let state = if is_any("critical") { EndpointState::Down } else { EndpointState::Healthy };
     let index = match service.meta.and_then(|meta| meta.get("socklb_index").copied()) {
         Some(raw) => {
-            let value = Value { name: "socklb_index", raw, ..*value };
+            let value = value.of_key("socklb_index", raw);
             let text = value.text_of("socklb_index", report);
             let number =
                 text.and_then(|text| match file_sd::number(&text, MAX_INDEXES - 1, "socklb_index") {

@@ -157,25 +157,27 @@ pub fn read(
     let assignment = if is_response { resource(root, report) } else { Some(*root) };
     let groups = assignment.and_then(|value| {
         let Assignment { endpoints } = value.read(report)?;
-        Value { name: "endpoints", raw: endpoints?, ..value }.whole_list(report)
+        value.of_key("endpoints", endpoints?).whole_list("endpoints of a locality", report)
     });
     let mut left_out = LeftOut::default();
-    let groups = groups.unwrap_or_default().into_iter();
-    let groups = groups.filter_map(|value| {
-        group(&Value { name: "endpoints of a locality", ..value }, report, &mut left_out)
-    });
+    let groups = groups.unwrap_or_default();
+    let groups = groups.iter().filter_map(|value| group(value, report, &mut left_out));
     let groups: Vec<(u32, Found)> = groups.filter(|(_, found)| !found.entries.is_empty()).collect();
-    // Envoy goes on to the next priority when too few of one are healthy: with one of which nobody is left there is nothing to choose.
+    // Envoy goes on to the next priority when too few endpoints of one are healthy; a priority without endpoints is skipped.
     let first = groups.iter().map(|(priority, _)| *priority).min();
     let (used, spare): (Vec<_>, Vec<_>) =
         groups.into_iter().partition(|(priority, _)| Some(*priority) == first);
     for entry in spare.iter().flat_map(|(_, found)| &found.entries) {
-        let what = entry.0.address.map_or_else(|| "an endpoint".to_owned(), |address| address.to_string());
-        left_out.add("of a priority that comes later", what);
+        left_out.add("of a priority that comes later", shown(entry.0.address));
     }
     left_out.tell(notes);
     let used: Vec<Found> = used.into_iter().map(|(_, found)| found).collect();
     merge(weighted(used, notes), notes)
+}
+
+/// An endpoint in a note.
+fn shown(address: Option<SocketAddr>) -> String {
+    address.map_or_else(|| "an endpoint".to_owned(), |address| address.to_string())
 }
 
 /// The endpoints of a locality, each with its own weight, and the weight of the locality, if it has one.
@@ -187,11 +189,10 @@ struct Found {
 /// A locality and its priority.
 fn group(value: &Value<'_>, report: &mut Report<'_>, left_out: &mut LeftOut) -> Option<(u32, Found)> {
     let Group { locality, lb_endpoints, load_balancing_weight, priority } = value.read(report)?;
-    let endpoints = Value { name: "lb_endpoints", raw: lb_endpoints?, ..*value }.whole_list(report)?;
+    let endpoints = value.of_key("lb_endpoints", lb_endpoints?).whole_list("an endpoint", report)?;
     let zone = locality.and_then(|locality| locality.zone).filter(|zone| !zone.is_empty());
-    let endpoints = endpoints.iter().map(|value| Value { name: "an endpoint", ..*value });
-    let entries = endpoints.filter_map(|value| {
-        let (entry, weight) = endpoint(&value, report, left_out)?;
+    let entries = endpoints.iter().filter_map(|value| {
+        let (entry, weight) = endpoint(value, report, left_out)?;
         Some((Entry { zone: zone.clone(), ..entry }, weight))
     });
     // Envoy prints 0 where no weight is set, and takes none from a file.
@@ -202,9 +203,7 @@ fn group(value: &Value<'_>, report: &mut Report<'_>, left_out: &mut LeftOut) -> 
 /// The one assignment of a response.
 fn resource<'t>(root: &Value<'t>, report: &mut Report<'_>) -> Option<Value<'t>> {
     let Response { resources } = root.read(report)?;
-    let resources = Value { name: "resources", raw: resources?, ..*root }.list(report)?;
-    let resources: Vec<Value<'_>> =
-        resources.into_iter().map(|value| Value { name: "a resource", ..value }).collect();
+    let resources = root.of_key("resources", resources?).whole_list("a resource", report)?;
     let [resource] = &*resources else {
         if let Some(second) = resources.get(1) {
             let message = format!("the response has {} resources", resources.len());
@@ -234,7 +233,7 @@ fn endpoint(value: &Value<'_>, report: &mut Report<'_>, left_out: &mut LeftOut) 
         report.add(value.span(), format!("port_value is {port}"), "write 1 to 65535".to_owned());
         return None;
     };
-    let address = Value { name: "address", raw, ..*value };
+    let address = value.of_key("address", raw);
     let span = address.span();
     let address = address.ip(report).map(|ip| SocketAddr::new(ip, port));
     let by_number = |number: usize| STATUSES.get(number).map(|name| (*name).to_owned());
@@ -250,8 +249,7 @@ fn endpoint(value: &Value<'_>, report: &mut Report<'_>, left_out: &mut LeftOut) 
         // Envoy, too, takes those that are degraded once healthy ones do not suffice.
         "DRAINING" | "DEGRADED" => EndpointState::LameDuck,
         "UNHEALTHY" | "TIMEOUT" => {
-            let what = address.map_or_else(|| "an endpoint".to_owned(), |address| address.to_string());
-            left_out.add(format!("health status {status}"), what);
+            left_out.add(format!("health status {status}"), shown(address));
             return None;
         }
         unknown => {
@@ -263,7 +261,7 @@ fn endpoint(value: &Value<'_>, report: &mut Report<'_>, left_out: &mut LeftOut) 
     let index = metadata.and_then(|all| all.filter_metadata).and_then(|filters| filters.socklb?.index);
     let index = match index {
         Some(raw) => {
-            let value = Value { name: "index", raw, ..*value };
+            let value = value.of_key("index", raw);
             // A number of a protobuf Struct is a double.
             let number = whole(raw.get(), MAX_INDEXES - 1);
             if number.is_none() {

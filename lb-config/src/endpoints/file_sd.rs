@@ -131,8 +131,9 @@ impl<'t> Group<'t> {
     fn labels(&mut self, labels: &Value<'_>, report: &mut Report<'_>) {
         for (key, value) in labels.members(report).unwrap_or_default() {
             // Prometheus takes null as a label that is not there.
-            let written = Some(value).filter(|value| value.kind() != "null");
-            let Some(value) = written else { continue };
+            if value.kind() == "null" {
+                continue;
+            }
             let Some(text) = value.text_of(&key.name, report) else { continue };
             let (place, name) = match key.name.strip_prefix(PREFIX) {
                 Some(name) => (&mut self.own, name),

@@ -161,15 +161,20 @@ impl<'t> Value<'t> {
         Some(elements.into_iter().map(|raw| Self { raw, ..*self }).collect())
     }
 
-    /// As [`Self::list`]; one that has more elements than are read is refused.
-    pub fn whole_list(&self, report: &mut Report<'_>) -> Option<Vec<Self>> {
+    /// The value of one of its keys.
+    pub const fn of_key(&self, name: &'static str, raw: &'t RawValue) -> Self {
+        Self { name, raw, ..*self }
+    }
+
+    /// As [`Self::list`], with a name for each element; a list of more elements than are read is refused.
+    pub fn whole_list(&self, element: &'static str, report: &mut Report<'_>) -> Option<Vec<Self>> {
         let elements = self.list(report)?;
         if let Some(past) = elements.get(MAX_BACKENDS as usize) {
             let message = format!("{} has more than {MAX_BACKENDS} elements", self.name);
             report.add(past.span(), message, format!("a service has at most {MAX_BACKENDS} endpoints"));
             return None;
         }
-        Some(elements)
+        Some(elements.into_iter().map(|value| Self { name: element, ..value }).collect())
     }
 
     pub fn members(&self, report: &mut Report<'_>) -> Option<Vec<(Key, Self)>> {

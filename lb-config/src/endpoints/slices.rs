@@ -95,14 +95,15 @@ pub fn read(
     notes: &mut Vec<String>,
 ) -> Vec<Entry> {
     let (version, values) = if root.kind() == "a list" {
-        (None, root.whole_list(report))
+        (None, root.whole_list("a slice", report))
     } else {
         let Some(Root { api_version, items }) = root.read(report) else { return Vec::new() };
-        let items = items.map(|raw| Value { name: "items", raw, ..*root }.whole_list(report));
+        let items = items.map(|raw| root.of_key("items", raw).whole_list("a slice", report));
         // That of a list of kubectl's is the list's own.
-        (api_version.filter(|version| version != "v1"), items.unwrap_or_else(|| Some(vec![*root])))
+        let one = || Some(vec![Value { name: "a slice", ..*root }]);
+        (api_version.filter(|version| version != "v1"), items.unwrap_or_else(one))
     };
-    let values = values.unwrap_or_default().into_iter().map(|value| Value { name: "a slice", ..value });
+    let values = values.unwrap_or_default().into_iter();
     let slices: Vec<(Value<'_>, Slice<'_>)> =
         values.filter_map(|value| Some((value, value.read(report)?))).collect();
     // Without a service IPv4 goes before IPv6: what is first in the list says nothing.
@@ -173,9 +174,9 @@ impl Reader<'_> {
             report.add_absent(value.span(), "addressType is missing in a slice", help);
             return None;
         };
-        let endpoints =
-            slice.endpoints.map(|raw| Value { name: "endpoints", raw, ..*value }.whole_list(report));
-        let endpoints = endpoints.flatten().unwrap_or_default();
+        let endpoints = slice.endpoints.map(|raw| value.of_key("endpoints", raw));
+        let endpoints = endpoints.and_then(|endpoints| endpoints.whole_list("an endpoint", report));
+        let endpoints = endpoints.unwrap_or_default();
         if of == "FQDN" {
             self.left_out.add("a slice of host names, which are not resolved yet", name);
         } else if of != self.family {
@@ -186,7 +187,7 @@ impl Reader<'_> {
             && let Some(port) = self.port(&slice.ports.unwrap_or_default(), &name, value, report)
         {
             for endpoint in endpoints {
-                self.endpoint(&Value { name: "an endpoint", ..endpoint }, port, report);
+                self.endpoint(&endpoint, port, report);
             }
         }
         Some(())
@@ -229,7 +230,7 @@ impl Reader<'_> {
 
     fn endpoint(&mut self, value: &Value<'_>, port: u16, report: &mut Report<'_>) -> Option<()> {
         let Endpoint { addresses, conditions, hostname, zone } = value.read(report)?;
-        let addresses = addresses.map(|raw| Value { name: "addresses", raw, ..*value }.list(report));
+        let addresses = addresses.map(|raw| value.of_key("addresses", raw).list(report));
         let Some(first) = addresses.unwrap_or_else(|| Some(Vec::new()))?.first().copied() else {
             self.left_out.add("no address", format!("the endpoint on line {}", report.line(&value.span())));
             return None;

@@ -134,6 +134,7 @@ mod tests {
         let texts = [
             ("users", "- targets: [10.0.0.1:1]\n  labels: {zone: |\n    b}"),
             ("users.yml", "[10.0.0.1:1]"),
+            ("users.YAML", "[10.0.0.1:1]"),
             (
                 "users.yaml",
                 "{kind: EndpointSlice, addressType: IPv4, endpoints: [addresses: [10.0.0.1]], ports: [port: 1]}",
