@@ -11,6 +11,8 @@ pub mod net;
 
 pub mod abi;
 
+pub mod constants;
+
 pub mod vip_table;
 
 pub mod ending;

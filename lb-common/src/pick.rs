@@ -15,11 +15,14 @@ mod schedule;
 mod survey;
 mod view;
 
-pub use diversion::{LOOKS as DIVERSION_LOOKS, diverted, limit_of_diversion, other_than_lame};
-pub use least_loaded::{Scan, least};
+pub use diversion::{
+    LOOKS as DIVERSION_LOOKS, diversion_part, divert, diverted, limit_of_diversion, other_than_lame,
+};
+pub use least_loaded::{Scan, least, least_of_part};
 pub use p2c::other_than;
-pub use schedule::{NO_MEMBER, redraw, usable_member, usable_part};
-pub use survey::{Survey, survey, survey_entries, survey_members};
+pub use policy::otherwise;
+pub use schedule::{NO_MEMBER, redraw, redraw_part, usable_group, usable_member, usable_part};
+pub use survey::{Survey, survey, survey_entries, survey_group, survey_members};
 
 use crate::abi::{Cursor, EjectionState, NO_SLOT, Policy, RecentErrors, Rules, StateWord, TableRef};
 use view::View;
@@ -67,8 +70,7 @@ pub trait Tables: Sized {
     /// [`MAX_LISTED`](crate::abi::MAX_LISTED); and the position before the first.
     fn list(&self, members: Self::Members) -> Option<(u32, u32, Self::Position)>;
 
-    /// The position before the member with this number, which is a multiple of `survey::PART` and below
-    /// [`MAX_LISTED`](crate::abi::MAX_LISTED).
+    /// The position before the member with this number, which is below [`MAX_LISTED`](crate::abi::MAX_LISTED).
     fn position(&self, members: Self::Members, number: u32) -> Option<Self::Position>;
 
     /// The slot at the position after this one, and that position. To be asked [`MAX_LISTED`](crate::abi::MAX_LISTED) times at most. (Steps in
@@ -80,19 +82,20 @@ pub trait Tables: Sized {
     /// which the verifier follows once and not for each way that leads to them.
     #[inline(always)]
     fn least(&self, members: Self::Members, scan: Scan) -> u64 {
-        least(self, members, scan)
+        let count = self.list(members).map_or(0, |(count, ..)| count);
+        least(count, scan.sample, |part| least_of_part(self, members, part, scan))
     }
 
     /// The first of so many scattered entries whose backend is eligible, or what stands in place of it.
     #[inline(always)]
     fn redraw(&self, table: TableRef, sample: u32, looks: u32, active_limit: u32) -> u32 {
-        redraw(self, table, sample, looks, active_limit)
+        redraw(sample, looks, |place, first| redraw_part(self, table, place, first, looks, active_limit))
     }
 
     /// A member that may be chosen, or what stands in place of it.
     #[inline(always)]
     fn usable_member(&self, members: Self::Members, sample: u32) -> u32 {
-        usable_member(|part| usable_part(self, members, part, sample))
+        usable_member(|group| usable_group(group, |part| usable_part(self, members, part, sample)))
     }
 
     /// Whether this choice is the trial of the ejected backend in a slot. Asked where members are not listed; where they are,
@@ -101,6 +104,12 @@ pub trait Tables: Sized {
     fn begin_trial(&self, slot: u32, now: u32) -> bool {
         let _ = (slot, now);
         false
+    }
+
+    /// What is picked for a sample where nobody at its places of the schedule is eligible, or the table is odd.
+    #[inline(always)]
+    fn otherwise(&self, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
+        otherwise(self, table, rules, sample, now)
     }
 
     /// Another slot than `first`, for a sample whose two positions both name that one.

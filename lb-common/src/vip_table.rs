@@ -43,12 +43,19 @@ impl Destination {
 }
 
 /// The table and the addresses of its services, as one side sees them.
-pub trait VipTable {
+pub trait VipTable: Sized {
     /// A cell, or `None` past the end.
     fn cell(&self, position: u32) -> Option<VipCell>;
 
     /// Whether a service has this address. Of an index that is no service's the answer is no.
     fn serves(&self, service: u32, destination: Destination) -> bool;
+
+    /// What [`look`] gives of all cells but the first. A method, so that the kernel programs can have the loop as functions of
+    /// their own, which the verifier follows once.
+    #[inline(always)]
+    fn further(&self, destination: Destination) -> u32 {
+        look::<_, { MAX_PROBES - 1 }>(self, destination, 1)
+    }
 }
 
 #[inline(always)]
@@ -56,30 +63,53 @@ fn position(first: u32, probe: u32) -> u32 {
     first.wrapping_add(probe) & (VIP_CELLS - 1)
 }
 
+/// In place of a service: a look-up is over and has found none.
+pub const NOTHING: u32 = u32::MAX;
+/// In place of a service: the cell is another's, and the look-up goes on.
+pub const OTHER: u32 = u32::MAX - 1;
+
 /// The service at a destination, if there is one.
 #[inline(always)]
 pub fn find<T: VipTable>(table: &T, destination: Destination) -> Option<u32> {
-    look(table, destination).map(|(_, service)| service)
+    let mut found = probe(table, destination, 0);
+    if found == OTHER {
+        found = table.further(destination);
+    }
+    if found < OTHER { Some(found) } else { None }
 }
 
-/// The position of a destination's cell, and its service.
+/// Looks at the cell with this number from where a destination hashes to: the service, [`NOTHING`] or [`OTHER`]. (Plain numbers, so
+/// that no part of it is ever without a value.)
 #[inline(always)]
-fn look<T: VipTable>(table: &T, destination: Destination) -> Option<(u32, u32)> {
+pub fn probe<T: VipTable>(table: &T, destination: Destination, number: u32) -> u32 {
     let (first, mark) = destination.start();
-    // Bound: MAX_PROBES cells.
-    for probe in 0..MAX_PROBES {
-        let position = position(first, probe);
-        let cell = table.cell(position)?;
-        if cell.service == VipCell::FREE.service {
-            return None;
-        }
-        // No service has the number of a tombstone.
-        let service = cell.service - 1;
-        if cell.mark == mark && table.serves(service, destination) {
-            return Some((position, service));
+    let Some(cell) = table.cell(position(first, number)) else { return NOTHING };
+    if cell.service == VipCell::FREE.service {
+        return NOTHING;
+    }
+    // No service has the number of a tombstone.
+    let service = cell.service - 1;
+    if cell.mark == mark && table.serves(service, destination) { service } else { OTHER }
+}
+
+/// Looks at `CELLS` cells: the service, [`NOTHING`], or [`OTHER`] if the look-up goes on behind them.
+#[inline(always)]
+pub fn look<T: VipTable, const CELLS: u32>(table: &T, destination: Destination, first: u32) -> u32 {
+    // Bound: CELLS cells.
+    for cell in 0..CELLS {
+        let found = probe(table, destination, first.wrapping_add(cell));
+        if found != OTHER {
+            return found;
         }
     }
-    None
+    OTHER
+}
+
+/// The position of a destination's cell.
+fn position_of<T: VipTable>(table: &T, destination: Destination) -> Option<u32> {
+    let is_it = |number: &u32| probe(table, destination, *number);
+    let number = (0..MAX_PROBES).find(|number| is_it(number) != OTHER)?;
+    (is_it(&number) != NOTHING).then(|| position(destination.start().0, number))
 }
 
 /// A cell that is to be stored.
@@ -114,7 +144,7 @@ pub fn insert(table: &impl VipTable, destination: Destination, service: u32) -> 
 /// The stores that take the service at a destination away, in this order: its cell becomes free if no look-up goes beyond it, and
 /// so do the tombstones before it. None if there is no service.
 pub fn remove(table: &impl VipTable, destination: Destination) -> impl Iterator<Item = Store> {
-    let start = look(table, destination).map(|(position, _)| position);
+    let start = position_of(table, destination);
     let is_last = start.is_some_and(|start| table.cell(position(start, 1)) == Some(VipCell::FREE));
     let cell = if is_last { VipCell::FREE } else { VipCell::TOMBSTONE };
     let before = (1..VIP_CELLS)

@@ -206,7 +206,8 @@ impl Ejector {
             Some(_) => self.survey(now),
             None => {
                 let (rows, table) = (Rows(self), self.table());
-                pick::survey(|part| pick::survey_entries(&rows, table, part, self.rules, now))
+                let part = |part| pick::survey_entries(&rows, table, part, self.rules, now);
+                pick::survey(|group| pick::survey_group(group, part))
             }
         };
         seen.has_room(self.rules.max_share)
@@ -217,7 +218,8 @@ impl Ejector {
         if self.members.is_none() {
             return Survey::NOBODY;
         }
-        pick::survey(|part| pick::survey_members(&Rows(self), (), part, self.rules, now))
+        let part = |part| pick::survey_members(&Rows(self), (), part, self.rules, now);
+        pick::survey(|group| pick::survey_group(group, part))
     }
 
     /// Decides when the next trial is due, if members are listed. (The kernel programs do so twice, because of other CPUs.)

@@ -53,13 +53,18 @@ pub fn report_end<I: Instructions>(flow: &Flow, ending: Ending, bytes_received: 
 #[inline(always)]
 pub fn abandoned<I: Instructions>(flow: &Flow) {
     if is_trial(flow.why) && flow.phase != Phase::Established as u8 {
-        // Known when this is compiled.
-        if I::CAN_FETCH {
-            pass_trial_on(flow.slot)
-        } else {
-            pass_trial_on_5_10(flow.slot)
-        };
+        pass_on::<I>(flow.slot);
     }
+}
+
+#[inline(always)]
+fn pass_on<I: Instructions>(slot: u32) {
+    // Known when this is compiled.
+    if I::CAN_FETCH {
+        pass_trial_on(slot)
+    } else {
+        pass_trial_on_5_10(slot)
+    };
 }
 
 /// Whether a flow is a trial.
@@ -71,24 +76,33 @@ fn is_trial(why: u8) -> bool {
 /// Most flows show nothing new of their backends, and cost one load.
 #[inline(always)]
 fn report<I: Instructions>(slot: u32, service: u32, evidence: Evidence, judges: bool) {
-    let Some(backend) = BACKENDS.get_ptr_mut(slot) else { return };
+    let Some(backend) = BACKENDS.get_ptr(slot) else { return };
     if !evidence.matters(load(backend)) {
-        return;
-    }
-    if matches!(evidence.kind, EvidenceKind::None) {
-        // Known when this is compiled.
-        if I::CAN_FETCH {
-            pass_trial_on(slot)
-        } else {
-            pass_trial_on_5_10(slot)
-        };
         return;
     }
     // Known when the program is loaded: what cannot be reached costs the verifier nothing.
     if !judges {
+        if matches!(evidence.kind, EvidenceKind::None) {
+            pass_on::<I>(slot);
+        }
         return;
     }
-    let (now, evidence) = (tick(clock::now_ns()), evidence.to_word());
+    // Known when this is compiled.
+    if I::CAN_FETCH {
+        take_evidence(slot, service, evidence.to_word())
+    } else {
+        take_evidence_5_10(slot, service, evidence.to_word())
+    };
+}
+
+/// Takes in evidence that matters.
+#[inline(always)]
+fn take_in<I: Instructions>(slot: u32, service: u32, evidence: u32) {
+    if matches!(Evidence::from_word(evidence).kind, EvidenceKind::None) {
+        give_trial_up::<I>(slot);
+        return;
+    }
+    let now = tick(clock::now_ns());
     let attempt = |left| match left {
         // Known when this is compiled.
         AGAIN if I::CAN_FETCH => judge_backend(slot, service, evidence, now),
@@ -108,32 +122,43 @@ fn report<I: Instructions>(slot: u32, service: u32, evidence: Evidence, judges: 
 /// verifier of each connect program as much as all the rest.
 #[inline(always)]
 pub fn due_trial<I: Instructions>(index: u32, service: *const Service, now: u32) -> Option<u32> {
-    // SAFETY: a live map value; one word.
-    let seen = unsafe { (&raw const (*service).next_trial).cast::<u64>().read_volatile() };
-    let next = NextTrial::from_word(seen);
-    if next.slot == 0 {
+    if next_trial(service).slot == 0 {
         return None;
     }
+    // Known when this is compiled.
+    let slot = if I::CAN_FETCH { take_trial(index, now) } else { take_trial_5_10(index, now) };
+    if slot == NO_SLOT { None } else { Some(slot) }
+}
+
+#[inline(always)]
+fn next_trial(service: *const Service) -> NextTrial {
+    // SAFETY: a live map value; one word.
+    NextTrial::from_word(unsafe { (&raw const (*service).next_trial).cast::<u64>().read_volatile() })
+}
+
+#[inline(always)]
+fn take<I: Instructions>(index: u32, now: u32) -> u32 {
+    let Some(service) = SERVICES.get_ptr_mut(index) else { return NO_SLOT };
+    let next = next_trial(service);
+    if next.slot == 0 {
+        return NO_SLOT;
+    }
     if next.others != 0 {
-        if let Some(service) = SERVICES.get_ptr_mut(index) {
-            // SAFETY: a live map value. A store that comes late lets a few connects more or less go first.
-            unsafe { (&raw mut (*service).next_trial.others).write_volatile(next.others - 1) };
-        }
-        return None;
+        // SAFETY: a live map value. A store that comes late lets a few connects more or less go first.
+        unsafe { (&raw mut (*service).next_trial.others).write_volatile(next.others - 1) };
+        return NO_SLOT;
     }
     let rules = rules(service);
     if !ejection::is_over(next.at, rules, now) {
-        return None;
+        return NO_SLOT;
     }
-    let slot = begin_trial::<I>(index, next.slot(), now);
-    if let Some(service) = SERVICES.get_ptr_mut(index) {
-        // Until it is decided; and if it could not be tried, not at each connect anew. If another CPU has said something else
-        // meanwhile, that is newer.
-        let later = NextTrial { at: now.wrapping_add(rules.base), ..next };
-        // SAFETY: as above.
-        unsafe { I::update((&raw mut (*service).next_trial).cast(), seen, later.to_word()) };
-    }
-    if slot == NO_SLOT { None } else { Some(slot) }
+    let slot = claim::<I>(index, next.slot(), now);
+    // Until it is decided; and if it could not be tried, not at each connect anew. If another CPU has said something else
+    // meanwhile, that is newer.
+    let later = NextTrial { at: now.wrapping_add(rules.base), ..next };
+    // SAFETY: as above.
+    unsafe { I::update((&raw mut (*service).next_trial).cast(), next.to_word(), later.to_word()) };
+    slot
 }
 
 /// The SYN of a flow leaves: if it is a trial, the next one is looked for.
@@ -152,6 +177,20 @@ pub fn begin_trial<I: Instructions>(index: u32, slot: u32, now: u32) -> u32 {
 }
 
 // Global functions: the verifier follows each once, for any arguments, and not for each way that leads to it.
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn take_evidence(slot: u32, service: u32, evidence: u32) -> u32 {
+    take_in::<Linux5_12>(slot, service, evidence);
+    0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn take_evidence_5_10(slot: u32, service: u32, evidence: u32) -> u32 {
+    take_in::<Linux5_10>(slot, service, evidence);
+    0
+}
 
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -189,17 +228,35 @@ extern "C" fn claim_trial_5_10(index: u32, slot: u32, now: u32) -> u32 {
     claim::<Linux5_10>(index, slot, now)
 }
 
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn take_trial(index: u32, now: u32) -> u32 {
+    take::<Linux5_12>(index, now)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn take_trial_5_10(index: u32, now: u32) -> u32 {
+    take::<Linux5_10>(index, now)
+}
+
 /// The word of a [`Survey`] of a service's table.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn survey_service(index: u32, now: u32) -> u64 {
+    pick::survey(|group| survey_some(index, group, now)).to_word()
+}
+
+/// The word of a [`Survey`] of a group of parts.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn survey_some(index: u32, group: u32, now: u32) -> u64 {
     let Some(service) = rows::service(index) else { return Survey::NOBODY.to_word() };
-    let seen = if table_of(service).members == NO_MEMBERS {
-        pick::survey(|part| survey_entries(index, part, now))
+    if table_of(service).members == NO_MEMBERS {
+        pick::survey_group(group, |part| survey_entries(index, part, now))
     } else {
-        pick::survey(|part| survey_members(index, part, now))
-    };
-    seen.to_word()
+        pick::survey_group(group, |part| survey_members(index, part, now))
+    }
 }
 
 /// The word of a [`Survey`] of a part of its members.

@@ -1,5 +1,7 @@
 //! The kernel as the programs see it: contexts, the clock, and atomic instructions. It knows nothing of services.
 
+pub mod cast;
+
 pub mod context;
 
 pub mod sock_ops;

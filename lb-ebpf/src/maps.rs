@@ -62,6 +62,10 @@ pub static DATAGRAMS: HashMap<u64, Datagrams, { FLOW_RECORDS as usize }, ON_DEMA
 #[unsafe(no_mangle)]
 pub static EMPTY: Datagrams = Datagrams::EMPTY;
 
+/// What an entry of `flow_overflow` begins as.
+#[unsafe(no_mangle)]
+pub static NO_FLOW: Flow = Flow::NONE;
+
 /// The host's, which all client tasks share.
 #[btf_map(name = "verdicts")]
 pub static VERDICTS: Array<Verdict, { REPORT_IDS as usize }, MAPPED> = Array::new();

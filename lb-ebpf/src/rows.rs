@@ -2,7 +2,7 @@
 //! store, so each of these is a single load.
 
 use lb_common::abi::host::Verdict;
-use lb_common::abi::{Backend, BackendAddress, Flow, Service, StateWord};
+use lb_common::abi::{Backend, BackendAddress, Service, StateWord};
 use lb_common::net::{Address, Be16};
 
 use crate::maps::{BACKENDS, SERVICES, VERDICTS};
@@ -23,10 +23,10 @@ pub fn rebind(index: u32) -> u32 {
     }
 }
 
-/// After how many ticks an answer to a flow's SYN is due; 0 if nothing is said of that.
+/// After how many ticks an answer to the SYN of a service's flow is due; 0 if nothing is said of that.
 #[inline(always)]
-pub fn unanswered_after(flow: &Flow) -> u32 {
-    match service(u32::from(flow.service)) {
+pub fn unanswered_after(index: u32) -> u32 {
+    match service(index) {
         // SAFETY: a live map value.
         Some(service) => unsafe { (&raw const (*service).rules.unanswered_after).read_volatile() },
         None => 0,

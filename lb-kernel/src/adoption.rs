@@ -1,7 +1,7 @@
 //! Programs that an earlier daemon attached and that a start keeps, so that a restart of the same build runs no verifier.
 //!
 //! Nothing is recorded outside of the kernel. The constants of a client's programs are one frozen map (`.rodata`) that every program
-//! refers to. It holds all globals, and ends with a mark: a hash of the object. If the program of every hook has exactly the
+//! refers to. It holds all constants, and ends with a mark: a hash of the object. If the program of every hook has exactly the
 //! constants that this start would load, and no other maps than those that are pinned, it is the program that this start would
 //! load. Any other finding and any error mean that the start loads programs: without CAP_SYS_ADMIN the kernel opens no program by id.
 
@@ -102,7 +102,7 @@ fn only_other(maps: &[u32], pinned: &BTreeSet<u32>) -> Option<u32> {
 /// The value of a map of constants.
 fn read(map: &OwnedFd) -> Option<Vec<u8>> {
     const ARRAY: u32 = 2;
-    /// More than any object's: 644 bytes.
+    /// More than any object's: 820 bytes.
     const MAX: u32 = 1 << 16;
     let info = sys::map_info(map.as_fd()).ok()?;
     if (info.kind, info.key_size, info.max_entries) != (ARRAY, 4, 1) || info.value_size > MAX {

@@ -22,12 +22,46 @@ pub struct Offsets {
     pub sk_kern_sock: u32,
     /// Which bit of it, as a mask.
     pub sk_kern_sock_mask: u32,
+    /// How to get pointers to such structures without a helper, where the kernel has the functions.
+    pub casts: Option<Casts>,
+}
+
+/// The functions that give programs pointers to the kernel's own structures, and what is read through these. Functions and types are
+/// numbers in the kernel's description.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Casts {
+    /// The functions.
+    pub bpf_cast_to_kern_ctx: u32,
+    pub bpf_rdonly_cast: u32,
+    /// The type `struct tcp_sock`.
+    pub tcp_sock: u32,
+    /// `sk` in a `struct bpf_sock_addr_kern`, in bytes.
+    pub sock_addr_sk: u32,
+    /// `sk` in a `struct bpf_sock_ops_kern`.
+    pub sock_ops_sk: u32,
+    /// In a `struct sock`.
+    pub skc_cookie: u32,
+    pub skc_net: u32,
+    /// In a `struct net`.
+    pub net_cookie: u32,
 }
 
 impl Offsets {
     /// Each by its name.
-    pub fn named(&self) -> [(&'static str, u32); 10] {
-        [
+    pub fn named(&self) -> impl Iterator<Item = (&'static str, u32)> {
+        let casts = self.casts.iter().flat_map(|casts| {
+            [
+                ("bpf_cast_to_kern_ctx", casts.bpf_cast_to_kern_ctx),
+                ("bpf_rdonly_cast", casts.bpf_rdonly_cast),
+                ("tcp_sock", casts.tcp_sock),
+                ("sock_addr_sk", casts.sock_addr_sk),
+                ("sock_ops_sk", casts.sock_ops_sk),
+                ("skc_cookie", casts.skc_cookie),
+                ("skc_net", casts.skc_net),
+                ("net_cookie", casts.net_cookie),
+            ]
+        });
+        let fields = [
             ("sk_err", self.sk_err),
             ("sk_err_soft", self.sk_err_soft),
             ("srtt_us", self.srtt_us),
@@ -38,7 +72,8 @@ impl Offsets {
             ("bpf_sock_ops_cb_flags", self.bpf_sock_ops_cb_flags),
             ("sk_kern_sock", self.sk_kern_sock),
             ("sk_kern_sock_mask", self.sk_kern_sock_mask),
-        ]
+        ];
+        fields.into_iter().chain(casts)
     }
 }
 
@@ -48,6 +83,7 @@ pub const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 const MAGIC: u16 = 0xeb9f;
 const KIND_STRUCT: u32 = 4;
 const KIND_UNION: u32 = 5;
+const KIND_FUNCTION: u32 = 12;
 
 /// Reads where the fields lie that the programs read.
 ///
@@ -55,7 +91,9 @@ const KIND_UNION: u32 = 5;
 /// If the kernel does not describe its types, or not these.
 pub fn offsets(path: &Path) -> io::Result<Offsets> {
     let bytes = std::fs::read(path)?;
-    let types = Types::parse(&bytes, &["sock", "inet_connection_sock", "tcp_sock"]);
+    let sockets = ["sock", "sock_common", "inet_connection_sock", "tcp_sock"];
+    let structures = [&sockets[..], &["net", "bpf_sock_addr_kern", "bpf_sock_ops_kern"]].concat();
+    let types = Types::parse(&bytes, &structures, &["bpf_cast_to_kern_ctx", "bpf_rdonly_cast"]);
     let types = types.ok_or_else(|| invalid("is not a description of types"))?;
     let bits = |structure: &str, field: &str| {
         let missing = || invalid(&format!("has no field {field} in a structure {structure}"));
@@ -78,6 +116,7 @@ pub fn offsets(path: &Path) -> io::Result<Offsets> {
         bpf_sock_ops_cb_flags: field("tcp_sock", "bpf_sock_ops_cb_flags")?,
         sk_kern_sock: kernels / 8,
         sk_kern_sock_mask: 1 << (kernels % 8),
+        casts: types.casts(),
     })
 }
 
@@ -101,7 +140,7 @@ pub struct FileOffsets {
 /// If the kernel does not describe its types, or not these.
 pub fn file_offsets(path: &Path) -> io::Result<FileOffsets> {
     let bytes = std::fs::read(path)?;
-    let types = Types::parse(&bytes, &["file", "inode", "socket", "sock", "sock_common"]);
+    let types = Types::parse(&bytes, &["file", "inode", "socket", "sock", "sock_common"], &[]);
     let types = types.ok_or_else(|| invalid("is not a description of types"))?;
     let field = |structure: &str, field: &str| match types.field(structure, field) {
         Some(bits) if bits % 8 == 0 => Ok(bits / 8),
@@ -125,8 +164,10 @@ struct Types<'b> {
     types: &'b [u8],
     /// Where each of them begins; number 0 is `void` and nowhere.
     starts: Vec<usize>,
-    /// Where the structures with these names begin.
-    structures: BTreeMap<&'static str, usize>,
+    /// Where the structures with these names begin, and their numbers.
+    structures: BTreeMap<&'static str, (usize, u32)>,
+    /// The numbers of the functions with these names.
+    functions: BTreeMap<&'static str, u32>,
     strings: &'b [u8],
 }
 
@@ -139,8 +180,8 @@ struct Type {
 }
 
 impl<'b> Types<'b> {
-    /// Finds all types, and in the same pass over some hundred thousand the structures with these names.
-    fn parse(bytes: &'b [u8], names: &[&'static str]) -> Option<Self> {
+    /// Finds all types, and in the same pass over some hundred thousand the structures and the functions with these names.
+    fn parse(bytes: &'b [u8], structures: &[&'static str], functions: &[&'static str]) -> Option<Self> {
         let magic = u16::from_le_bytes(bytes.get(..2)?.try_into().ok()?);
         if magic != MAGIC {
             return None;
@@ -152,16 +193,29 @@ impl<'b> Types<'b> {
         };
         let types = section(word(bytes, 8)?, word(bytes, 12)?)?;
         let strings = section(word(bytes, 16)?, word(bytes, 20)?)?;
-        let mut found = Self { types, starts: vec![usize::MAX], structures: BTreeMap::new(), strings };
+        let mut found = Self {
+            types,
+            starts: vec![usize::MAX],
+            structures: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            strings,
+        };
         let mut at = 0;
         // Bound: each turn is a type further, and types are at least twelve bytes.
         while at < types.len() {
+            let number = u32::try_from(found.starts.len()).ok()?;
             found.starts.push(at);
             let this = found.at(at)?;
+            let called =
+                |names: &[&'static str]| names.iter().find(|name| found.is_called(&this, name)).copied();
             if this.kind == KIND_STRUCT
-                && let Some(name) = names.iter().find(|name| found.is_called(&this, name))
+                && let Some(name) = called(structures)
             {
-                found.structures.entry(name).or_insert(at);
+                found.structures.entry(name).or_insert((at, number));
+            } else if this.kind == KIND_FUNCTION
+                && let Some(name) = called(functions)
+            {
+                found.functions.entry(name).or_insert(number);
             }
             at += 12 + extra(&this)?;
         }
@@ -180,7 +234,7 @@ impl<'b> Types<'b> {
 
     /// The position in bits of a field, also one in a structure or union without a name inside.
     fn field(&self, structure: &str, field: &str) -> Option<u32> {
-        let start = *self.structures.get(structure)?;
+        let (start, _) = *self.structures.get(structure)?;
         // Structures that are still to be looked through, and where they begin.
         let mut pending = vec![(start, 0)];
         // Bound: structures without a name nest a few levels deep.
@@ -204,6 +258,23 @@ impl<'b> Types<'b> {
             }
         }
         None
+    }
+
+    fn casts(&self) -> Option<Casts> {
+        let field =
+            |structure, field| self.field(structure, field).filter(|bits| bits % 8 == 0).map(|bits| bits / 8);
+        let function = |name| self.functions.get(name).copied();
+        let common = field("sock", "__sk_common")?;
+        Some(Casts {
+            bpf_cast_to_kern_ctx: function("bpf_cast_to_kern_ctx")?,
+            bpf_rdonly_cast: function("bpf_rdonly_cast")?,
+            tcp_sock: self.structures.get("tcp_sock")?.1,
+            sock_addr_sk: field("bpf_sock_addr_kern", "sk")?,
+            sock_ops_sk: field("bpf_sock_ops_kern", "sk")?,
+            skc_cookie: common + field("sock_common", "skc_cookie")?,
+            skc_net: common + field("sock_common", "skc_net")?,
+            net_cookie: field("net", "net_cookie")?,
+        })
     }
 
     fn is_called(&self, this: &Type, name: &str) -> bool {
@@ -288,7 +359,7 @@ mod tests {
                 (1 << 24) | 65,
             ],
         );
-        let types = Types::parse(&bytes, &["s"]).unwrap();
+        let types = Types::parse(&bytes, &["s"], &[]).unwrap();
         assert_eq!(types.field("s", "a"), Some(0));
         assert_eq!(types.field("s", "b"), Some(32));
         assert_eq!(types.field("s", "c"), Some(65));
@@ -299,15 +370,16 @@ mod tests {
     #[test]
     fn what_is_cut_off_is_refused_and_harms_nobody() {
         let bytes = description(b"\0s\0a\0", &[1, STRUCT | 1, 4, 3, 1, 0]);
-        assert!(Types::parse(&bytes, &["s"]).is_some());
+        assert!(Types::parse(&bytes, &["s"], &[]).is_some());
         for length in 0..bytes.len() {
             assert!(
-                Types::parse(&bytes[..length], &["s"]).is_none_or(|types| types.field("s", "a").is_none()),
+                Types::parse(&bytes[..length], &["s"], &[])
+                    .is_none_or(|types| types.field("s", "a").is_none()),
                 "{length}"
             );
         }
         assert!(
-            Types::parse(&description(b"\0", &[0, 31 << 24, 0]), &[]).is_none(),
+            Types::parse(&description(b"\0", &[0, 31 << 24, 0]), &[], &[]).is_none(),
             "a kind from the future"
         );
     }

@@ -3,10 +3,12 @@
 use std::io;
 use std::path::PathBuf;
 
+use aya::programs::ProgramError;
 use lb_common::abi::ABI_VERSION;
 use lb_common::abi::host::HOST_ABI_VERSION;
 use thiserror::Error;
 
+use crate::refusal::Refusal;
 use crate::trust::Untrusted;
 
 /// A failure of the datapath, with what to do about it where that is known.
@@ -114,13 +116,14 @@ pub enum DatapathError {
     )]
     LoadDenied(#[source] Box<aya::EbpfError>),
     #[error(
-        "the kernel's verifier refused program {program} (without CAP_PERFMON some kernels refuse what they accept with \
-         it)"
+        "the kernel's verifier refused program {program}{refusal} (without CAP_PERFMON some kernels refuse what they accept \
+         with it)"
     )]
     Verifier {
         program: &'static str,
+        refusal: Refusal,
         #[source]
-        source: Box<aya::programs::ProgramError>,
+        source: io::Error,
     },
     #[error("cannot tell the id of a program that was just loaded")]
     Program(#[source] io::Error),
@@ -172,6 +175,16 @@ pub enum DatapathError {
 }
 
 impl DatapathError {
+    /// That the kernel refused a program.
+    pub(crate) fn refused(program: &'static str, error: ProgramError) -> Self {
+        let refusal = Refusal::of(&error);
+        let source = match error {
+            ProgramError::LoadError { io_error, .. } => io_error,
+            other => io::Error::other(other),
+        };
+        Self::Verifier { program, refusal, source }
+    }
+
     /// Whether it failed for want of a privilege.
     pub fn is_permission(&self) -> bool {
         matches!(self, Self::Privilege(_)) || self.is_caused_by(io::ErrorKind::PermissionDenied)

@@ -9,7 +9,7 @@ use std::path::Path;
 use aya::Ebpf;
 use aya::programs::ProgramError;
 
-use super::btf::{self, Offsets};
+use super::btf::{self, Casts, Offsets};
 use super::error::DatapathError;
 use super::loader::{self, Image};
 use super::object::load_program;
@@ -29,6 +29,7 @@ pub struct Features {
     pub outcomes_at_release: bool,
     pub connect_timeouts: bool,
     pub knows_kernel_sockets: bool,
+    pub kernel_casts: bool,
     /// Where the programs find the fields that some of them read.
     pub offsets: Option<Offsets>,
 }
@@ -53,12 +54,14 @@ enum Value {
     One,
     /// Where a field lies.
     Offset(fn(Offsets) -> u32),
+    /// The same of what is read through pointers to the kernel's own structures.
+    Cast(fn(Casts) -> u32),
 }
 
 const BTF_AND_PERFMON: &str = "the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON";
 
 /// All of them, in the order in which the documentation has them.
-pub static FEATURES: [Feature; 7] = [
+pub static FEATURES: [Feature; 8] = [
     Feature {
         name: "fetching_atomics",
         title: "compare-and-swap in programs",
@@ -130,6 +133,21 @@ pub static FEATURES: [Feature; 7] = [
         globals: &[("KNOWS_MPTCP", Value::One)],
         field: |features| &mut features.knows_mptcp,
     },
+    Feature {
+        name: "kernel_casts",
+        title: "loads from the kernel's structures",
+        takes: "Linux 6.2, the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON",
+        without: "Each connect and each close calls some helpers more, and is dearer",
+        globals: &[
+            ("TCP_SOCK", Value::Cast(|casts| casts.tcp_sock)),
+            ("DIALLING_SOCKET", Value::Cast(|casts| casts.sock_addr_sk)),
+            ("EVENT_SOCKET", Value::Cast(|casts| casts.sock_ops_sk)),
+            ("SOCKET_COOKIE", Value::Cast(|casts| casts.skc_cookie)),
+            ("SOCKET_NAMESPACE", Value::Cast(|casts| casts.skc_net)),
+            ("NAMESPACE_COOKIE", Value::Cast(|casts| casts.net_cookie)),
+        ],
+        field: |features| &mut features.kernel_casts,
+    },
 ];
 
 impl Feature {
@@ -140,7 +158,7 @@ impl Feature {
 
     /// Whether the programs read fields for it.
     fn reads(&self) -> bool {
-        self.globals.iter().any(|(_, value)| matches!(value, Value::Offset(_)))
+        self.globals.iter().any(|(_, value)| !matches!(value, Value::One))
     }
 
     /// What the programs are told of it where the kernel has it.
@@ -148,6 +166,7 @@ impl Feature {
         self.globals.iter().map(move |(name, value)| match value {
             Value::One => (*name, 1),
             Value::Offset(field) => (*name, offsets.map_or(0, field)),
+            Value::Cast(field) => (*name, offsets.and_then(|offsets| offsets.casts).map_or(0, field)),
         })
     }
 }
@@ -194,6 +213,11 @@ impl Features {
         FEATURES.iter().flat_map(value)
     }
 
+    /// The functions of the kernel that the programs may call.
+    pub fn casts(self) -> Option<Casts> {
+        self.offsets.and_then(|offsets| offsets.casts).filter(|_| self.kernel_casts)
+    }
+
     /// The names of those that there are, or of those that there are not.
     pub fn names(self, there: bool) -> String {
         let names: Vec<_> = self.named().filter(|(_, has)| *has == there).map(|(name, _)| name).collect();
@@ -206,7 +230,8 @@ fn load_probes(offsets: Option<Offsets>) -> Result<Ebpf, DatapathError> {
     // The probes have only some of these globals: each reads one field, whatever the programs read.
     let globals = globals.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), false)));
     // They have no maps to pin.
-    loader::load_pinned(&Image::new(PROBES, globals.collect(), &[])?, &[], [])
+    let casts = offsets.and_then(|offsets| offsets.casts);
+    loader::load_pinned(&Image::new(PROBES, globals.collect(), &[], casts)?, &[], [])
 }
 
 fn is_accepted(probes: &mut Ebpf, name: &str) -> io::Result<bool> {
@@ -244,7 +269,9 @@ fn check_loader(may_trace: bool) -> io::Result<()> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::object::{self, OBJECT};
+    use lb_common::constants::NAMES;
+
+    use super::super::object;
     use super::*;
 
     #[test]
@@ -257,9 +284,9 @@ mod tests {
             let text = String::from_utf8_lossy(object);
             text.split('\0').map(str::to_owned).collect()
         };
-        let (told, of_probes) = (symbols(OBJECT), symbols(PROBES));
+        let of_probes = symbols(PROBES);
         for feature in &FEATURES {
-            assert!(feature.globals.iter().all(|(name, _)| told.contains(*name)), "{}", feature.name);
+            assert!(feature.globals.iter().all(|(name, _)| NAMES.contains(name)), "{}", feature.name);
             let reads = feature.globals.iter().any(|(name, _)| of_probes.contains(*name));
             assert_eq!(reads, feature.reads(), "{}", feature.name);
         }

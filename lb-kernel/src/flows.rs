@@ -29,7 +29,10 @@ pub struct OpenFlow {
 pub fn flows(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
     let mut found = in_table(pins)?;
     visit(pins, map::FLOW_OVERFLOW, |cookie: &u64, flow: &Flow| {
-        found.push(OpenFlow { cookie: *cookie, flow: *flow });
+        // As in the table: it may be made and not yet written.
+        if flow.phase != 0 {
+            found.push(OpenFlow { cookie: *cookie, flow: *flow });
+        }
     })?;
     // A socket that dialled again during the reading may have been met in both tables.
     found.sort_unstable_by_key(|open| (open.cookie, std::cmp::Reverse(open.flow.start_ns)));

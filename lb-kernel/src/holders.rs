@@ -82,8 +82,8 @@ fn open() -> Result<std::fs::File, DatapathError> {
     let globals: Globals<'_> =
         offsets.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), true))).collect();
     // The maps of the object are made as well, and closed at the end of this function.
-    let mut object = loader::load_unpinned(&Image::new(OBJECT, globals, &[])?, &object::smallest())?;
-    let refused = |source| DatapathError::Verifier { program: PROGRAM, source: Box::new(source) };
+    let mut object = loader::load_unpinned(&Image::new(OBJECT, globals, &[], None)?, &object::smallest())?;
+    let refused = |error| DatapathError::refused(PROGRAM, error);
     let program: &mut Iter = object
         .program_mut(PROGRAM)
         .expect("the object's programs are checked by a test")

@@ -327,7 +327,7 @@ fn make_missing(path: &Path) -> Result<(), DatapathError> {
         if map_pins(path).all(|(_, pin)| pin.exists()) {
             break;
         }
-        match loader::load_pinned(&Image::new(OBJECT, Globals::new(), &[])?, &[], map_pins(path)) {
+        match loader::load_pinned(&Image::new(OBJECT, Globals::new(), &[], None)?, &[], map_pins(path)) {
             Err(error) if !error.is_caused_by(io::ErrorKind::AlreadyExists) => return Err(error),
             _ => {}
         }

@@ -16,6 +16,8 @@ mod sys;
 
 mod error;
 
+mod refusal;
+
 mod btf;
 
 mod features;

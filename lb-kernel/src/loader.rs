@@ -11,7 +11,9 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use aya_obj::{Object, ParseError};
+use lb_common::constants::{self, CALL, MOVE, OF_KERNEL, Placeholder};
 
+use super::btf::Casts;
 use super::error::DatapathError;
 use super::sys;
 
@@ -32,17 +34,33 @@ pub struct Image {
 }
 
 impl Image {
-    /// Puts the constants behind the object, followed by `mark`, which no program reads.
+    /// Writes constants, and calls of the kernel's functions where it has them, into the instructions that have a place for them; and
+    /// puts all constants behind the object, followed by `mark`, which no program reads.
     ///
     /// # Errors
     /// If the object lacks a global that must exist, or has one of another size.
-    pub fn new(object: &[u8], globals: Globals<'_>, mark: &[u8]) -> Result<Self, DatapathError> {
+    pub fn new(
+        object: &[u8],
+        globals: Globals<'_>,
+        mark: &[u8],
+        casts: Option<Casts>,
+    ) -> Result<Self, DatapathError> {
         let refused = |error: ParseError| load_error(error.into());
         let mut parsed = Object::parse(object).map_err(refused)?;
-        parsed.patch_map_data(globals).map_err(refused)?;
+        let values: HashMap<&str, u64> =
+            globals.iter().map(|(name, (value, _))| (*name, double_word(value))).collect();
+        let is_constant = |name: &str| constants::NAMES.contains(&name);
+        let data = globals.into_iter().map(|(name, (value, must_exist))| {
+            // Constants lie in instructions; only probes have some of them as data.
+            (name, (value, must_exist && !is_constant(name)))
+        });
+        parsed.patch_map_data(data.collect()).map_err(refused)?;
         // A test checks that objects have no other section of globals.
         let map = parsed.maps.get(CONSTANTS).expect("a test checks that objects have constants");
-        let constants = [map.data(), mark].concat();
+        // By these a later start knows what the programs were told.
+        let told =
+            constants::NAMES.iter().filter_map(|name| values.get(name)).flat_map(|value| value.to_le_bytes());
+        let constants = [map.data(), &told.collect::<Vec<u8>>(), mark].concat();
         let at = object.len().next_multiple_of(8);
         let mut words = vec![0; (at + constants.len()).div_ceil(8)];
         let image = bytemuck::cast_slice_mut(&mut words);
@@ -54,6 +72,7 @@ impl Image {
         for (field, value) in [(0x18, at), (0x20, constants.len())] {
             image[section + field..section + field + 8].copy_from_slice(&(value as u64).to_le_bytes());
         }
+        put_in_place(&mut words, &values, casts);
         Ok(Self { words, constants })
     }
 
@@ -64,6 +83,47 @@ impl Image {
 
     fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(&self.words)
+    }
+}
+
+/// A constant of four or eight bytes.
+fn double_word(value: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    bytes[..value.len()].copy_from_slice(value);
+    u64::from_le_bytes(bytes)
+}
+
+/// Writes constants and calls into the instructions that have a place for them; what is not named is 0. Where the kernel lacks a
+/// function, what follows its call is dead code; old verifiers look at its instructions nevertheless, and refuse a helper that they
+/// do not know. (Instructions are aligned words: an operation, registers, an offset, a number. Nothing else in an object looks like
+/// one of these: 16 bits of each number are made up, and the offset is 0.)
+fn put_in_place(words: &mut [u64], values: &HashMap<&str, u64>, casts: Option<Casts>) {
+    const NUMBER: u32 = 32;
+    const LOW: u64 = u32::MAX as u64;
+    let value = |name| values.get(name).copied().unwrap_or(0);
+    let with_number = |word: u64, number: u64| word & LOW | (number & LOW) << NUMBER;
+    let call = |function: Option<u32>| match function {
+        Some(function) => with_number(u64::from(CALL) | u64::from(OF_KERNEL) << 12, function.into()),
+        None => u64::from(MOVE),
+    };
+    for at in 0..words.len() {
+        let word = words[at];
+        #[expect(clippy::cast_possible_truncation, reason = "parts of an instruction")]
+        let (operation, offset, number) = (word as u8, (word >> 16) as u16, (word >> NUMBER) as u32);
+        let Some(placeholder) = constants::placeholder(operation, number).filter(|_| offset == 0) else {
+            continue;
+        };
+        words[at] = match placeholder {
+            Placeholder::CastContext => call(casts.map(|casts| casts.bpf_cast_to_kern_ctx)),
+            Placeholder::CastReadOnly => call(casts.map(|casts| casts.bpf_rdonly_cast)),
+            Placeholder::Word(name) => with_number(word, value(name)),
+            Placeholder::DoubleWord(name) => {
+                if let Some(next) = words.get_mut(at + 1) {
+                    *next = with_number(*next, value(name) >> NUMBER);
+                }
+                with_number(word, value(name))
+            }
+        };
     }
 }
 
@@ -138,7 +198,7 @@ mod tests {
     fn an_image_has_the_globals_and_the_mark_behind_its_constants() {
         let port = 0xabcd_u32.to_ne_bytes();
         let globals = Globals::from([("PORT", (&port[..], true)), ("OTHER", (&port[..], false))]);
-        let image = Image::new(host_maps::OBJECT, globals, b"mark").unwrap();
+        let image = Image::new(host_maps::OBJECT, globals, b"mark", None).unwrap();
         assert_eq!(image.constants(), [&port[..], b"mark"].concat());
         let [before, after] = [host_maps::OBJECT, image.bytes()].map(|object| Object::parse(object).unwrap());
         assert_eq!(after.maps[CONSTANTS].data(), image.constants());
@@ -148,11 +208,89 @@ mod tests {
         assert_eq!(programs(&before), programs(&after));
     }
 
+    /// What has no place in an instruction is refused by the verifier, or worse, taken for what it is not.
+    #[test]
+    fn an_image_has_constants_and_functions_in_their_places() {
+        const CASTS: Casts = Casts {
+            bpf_cast_to_kern_ctx: 70_001,
+            bpf_rdonly_cast: 70_002,
+            tcp_sock: 1,
+            sock_addr_sk: 2,
+            sock_ops_sk: 3,
+            skc_cookie: 4,
+            skc_net: 5,
+            net_cookie: 6,
+        };
+        /// Made up, as no other number in the programs is.
+        const VALUES: [u64; constants::NAMES.len()] = {
+            let mut values = [0; constants::NAMES.len()];
+            let mut number = 0;
+            while number < values.len() {
+                values[number] = 0x7e57_0000 + number as u64;
+                number += 1;
+            }
+            values
+        };
+        let is_wide = |name: &str| name.ends_with("JIFFY_NS");
+        let bytes: Vec<[u8; 8]> = VALUES.iter().map(|value| (value << 32 | value).to_le_bytes()).collect();
+        let named = constants::NAMES.iter().zip(&bytes);
+        let globals = || -> Globals<'_> {
+            named
+                .clone()
+                .map(|(name, bytes)| (*name, (&bytes[..if is_wide(name) { 8 } else { 4 }], true)))
+                .collect()
+        };
+        let instructions = |image: &[u8]| -> Vec<(u8, u8, u32)> {
+            let object = Object::parse(image).unwrap();
+            let all = object.functions.values().flat_map(|function| function.instructions.clone());
+            all.map(|one| (one.code, one.src_reg(), one.imm.cast_unsigned())).collect()
+        };
+        let before = instructions(object::OBJECT);
+        for casts in [Some(CASTS), None] {
+            let image = Image::new(object::OBJECT, globals(), &[], casts).unwrap();
+            let after = instructions(image.bytes());
+            assert_eq!(before.len(), after.len());
+            let mut found = std::collections::BTreeSet::new();
+            for (at, (old, new)) in before.iter().zip(&after).enumerate() {
+                let (code, source, _) = *old;
+                let value = |name| VALUES[constants::NAMES.iter().position(|known| *known == name).unwrap()];
+                let expected = match constants::placeholder(old.0, old.2) {
+                    Some(Placeholder::Word(name)) => {
+                        found.insert(name);
+                        (code, source, u32::try_from(value(name)).unwrap())
+                    }
+                    Some(Placeholder::DoubleWord(name)) => {
+                        found.insert(name);
+                        assert_eq!(u64::from(after[at + 1].2), value(name), "the upper half of {name}");
+                        (code, source, u32::try_from(value(name)).unwrap())
+                    }
+                    Some(Placeholder::CastContext) => {
+                        casts.map_or((MOVE, 0, 0), |_| (CALL, OF_KERNEL, 70_001))
+                    }
+                    Some(Placeholder::CastReadOnly) => {
+                        casts.map_or((MOVE, 0, 0), |_| (CALL, OF_KERNEL, 70_002))
+                    }
+                    None if at > 0
+                        && matches!(
+                            constants::placeholder(before[at - 1].0, before[at - 1].2),
+                            Some(Placeholder::DoubleWord(_))
+                        ) =>
+                    {
+                        continue;
+                    }
+                    None => *old,
+                };
+                assert_eq!(*new, expected, "instruction {at}");
+            }
+            assert_eq!(found.len(), constants::NAMES.len(), "every constant is used: {found:?}");
+        }
+    }
+
     #[test]
     fn a_global_that_is_missing_or_of_another_size_is_refused() {
         let value = 7_u64.to_ne_bytes();
         for (name, bytes) in [("OTHER", &value[..4]), ("PORT", &value[..])] {
-            let image = Image::new(host_maps::OBJECT, Globals::from([(name, (bytes, true))]), &[]);
+            let image = Image::new(host_maps::OBJECT, Globals::from([(name, (bytes, true))]), &[], None);
             assert!(matches!(image, Err(DatapathError::Load(_))), "{name}");
         }
     }

@@ -286,7 +286,7 @@ fn load_with(
     globals.insert("JIFFY_NS", (bytemuck::bytes_of(&jiffies.length_ns), true));
     globals.insert("FIRST_JIFFY_NS", (bytemuck::bytes_of(&jiffies.first_ns), true));
     let mark = Mark::new(&hooks, jiffies);
-    let image = Image::new(OBJECT, globals, bytemuck::bytes_of(&mark))?;
+    let image = Image::new(OBJECT, globals, bytemuck::bytes_of(&mark), features.casts())?;
     if let Some(programs) = attached.and_then(|attached| attached.with(image.constants())) {
         return Ok(programs);
     }
@@ -303,8 +303,7 @@ fn load_with(
     let constants = object.take_map(CONSTANTS);
     let mut loaded = Vec::with_capacity(hooks.len());
     for (hook, name) in hooks {
-        let fd = load_program(&mut object, name)
-            .map_err(|source| DatapathError::Verifier { program: name, source: Box::new(source) })?;
+        let fd = load_program(&mut object, name).map_err(|error| DatapathError::refused(name, error))?;
         // Some programs read no constants. If this fails, the next start loads programs.
         if let Some(Map::Array(constants)) = &constants {
             let _ = sys::bind_map(fd.as_fd(), constants.fd().as_fd());

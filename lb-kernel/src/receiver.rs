@@ -109,8 +109,11 @@ impl Receiver {
         let directory = maps.path().to_owned();
         let port = u32::from(port);
         let globals = Globals::from([("PORT", (bytemuck::bytes_of(&port), true))]);
-        let object =
-            loader::load_pinned(&Image::new(OBJECT, globals, &[])?, &[], host_maps::map_pins(&directory))?;
+        let object = loader::load_pinned(
+            &Image::new(OBJECT, globals, &[], None)?,
+            &[],
+            host_maps::map_pins(&directory),
+        )?;
         Ok(Self { program: load(object, features)?, directory })
     }
 
@@ -119,7 +122,7 @@ impl Receiver {
     /// # Errors
     /// If the kernel refuses.
     pub fn try_load(features: Features) -> Result<(), DatapathError> {
-        let image = Image::new(OBJECT, Globals::new(), &[])?;
+        let image = Image::new(OBJECT, Globals::new(), &[], None)?;
         let object = loader::load_unpinned(&image, &map::ALL.map(|name| (name, 1)))?;
         load(object, features).map(drop)
     }
@@ -162,8 +165,7 @@ fn load(mut object: Ebpf, features: Features) -> Result<LoadedProgram, DatapathE
     #[cfg(feature = "log-programs")]
     super::program_logs::follow(&mut object);
     let name = if features.fetching_atomics { PROGRAM } else { WITHOUT_FETCHING_ATOMICS };
-    let fd = load_program(&mut object, name)
-        .map_err(|source| DatapathError::Verifier { program: name, source: Box::new(source) })?;
+    let fd = load_program(&mut object, name).map_err(|error| DatapathError::refused(name, error))?;
     let id = sys::program_id(fd.as_fd()).map_err(DatapathError::Program)?;
     Ok(LoadedProgram { fd, id })
 }

@@ -73,11 +73,10 @@ pub fn load(port: u16, secret: Secret) -> Result<(Responder, Answers), DatapathE
         ("SECRET_HIGH", (&secret.bytes[8..], true)),
         ("SECRET_DRAWN_NS", (bytemuck::bytes_of(&secret.drawn_ns), true)),
     ]);
-    let mut object = loader::load_unpinned(&Image::new(OBJECT, globals, &[])?, &[])?;
+    let mut object = loader::load_unpinned(&Image::new(OBJECT, globals, &[], None)?, &[])?;
     #[cfg(feature = "log-programs")]
     super::program_logs::follow(&mut object);
-    let fd = load_program(&mut object, PROGRAM)
-        .map_err(|source| DatapathError::Verifier { program: PROGRAM, source: Box::new(source) })?;
+    let fd = load_program(&mut object, PROGRAM).map_err(|error| DatapathError::refused(PROGRAM, error))?;
     let id = sys::program_id(fd.as_fd()).map_err(DatapathError::Program)?;
     let responder = Responder {
         program: LoadedProgram { fd, id },

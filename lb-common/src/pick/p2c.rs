@@ -21,16 +21,34 @@ const _: () = assert!(MAX_SCHEDULE_LOG2 <= 16);
 /// schedule name another one unless a single backend has more than four fifths of it.
 const BESIDE: u32 = 4;
 
-/// Of the backends at the two positions of a sample that are eligible, the one with the lower load for its weight; of
-/// equals the first. If both positions name one backend, the second of the pair is looked for elsewhere.
+/// The slots at the two positions of a sample. If both positions name one backend, the second of the pair is looked for elsewhere.
+#[inline(always)]
+fn pair<T: Tables>(view: &View<'_, T>, sample: u32) -> Option<(u32, u32)> {
+    let (first, second) = points(sample);
+    let first = slot_at(view.tables, view.table, first)?;
+    let second = slot_at(view.tables, view.table, second)?;
+    let second = if second == first { view.tables.other_entry(view.table, first, sample) } else { second };
+    Some((first, second))
+}
+
+/// Of the backends at the two positions of a sample the one with the lower load for its weight, of equals the first; [`NO_SLOT`]
+/// unless both are eligible.
+#[inline(always)]
+pub fn better_of_eligible<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
+    let Some((first, second)) = pair(view, sample) else { return NO_SLOT };
+    let (Some(a), Some(b)) = (view.tables.backend(first), view.tables.backend(second)) else {
+        return NO_SLOT;
+    };
+    if !view.is_eligible(a) || !view.is_eligible(b) {
+        return NO_SLOT;
+    }
+    if is_lower(view, a, b) { first } else { second }
+}
+
+/// As [`better_of_eligible`], but if only one is eligible it is that one.
 #[inline(always)]
 pub fn better<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
-    let (first, second) = points(sample);
-    let Some(first) = slot_at(view.tables, view.table, first) else { return CORRUPT };
-    let Some(mut second) = slot_at(view.tables, view.table, second) else { return CORRUPT };
-    if second == first {
-        second = view.tables.other_entry(view.table, first, sample);
-    }
+    let Some((first, second)) = pair(view, sample) else { return CORRUPT };
     let (one, other) = (view.if_eligible(first), view.if_eligible(second));
     if one == NO_SLOT || other == CORRUPT {
         return other;
@@ -39,10 +57,16 @@ pub fn better<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
         return one;
     }
     let (Some(a), Some(b)) = (view.tables.backend(one), view.tables.backend(other)) else { return CORRUPT };
+    if is_lower(view, a, b) { one } else { other }
+}
+
+/// Whether the load of `a` for its weight is no higher than that of `b`.
+#[inline(always)]
+fn is_lower<T: Tables>(view: &View<'_, T>, a: T::Backend, b: T::Backend) -> bool {
     // a / entries(a) <= b / entries(b), without a division: loads have 33 bits and entries at most 17.
     let left = view.load(a) * u64::from(view.tables.entries(b));
     let right = view.load(b) * u64::from(view.tables.entries(a));
-    if left <= right { one } else { other }
+    left <= right
 }
 
 /// Another slot than `first`: at a third random position, or beside it. `first` itself if it has nearly all of the table.

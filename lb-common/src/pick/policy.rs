@@ -7,17 +7,46 @@ use super::view::{View, slot_at};
 use super::{CORRUPT, How, NONE_USABLE, Pick, Tables, mixed, p2c};
 use crate::abi::{
     MAX_REDRAWS, MAX_SCHEDULE_LOG2, MAX_SUBSET, MIN_SCHEDULE_LOG2, NO_MEMBERS, NO_SLOT, Overflow, Policy,
-    Rules,
+    Rules, TableRef,
 };
 
+/// What is picked for a sample where nobody at its places of the schedule is eligible, or the table is odd.
+#[inline(always)]
+pub fn otherwise<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
+    View { tables, table, rules, now }.otherwise(sample)
+}
+
 impl<T: Tables> View<'_, T> {
-    /// Looks at the sample's entry of the schedule, at the two of `p2c`; if nobody there is eligible, at scattered ones.
+    /// Looks at the sample's entry of the schedule, at the two of `p2c`. What is rare is a method of the tables, so that it is no
+    /// part of the kernel programs' ordinary way.
     #[inline(always)]
     pub fn by_schedule(&self, sample: u32) -> Pick {
+        let slot = if !self.is_in_order() {
+            NO_SLOT
+        } else if self.rules.policy == Policy::P2c as u8 {
+            p2c::better_of_eligible(self, sample)
+        } else {
+            self.eligible_at(sample)
+        };
+        if slot < NO_SLOT {
+            return Pick { how: How::Picked, slot };
+        }
+        self.tables.otherwise(self.table, self.rules, sample, self.now)
+    }
+
+    /// Whether a schedule has a length that there is.
+    #[inline(always)]
+    fn is_in_order(&self) -> bool {
+        // As one comparison.
+        self.table.length_log2.wrapping_sub(MIN_SCHEDULE_LOG2) <= MAX_SCHEDULE_LOG2 - MIN_SCHEDULE_LOG2
+    }
+
+    #[inline(always)]
+    fn otherwise(&self, sample: u32) -> Pick {
         if self.table.is_empty() {
             return self.fallback();
         }
-        if self.table.length_log2 < MIN_SCHEDULE_LOG2 || self.table.length_log2 > MAX_SCHEDULE_LOG2 {
+        if !self.is_in_order() {
             return Pick::BROKEN;
         }
         if self.table.members == NO_MEMBERS
@@ -110,7 +139,7 @@ impl<T: Tables> View<'_, T> {
             let slot = self.tables.redraw(self.table, sample, MAX_LOOKS, self.rules.active_limit);
             if slot == NONE_USABLE { found } else { slot }
         };
-        // Without a loop, as in `of_parts`.
+        // Without a loop, as in `of_groups`.
         look(look(look(look(NONE_USABLE, 1), 2), 3), 4)
     }
 

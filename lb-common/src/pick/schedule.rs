@@ -4,7 +4,7 @@
 //! Whether all backends have as many entries or each its part by weight is a matter of the schedule, and whether the sample
 //! is the next number or a random one a matter of where it comes from.
 
-use super::survey::{PART, PARTS, of_parts};
+use super::survey::{PART, PARTS, of_group, of_groups};
 use super::view::{at_limit, slot_at};
 use super::{CORRUPT, NONE_USABLE, Tables, mixed};
 use crate::abi::{MAX_SUBSET, NO_SLOT, TableRef};
@@ -13,32 +13,79 @@ use crate::load::smaller;
 /// The most entries that are drawn again at a time.
 pub(super) const MAX_LOOKS: u32 = 64;
 
+/// Entries that are looked at together. A look at more is as many looks at parts, as in `survey`.
+const LOOKS_OF_PART: u32 = 8;
+
 /// The first of `looks` entries, at most 64, whose backend is eligible.
 ///
 /// They are scattered over the table. Schedules are interleaved, so that behind an entry of one backend there are mostly those
-/// of one other, which would get all that is taken from it.
+/// of one other, which would get all that is taken from it. `part` gives what [`redraw_part`] does, of a place to begin at and of
+/// the number of its first look.
 #[inline(always)]
-pub fn redraw<T: Tables>(tables: &T, table: TableRef, sample: u32, looks: u32, active_limit: u32) -> u32 {
+pub fn redraw(sample: u32, looks: u32, part: impl Fn(u32, u32) -> u64) -> u32 {
+    const { assert!(MAX_LOOKS == 8 * LOOKS_OF_PART) };
+    let more = |(before, place): (u32, u32), number: u32| {
+        let first = number * LOOKS_OF_PART;
+        if before != NO_SLOT && before != NONE_USABLE || first >= looks {
+            return (before, place);
+        }
+        let (found, place) = from_word(part(place, first));
+        // That some may be chosen and are at the limit outweighs that others may not.
+        (if found == NONE_USABLE { before } else { found }, place)
+    };
+    // Without a loop, as in `of_groups`.
+    let first = more((NONE_USABLE, sample), 0);
+    more(more(more(more(more(more(more(first, 1), 2), 3), 4), 5), 6), 7).0
+}
+
+/// What was found, and the place of the last look, in one word.
+#[inline(always)]
+pub(super) fn to_word(found: u32, place: u32) -> u64 {
+    u64::from(place) << 32 | u64::from(found)
+}
+
+#[inline(always)]
+pub(super) fn from_word(word: u64) -> (u32, u32) {
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+    let halves = (word as u32, (word >> 32) as u32);
+    halves
+}
+
+/// Looks at some of the entries for [`redraw`]: from which place on, the number of the first look, and of how many. Returns what was
+/// found, and in the upper half the last place.
+#[inline(always)]
+pub fn redraw_part<T: Tables>(
+    tables: &T,
+    table: TableRef,
+    place: u32,
+    first: u32,
+    looks: u32,
+    active_limit: u32,
+) -> u64 {
     let mut any_usable = 0;
-    let mut place = sample;
-    // Bound: MAX_LOOKS entries.
-    for look in 0..MAX_LOOKS {
+    let mut place = place;
+    // Bound: LOOKS_OF_PART entries.
+    for number in 0..LOOKS_OF_PART {
+        let look = first.wrapping_add(number);
         if look >= looks {
             break;
         }
         place = mixed(place.wrapping_add(look));
-        let Some(slot) = slot_at(tables, table, place) else { return CORRUPT };
+        let Some(slot) = slot_at(tables, table, place) else { return to_word(CORRUPT, place) };
         let Some(backend) = tables.backend(slot) else {
-            return if slot == NO_SLOT { NO_SLOT } else { CORRUPT };
+            if slot == NO_SLOT {
+                continue;
+            }
+            return to_word(CORRUPT, place);
         };
         let usable = u64::from(tables.state(backend).may_be_chosen());
         // One number in place of two questions, so that the verifier has one way through a turn.
         if usable & !at_limit(tables, backend, active_limit) != 0 {
-            return slot;
+            return to_word(slot, place);
         }
         any_usable |= usable;
     }
-    if any_usable == 0 { NONE_USABLE } else { NO_SLOT }
+    to_word(if any_usable == 0 { NONE_USABLE } else { NO_SLOT }, place)
 }
 
 const SLOT_BITS: u32 = 16;
@@ -46,14 +93,20 @@ const UNUSABLE_BIT: u32 = 62;
 /// What [`usable_part`] returns of a part without members: more than of any member.
 pub const NO_MEMBER: u64 = u64::MAX >> 1;
 
-/// The first member from a random one on that may be chosen: where so few may be that scattered entries have not met one. `part`
-/// gives what [`usable_part`] does.
+/// The first member from a random one on that may be chosen: where so few may be that scattered entries have not met one. `group`
+/// gives what [`usable_group`] does.
 #[inline(always)]
-pub fn usable_member(part: impl Fn(u32) -> u64) -> u32 {
-    let first = of_parts(part, smaller);
+pub fn usable_member(group: impl Fn(u32) -> u64) -> u32 {
+    let first = of_groups(group, smaller);
     #[expect(clippy::cast_possible_truncation, reason = "the low bits are the slot")]
     let slot = first as u32 & NO_SLOT;
     if first >> UNUSABLE_BIT == 0 { slot } else { NONE_USABLE }
+}
+
+/// Looks at one group of parts for [`usable_member`]. `part` gives what [`usable_part`] does.
+#[inline(always)]
+pub fn usable_group(number: u32, part: impl Fn(u32) -> u64) -> u64 {
+    of_group(number, part, smaller)
 }
 
 /// Looks at one part of the members for [`usable_member`]: who comes first, as a number with the slot in its low bits. The smaller

@@ -29,9 +29,11 @@ const _: () = assert!(MAX_LISTED < 1 << COUNT_BITS && NOBODY_BIT < u64::BITS - 1
 
 /// Members that are looked at together. A look at all is as many looks at parts, each of which is a function of a kernel program
 /// that the verifier follows once: through a loop over all it would go turn by turn.
-pub const PART: u32 = 48;
+pub const PART: u32 = 12;
 /// Parts of all members that may be listed. Of a table whose members are not listed as many entries are looked at.
-pub const PARTS: u32 = 8;
+pub const PARTS: u32 = 32;
+/// Parts that one function looks at: the calls of all would not fit on its stack.
+const GROUP: u32 = 4;
 const _: () = assert!(PART * PARTS == MAX_LISTED);
 
 impl Survey {
@@ -104,25 +106,41 @@ impl Survey {
     }
 }
 
-/// Puts together what is seen in the parts of a table's members, or, where they are not listed, of scattered entries. `part`
-/// gives the word of each.
+/// Puts together what is seen in the groups of parts of a table's members, or, where they are not listed, of scattered entries.
+/// `group` gives what [`survey_group`] does.
 #[inline(always)]
-pub fn survey(part: impl Fn(u32) -> u64) -> Survey {
-    of_parts(|number| Survey::from_word(part(number)), Survey::with)
+pub fn survey(group: impl Fn(u32) -> u64) -> Survey {
+    of_groups(|number| Survey::from_word(group(number)), Survey::with)
 }
 
-/// Puts all parts together. (Without a loop: the verifier finds none to end that has a call in it, without CAP_PERFMON. And one
+/// Puts together what is seen in the parts of a group. `part` gives the word of each.
+#[inline(always)]
+pub fn survey_group(number: u32, part: impl Fn(u32) -> u64) -> u64 {
+    of_group(number, |number| Survey::from_word(part(number)), Survey::with).to_word()
+}
+
+/// Puts all groups together. (Without a loop: the verifier finds none to end that has a call in it, without CAP_PERFMON. And one
 /// after another: what waits meanwhile lies on the stack, which the kernel's functions share.)
 #[inline(always)]
-pub(super) fn of_parts<P>(part: impl Fn(u32) -> P, with: impl Fn(P, P) -> P) -> P {
-    const { assert!(PARTS == 8) };
-    let seen = with(part(0), part(1));
-    let seen = with(seen, part(2));
-    let seen = with(seen, part(3));
-    let seen = with(seen, part(4));
-    let seen = with(seen, part(5));
-    let seen = with(seen, part(6));
-    with(seen, part(7))
+pub(super) fn of_groups<P>(group: impl Fn(u32) -> P, with: impl Fn(P, P) -> P) -> P {
+    const { assert!(PARTS == 8 * GROUP) };
+    let seen = with(group(0), group(1));
+    let seen = with(seen, group(2));
+    let seen = with(seen, group(3));
+    let seen = with(seen, group(4));
+    let seen = with(seen, group(5));
+    let seen = with(seen, group(6));
+    with(seen, group(7))
+}
+
+/// Puts all parts of a group together.
+#[inline(always)]
+pub(super) fn of_group<P>(number: u32, part: impl Fn(u32) -> P, with: impl Fn(P, P) -> P) -> P {
+    const { assert!(GROUP == 4) };
+    let first = number.wrapping_mul(GROUP);
+    let seen = with(part(first), part(first.wrapping_add(1)));
+    let seen = with(seen, part(first.wrapping_add(2)));
+    with(seen, part(first.wrapping_add(3)))
 }
 
 /// Looks at one part of the members of a table, and of those that others stand in for. Returns the word of a [`Survey`].

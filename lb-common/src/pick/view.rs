@@ -34,7 +34,7 @@ impl<T: Tables> View<'_, T> {
 
     /// Whether a backend is eligible: it may be chosen, and is below the limit.
     #[inline(always)]
-    fn is_eligible(&self, backend: T::Backend) -> bool {
+    pub fn is_eligible(&self, backend: T::Backend) -> bool {
         let at_limit = at_limit(self.tables, backend, self.rules.active_limit);
         self.tables.state(backend).is_usable() && at_limit == 0
     }

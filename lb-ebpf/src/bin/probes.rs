@@ -16,6 +16,21 @@ use aya_ebpf::helpers::generated as helper;
 use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, sock_ops};
 use aya_ebpf::programs::{SockAddrContext, SockContext, SockOpsContext};
 
+#[path = "../kernel/cast.rs"]
+mod cast;
+
+/// As in `main.rs`.
+mod globals {
+    use aya_ebpf::Global;
+
+    #[unsafe(no_mangle)]
+    pub static TCP_SOCK: Global<u32> = Global::new(0);
+}
+
+#[unsafe(no_mangle)]
+static DIALLING_SOCKET: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static SOCKET_COOKIE: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static SK_ERR: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
@@ -118,6 +133,18 @@ pub fn knows_kernel_sockets(ctx: SockAddrContext) -> i32 {
         if !tcp.is_null() {
             tcp.cast::<u8>().add(KERNEL_SOCKET.load() as usize).read_volatile();
         }
+    }
+    1
+}
+
+/// Since Linux 6.2 programs get pointers to the kernel's own structures.
+#[cgroup_sock_addr(connect4)]
+pub fn kernel_casts(ctx: SockAddrContext) -> i32 {
+    // SAFETY: the context is valid while the program runs, and its socket with it.
+    unsafe {
+        let socket: *const u8 = cast::field(cast::kernel_context(ctx.sock_addr), DIALLING_SOCKET.load());
+        cast::field::<u64>(socket, SOCKET_COOKIE.load());
+        cast::field::<u8>(cast::tcp_sock(socket), SOCKET_COOKIE.load());
     }
     1
 }

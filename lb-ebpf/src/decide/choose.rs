@@ -1,10 +1,10 @@
-//! The choice of a backend: inlined in the hooks of connect; for those of sendmsg, whose programs are long, a global
-//! function, which the verifier follows once, for any arguments.
+//! The choice of a backend. Its ordinary way is inlined in the hooks, which saves the call of a function, some ten nanoseconds; what
+//! is rare is a global function, which the verifier follows once, for any arguments.
 
 use lb_common::abi::{NO_SLOT, Service, TableRef};
-use lb_common::pick::{How, Pick, pick};
+use lb_common::pick::{self, How, Pick, pick};
 
-use super::tables::{KernelCursor, KernelTables, rules};
+use super::tables::{KernelCursor, KernelTables, rules, rules_of};
 use crate::kernel::atomic::{Instructions, Linux5_10, Linux5_12};
 use crate::maps::CURSORS;
 use crate::rows;
@@ -25,46 +25,53 @@ pub fn here<I: Instructions>(
     pick(&tables, &KernelCursor::<I>::new(cursor), table, rules(service, policy), now)
 }
 
-/// As [`here`], by a global function.
+/// What is picked where nobody at the sample's places of the schedule is eligible, or the table is odd.
 #[inline(always)]
-pub fn by_call<I: Instructions>(index: u32, table: TableRef, policy: u8, now: u32) -> (Pick, u32) {
-    let (table, policy) = (table.to_word(), u32::from(policy));
+pub fn otherwise<I: Instructions>(index: u32, table: TableRef, sample: u32, now: u32) -> Pick {
+    let table = table.to_word();
     // Known when this is compiled.
     let word = if I::CAN_FETCH {
-        choose_backend(index, table, policy, now)
+        choose_otherwise(index, table, sample, now)
     } else {
-        choose_backend_5_10(index, table, policy, now)
+        choose_otherwise_5_10(index, table, sample, now)
     };
     from_word(word)
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn choose_backend(index: u32, table: u64, policy: u32, now: u32) -> u64 {
-    as_word::<Linux5_12>(index, table, policy, now)
+extern "C" fn choose_otherwise(index: u32, table: u64, sample: u32, now: u32) -> u32 {
+    rarely::<Linux5_12>(index, table, sample, now)
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn choose_backend_5_10(index: u32, table: u64, policy: u32, now: u32) -> u64 {
-    as_word::<Linux5_10>(index, table, policy, now)
+extern "C" fn choose_otherwise_5_10(index: u32, table: u64, sample: u32, now: u32) -> u32 {
+    rarely::<Linux5_10>(index, table, sample, now)
 }
 
-const HOW_BIT: u32 = 16;
-const SAMPLE_BIT: u32 = 32;
-
-/// A pick and its sample in one word, which is what a function can return.
 #[inline(always)]
-fn as_word<I: Instructions>(index: u32, table: u64, policy: u32, now: u32) -> u64 {
-    let (pick, sample) = match rows::service(index) {
-        Some(service) => here::<I>(index, service, TableRef::from_word(table), policy as u8, now),
-        None => (BROKEN, 0),
+fn rarely<I: Instructions>(index: u32, table: u64, sample: u32, now: u32) -> u32 {
+    let pick = match rows::service(index) {
+        Some(service) => {
+            let tables = KernelTables::<I>::new(index, service);
+            pick::otherwise(&tables, TableRef::from_word(table), rules_of(service), sample, now)
+        }
+        None => BROKEN,
     };
-    u64::from(sample) << SAMPLE_BIT | (pick.how as u64) << HOW_BIT | u64::from(pick.slot & NO_SLOT)
+    to_word(pick)
+}
+
+/// A pick in one word, which is what a function can return.
+const HOW_BIT: u32 = 16;
+
+#[inline(always)]
+fn to_word(pick: Pick) -> u32 {
+    (pick.how as u32) << HOW_BIT | pick.slot & NO_SLOT
 }
 
 #[inline(always)]
-fn from_word(word: u64) -> (Pick, u32) {
+fn from_word(word: u32) -> Pick {
     const PICKED: u16 = How::Picked as u16;
     const TRIAL: u16 = How::Trial as u16;
     const OVERFLOWED: u16 = How::Overflowed as u16;
@@ -80,5 +87,5 @@ fn from_word(word: u64) -> (Pick, u32) {
         REFUSED => How::Refused,
         _ => How::Broken,
     };
-    (Pick { how, slot: word as u32 & NO_SLOT }, (word >> SAMPLE_BIT) as u32)
+    Pick { how, slot: word & NO_SLOT }
 }

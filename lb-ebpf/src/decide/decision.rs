@@ -7,6 +7,7 @@ use lb_common::pick::{self, How, Pick};
 use lb_common::ticks::tick;
 
 use super::choose;
+use super::service::Dialled;
 use super::tables::{other_than_lame, rules, table_of};
 use super::verdict::Verdict;
 use crate::ejection;
@@ -36,23 +37,9 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// Decides inline, which saves the call of a function, some ten nanoseconds. `None` if there is no such service.
-    /// `may_try`: whether the call may be the trial of an ejected backend.
+    /// Decides. `may_try`: whether the call may be the trial of an ejected backend.
     #[inline(always)]
-    pub fn inline<I: Instructions>(index: u32, may_try: bool) -> Option<Self> {
-        Self::make::<I, true>(index, may_try)
-    }
-
-    /// Decides by a global function, which the verifier follows once. `None` if there is no such service.
-    #[inline(always)]
-    pub fn by_call<I: Instructions>(index: u32) -> Option<Self> {
-        // Datagrams eject nobody.
-        Self::make::<I, false>(index, false)
-    }
-
-    #[inline(always)]
-    fn make<I: Instructions, const INLINE: bool>(index: u32, may_try: bool) -> Option<Self> {
-        let service = rows::service(index)?;
+    pub fn make<I: Instructions>(Dialled { index, row: service }: Dialled, may_try: bool) -> Self {
         let table = table_of(service);
         // One look at the clock serves the choice and the flow.
         let now_ns = clock::now_ns();
@@ -65,25 +52,12 @@ impl Decision {
         let trial = if may_try { ejection::due_trial::<I>(index, service, now) } else { None };
         let (pick, sample) = if let Some(slot) = trial {
             (Pick { how: How::Trial, slot }, 0)
-        } else if INLINE {
-            choose::here::<I>(index, service, table, policy, now)
         } else {
-            choose::by_call::<I>(index, table, policy, now)
+            choose::here::<I>(index, service, table, policy, now)
         };
         let (Pick { how, slot }, backend) = unless_lame(service, table, policy, pick, sample, now_ns);
         let table_generation = table.generation;
-        Some(Self {
-            index,
-            service,
-            how,
-            slot,
-            backend,
-            sample,
-            table_generation,
-            policy,
-            syn_retries,
-            now_ns,
-        })
+        Self { index, service, how, slot, backend, sample, table_generation, policy, syn_retries, now_ns }
     }
 
     /// The backend that was chosen, if one was.

@@ -7,8 +7,9 @@ use lb_common::abi::{
     Backend, Cursor, ENTRIES_PER_CELL, EjectionState, Members, NO_SLOT, RecentErrors, Rules, ScheduleCell,
     Service, StateWord, TableRef,
 };
-use lb_common::pick::{self, CpuCursor, Scan, Tables};
+use lb_common::pick::{self, CpuCursor, Pick, Scan, Tables};
 
+use super::choose;
 use crate::ejection;
 use crate::globals::SCANS;
 use crate::kernel::atomic::{Instructions, Linux5_10};
@@ -49,6 +50,13 @@ pub fn cursor_number(index: u32) -> u32 {
         Some(cursor) => pick::scattered(unsafe { cursor.read_volatile() }),
         None => 0,
     }
+}
+
+/// What a choice needs of a service's rules.
+#[inline(always)]
+pub fn rules_of(service: *const Service) -> Rules {
+    // SAFETY: a live map value.
+    rules(service, unsafe { (&raw const (*service).rules.policy).read_volatile() })
 }
 
 /// What a choice needs of a service's rules, with a policy that was read already. The daemon stores each field by
@@ -178,6 +186,11 @@ impl<I: Instructions> Tables for KernelTables<I> {
     }
 
     #[inline(always)]
+    fn otherwise(&self, table: TableRef, _: Rules, sample: u32, now: u32) -> Pick {
+        choose::otherwise::<I>(self.index, table, sample, now)
+    }
+
+    #[inline(always)]
     fn usable_member(&self, _: u32, sample: u32) -> u32 {
         usable_member_of(self.index, sample)
     }
@@ -209,15 +222,47 @@ extern "C" fn least_of_members(
     active_limit: u32,
     error_half_life: u32,
 ) -> u64 {
-    pick::least(&OF_NO_SERVICE, members, Scan { sample, now, active_limit, error_half_life })
+    let count = OF_NO_SERVICE.list(members).map_or(0, |(count, ..)| count);
+    let part = |part| least_of_some(members | part << PART_BIT, sample, now, active_limit, error_half_life);
+    pick::least(count, sample, part)
+}
+
+/// Where the number of a part stands beside that of the members, of which there are two for each service.
+const PART_BIT: u32 = 16;
+
+/// As [`least_of_members`]: a scan of a part of the members.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn least_of_some(
+    members: u32,
+    sample: u32,
+    now: u32,
+    active_limit: u32,
+    error_half_life: u32,
+) -> u64 {
+    let scan = Scan { sample, now, active_limit, error_half_life };
+    pick::least_of_part(&OF_NO_SERVICE, members & ((1 << PART_BIT) - 1), members >> PART_BIT, scan)
 }
 
 /// As [`least_of_members`]: a long look at the schedule.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn redraw_entry(base: u32, length_log2: u32, sample: u32, looks: u32, active_limit: u32) -> u32 {
-    let table = TableRef { base, generation: 0, length_log2: length_log2 as u8, members: 0 };
-    pick::redraw(&OF_NO_SERVICE, table, sample, looks, active_limit)
+    let part = |place, first| {
+        // Both are at most 64.
+        redraw_entries(base, length_log2 | first << 8 | looks << 16, place, active_limit)
+    };
+    pick::redraw(sample, looks, part)
+}
+
+/// As [`redraw_entry`]: a look at some entries. `bounds`: the length of the schedule, the number of the first look, and of how many,
+/// a byte each.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn redraw_entries(base: u32, bounds: u32, place: u32, active_limit: u32) -> u64 {
+    let table = TableRef { base, generation: 0, length_log2: bounds as u8, members: 0 };
+    let (first, looks) = (bounds >> 8 & 0xff, bounds >> 16);
+    pick::redraw_part(&OF_NO_SERVICE, table, place, first, looks, active_limit)
 }
 
 /// As [`least_of_members`]: a look at a service's members for one that may be chosen. (It is given the service and not the
@@ -226,7 +271,14 @@ extern "C" fn redraw_entry(base: u32, length_log2: u32, sample: u32, looks: u32,
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn usable_member_of(index: u32, sample: u32) -> u32 {
-    pick::usable_member(|part| usable_part(index, part, sample))
+    pick::usable_member(|group| usable_some(index, group, sample))
+}
+
+/// As [`usable_member_of`]: a look at a group of parts.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn usable_some(index: u32, group: u32, sample: u32) -> u64 {
+    pick::usable_group(group, |part| usable_part(index, part, sample))
 }
 
 /// As [`usable_member_of`]: a look at some of the members.
@@ -259,9 +311,19 @@ extern "C" fn other_scheduled_slot(base: u32, length_log2: u32, first: u32, samp
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn other_than_lame(table: u64, sample: u32, active_limit: u32, first: u32) -> u32 {
+    pick::divert(sample, first, |place, is_scattered| {
+        look_beside_lame(table, place, is_scattered.into(), active_limit)
+    })
+}
+
+/// As [`other_than_lame`]: a look at half of the entries.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn look_beside_lame(table: u64, place: u32, is_scattered: u32, active_limit: u32) -> u64 {
     let now_ns = clock::now_ns();
     let is_lame = |backend| rows::is_lame(backend, now_ns);
-    pick::other_than_lame(&OF_NO_SERVICE, TableRef::from_word(table), sample, active_limit, first, is_lame)
+    let table = TableRef::from_word(table);
+    pick::diversion_part(&OF_NO_SERVICE, table, place, is_scattered != 0, active_limit, is_lame)
 }
 
 /// This CPU's cursor over the service's tables.

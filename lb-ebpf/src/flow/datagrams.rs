@@ -5,7 +5,7 @@
 //! So no other program changes a socket's entry meanwhile, and the program that takes the entry out counts the ends of
 //! all its flows.
 
-use lb_common::abi::{Datagrams, Flow, FlowBucket, MAX_DATAGRAM_FLOWS, Peer};
+use lb_common::abi::{Backend, Datagrams, Flow, FlowBucket, MAX_DATAGRAM_FLOWS, Peer};
 use lb_common::ending::Ending;
 use lb_common::net::{Address, Be16};
 
@@ -55,7 +55,7 @@ unsafe fn opaque_to_verifier(entry: *const Datagrams, position: usize) -> usize 
     position.wrapping_add(nothing as usize) & (MAX_DATAGRAM_FLOWS - 1)
 }
 
-/// The flow at a position that is [`opaque_to_verifier`].
+/// The flow at a position that the verifier does not know.
 ///
 /// # Safety
 /// `entry` is a live map value.
@@ -68,7 +68,7 @@ unsafe fn flow_at(entry: *const Datagrams, position: usize) -> *mut Flow {
 /// Records that a socket's datagrams to `flow`'s service go there, in place of wherever they went before. Returns
 /// whether there was room.
 #[inline(always)]
-pub fn begin(cookie: u64, flow: &Flow) -> bool {
+pub fn begin(cookie: u64, backend: *const Backend, flow: &Flow) -> bool {
     let entry = match entry(cookie) {
         Some(entry) => entry,
         None => {
@@ -83,14 +83,17 @@ pub fn begin(cookie: u64, flow: &Flow) -> bool {
             }
         }
     };
-    put(entry, position_for(entry, flow.service), flow);
-    tally::active(flow.slot, 1);
+    put(entry, cookie, flow);
+    tally::opened(backend);
     true
 }
 
-/// The position of a service: its own, or a free one, or that of the flow that was chosen first.
-#[inline(always)]
-fn position_for(entry: *const Datagrams, service: u16) -> usize {
+/// The position of a service: its own, or a free one, or that of the flow that was chosen first. A global function, because it
+/// is asked once for each choice, and the verifier would follow the rest of the program once for each position.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn position_for(cookie: u64, service: u32) -> u32 {
+    let Some(entry) = DATAGRAMS.get_ptr(cookie) else { return 0 };
     let (mut oldest, mut age) = (0, 0);
     // Bound: MAX_DATAGRAM_FLOWS positions.
     for position in 0..MAX_DATAGRAM_FLOWS {
@@ -99,42 +102,57 @@ fn position_for(entry: *const Datagrams, service: u16) -> usize {
             let flow = (&raw const (*entry).flows).cast::<Flow>().add(position);
             ((*flow).phase, (*flow).service, *(&raw const (*entry).order).cast::<u32>().add(position))
         };
-        if phase == 0 || its == service {
-            return position;
+        if phase == 0 || u32::from(its) == service {
+            return position as u32;
         }
         // SAFETY: as above. The counter wraps, and so does the difference.
         let since = unsafe { (*entry).chosen }.wrapping_sub(order);
         if since > age {
-            (oldest, age) = (position, since);
+            (oldest, age) = (position as u32, since);
         }
     }
     oldest
 }
 
 #[inline(always)]
-fn put(entry: *mut Datagrams, position: usize, flow: &Flow) {
+fn put(entry: *mut Datagrams, cookie: u64, flow: &Flow) {
+    let position = position_for(cookie, u32::from(flow.service));
     // SAFETY: the socket's own entry; within the arrays by the mask.
     unsafe {
-        let position = opaque_to_verifier(entry, position);
+        // The compiler knows what the function returns, and would do without the mask.
+        let position = opaque_to_verifier(entry, position as usize);
         let at = flow_at(entry, position);
-        let before = (&raw mut (*entry).before).cast::<Peer>().add(position);
-        let old = at.read_volatile();
-        if old.phase != 0 {
-            if old.service != flow.service {
-                before.write_volatile(Peer::NONE);
-            } else if old.slot != flow.slot
-                && let Some(backend) = rows::address(old.slot)
-            {
-                let (address, port) = ((*backend).address, (*backend).port);
-                before.write_volatile(Peer { address, port, _reserved: 0 });
-            }
-            tally::ended(&old, Ending::Closed, TrafficTotals::NONE);
+        if (&raw const (*at).phase).read_volatile() != 0 {
+            leave_position(cookie, position as u32, u32::from(flow.service), flow.slot);
         }
         at.write_volatile(*flow);
         let chosen = (*entry).chosen;
         (&raw mut (*entry).order).cast::<u32>().add(position).write_volatile(chosen);
         (&raw mut (*entry).chosen).write_volatile(chosen.wrapping_add(1));
     }
+}
+
+/// Ends the flow at a position, in whose place comes one of a service to a slot. Returns 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn leave_position(cookie: u64, position: u32, service: u32, slot: u32) -> u32 {
+    let Some(entry) = DATAGRAMS.get_ptr_mut(cookie) else { return 0 };
+    // SAFETY: the socket's own entry; within the arrays by the mask.
+    unsafe {
+        let position = opaque_to_verifier(entry, position as usize);
+        let before = (&raw mut (*entry).before).cast::<Peer>().add(position);
+        let old = flow_at(entry, position).read_volatile();
+        if u32::from(old.service) != service {
+            before.write_volatile(Peer::NONE);
+        } else if old.slot != slot
+            && let Some(backend) = rows::address(old.slot)
+        {
+            let (address, port) = ((*backend).address, (*backend).port);
+            before.write_volatile(Peer { address, port, _reserved: 0 });
+        }
+        tally::ended(&old, Ending::Closed, TrafficTotals::NONE);
+    }
+    0
 }
 
 /// The service whose datagrams a socket sends to `peer`, or sent there before.

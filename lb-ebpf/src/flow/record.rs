@@ -4,15 +4,16 @@
 //! bucket, in the overflow table. The program that takes a record out (by one compare-and-swap, or one delete) counts
 //! its end, so no end is counted twice. Nothing here fails a call: a flow that finds no room is simply not tracked.
 
-use lb_common::abi::{Anomalies, Flow, FlowBucket, Phase};
+use lb_common::abi::{Anomalies, Backend, Flow, FlowBucket, Phase};
 use lb_common::ending::{Attempt, Ending};
+use lb_common::load::without_bounds;
 
 use crate::ejection;
 use crate::flow::tally::{self, TrafficTotals};
 use crate::globals::{FLOW_MASK, FULL_ACCOUNTING};
 use crate::kernel::atomic::{self, Instructions, Linux5_10, Linux5_12};
 use crate::kernel::clock;
-use crate::maps::{ANOMALIES, FLOW_BUCKETS, FLOW_OVERFLOW, FLOWS};
+use crate::maps::{ANOMALIES, FLOW_BUCKETS, FLOW_OVERFLOW, FLOWS, NO_FLOW};
 use crate::rows;
 
 /// `BPF_NOEXIST`.
@@ -107,6 +108,10 @@ fn find(bucket: *mut FlowBucket, cookie: u64) -> Option<RecordRef> {
 /// The record of a socket, if it has one.
 #[inline(always)]
 pub fn of(cookie: u64) -> Option<RecordRef> {
+    // A free bucket has the cookie of no socket.
+    if cookie == 0 {
+        return None;
+    }
     find(FLOW_BUCKETS.get_ptr_mut(index(cookie))?, cookie)
 }
 
@@ -129,58 +134,118 @@ pub fn note_datagrams(cookie: u64, change: u64) {
     }
 }
 
-/// Where a new flow is recorded.
-#[derive(Clone, Copy)]
-pub enum Recorded {
-    /// In the flow table, where it is still to be written.
-    Table(*mut Flow),
-    /// In place of the socket's former flow, or in the overflow table. It is written.
-    Written,
-    /// There was no room.
-    Nowhere,
+/// Where a new flow is to be written.
+pub struct Place {
+    flow: *mut Flow,
+    /// Whether the socket's former flow is there.
+    is_taken: bool,
 }
 
-/// Makes a record for a socket that is sent to a slot, in place of wherever it was sent before.
-///
-/// `flow` makes the flow, from the cookie of the socket's namespace if that is known already.
-#[inline(always)]
-pub fn begin<I: Instructions>(cookie: u64, slot: u32, flow: impl Fn(Option<u64>) -> Flow) -> Recorded {
-    let Some(bucket) = FLOW_BUCKETS.get_ptr_mut(index(cookie)) else { return Recorded::Nowhere };
-    let recorded = if let Some(record) = find(bucket, cookie) {
-        let before = record.flow();
-        // Written at once, so that no program finds the flow whose end is counted here. A socket stays in its
-        // namespace.
-        // SAFETY: a live map value that belongs to the socket.
-        unsafe { record.flow.write(flow(Some(before.namespace))) };
-        ejection::abandoned::<I>(&before);
-        tally::ended(&before, ending_of_abandoned(before.phase), TrafficTotals::NONE);
-        Recorded::Written
-    } else {
-        claim::<I>(bucket, cookie, flow)
-    };
-    if !matches!(recorded, Recorded::Nowhere) {
-        tally::active(slot, 1);
+impl Place {
+    /// Of a socket that cannot have a record.
+    pub const NOWHERE: Self = Self { flow: core::ptr::null_mut(), is_taken: false };
+
+    /// Whether there is room.
+    #[inline(always)]
+    pub fn is_there(&self) -> bool {
+        !self.flow.is_null()
     }
-    recorded
+
+    /// Opens the flow that is sent to a backend, in place of wherever the socket was sent before.
+    #[inline(always)]
+    pub fn open<I: Instructions>(self, backend: *const Backend, flow: impl Fn() -> Flow) {
+        if self.flow.is_null() {
+            return;
+        }
+        tally::opened(backend);
+        if self.is_taken {
+            // SAFETY: a live map value that belongs to the socket.
+            let before = unsafe { self.flow.read_volatile() };
+            // SAFETY: as above.
+            unsafe { self.flow.write(flow()) };
+            end_of_former::<I>(&before);
+            return;
+        }
+        // Last: nothing has used this line of memory lately, and every atomic instruction after the store would wait for it.
+        // SAFETY: as above.
+        unsafe { self.flow.write(flow()) };
+    }
 }
 
+/// Makes a record for a socket that is sent to a backend.
 #[inline(always)]
-fn claim<I: Instructions>(
-    bucket: *mut FlowBucket,
-    cookie: u64,
-    flow: impl Fn(Option<u64>) -> Flow,
-) -> Recorded {
+pub fn begin<I: Instructions>(cookie: u64) -> Place {
+    let Some(bucket) = FLOW_BUCKETS.get_ptr_mut(index(cookie)) else { return Place::NOWHERE };
+    if let Some(record) = find(bucket, cookie) {
+        return Place { flow: record.flow, is_taken: true };
+    }
     // SAFETY: `bucket` is a live map value; the swap decides between sockets that want it at the same time.
-    unsafe {
-        if I::replace(&raw mut (*bucket).cookie, 0, cookie) {
-            return FLOWS.get_ptr_mut(index(cookie)).map_or(Recorded::Nowhere, Recorded::Table);
-        }
-        if FLOW_OVERFLOW.insert(cookie, flow(None), NEW).is_err() {
-            return Recorded::Nowhere;
-        }
-        atomic::add(&raw mut (*bucket).elsewhere, FlowBucket::IN_OVERFLOW);
+    let flow = if unsafe { I::replace(&raw mut (*bucket).cookie, 0, cookie) } {
+        FLOWS.get_ptr_mut(index(cookie))
+    } else {
+        claim_overflow(cookie);
+        FLOW_OVERFLOW.get_ptr_mut(cookie)
+    };
+    Place { flow: flow.unwrap_or(core::ptr::null_mut()), is_taken: false }
+}
+
+/// Makes a record in the overflow table, if there is room. Returns 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn claim_overflow(cookie: u64) -> u32 {
+    let Some(bucket) = FLOW_BUCKETS.get_ptr_mut(index(cookie)) else { return 0 };
+    let empty: &Flow = &NO_FLOW;
+    if FLOW_OVERFLOW.insert(cookie, empty, NEW).is_ok() {
+        // SAFETY: a live map value.
+        unsafe { atomic::add(&raw mut (*bucket).elsewhere, FlowBucket::IN_OVERFLOW) };
     }
-    Recorded::Written
+    0
+}
+
+/// What is known of a flow whose end is counted, as a function can be given it: its slot, and in a word its service, why its backend
+/// was taken, and its phase.
+#[inline(always)]
+fn end_of_former<I: Instructions>(before: &Flow) {
+    let word = u32::from(before.service) | u32::from(before.why) << 16 | u32::from(before.phase) << 24;
+    // Known when this is compiled.
+    if I::CAN_FETCH {
+        end_former_flow(before.slot, word, before.start_ns)
+    } else {
+        end_former_flow_5_10(before.slot, word, before.start_ns)
+    };
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn end_former_flow(slot: u32, word: u32, start_ns: u64) -> u32 {
+    abandon::<Linux5_12>(&former(slot, word, start_ns));
+    0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn end_former_flow_5_10(slot: u32, word: u32, start_ns: u64) -> u32 {
+    abandon::<Linux5_10>(&former(slot, word, start_ns));
+    0
+}
+
+#[inline(always)]
+fn former(slot: u32, word: u32, start_ns: u64) -> Flow {
+    Flow {
+        slot,
+        start_ns,
+        service: word as u16,
+        why: (word >> 16) as u8,
+        phase: (word >> 24) as u8,
+        ..Flow::NONE
+    }
+}
+
+/// Counts the end of a flow whose socket goes elsewhere.
+#[inline(always)]
+fn abandon<I: Instructions>(flow: &Flow) {
+    ejection::abandoned::<I>(flow);
+    tally::ended(flow, ending_of_abandoned(flow.phase), TrafficTotals::NONE);
 }
 
 /// How a flow ended whose socket now goes elsewhere.
@@ -199,8 +264,18 @@ fn ending_of_abandoned(phase: u8) -> Ending {
 /// How a connect ended that the application gave up.
 #[inline(always)]
 pub fn given_up(flow: &Flow, soft_error: u32, retransmits: u32) -> Ending {
-    let after = rows::unanswered_after(flow);
-    Attempt { soft_error, retransmits, is_due: after != 0 && clock::is_past(flow.start_ns, after) }.ending()
+    let number = how_given_up(u32::from(flow.service), flow.start_ns, soft_error, retransmits);
+    // SAFETY: the number of an ending.
+    unsafe { core::mem::transmute::<u8, Ending>(number as u8) }
+}
+
+/// A global function, because it is rare. Returns the number of an [`Ending`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn how_given_up(service: u32, start_ns: u64, soft_error: u32, retransmits: u32) -> u32 {
+    let after = rows::unanswered_after(service);
+    let is_due = after != 0 && clock::is_past(start_ns, after);
+    Attempt { soft_error, retransmits, is_due }.ending() as u32
 }
 
 /// The socket goes to no backend any more: a flow that it has is over.
@@ -235,8 +310,7 @@ fn end_abandoned<I: Instructions>(cookie: u64) -> u32 {
     let Some(record) = of(cookie) else { return 0 };
     let flow = record.flow();
     if take_out::<I>(cookie, record) {
-        ejection::abandoned::<I>(&flow);
-        tally::ended(&flow, ending_of_abandoned(flow.phase), TrafficTotals::NONE);
+        abandon::<I>(&flow);
     }
     0
 }
@@ -250,17 +324,26 @@ fn take_out<I: Instructions>(cookie: u64, record: RecordRef) -> bool {
         if record.is_in_table {
             I::replace(&raw mut (*record.bucket).cookie, cookie, 0)
         } else {
-            let taken = is_removed(|| FLOW_OVERFLOW.remove(cookie));
-            if taken {
-                atomic::add(&raw mut (*record.bucket).elsewhere, FlowBucket::IN_OVERFLOW.wrapping_neg());
-            }
-            taken
+            leave_overflow(cookie) != 0
         }
     };
     if !taken {
         anomaly(|anomalies| &raw mut anomalies.ended_twice);
     }
     taken
+}
+
+/// Takes a socket's record out of the overflow table. Returns 1 if it was there, else 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn leave_overflow(cookie: u64) -> u32 {
+    let Some(bucket) = FLOW_BUCKETS.get_ptr_mut(index(cookie)) else { return 0 };
+    if !is_removed(|| FLOW_OVERFLOW.remove(cookie)) {
+        return 0;
+    }
+    // SAFETY: a live map value.
+    unsafe { atomic::add(&raw mut (*bucket).elsewhere, FlowBucket::IN_OVERFLOW.wrapping_neg()) };
+    1
 }
 
 /// Takes a socket's record out and counts the end of `flow`, which was read before. What it shows of its backend is taken in
@@ -274,10 +357,19 @@ pub fn end<I: Instructions>(
     totals: TrafficTotals,
     judges: bool,
 ) {
+    let ending = opaque_to_verifier(ending, cookie);
     if take_out::<I>(cookie, record) {
         ejection::report_end::<I>(flow, ending, totals.bytes_received, judges);
         tally::ended(flow, ending, totals);
     }
+}
+
+/// The same ending, as one that the verifier does not know: it would follow what comes after it once for each.
+#[inline(always)]
+fn opaque_to_verifier(ending: Ending, any: u64) -> Ending {
+    let number = without_bounds(ending as u64, any) as u8;
+    // SAFETY: the number of an ending.
+    unsafe { core::mem::transmute::<u8, Ending>(number) }
 }
 
 /// Removes from a hash, and says whether it was there. Kernel fact: from 5.11 to 6.0 a hash refuses a change (EBUSY)

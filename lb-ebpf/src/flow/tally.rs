@@ -4,7 +4,8 @@
 //! another backend, with counters of its own.
 
 use lb_common::abi::{
-    ENDING_ROWS, Flow, Histogram, Outcomes, RecentErrors, Service, SlotCounters, TIME_BUCKETS, bucket,
+    Backend, ENDING_ROWS, Flow, Histogram, Outcomes, RecentErrors, Service, SlotCounters, TIME_BUCKETS,
+    bucket,
 };
 use lb_common::ending::Ending;
 use lb_common::load::{self, HalfLife};
@@ -85,12 +86,19 @@ pub fn time(slot: u32, us: u32, field: impl FnOnce(&mut SlotCounters) -> &mut Hi
     }
 }
 
-/// Adds to a backend's active count.
+/// Takes an active count of a backend.
 #[inline(always)]
-pub fn active(slot: u32, change: i64) {
+pub fn opened(backend: *const Backend) {
+    // SAFETY: a live map value.
+    unsafe { atomic::add((&raw const (*backend).flows).cast_mut(), 1) };
+}
+
+/// Gives an active count of the backend in a slot back.
+#[inline(always)]
+fn closed(slot: u32) {
     if let Some(backend) = BACKENDS.get_ptr_mut(slot) {
         // SAFETY: a live map value. Adding -1 in two's complement takes one away.
-        unsafe { atomic::add(&raw mut (*backend).flows, change as u64) };
+        unsafe { atomic::add(&raw mut (*backend).flows, u64::MAX) };
     }
 }
 
@@ -110,24 +118,25 @@ pub fn ended(flow: &Flow, ending: Ending, totals: TrafficTotals) {
         }
     }
     if ending.is_error() {
-        error(flow, tick(now));
+        remember_error(flow.slot, u32::from(flow.service), tick(now));
     }
-    active(flow.slot, -1);
+    closed(flow.slot);
 }
 
-/// Remembers an error of a backend for a while.
-#[inline(always)]
-fn error(flow: &Flow, now: u32) {
-    let service: *const Service = match SERVICES.get_ptr(u32::from(flow.service)) {
+/// Remembers an error of a backend for a while. A global function, because it is rare. Returns 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn remember_error(slot: u32, service: u32, now: u32) -> u32 {
+    let service: *const Service = match SERVICES.get_ptr(service) {
         Some(service) => service,
-        None => return,
+        None => return 0,
     };
     // SAFETY: a live map value; the daemon may change the field at any time.
     let half_life = unsafe { (&raw const (*service).rules.error_half_life).read_volatile() };
     if half_life == 0 {
-        return;
+        return 0;
     }
-    if let Some(backend) = BACKENDS.get_ptr_mut(flow.slot) {
+    if let Some(backend) = BACKENDS.get_ptr_mut(slot) {
         // SAFETY: a live map value; the errors are one word.
         unsafe {
             let word = (&raw mut (*backend).errors).cast::<u64>();
@@ -135,4 +144,5 @@ fn error(flow: &Flow, now: u32) {
             word.write_volatile(load::with_another(before, now, HalfLife::new(half_life)).to_word());
         }
     }
+    0
 }

@@ -7,9 +7,9 @@ use lb_common::abi::NOT_A_SERVICE;
 use lb_common::net::{Address, IPPROTO_TCP, IPPROTO_UDP};
 
 use crate::decide::decision::Decision;
-use crate::decide::service::service_at;
+use crate::decide::service::{Dialled, service_at};
 use crate::decide::verdict::Verdict;
-use crate::flow::record::{self, Recorded};
+use crate::flow::record::{self, Place};
 use crate::flow::tally;
 use crate::kernel::atomic::Instructions;
 use crate::kernel::context::{Dial, Opener};
@@ -28,30 +28,27 @@ pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
 
 /// Picks a backend for a call to a service, records the flow, and counts the one outcome.
 #[inline(always)]
-fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
+fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
     let is_tcp = dial.protocol() == Some(IPPROTO_TCP);
-    let Some(index) = service else {
+    if !service.is_service() {
         // A socket that failed to reach a service and now dials elsewhere is no flow any more.
         if is_tcp || dial.protocol() == Some(IPPROTO_UDP) {
-            record::leave::<I>(dial.cookie());
+            record::leave::<I>(dial.cookie_if_any());
         }
         tally::outcome(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
         return Verdict::Proceed;
-    };
+    }
     let opener = if is_tcp { dial.opener() } else { Opener::Process };
     if opener == Opener::Kernel {
         tally::outcome(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
         return Verdict::Proceed;
     }
     // Of a flow that cannot be followed nobody would hear what its trial has shown.
-    let Some(decision) = Decision::inline::<I>(index, opener != Opener::Mptcp) else {
-        tally::outcome(index, |outcomes| &raw mut outcomes.passed);
-        return Verdict::Proceed;
-    };
+    let decision = Decision::make::<I>(service, opener != Opener::Mptcp);
     let Some(backend) = decision.backend() else {
         // A datagram socket whose connect is refused stays connected to where it was.
         if is_tcp {
-            record::leave::<I>(dial.cookie());
+            record::leave::<I>(dial.cookie_if_any());
         }
         return decision.refuse(dial);
     };
@@ -60,25 +57,9 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
     }
     // Counted before the flow is open, so that open flows are always part of those that were chosen.
     tally::chosen(decision.slot);
-    let flow = |namespace: Option<u64>| {
-        let namespace = match namespace {
-            Some(namespace) => namespace,
-            None => dial.namespace(),
-        };
-        decision.flow(dial, backend, namespace)
-    };
     // Not tracked if the tables of flows are full, or the end of the flow cannot be seen.
-    let recorded = if opener == Opener::Mptcp {
-        Recorded::Nowhere
-    } else {
-        record::begin::<I>(dial.cookie(), decision.slot, flow)
-    };
-    decision.count(!matches!(recorded, Recorded::Nowhere));
-    // Last: nothing has used this line of memory lately, and every atomic instruction after the store would wait for
-    // it.
-    if let Recorded::Table(record) = recorded {
-        // SAFETY: a live map value that belongs to the socket.
-        unsafe { record.write(flow(None)) };
-    }
+    let place = if opener == Opener::Mptcp { Place::NOWHERE } else { record::begin::<I>(dial.cookie()) };
+    decision.count(place.is_there());
+    place.open::<I>(backend, || decision.flow(dial, backend, dial.namespace()));
     Verdict::Forward(rows::address_of(backend))
 }

@@ -56,14 +56,14 @@ fn show6(dial: &Dial, service: Option<*const Service>) {
 fn asked(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
     match dialled(dial, peer, port) {
         Some(service) => Some(service),
-        None => rows::service(u32::from(datagrams::service_at(dial.cookie(), peer, port)?)),
+        None => rows::service(u32::from(datagrams::service_at(dial.cookie_if_any(), peer, port)?)),
     }
 }
 
 /// The service that the socket dialled, if its flow goes to the given peer.
 #[inline(always)]
 fn dialled(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
-    let backend = rows::address(record::of(dial.cookie())?.slot())?;
+    let backend = rows::address(record::of(dial.cookie_if_any())?.slot())?;
     // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
     let (address, its_port, service) = unsafe { ((*backend).address, (*backend).port, (*backend).service) };
     if address != peer || its_port != port {

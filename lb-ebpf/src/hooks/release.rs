@@ -15,7 +15,10 @@ use crate::rows;
 
 #[inline(always)]
 pub fn release<I: Instructions>(socket: &Socket) {
-    let cookie = socket.cookie();
+    let cookie = socket.cookie_if_any();
+    if cookie == 0 {
+        return;
+    }
     if socket.is_udp() {
         datagrams::end(cookie);
     }

@@ -7,7 +7,7 @@ use lb_common::abi::{BackendAddress, Flow, NOT_A_SERVICE, Phase};
 use lb_common::net::Address;
 
 use crate::decide::decision::Decision;
-use crate::decide::service::service_at;
+use crate::decide::service::{Dialled, service_at};
 use crate::decide::verdict::Verdict;
 use crate::flow::{datagrams, record, tally};
 use crate::kernel::atomic::Instructions;
@@ -27,11 +27,12 @@ pub fn sendmsg6<I: Instructions>(dial: &Dial) -> i32 {
 }
 
 #[inline(always)]
-fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
-    let Some(index) = service else {
+fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
+    if !service.is_service() {
         tally::outcome(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
         return Verdict::Proceed;
-    };
+    }
+    let index = service.index;
     let cookie = dial.cookie();
     // A connected socket receives only what its peer sends: answers of the service that it is connected to can come
     // from that backend only, whatever its state.
@@ -52,10 +53,8 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
             return Verdict::Forward(backend);
         }
     }
-    let Some(decision) = Decision::by_call::<I>(index) else {
-        tally::outcome(index, |outcomes| &raw mut outcomes.passed);
-        return Verdict::Proceed;
-    };
+    // Datagrams eject nobody, so none is a trial.
+    let decision = Decision::make::<I>(service, false);
     let Some(backend) = decision.backend() else {
         // An existing flow stays: the socket was last directed there, and answers may be on their way. One that was
         // only due to be chosen anew goes on.
@@ -74,7 +73,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
         return Verdict::Forward(rows::address_of(backend));
     }
     tally::chosen(decision.slot);
-    let tracked = datagrams::begin(cookie, &decision.flow(dial, backend, dial.namespace()));
+    let tracked = datagrams::begin(cookie, backend, &decision.flow(dial, backend, dial.namespace()));
     decision.count(tracked);
     Verdict::Forward(rows::address_of(backend))
 }

@@ -25,7 +25,7 @@ pub fn tcp<I: Instructions>(ops: &Ops) {
 /// The first SYN is about to leave.
 #[inline(always)]
 fn connecting(ops: &Ops) {
-    let Some(record) = record::of(ops.cookie()) else { return };
+    let Some(record) = record::of(ops.cookie_if_any()) else { return };
     record.set_phase(Phase::Connecting);
     let slot = record.slot();
     tally::count(slot, |counts| &raw mut counts.connecting);
@@ -38,7 +38,7 @@ fn connecting(ops: &Ops) {
 
 #[inline(always)]
 fn established<I: Instructions>(ops: &Ops) {
-    let Some(record) = record::of(ops.cookie()) else { return };
+    let Some(record) = record::of(ops.cookie_if_any()) else { return };
     if record.phase() != Phase::Connecting as u8 {
         record::anomaly(|anomalies| &raw mut anomalies.established_out_of_turn);
     }
@@ -62,7 +62,7 @@ fn micros(ns: u64) -> u32 {
 
 #[inline(always)]
 fn closed<I: Instructions>(ops: &Ops, from: u32) {
-    let cookie = ops.cookie();
+    let cookie = ops.cookie_if_any();
     let Some(record) = record::of(cookie) else {
         record::anomaly(|anomalies| &raw mut anomalies.close_without_record);
         return;

@@ -10,10 +10,11 @@ use lb_common::ending::{SocketSnapshot, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_ESTABLISH
 use lb_common::net::{Address, Be16, Be32, IPPROTO_TCP, IPPROTO_UDP};
 
 use crate::globals::{
-    KERNEL_SOCKET, KERNEL_SOCKET_MASK, KNOWS_MPTCP, RELEASED_BYTES_RECEIVED, RELEASED_BYTES_SENT,
-    RELEASED_CALLBACKS, RELEASED_RETRANSMITS, RELEASED_SK_ERR, RELEASED_SK_ERR_SOFT, RELEASED_SRTT,
-    SYN_RETRIES,
+    DIALLING_SOCKET, KERNEL_SOCKET, KERNEL_SOCKET_MASK, KNOWS_MPTCP, NAMESPACE_COOKIE,
+    RELEASED_BYTES_RECEIVED, RELEASED_BYTES_SENT, RELEASED_CALLBACKS, RELEASED_RETRANSMITS, RELEASED_SK_ERR,
+    RELEASED_SK_ERR_SOFT, RELEASED_SRTT, SOCKET_COOKIE, SOCKET_NAMESPACE, SYN_RETRIES, can_cast,
 };
+use crate::kernel::cast;
 
 /// `IPPROTO_MPTCP`: what such a socket dials is a TCP service. Kernels dial for it with a socket of their own, whose
 /// protocol is TCP; see [`Dial::opener`].
@@ -65,18 +66,51 @@ impl Dial {
         }
     }
 
+    /// The kernel's own structure of the socket. Only where [`can_cast`].
+    #[inline(always)]
+    fn socket(&self) -> *const u8 {
+        // SAFETY: the context is valid while the program runs, and its socket with it.
+        unsafe { cast::field(cast::kernel_context(self.ctx), DIALLING_SOCKET.load()) }
+    }
+
     /// The socket's cookie: unique while the host is up, the same for the socket's whole life, never 0.
     #[inline(always)]
     pub fn cookie(&self) -> u64 {
+        if can_cast() {
+            let cookie = self.cookie_if_any();
+            if cookie != 0 {
+                return cookie;
+            }
+        }
         // SAFETY: the helper takes this context.
         unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
+    }
+
+    /// The socket's cookie, 0 if nothing has asked for one yet: such a socket has no record. (Without [`can_cast`] it gets one.)
+    #[inline(always)]
+    pub fn cookie_if_any(&self) -> u64 {
+        if can_cast() {
+            // SAFETY: a socket's cookie is one word.
+            unsafe { cast::field(self.socket(), SOCKET_COOKIE.load()) }
+        } else {
+            // SAFETY: the helper takes this context.
+            unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
+        }
     }
 
     /// Cookie of the socket's network namespace.
     #[inline(always)]
     pub fn namespace(&self) -> u64 {
-        // SAFETY: the helper takes this context.
-        unsafe { helper::bpf_get_netns_cookie(self.ctx.cast()) }
+        if can_cast() {
+            // SAFETY: a socket points to its namespace, whose cookie is one word.
+            unsafe {
+                let namespace: *const u8 = cast::field(self.socket(), SOCKET_NAMESPACE.load());
+                cast::field(namespace, NAMESPACE_COOKIE.load())
+            }
+        } else {
+            // SAFETY: the helper takes this context.
+            unsafe { helper::bpf_get_netns_cookie(self.ctx.cast()) }
+        }
     }
 
     /// Whether the socket is connected already.
@@ -109,17 +143,27 @@ impl Dial {
         if offset == 0 || retries == 0 {
             return;
         }
-        // SAFETY: the context is valid while the program runs. The helper returns the kernel's own structure or null,
-        // and the verifier checks the read against the description of its type, from which the offset is. The other
-        // helper reads the four bytes of the value.
+        if self.tcp_byte(offset) != Some(0) {
+            return;
+        }
+        let mut value = i32::from(retries);
+        // SAFETY: the helper takes this context and reads the four bytes of the value.
+        unsafe { helper::bpf_setsockopt(self.ctx.cast(), LEVEL, OPTION, (&raw mut value).cast(), 4) };
+    }
+
+    /// A byte of the kernel's own structure of a TCP socket; `None` of any other socket.
+    #[inline(always)]
+    fn tcp_byte(&self, offset: u32) -> Option<u8> {
+        if can_cast() {
+            // SAFETY: a TCP socket: only such are asked.
+            return Some(unsafe { cast::field(cast::tcp_sock(self.socket()), offset) });
+        }
+        // SAFETY: the context is valid while the program runs, and its socket with it. The helper returns the kernel's own
+        // structure or null, and the verifier checks the read against the description of its type, from which the offset is.
         unsafe {
             let socket = (&raw const (*self.ctx).__bindgen_anon_1.sk).read_volatile();
             let tcp = helper::bpf_skc_to_tcp_sock(socket.cast());
-            if tcp.is_null() || tcp.cast::<u8>().add(offset as usize).read_volatile() != 0 {
-                return;
-            }
-            let mut value = i32::from(retries);
-            helper::bpf_setsockopt(self.ctx.cast(), LEVEL, OPTION, (&raw mut value).cast(), 4);
+            if tcp.is_null() { None } else { Some(tcp.cast::<u8>().add(offset as usize).read_volatile()) }
         }
     }
 
@@ -127,21 +171,16 @@ impl Dial {
     #[inline(always)]
     pub fn opener(&self) -> Opener {
         let offset = KERNEL_SOCKET.load();
-        // SAFETY: the context is valid while the program runs, and its socket with it. The helpers return the kernel's
-        // own structures or null, and the verifier checks the read against the description of its type, from which the
-        // offset is.
+        if offset != 0 {
+            let is_kernels = |byte| u32::from(byte) & KERNEL_SOCKET_MASK.load() != 0;
+            if !self.tcp_byte(offset).is_some_and(is_kernels) {
+                return Opener::Process;
+            }
+        }
+        // SAFETY: the context is valid while the program runs, and its socket with it. The helper returns the kernel's own
+        // structure or null.
         unsafe {
             let socket = (&raw const (*self.ctx).__bindgen_anon_1.sk).read_volatile();
-            if offset != 0 {
-                let tcp = helper::bpf_skc_to_tcp_sock(socket.cast());
-                if tcp.is_null() {
-                    return Opener::Process;
-                }
-                let byte = u32::from(tcp.cast::<u8>().add(offset as usize).read_volatile());
-                if byte & KERNEL_SOCKET_MASK.load() == 0 {
-                    return Opener::Process;
-                }
-            }
             if KNOWS_MPTCP.load() != 0 && !helper::bpf_skc_to_mptcp_sock(socket.cast()).is_null() {
                 return Opener::Mptcp;
             }
@@ -217,11 +256,16 @@ impl Socket {
         Self { ctx: ctx.sock }
     }
 
-    /// As [`Dial::cookie`].
+    /// As [`Dial::cookie_if_any`].
     #[inline(always)]
-    pub fn cookie(&self) -> u64 {
-        // SAFETY: the helper takes this context.
-        unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
+    pub fn cookie_if_any(&self) -> u64 {
+        if can_cast() {
+            // SAFETY: the kernel's context is the socket itself, whose cookie is one word.
+            unsafe { cast::field(cast::kernel_context(self.ctx), SOCKET_COOKIE.load()) }
+        } else {
+            // SAFETY: the helper takes this context.
+            unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
+        }
     }
 
     /// Whether the socket is connected: in every other state its peer's address may be none or an earlier one.
@@ -250,8 +294,8 @@ impl Socket {
         unsafe { (&raw const (*self.ctx).state).read_volatile() }
     }
 
-    /// What a TCP socket shows of how it ended, if the programs may read it. Each read of the kernel's memory is a call
-    /// of some thirty nanoseconds, so what the state tells is not read: a socket with an error is closed, and one that
+    /// What a TCP socket shows of how it ended, if the programs may read it. Without [`can_cast`] each read of the kernel's memory is
+    /// a call of some thirty nanoseconds, so what the state tells is not read: a socket with an error is closed, and one that
     /// is closed tells whether it was established by its smoothed round-trip time only.
     #[inline(always)]
     pub fn snapshot(&self) -> SocketSnapshot {
@@ -301,9 +345,13 @@ impl Socket {
         self.read(RELEASED_BYTES_SENT.load())
     }
 
-    /// Reads a field of the kernel's own structure of the socket, which is what this context points to.
+    /// Reads a field of the kernel's own structure of a TCP socket, which is what this context points to.
     #[inline(always)]
     fn read<T: Copy + Default>(&self, offset: u32) -> T {
+        if can_cast() {
+            // SAFETY: a TCP socket; the offsets are those of its fields.
+            return unsafe { cast::field(cast::tcp_sock(cast::kernel_context(self.ctx)), offset) };
+        }
         let mut value = T::default();
         // SAFETY: the helper writes as many bytes as there are, whatever it finds at the address.
         unsafe {

@@ -7,7 +7,8 @@ use aya_ebpf::helpers::generated as helper;
 use aya_ebpf::programs::SockOpsContext;
 use lb_common::net::{Address, Be16, Be32};
 
-use crate::globals::{SK_ERR, SK_ERR_SOFT};
+use crate::globals::{EVENT_SOCKET, SK_ERR, SK_ERR_SOFT, SOCKET_COOKIE, can_cast};
+use crate::kernel::cast;
 
 /// What happened to the socket.
 pub enum Event {
@@ -47,11 +48,23 @@ impl Ops {
         }
     }
 
-    /// As [`Dial::cookie`](crate::kernel::context::Dial::cookie).
+    /// The kernel's own structure of the socket. Only where [`can_cast`].
     #[inline(always)]
-    pub fn cookie(&self) -> u64 {
-        // SAFETY: the helper takes this context.
-        unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
+    fn socket(&self) -> *const u8 {
+        // SAFETY: the context is valid while the program runs, and its socket with it.
+        unsafe { cast::field(cast::kernel_context(self.ctx), EVENT_SOCKET.load()) }
+    }
+
+    /// As [`Dial::cookie_if_any`](crate::kernel::context::Dial::cookie_if_any).
+    #[inline(always)]
+    pub fn cookie_if_any(&self) -> u64 {
+        if can_cast() {
+            // SAFETY: a socket's cookie is one word.
+            unsafe { cast::field(self.socket(), SOCKET_COOKIE.load()) }
+        } else {
+            // SAFETY: the helper takes this context.
+            unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
+        }
     }
 
     /// Asks for the socket's changes of state. What others have asked for stays.
@@ -120,6 +133,10 @@ impl Ops {
     fn read(&self, offset: u32) -> Option<u32> {
         if offset == 0 {
             return None;
+        }
+        if can_cast() {
+            // SAFETY: a field of `struct sock` of four bytes.
+            return Some(unsafe { cast::field(self.socket(), offset) });
         }
         // SAFETY: the context is valid while the program runs. The helper returns the kernel's own structure or null,
         // and the verifier checks the read against the description of its type, from which the offset is.
