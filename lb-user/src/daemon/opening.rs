@@ -4,9 +4,10 @@
 //! together.
 
 use std::collections::BTreeSet;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use anyhow::{Result, anyhow, ensure};
@@ -179,10 +180,11 @@ impl Opener {
         }
     }
 
-    /// Opens several; may block for tens of milliseconds each.
+    /// Opens several, on all CPUs at once: nearly all of it is the kernel's verifier. May block for tens of milliseconds each.
     pub fn open_all(&self, clients: impl IntoIterator<Item = Client>) -> Vec<Opened> {
-        let open = |client: Client| Opened { result: self.open(client.clone()), client };
-        let mut opened: Vec<Opened> = clients.into_iter().map(open).collect();
+        let clients: Vec<Client> = clients.into_iter().collect();
+        let open = |client: &Client| Opened { result: self.open(client.clone()), client: client.clone() };
+        let mut opened = on_all_cpus(&clients, open);
         let mut adopted = Vec::new();
         for Opened { client, result } in &mut opened {
             if let Ok((client_task, _)) = result
@@ -212,5 +214,41 @@ impl Opener {
             }
         }
         opened
+    }
+}
+
+/// Does something with each of several things, on as many threads as there are CPUs. Results are in the order of the things.
+fn on_all_cpus<T: Sync, R: Send>(things: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(things.len());
+    if threads < 2 {
+        return things.iter().map(of).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let numbers = std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
+        let theirs = numbers.map_while(|number| Some((number, of(things.get(number)?))));
+        theirs.collect::<Vec<(usize, R)>>()
+    };
+    let mut results: Vec<(usize, R)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("no thread panics")).collect()
+    });
+    results.sort_by_key(|(number, _)| *number);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_in_the_order_of_things() {
+        for count in [0, 1, 2, 63, 64] {
+            let things: Vec<u32> = (0..count).collect();
+            assert_eq!(
+                on_all_cpus(&things, |thing| thing * 2),
+                things.iter().map(|thing| thing * 2).collect::<Vec<_>>()
+            );
+        }
     }
 }
