@@ -66,6 +66,8 @@ pub struct ClientTask {
     attach_error: Option<String>,
     /// When attaching is tried again.
     attaching: Backoff,
+    /// The cgroup to which all links led when they were last looked at, and when that was.
+    links_seen: Option<(u64, Instant)>,
     /// Whether flows may still begin in cgroups that the client has left, and when it is tried again to end that.
     has_moved: bool,
     leaving: Backoff,
@@ -128,6 +130,7 @@ impl ClientTask {
             cgroup: None,
             attach_error: None,
             attaching: Backoff::default(),
+            links_seen: None,
             has_moved: true,
             leaving: Backoff::default(),
             limits,
@@ -172,6 +175,7 @@ impl ClientTask {
         self.client = client;
         self.path = path;
         self.has_moved = true;
+        self.links_seen = None;
         self.attaching.retry_now();
         Ok(())
     }

@@ -4,11 +4,14 @@
 //! first; old links go once no flow is open that may have begun at them. It reads no clock.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lb_kernel::{Cgroup, DatapathError};
 
 use super::ClientTask;
+
+/// Links to a cgroup that is still there are looked at this often. Only an operator takes them away, and each is three system calls.
+const LINKS: Duration = Duration::from_secs(10);
 
 /// What became of a client's attachment when its cgroup was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +60,7 @@ impl ClientTask {
         if self.is_unpinned || !self.attaching.is_due(now) {
             return Ok(Followed::Unchanged);
         }
-        match self.attach_if_needed() {
+        match self.attach_if_needed(now) {
             Ok(followed) => {
                 self.attaching.succeeded();
                 Ok(followed)
@@ -69,11 +72,22 @@ impl ClientTask {
         }
     }
 
-    fn attach_if_needed(&mut self) -> Result<Followed, DatapathError> {
+    fn attach_if_needed(&mut self, now: Instant) -> Result<Followed, DatapathError> {
+        let there = self.cgroup_there()?;
+        if let (Some(cgroup), Some((seen, at))) = (&there, self.links_seen)
+            && cgroup.id == seen
+            && now.saturating_duration_since(at) < LINKS
+        {
+            return Ok(Followed::Unchanged);
+        }
         // Links of an earlier daemon get the programs of this one, too.
-        if self.is_effective()? {
+        self.links_seen = None;
+        if let Some(there) = there
+            && self.datapath.is_fully_attached(there.id)?
+        {
             self.attach_error = None;
             if self.cgroup.is_some() {
+                self.links_seen = Some((there.id, now));
                 return Ok(Followed::Unchanged);
             }
         }
@@ -82,6 +96,7 @@ impl ClientTask {
 
     /// Something has changed at the client's cgroup: the next look at it need not wait for its pause.
     pub fn cgroup_changed(&mut self) {
+        self.links_seen = None;
         self.attaching.retry_now();
     }
 
@@ -168,9 +183,17 @@ impl ClientTask {
     /// # Errors
     /// If that cannot be seen, which says nothing of what is attached.
     pub fn is_effective(&self) -> Result<bool, DatapathError> {
+        match self.cgroup_there()? {
+            Some(there) => self.datapath.is_fully_attached(there.id),
+            None => Ok(false),
+        }
+    }
+
+    /// The cgroup that the configured path names now, if there is one.
+    fn cgroup_there(&self) -> Result<Option<Cgroup>, DatapathError> {
         match Cgroup::open(&self.path) {
-            Ok(now) => self.datapath.is_fully_attached(now.id),
-            Err(DatapathError::NoCgroup(_)) => Ok(false),
+            Ok(now) => Ok(Some(now)),
+            Err(DatapathError::NoCgroup(_)) => Ok(None),
             Err(error) => Err(error),
         }
     }
