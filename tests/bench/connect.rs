@@ -31,6 +31,8 @@ mod outcome;
 
 mod print;
 
+mod runs;
+
 mod picture;
 
 mod report;
@@ -69,6 +71,9 @@ pub struct Options {
     /// What is compared then is this build, this build again, and this build whose backends report each second
     #[arg(long, conflicts_with_all = ["other", "report"])]
     reports: bool,
+    /// So many times all of it, each time with new processes, programs and maps, and what came out over all of them
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=99), conflicts_with = "report")]
+    runs: u32,
     /// Write the results into the documents of this folder
     #[arg(long, conflicts_with = "groups")]
     report: Option<PathBuf>,
@@ -80,7 +85,8 @@ pub fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
     let mut outcomes = Vec::new();
     let wanted = |name: &&Name| options.groups.is_empty() || options.groups.contains(name);
-    for name in Name::value_variants().iter().filter(wanted) {
+    let names = || Name::value_variants().iter().filter(wanted);
+    for name in (0..options.runs).flat_map(|_| names()) {
         let mut clients = groups::group(*name).clients().into_iter();
         if options.reports && clients.any(|client| client.protocol != "tcp") {
             println!("left out, for the agent here speaks of TCP services: {name:?}\n");
@@ -89,6 +95,12 @@ pub fn run(options: &Options) -> Result<()> {
         let outcome = measure(*name, &stage, options)?;
         println!("{}", print::terminal(&outcome));
         outcomes.push(outcome);
+    }
+    if options.runs > 1 {
+        for number in 0..names().count() {
+            let of_group: Vec<&Outcome> = outcomes.iter().skip(number).step_by(names().count()).collect();
+            println!("{}", runs::table(&of_group));
+        }
     }
     println!("{}; {} s", print::summary(&outcomes), started.elapsed().as_secs());
     if let Some(folder) = &options.report {

@@ -29,6 +29,9 @@ pub struct Options {
     /// Of connect: what is compared is this build, this build again, and this build whose backends report each second to an interface
     #[arg(long, conflicts_with_all = ["other", "report"])]
     reports: bool,
+    /// Of connect: so many times all of it, each time with new processes, programs and maps
+    #[arg(long, conflicts_with = "report")]
+    runs: Option<u32>,
     /// Of connect: write the results into docs/design/performance.md, with a picture
     #[arg(long, conflicts_with = "groups")]
     report: bool,
@@ -117,6 +120,9 @@ pub fn run(options: &Options) -> Result<()> {
         }
         if options.reports {
             bench.arg("--reports");
+        }
+        if let Some(runs) = options.runs {
+            bench.arg("--runs").arg(runs.to_string());
         }
         if options.report {
             bench.arg("--report").arg(root().join("docs/design"));

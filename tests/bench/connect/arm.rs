@@ -67,12 +67,16 @@ impl Client {
 
     /// As a reader knows it.
     pub fn title(self) -> String {
-        let build = match self.build {
-            Build::This => "",
-            Build::Other => ", other build",
-            Build::Reported => ", with reports",
-        };
-        format!("socklb {}, {}{build}", self.accounting, self.policy)
+        format!("socklb {}, {}", self.accounting, self.policy)
+    }
+
+    /// What a reader calls its build.
+    pub fn build_name(self) -> &'static str {
+        match self.build {
+            Build::This => "this build",
+            Build::Other => "other build",
+            Build::Reported => "with reports",
+        }
     }
 }
 
@@ -210,19 +214,29 @@ impl Group {
         clients
     }
 
-    /// The group that compares two builds: of its arms the direct ones, and those that dial a service of socklb three times
-    /// each, with this build, with this build again (the noise), and with the other.
+    /// The group that compares two builds: of its arms those without socklb that dial backends, and those with it three times each,
+    /// with this build, with this build again (the noise), and with the other.
     pub fn of_two_builds(mut self, other: Build) -> Self {
-        let served = self.arms.split_off(2);
-        for arm in served {
-            let Between::Socklb(client) = arm.between else { continue };
+        let arms = std::mem::take(&mut self.arms);
+        for arm in arms {
+            let of = |between: fn(Client) -> Between, client| {
+                (between(Client { build: other, ..client }), Client { build: other, ..client })
+            };
+            let (between, other) = match arm.between {
+                Between::Nothing | Between::Empty | Between::Floor => {
+                    self.arms.push(arm);
+                    continue;
+                }
+                Between::Nft | Between::Haproxy => continue,
+                Between::Socklb(client) => of(Between::Socklb, client),
+                Between::Unserved(client) => of(Between::Unserved, client),
+            };
             let baseline = self.arms.len();
-            let other = Client { build: other, ..client };
             let this = Arm { targets: Vec::new(), baseline: 0, ..arm };
             self.arms.extend([
                 this.clone(),
                 Arm { name: format!("{} again (A/A)", this.name), baseline, ..this.clone() },
-                Arm { name: other.title(), between: Between::Socklb(other), baseline, ..this },
+                Arm { name: format!("{}, {}", this.name, other.build_name()), between, baseline, ..this },
             ]);
         }
         self

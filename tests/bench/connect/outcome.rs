@@ -155,7 +155,11 @@ pub mod tests {
 
     /// An outcome whose arms take `nanoseconds`, in every round and measure alike.
     pub fn outcome(name: Name, nanoseconds: impl Fn(usize) -> Option<f64>) -> Outcome {
-        let group = group(name);
+        outcome_of(group(name), nanoseconds)
+    }
+
+    /// The same of any group.
+    pub fn outcome_of(group: Group, nanoseconds: impl Fn(usize) -> Option<f64>) -> Outcome {
         let measured: Vec<_> = (0..group.arms.len())
             .map(|arm| {
                 let time = nanoseconds(arm).ok_or("refused for a reason")?;

@@ -1,0 +1,147 @@
+//! Several runs of one group, each with new processes, programs and maps: what differs between them lies in where things lie in
+//! memory, and no interval of a single run shows it.
+
+use std::fmt::Write as _;
+
+use super::arm::{Between, Build, Measure};
+use super::outcome::{Figures, Outcome};
+
+/// What the runs have of one figure: the median, the least and the greatest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Spread {
+    median: f64,
+    least: f64,
+    greatest: f64,
+}
+
+impl Spread {
+    /// `None` if no run has the figure.
+    fn of(values: impl Iterator<Item = Option<f64>>) -> Option<Self> {
+        let mut values = values.collect::<Option<Vec<f64>>>()?;
+        values.sort_by(f64::total_cmp);
+        Some(Self { median: values[values.len() / 2], least: *values.first()?, greatest: *values.last()? })
+    }
+
+    fn text(spread: Option<Self>, decimals: usize) -> String {
+        spread.map_or_else(String::new, |Self { median, least, greatest }| {
+            format!("{median:.decimals$} [{least:.decimals$}, {greatest:.decimals$}]")
+        })
+    }
+}
+
+/// The figures of an arm in one run.
+fn figures(outcome: &Outcome, arm: usize) -> Option<&Figures> {
+    outcome.rows[arm].figures.as_ref().ok()
+}
+
+/// The ratio of a measure to the first arm, which every arm but copies and other builds is compared with.
+fn ratio(outcome: &Outcome, arm: usize, measure: Measure) -> Option<f64> {
+    let own = figures(outcome, arm)?.ratio(measure).value;
+    match outcome.group.arms[arm].baseline {
+        0 => Some(own),
+        baseline => Some(own * ratio(outcome, baseline, measure)?),
+    }
+}
+
+/// Nanoseconds that an arm adds to what it is compared with: the first arm, or that of one backend.
+fn added(outcome: &Outcome, arm: usize) -> Option<f64> {
+    let of = &outcome.group.arms[arm];
+    let base = if of.between == Between::Floor { of.baseline } else { 0 };
+    let times = if base == 0 {
+        ratio(outcome, arm, Measure::P50)?
+    } else {
+        figures(outcome, arm)?.ratio(Measure::P50).value
+    };
+    Some((times - 1.0) * figures(outcome, base)?.p50)
+}
+
+/// The table of a group's runs, and of what this build adds to another one.
+pub fn table(runs: &[&Outcome]) -> String {
+    let mut text = String::new();
+    let mut write = |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("a string takes all");
+    let group = &runs[0].group;
+    let floor = group.arms.iter().position(|arm| arm.between == Between::Floor);
+    write(format_args!("\n{}: {} runs, median [least, greatest]", group.title, runs.len()));
+    let heads = ["p50 ratio", "p50 added, ns", "added / floor's", "CPU ratio"];
+    write(format_args!("{:<48}{:>26}{:>24}{:>22}{:>26}", "", heads[0], heads[1], heads[2], heads[3]));
+    for (number, arm) in group.arms.iter().enumerate() {
+        let over = |figure: &dyn Fn(&Outcome) -> Option<f64>| Spread::of(runs.iter().map(|run| figure(run)));
+        let by_floor = |run: &Outcome| Some(added(run, number)? / added(run, floor?)?);
+        write(format_args!(
+            "{:<48}{:>26}{:>24}{:>22}{:>26}",
+            arm.name,
+            Spread::text(over(&|run| ratio(run, number, Measure::P50)), 4),
+            Spread::text(over(&|run| added(run, number)), 0),
+            Spread::text(over(&by_floor), 2),
+            Spread::text(over(&|run| ratio(run, number, Measure::Cpu)), 4),
+        ));
+    }
+    let others = group
+        .arms
+        .iter()
+        .enumerate()
+        .filter(|(_, arm)| arm.between.client().is_some_and(|client| client.build != Build::This));
+    for (other, arm) in others {
+        let this = arm.baseline;
+        let points = |arm: usize, measure| {
+            let less =
+                |run: &&Outcome| Some(100.0 * (ratio(run, this, measure)? - ratio(run, arm, measure)?));
+            Spread::text(Spread::of(runs.iter().map(less)), 2)
+        };
+        let [p50, cpu] = [Measure::P50, Measure::Cpu].map(|measure| points(other, measure));
+        // The copy stands between both.
+        let [p50_again, cpu_again] = [Measure::P50, Measure::Cpu].map(|measure| points(other - 1, measure));
+        write(format_args!(
+            "{} minus {}, points: p50 {p50}, CPU {cpu}; minus itself again: p50 {p50_again}, CPU {cpu_again}",
+            group.arms[this].name, arm.name
+        ));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::groups::Name;
+    use super::super::outcome::tests::outcome;
+    use super::*;
+
+    #[test]
+    fn the_floor_is_what_additions_are_measured_by() {
+        // Direct takes 1,000 ns, also to one backend; the floor adds 10, and every arm of socklb 20 to 22, run by run.
+        let run = |more: f64| {
+            outcome(Name::Connect, move |arm| {
+                Some(match arm {
+                    0..=3 => 1000.0,
+                    4 => 1010.0,
+                    _ => 1020.0 + more,
+                })
+            })
+        };
+        let runs = [run(0.0), run(2.0), run(1.0)];
+        let text = table(&runs.iter().collect::<Vec<_>>());
+        let line = text.lines().find(|line| line.starts_with("socklb active, p2c ")).unwrap();
+        let words: Vec<&str> = line.split_whitespace().skip(3).collect();
+        let expected = "1.0210 [1.0200, 1.0220] 21 [20, 22] 2.10 [2.00, 2.20] 1.0210 [1.0200, 1.0220]";
+        assert_eq!(words.join(" "), expected);
+    }
+
+    #[test]
+    fn a_build_is_compared_in_points_with_its_copy_beside() {
+        let run = outcome_of_two();
+        let text = table(&[&run]);
+        let line = text.lines().find(|line| line.contains(" minus ")).unwrap();
+        assert_eq!(
+            line,
+            "socklb active, least-loaded minus socklb active, least-loaded, other build, points: p50 -1.00 [-1.00, -1.00], CPU \
+             -1.00 [-1.00, -1.00]; minus itself again: p50 -0.10 [-0.10, -0.10], CPU -0.10 [-0.10, -0.10]"
+        );
+    }
+
+    /// This build takes 2 % more than direct, its copy 2.1 %, the other build 3 %.
+    fn outcome_of_two() -> Outcome {
+        super::super::outcome::tests::outcome_of(
+            super::super::groups::group(Name::LeastLoaded).of_two_builds(Build::Other),
+            |arm| Some([1000.0, 1000.0, 1020.0, 1021.0, 1030.0][arm.min(4)]),
+        )
+    }
+}
