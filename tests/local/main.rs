@@ -28,6 +28,8 @@ mod degraded;
 
 mod ejection;
 
+mod rare;
+
 mod probes;
 
 mod reports;

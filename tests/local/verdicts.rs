@@ -23,7 +23,7 @@ use crate::ejection::{DEAD, THREE, at, briefly, dial, hold, start};
 const IDS: [u32; 3] = [1_000, 65_535, 7];
 
 /// Later than any test is over.
-fn for_an_hour() -> u64 {
+pub fn for_an_hour() -> u64 {
     monotonic_ns() + 3_600_000_000_000
 }
 
@@ -38,7 +38,7 @@ fn monotonic_ns() -> u64 {
 }
 
 /// Says which report id the backend at an address has, in all services of a client.
-fn identify(setup: &Setup, client: &str, address: &str, id: u32) {
+pub fn identify(setup: &Setup, client: &str, address: &str, id: u32) {
     let mut backends = array::<abi::Backend>(&setup.map(client, map::BACKENDS));
     let address = stage::address(address);
     let (ip, port) = (Address::from(address.ip()), Be16::from_host(address.port()));
@@ -55,7 +55,7 @@ fn identify(setup: &Setup, client: &str, address: &str, id: u32) {
 }
 
 /// Says until when the backend with a report id is a lame duck.
-fn judge(setup: &Setup, id: u32, lame_until_ns: u64) {
+pub fn judge(setup: &Setup, id: u32, lame_until_ns: u64) {
     let mut verdicts = array::<Verdict>(&setup.host_map(abi::host::map::VERDICTS));
     verdicts.set(id, Raw(Verdict { lame_until_ns }), 0).expect("store the verdict");
 }

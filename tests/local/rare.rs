@@ -1,0 +1,70 @@
+//! What is rare stands in functions of its own beside the ordinary way of a connect: each of them works when no daemon runs.
+
+use stage::fixture::{Fixture, SERVICE, with_active_accounting};
+use stage::{Backend, eventually, look, replace, window};
+
+use crate::ejection::{DEAD, THREE, at, dial, failed, hold, text, write};
+use crate::verdicts::{for_an_hour, identify, judge};
+
+/// A report id above those that a daemon gives out.
+const ID: u32 = 1_000;
+
+#[test]
+fn every_rare_way_of_a_connect_works_after_the_daemon_was_killed() {
+    for is_followed in [true, false] {
+        let mut fixture = Fixture::without_daemon();
+        // Of a connection that is not followed it is not told why it failed, and nobody is ejected.
+        let dead_ones = if is_followed { &DEAD[..1] } else { &[] };
+        write(&fixture, &[dead_ones, &THREE].concat());
+        // There are 64 records for 120 connections: half of these are in the overflow table.
+        let base = window("200ms");
+        let lines = format!(
+            "policy = \"p2c\"\nactive_limit = 40\nerror_decay = \"off\"\nejection = {{ base = \"{base}\", max = \"1h\" }}\n\
+             [limits]\nflow_records = 64"
+        );
+        let lines = text(&fixture, &lines);
+        let lines = if is_followed { lines } else { with_active_accounting(&lines) };
+        replace(&fixture.setup.folder.join("socklb.toml"), &lines);
+        fixture.start();
+        fixture.daemon.take().expect("it runs").kill();
+        let _elsewhere = Backend::start("elsewhere", "127.0.0.1:8005");
+        let mut probe = fixture.probe();
+
+        // The second draw of `p2c`: of three backends every third pair names one twice, and that is no choice.
+        let counts = dial(&mut probe, 200);
+        assert_eq!(counts.len() - usize::from(failed(&counts) > 0), 3, "followed {is_followed}: {counts:?}");
+        if is_followed {
+            // The dead backend is judged, and tried.
+            let dead = || at(&fixture, DEAD[0]);
+            look(|| dead().ejections > 0).becomes(true);
+            eventually("it is tried", || (dial(&mut probe, 1), dead().trials), |(_, trials)| *trials > 0);
+        }
+
+        // Diversion from a lame duck.
+        identify(&fixture.setup, "web", THREE[0], ID);
+        judge(&fixture.setup, ID, for_an_hour());
+        let counts = dial(&mut probe, 60);
+        assert!(!counts.contains_key("b1"), "followed {is_followed}: {counts:?}");
+        judge(&fixture.setup, ID, 0);
+
+        // A socket that goes elsewhere, and one that comes back: the end of the former flow is counted, and the new one.
+        fixture.setup.active_becomes(0);
+        let leaves = probe.dial(SERVICE).socket;
+        let returns = probe.dial(SERVICE).socket;
+        for (socket, to) in [(leaves, "127.0.0.1:8005"), (returns, SERVICE)] {
+            probe.disconnect(socket);
+            probe.try_redial(socket, to).expect("somebody listens");
+        }
+        fixture.setup.active_becomes(1);
+        probe.close(leaves);
+        probe.close(returns);
+        fixture.setup.active_becomes(0);
+
+        // All are at the limit, and a few more go to the least loaded.
+        let held = 123 - u64::from(failed(&hold(&mut probe, 123)));
+        fixture.setup.active_becomes(held);
+        look(|| fixture.setup.service().outcomes["overflowed"]).becomes(held - 120);
+        drop(probe);
+        fixture.setup.active_becomes(0);
+    }
+}
