@@ -103,6 +103,22 @@ pub fn smaller(one: u64, other: u64) -> u64 {
     one ^ ((one ^ other) & sign_mask_in_register(other.wrapping_sub(one)))
 }
 
+/// The same value, put together at this place: otherwise the compiler may keep its parts, and put them on the stack.
+#[inline(always)]
+pub fn in_one_register(value: u64) -> u64 {
+    #[cfg(target_arch = "bpf")]
+    {
+        let mut value = value;
+        // SAFETY: makes no change. (An instruction, because a line of source needs one.)
+        unsafe {
+            core::arch::asm!("{0} |= 0", inout(reg) value, options(pure, nomem, nostack, preserves_flags))
+        };
+        value
+    }
+    #[cfg(not(target_arch = "bpf"))]
+    value
+}
+
 /// The same value, as one of which the verifier knows nothing, for `any` value that was read from a map. A sum that grows in a
 /// loop has other bounds in each turn; without CAP_PERFMON the verifier then takes no turn for one that it has followed already.
 #[cfg(not(target_arch = "bpf"))]

@@ -80,36 +80,23 @@ fn report<I: Instructions>(slot: u32, service: u32, evidence: Evidence, judges: 
     if !evidence.matters(load(backend)) {
         return;
     }
+    if matches!(evidence.kind, EvidenceKind::None) {
+        pass_on::<I>(slot);
+        return;
+    }
     // Known when the program is loaded: what cannot be reached costs the verifier nothing.
     if !judges {
-        if matches!(evidence.kind, EvidenceKind::None) {
-            pass_on::<I>(slot);
-        }
         return;
     }
-    // Known when this is compiled.
-    if I::CAN_FETCH {
-        take_evidence(slot, service, evidence.to_word())
-    } else {
-        take_evidence_5_10(slot, service, evidence.to_word())
-    };
-}
-
-/// Takes in evidence that matters.
-#[inline(always)]
-fn take_in<I: Instructions>(slot: u32, service: u32, evidence: u32) {
-    if matches!(Evidence::from_word(evidence).kind, EvidenceKind::None) {
-        give_trial_up::<I>(slot);
-        return;
-    }
-    let now = tick(clock::now_ns());
+    let (now, evidence) = (tick(clock::now_ns()), evidence.to_word());
     let attempt = |left| match left {
         // Known when this is compiled.
         AGAIN if I::CAN_FETCH => judge_backend(slot, service, evidence, now),
         AGAIN => judge_backend_5_10(slot, service, evidence, now),
         _ => left,
     };
-    // Four attempts, without a loop: the verifier finds none to end that has a call in it, without CAP_PERFMON.
+    // Four attempts, without a loop: the verifier finds none to end that has a call in it, without CAP_PERFMON. Not in a function of
+    // their own, which would stand on the stack as well.
     let left = attempt(attempt(attempt(attempt(AGAIN))));
     if left >= SCHEDULE {
         schedule_trial(service, left - SCHEDULE, now);
@@ -177,20 +164,6 @@ pub fn begin_trial<I: Instructions>(index: u32, slot: u32, now: u32) -> u32 {
 }
 
 // Global functions: the verifier follows each once, for any arguments, and not for each way that leads to it.
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn take_evidence(slot: u32, service: u32, evidence: u32) -> u32 {
-    take_in::<Linux5_12>(slot, service, evidence);
-    0
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn take_evidence_5_10(slot: u32, service: u32, evidence: u32) -> u32 {
-    take_in::<Linux5_10>(slot, service, evidence);
-    0
-}
 
 #[unsafe(no_mangle)]
 #[inline(never)]

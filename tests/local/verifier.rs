@@ -28,11 +28,24 @@ static RESPONDER_OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/obje
 
 static RECORD: &str = include_str!("../vm/verifier.toml");
 
-/// The limits of a configuration: schedule entries, slots, flow records.
-const CONFIGURATIONS: [(&str, [u32; 3]); 2] = [
-    ("default", [abi::SCHEDULE_ENTRIES, abi::SLOTS, abi::FLOW_RECORDS]),
+/// A configuration.
+#[derive(Clone, Copy)]
+struct Configuration {
+    name: &'static str,
+    /// Its limits: schedule entries, slots, flow records.
+    limits: [u32; 3],
+    /// Whether backends may be scanned, as `least-loaded` and limits need.
+    scans: bool,
+}
+
+const DEFAULTS: [u32; 3] = [abi::SCHEDULE_ENTRIES, abi::SLOTS, abi::FLOW_RECORDS];
+
+const CONFIGURATIONS: [Configuration; 3] = [
+    // What most clients have.
+    Configuration { name: "without_scans", limits: DEFAULTS, scans: false },
+    Configuration { name: "default", limits: DEFAULTS, scans: true },
     // As far as [limits] goes.
-    ("maximum", [4_194_304, abi::MAX_SLOTS, 4_194_304]),
+    Configuration { name: "maximum", limits: [4_194_304, abi::MAX_SLOTS, 4_194_304], scans: true },
 ];
 
 #[test]
@@ -48,8 +61,8 @@ fn no_program_costs_the_verifier_much_more_than_recorded() {
             instructions,
         }));
     };
-    for (name, limits) in CONFIGURATIONS {
-        count(name, verified_of_client(OBJECT, limits));
+    for configuration in CONFIGURATIONS {
+        count(configuration.name, verified_of_client(OBJECT, configuration));
     }
     count("host", verified(HOST_OBJECT, &[], &[PORT], NO_CASTS));
     count("responder", verified(RESPONDER_OBJECT, &[], &[PORT], NO_CASTS));
@@ -120,7 +133,7 @@ fn programs_that_write_lines_for_whoever_changes_them_are_accepted() {
         let path = stage::program(&format!("log-programs/{name}.o"));
         std::fs::read(&path).unwrap_or_else(|error| panic!("read {}: {error}", path.display()))
     };
-    let of_client = verified_of_client(&object("socklb"), CONFIGURATIONS[0].1);
+    let of_client = verified_of_client(&object("socklb"), CONFIGURATIONS[1]);
     let others = ["host", "responder"].map(|name| verified(&object(name), &[], &[PORT], NO_CASTS));
     let all: Vec<(String, u64)> = of_client.into_iter().chain(others.into_iter().flatten()).collect();
     let shipped = verified(RESPONDER_OBJECT, &[], &[PORT], NO_CASTS);
@@ -131,7 +144,7 @@ fn programs_that_write_lines_for_whoever_changes_them_are_accepted() {
 /// Instructions of each program of client tasks that this kernel can load, with maps of these sizes.
 fn verified_of_client(
     object: &[u8],
-    [schedule_entries, slots, flow_records]: [u32; 3],
+    Configuration { limits: [schedule_entries, slots, flow_records], scans, .. }: Configuration,
 ) -> Vec<(String, u64)> {
     // What the daemon tells its programs of this kernel.
     let daemon = Fixture::new().setup.daemon();
@@ -159,7 +172,7 @@ fn verified_of_client(
         ("HAS_SET_RETVAL", is_on("set_retval")),
         ("KNOWS_MPTCP", is_on("knows_mptcp")),
         ("FULL_ACCOUNTING", 1),
-        ("SCANS", 1),
+        ("SCANS", scans.into()),
         ("SK_ERR", offset("sk_err")),
         ("SK_ERR_SOFT", offset("sk_err_soft")),
         ("RELEASED_SK_ERR", offset("sk_err")),

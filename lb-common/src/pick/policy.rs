@@ -76,7 +76,6 @@ impl<T: Tables> View<'_, T> {
     #[inline(always)]
     fn elsewhere(&self, sample: u32) -> Pick {
         let has_limit = self.rules.active_limit != 0;
-        let members = self.tables.members(self.table);
         let looks = if has_limit { MAX_REDRAWS } else { MAX_LOOKS };
         let slot = self.tables.redraw(self.table, sample, looks, self.rules.active_limit);
         if slot != NO_SLOT && slot != NONE_USABLE {
@@ -88,7 +87,7 @@ impl<T: Tables> View<'_, T> {
                 None => self.by_long_schedule(sample),
             };
         }
-        let slot = match members {
+        let slot = match self.tables.members(self.table) {
             Some(members) => self.tables.usable_member(members, sample),
             None => self.far_away(sample),
         };

@@ -117,21 +117,24 @@ pub fn usable_part<T: Tables>(tables: &T, members: T::Members, part: u32, sample
     if count == 0 || count > MAX_SUBSET {
         return NO_MEMBER;
     }
-    let start = mixed(sample) % count;
     let begin = (part & (PARTS - 1)) * PART;
+    if begin >= count {
+        return NO_MEMBER;
+    }
     let Some(mut position) = tables.position(members, begin) else { return NO_MEMBER };
+    // Whoever stands before the start comes after everybody behind it.
+    let distance_of_first = begin.wrapping_sub(mixed(sample) % count);
+    let left = count.wrapping_sub(begin);
     let mut first = NO_MEMBER;
     // Bound: PART members. Arithmetic in place of branches: the verifier follows each way through each turn.
     for offset in 0..PART {
-        let index = begin + offset;
-        if index >= count {
+        if offset >= left {
             break;
         }
         let (slot, following) = tables.member(position);
         position = following;
         let Some(backend) = tables.backend(slot) else { break };
-        // Whoever stands before it comes after everybody behind it.
-        let distance = index.wrapping_sub(start) & (MAX_SUBSET - 1);
+        let distance = distance_of_first.wrapping_add(offset) & (MAX_SUBSET - 1);
         let theirs = u64::from(tables.state(backend).may_be_chosen() ^ 1) << UNUSABLE_BIT
             | u64::from(distance) << SLOT_BITS
             | u64::from(slot);

@@ -9,7 +9,7 @@ use super::mixed;
 use super::view::slot_at;
 use crate::abi::{EjectionRules, MAX_LISTED, NO_SLOT, TableRef};
 use crate::ejection::{self, EJECTION_BITS};
-use crate::load::{sign_mask_in_register, smaller, without_bounds};
+use crate::load::{in_one_register, sign_mask_in_register, smaller, without_bounds};
 
 /// What was seen, as one word, which is what a function of a kernel program can return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl Survey {
         let counts = ((self.word & COUNTS) + (other.word & COUNTS)) | ((self.word | other.word) & WELL);
         let (ours, theirs) = (self.word >> SLOT_BIT, other.word >> SLOT_BIT);
         let next = smaller(ours, theirs);
-        Self { word: counts | next << SLOT_BIT }
+        Self { word: in_one_register(counts | next << SLOT_BIT) }
     }
 
     #[inline(always)]
