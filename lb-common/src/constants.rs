@@ -4,7 +4,7 @@
 //! In the object, numbers stand in their place that no program has otherwise.
 
 /// Every constant by name. Its number is its place in this list.
-pub const NAMES: [&str; 25] = [
+pub const NAMES: [&str; 27] = [
     "FLOW_MASK",
     "KNOWS_MPTCP",
     "HAS_SET_RETVAL",
@@ -25,7 +25,9 @@ pub const NAMES: [&str; 25] = [
     "KERNEL_SOCKET",
     "KERNEL_SOCKET_MASK",
     "TCP_SOCK",
-    "DIALLING_SOCKET",
+    "CALL",
+    "CALL_SOCKET",
+    "EVENT",
     "EVENT_SOCKET",
     "SOCKET_COOKIE",
     "SOCKET_NAMESPACE",
@@ -34,10 +36,8 @@ pub const NAMES: [&str; 25] = [
 
 /// The number in place of the first of [`NAMES`]; those of the others follow.
 pub const FIRST: u32 = 0x5c1c_0000;
-/// In place of a helper's number: `bpf_cast_to_kern_ctx`.
-pub const CAST_CONTEXT: u32 = 0x5c1b_0001;
 /// In place of a helper's number: `bpf_rdonly_cast`.
-pub const CAST_READ_ONLY: u32 = 0x5c1b_0002;
+pub const CAST: u32 = 0x5c1b_0000;
 
 /// The number in place of a constant.
 ///
@@ -71,10 +71,8 @@ pub enum Placeholder {
     Word(&'static str),
     /// The lower half of a constant of 64 bits; the upper is in the next instruction.
     DoubleWord(&'static str),
-    /// A call of [`CAST_CONTEXT`].
-    CastContext,
-    /// A call of [`CAST_READ_ONLY`].
-    CastReadOnly,
+    /// A call of [`CAST`].
+    Cast,
 }
 
 /// The operation of a call.
@@ -91,8 +89,7 @@ pub fn placeholder(operation: u8, immediate: u32) -> Option<Placeholder> {
     const MOVE_64: u8 = 0x18;
     let name = || NAMES.get(immediate.wrapping_sub(FIRST) as usize).copied();
     match operation {
-        CALL if immediate == CAST_CONTEXT => Some(Placeholder::CastContext),
-        CALL if immediate == CAST_READ_ONLY => Some(Placeholder::CastReadOnly),
+        CALL if immediate == CAST => Some(Placeholder::Cast),
         MOVE_32 => name().map(Placeholder::Word),
         MOVE_64 => name().map(Placeholder::DoubleWord),
         _ => None,

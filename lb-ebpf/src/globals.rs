@@ -79,10 +79,16 @@ pub fn can_cast() -> bool {
     TCP_SOCK.load() != 0
 }
 
-/// Where the kernel's context of a call on an address has its socket (`bpf_sock_addr_kern.sk`), only with [`TCP_SOCK`].
-pub const DIALLING_SOCKET: Constant<u32, { place_of("DIALLING_SOCKET") }> = Constant::new();
+/// The type of the kernel's context of a call on an address (`struct bpf_sock_addr_kern`), only with [`TCP_SOCK`].
+pub const CALL: Constant<u32, { place_of("CALL") }> = Constant::new();
 
-/// As [`DIALLING_SOCKET`], in the context of a TCP event (`bpf_sock_ops_kern.sk`).
+/// Where that has its socket (`sk`), only with [`TCP_SOCK`].
+pub const CALL_SOCKET: Constant<u32, { place_of("CALL_SOCKET") }> = Constant::new();
+
+/// As [`CALL`], of a TCP event (`struct bpf_sock_ops_kern`).
+pub const EVENT: Constant<u32, { place_of("EVENT") }> = Constant::new();
+
+/// As [`CALL_SOCKET`], of a TCP event.
 pub const EVENT_SOCKET: Constant<u32, { place_of("EVENT_SOCKET") }> = Constant::new();
 
 /// A socket's cookie (`sock.__sk_common.skc_cookie`), only with [`TCP_SOCK`].

@@ -26,15 +26,16 @@ pub struct Offsets {
     pub casts: Option<Casts>,
 }
 
-/// The functions that give programs pointers to the kernel's own structures, and what is read through these. Functions and types are
+/// The function that gives programs pointers to the kernel's own structures, and what is read through these. Functions and types are
 /// numbers in the kernel's description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Casts {
-    /// The functions.
-    pub bpf_cast_to_kern_ctx: u32,
+    /// The function.
     pub bpf_rdonly_cast: u32,
-    /// The type `struct tcp_sock`.
+    /// Types: structures with these names.
     pub tcp_sock: u32,
+    pub bpf_sock_addr_kern: u32,
+    pub bpf_sock_ops_kern: u32,
     /// `sk` in a `struct bpf_sock_addr_kern`, in bytes.
     pub sock_addr_sk: u32,
     /// `sk` in a `struct bpf_sock_ops_kern`.
@@ -51,9 +52,10 @@ impl Offsets {
     pub fn named(&self) -> impl Iterator<Item = (&'static str, u32)> {
         let casts = self.casts.iter().flat_map(|casts| {
             [
-                ("bpf_cast_to_kern_ctx", casts.bpf_cast_to_kern_ctx),
                 ("bpf_rdonly_cast", casts.bpf_rdonly_cast),
                 ("tcp_sock", casts.tcp_sock),
+                ("bpf_sock_addr_kern", casts.bpf_sock_addr_kern),
+                ("bpf_sock_ops_kern", casts.bpf_sock_ops_kern),
                 ("sock_addr_sk", casts.sock_addr_sk),
                 ("sock_ops_sk", casts.sock_ops_sk),
                 ("skc_cookie", casts.skc_cookie),
@@ -93,7 +95,7 @@ pub fn offsets(path: &Path) -> io::Result<Offsets> {
     let bytes = std::fs::read(path)?;
     let sockets = ["sock", "sock_common", "inet_connection_sock", "tcp_sock"];
     let structures = [&sockets[..], &["net", "bpf_sock_addr_kern", "bpf_sock_ops_kern"]].concat();
-    let types = Types::parse(&bytes, &structures, &["bpf_cast_to_kern_ctx", "bpf_rdonly_cast"]);
+    let types = Types::parse(&bytes, &structures, &["bpf_rdonly_cast"]);
     let types = types.ok_or_else(|| invalid("is not a description of types"))?;
     let bits = |structure: &str, field: &str| {
         let missing = || invalid(&format!("has no field {field} in a structure {structure}"));
@@ -263,12 +265,13 @@ impl<'b> Types<'b> {
     fn casts(&self) -> Option<Casts> {
         let field =
             |structure, field| self.field(structure, field).filter(|bits| bits % 8 == 0).map(|bits| bits / 8);
-        let function = |name| self.functions.get(name).copied();
+        let structure = |name| self.structures.get(name).map(|(_, number)| *number);
         let common = field("sock", "__sk_common")?;
         Some(Casts {
-            bpf_cast_to_kern_ctx: function("bpf_cast_to_kern_ctx")?,
-            bpf_rdonly_cast: function("bpf_rdonly_cast")?,
-            tcp_sock: self.structures.get("tcp_sock")?.1,
+            bpf_rdonly_cast: *self.functions.get("bpf_rdonly_cast")?,
+            tcp_sock: structure("tcp_sock")?,
+            bpf_sock_addr_kern: structure("bpf_sock_addr_kern")?,
+            bpf_sock_ops_kern: structure("bpf_sock_ops_kern")?,
             sock_addr_sk: field("bpf_sock_addr_kern", "sk")?,
             sock_ops_sk: field("bpf_sock_ops_kern", "sk")?,
             skc_cookie: common + field("sock_common", "skc_cookie")?,

@@ -114,8 +114,7 @@ fn put_in_place(words: &mut [u64], values: &HashMap<&str, u64>, casts: Option<Ca
             continue;
         };
         words[at] = match placeholder {
-            Placeholder::CastContext => call(casts.map(|casts| casts.bpf_cast_to_kern_ctx)),
-            Placeholder::CastReadOnly => call(casts.map(|casts| casts.bpf_rdonly_cast)),
+            Placeholder::Cast => call(casts.map(|casts| casts.bpf_rdonly_cast)),
             Placeholder::Word(name) => with_number(word, value(name)),
             Placeholder::DoubleWord(name) => {
                 if let Some(next) = words.get_mut(at + 1) {
@@ -212,14 +211,15 @@ mod tests {
     #[test]
     fn an_image_has_constants_and_functions_in_their_places() {
         const CASTS: Casts = Casts {
-            bpf_cast_to_kern_ctx: 70_001,
-            bpf_rdonly_cast: 70_002,
+            bpf_rdonly_cast: 70_001,
             tcp_sock: 1,
-            sock_addr_sk: 2,
-            sock_ops_sk: 3,
-            skc_cookie: 4,
-            skc_net: 5,
-            net_cookie: 6,
+            bpf_sock_addr_kern: 2,
+            bpf_sock_ops_kern: 3,
+            sock_addr_sk: 4,
+            sock_ops_sk: 5,
+            skc_cookie: 6,
+            skc_net: 7,
+            net_cookie: 8,
         };
         /// Made up, as no other number in the programs is.
         const VALUES: [u64; constants::NAMES.len()] = {
@@ -264,12 +264,7 @@ mod tests {
                         assert_eq!(u64::from(after[at + 1].2), value(name), "the upper half of {name}");
                         (code, source, u32::try_from(value(name)).unwrap())
                     }
-                    Some(Placeholder::CastContext) => {
-                        casts.map_or((MOVE, 0, 0), |_| (CALL, OF_KERNEL, 70_001))
-                    }
-                    Some(Placeholder::CastReadOnly) => {
-                        casts.map_or((MOVE, 0, 0), |_| (CALL, OF_KERNEL, 70_002))
-                    }
+                    Some(Placeholder::Cast) => casts.map_or((MOVE, 0, 0), |_| (CALL, OF_KERNEL, 70_001)),
                     None if at > 0
                         && matches!(
                             constants::placeholder(before[at - 1].0, before[at - 1].2),

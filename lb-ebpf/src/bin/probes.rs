@@ -19,16 +19,12 @@ use aya_ebpf::programs::{SockAddrContext, SockContext, SockOpsContext};
 #[path = "../kernel/cast.rs"]
 mod cast;
 
-/// As in `main.rs`.
-mod globals {
-    use aya_ebpf::Global;
-
-    #[unsafe(no_mangle)]
-    pub static TCP_SOCK: Global<u32> = Global::new(0);
-}
-
 #[unsafe(no_mangle)]
-static DIALLING_SOCKET: Global<u32> = Global::new(0);
+static TCP_SOCK: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static CALL: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static CALL_SOCKET: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static SOCKET_COOKIE: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
@@ -142,9 +138,10 @@ pub fn knows_kernel_sockets(ctx: SockAddrContext) -> i32 {
 pub fn kernel_casts(ctx: SockAddrContext) -> i32 {
     // SAFETY: the context is valid while the program runs, and its socket with it.
     unsafe {
-        let socket: *const u8 = cast::field(cast::kernel_context(ctx.sock_addr), DIALLING_SOCKET.load());
+        let socket: *const u8 =
+            cast::field(cast::cast(ctx.sock_addr.cast_const(), CALL.load()), CALL_SOCKET.load());
         cast::field::<u64>(socket, SOCKET_COOKIE.load());
-        cast::field::<u8>(cast::tcp_sock(socket), SOCKET_COOKIE.load());
+        cast::field::<u8>(cast::cast(socket, TCP_SOCK.load()), SOCKET_COOKIE.load());
     }
     1
 }

@@ -1,37 +1,23 @@
 //! Pointers to the kernel's own structures, through which programs load fields as the kernel does: a load and no call.
 //!
-//! Two functions of the kernel give them (`bpf_cast_to_kern_ctx` and `bpf_rdonly_cast`, Linux 6.2), in whose place the verifier puts a
-//! move. In the object their calls are those of helpers that no kernel has, because the library that relocates it knows no
-//! functions of the kernel: the loader puts their numbers in, or a move of zero where the kernel has none.
+//! A function of the kernel gives them (`bpf_rdonly_cast`, Linux 6.2), in whose place the verifier puts a move. In the object its call
+//! is that of a helper that no kernel has, because the library that relocates it knows no functions of the kernel: the loader puts
+//! its number in, or a move of zero where the kernel has none. (Another one, `bpf_cast_to_kern_ctx`, gives the structure behind a
+//! context as well; but for each time that it meets it the verifier looks through all types of the kernel, which takes a
+//! millisecond.)
 
-use lb_common::constants::{CAST_CONTEXT, CAST_READ_ONLY};
+use lb_common::constants::CAST;
 
-use crate::globals::TCP_SOCK;
-
-/// The kernel's own structure of a program's context. Only where [`TCP_SOCK`] is not 0.
+/// What is at an address as a structure of the kernel's. A program's context is one, too.
 ///
 /// # Safety
-/// `context` is a program's context.
+/// `address` is that of a structure with this type, whose number is not 0.
 #[inline(always)]
-pub unsafe fn kernel_context<T>(context: *mut T) -> *const u8 {
-    // SAFETY: the number of a function is its address in a program; this one takes the context.
-    unsafe {
-        let cast: unsafe extern "C" fn(*mut T) -> *const u8 = core::mem::transmute(CAST_CONTEXT as usize);
-        cast(context)
-    }
-}
-
-/// A socket as a TCP socket. Only where [`TCP_SOCK`] is not 0.
-///
-/// # Safety
-/// `socket` points to the kernel's structure of a TCP socket.
-#[inline(always)]
-pub unsafe fn tcp_sock(socket: *const u8) -> *const u8 {
+pub unsafe fn cast<T>(address: *const T, type_number: u32) -> *const u8 {
     // SAFETY: the number of a function is its address in a program; this one takes a pointer and the number of a type.
     unsafe {
-        let cast: unsafe extern "C" fn(*const u8, u32) -> *const u8 =
-            core::mem::transmute(CAST_READ_ONLY as usize);
-        cast(socket, TCP_SOCK.load())
+        let cast: unsafe extern "C" fn(*const T, u32) -> *const u8 = core::mem::transmute(CAST as usize);
+        cast(address, type_number)
     }
 }
 

@@ -10,11 +10,11 @@ use lb_common::ending::{SocketSnapshot, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_ESTABLISH
 use lb_common::net::{Address, Be16, Be32, IPPROTO_TCP, IPPROTO_UDP};
 
 use crate::globals::{
-    DIALLING_SOCKET, KERNEL_SOCKET, KERNEL_SOCKET_MASK, KNOWS_MPTCP, NAMESPACE_COOKIE,
+    CALL, CALL_SOCKET, KERNEL_SOCKET, KERNEL_SOCKET_MASK, KNOWS_MPTCP, NAMESPACE_COOKIE,
     RELEASED_BYTES_RECEIVED, RELEASED_BYTES_SENT, RELEASED_CALLBACKS, RELEASED_RETRANSMITS, RELEASED_SK_ERR,
-    RELEASED_SK_ERR_SOFT, RELEASED_SRTT, SOCKET_COOKIE, SOCKET_NAMESPACE, SYN_RETRIES, can_cast,
+    RELEASED_SK_ERR_SOFT, RELEASED_SRTT, SOCKET_COOKIE, SOCKET_NAMESPACE, SYN_RETRIES, TCP_SOCK, can_cast,
 };
-use crate::kernel::cast;
+use crate::kernel::cast::{cast, field};
 
 /// `IPPROTO_MPTCP`: what such a socket dials is a TCP service. Kernels dial for it with a socket of their own, whose
 /// protocol is TCP; see [`Dial::opener`].
@@ -70,7 +70,7 @@ impl Dial {
     #[inline(always)]
     fn socket(&self) -> *const u8 {
         // SAFETY: the context is valid while the program runs, and its socket with it.
-        unsafe { cast::field(cast::kernel_context(self.ctx), DIALLING_SOCKET.load()) }
+        unsafe { field(cast(self.ctx.cast_const(), CALL.load()), CALL_SOCKET.load()) }
     }
 
     /// The socket's cookie: unique while the host is up, the same for the socket's whole life, never 0.
@@ -91,7 +91,7 @@ impl Dial {
     pub fn cookie_if_any(&self) -> u64 {
         if can_cast() {
             // SAFETY: a socket's cookie is one word.
-            unsafe { cast::field(self.socket(), SOCKET_COOKIE.load()) }
+            unsafe { field(self.socket(), SOCKET_COOKIE.load()) }
         } else {
             // SAFETY: the helper takes this context.
             unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
@@ -104,8 +104,8 @@ impl Dial {
         if can_cast() {
             // SAFETY: a socket points to its namespace, whose cookie is one word.
             unsafe {
-                let namespace: *const u8 = cast::field(self.socket(), SOCKET_NAMESPACE.load());
-                cast::field(namespace, NAMESPACE_COOKIE.load())
+                let namespace: *const u8 = field(self.socket(), SOCKET_NAMESPACE.load());
+                field(namespace, NAMESPACE_COOKIE.load())
             }
         } else {
             // SAFETY: the helper takes this context.
@@ -156,7 +156,7 @@ impl Dial {
     fn tcp_byte(&self, offset: u32) -> Option<u8> {
         if can_cast() {
             // SAFETY: a TCP socket: only such are asked.
-            return Some(unsafe { cast::field(cast::tcp_sock(self.socket()), offset) });
+            return Some(unsafe { field(cast(self.socket(), TCP_SOCK.load()), offset) });
         }
         // SAFETY: the context is valid while the program runs, and its socket with it. The helper returns the kernel's own
         // structure or null, and the verifier checks the read against the description of its type, from which the offset is.
@@ -260,8 +260,8 @@ impl Socket {
     #[inline(always)]
     pub fn cookie_if_any(&self) -> u64 {
         if can_cast() {
-            // SAFETY: the kernel's context is the socket itself, whose cookie is one word.
-            unsafe { cast::field(cast::kernel_context(self.ctx), SOCKET_COOKIE.load()) }
+            // SAFETY: the kernel's context is the socket itself. Whatever kind it is of, its cookie is where that of a TCP socket is.
+            unsafe { field(cast(self.ctx.cast_const(), TCP_SOCK.load()), SOCKET_COOKIE.load()) }
         } else {
             // SAFETY: the helper takes this context.
             unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
@@ -350,7 +350,7 @@ impl Socket {
     fn read<T: Copy + Default>(&self, offset: u32) -> T {
         if can_cast() {
             // SAFETY: a TCP socket; the offsets are those of its fields.
-            return unsafe { cast::field(cast::tcp_sock(cast::kernel_context(self.ctx)), offset) };
+            return unsafe { field(cast(self.ctx.cast_const(), TCP_SOCK.load()), offset) };
         }
         let mut value = T::default();
         // SAFETY: the helper writes as many bytes as there are, whatever it finds at the address.

@@ -7,8 +7,8 @@ use aya_ebpf::helpers::generated as helper;
 use aya_ebpf::programs::SockOpsContext;
 use lb_common::net::{Address, Be16, Be32};
 
-use crate::globals::{EVENT_SOCKET, SK_ERR, SK_ERR_SOFT, SOCKET_COOKIE, can_cast};
-use crate::kernel::cast;
+use crate::globals::{EVENT, EVENT_SOCKET, SK_ERR, SK_ERR_SOFT, SOCKET_COOKIE, can_cast};
+use crate::kernel::cast::{cast, field};
 
 /// What happened to the socket.
 pub enum Event {
@@ -52,7 +52,7 @@ impl Ops {
     #[inline(always)]
     fn socket(&self) -> *const u8 {
         // SAFETY: the context is valid while the program runs, and its socket with it.
-        unsafe { cast::field(cast::kernel_context(self.ctx), EVENT_SOCKET.load()) }
+        unsafe { field(cast(self.ctx.cast_const(), EVENT.load()), EVENT_SOCKET.load()) }
     }
 
     /// As [`Dial::cookie_if_any`](crate::kernel::context::Dial::cookie_if_any).
@@ -60,7 +60,7 @@ impl Ops {
     pub fn cookie_if_any(&self) -> u64 {
         if can_cast() {
             // SAFETY: a socket's cookie is one word.
-            unsafe { cast::field(self.socket(), SOCKET_COOKIE.load()) }
+            unsafe { field(self.socket(), SOCKET_COOKIE.load()) }
         } else {
             // SAFETY: the helper takes this context.
             unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
@@ -136,7 +136,7 @@ impl Ops {
         }
         if can_cast() {
             // SAFETY: a field of `struct sock` of four bytes.
-            return Some(unsafe { cast::field(self.socket(), offset) });
+            return Some(unsafe { field(self.socket(), offset) });
         }
         // SAFETY: the context is valid while the program runs. The helper returns the kernel's own structure or null,
         // and the verifier checks the read against the description of its type, from which the offset is.
