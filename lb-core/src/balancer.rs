@@ -216,10 +216,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 Ok(is_news && self.arrange(position, now))
             }
             Fact::Factors(position, factors) => Ok(self.weigh(position, factors)),
-            Fact::Time => {
-                self.standings.values_mut().for_each(|standing| standing.pass(now));
-                Ok(self.arrange_all(now, |_, row| row.is_unsettled()))
-            }
+            // Nothing that is said to a balancer ends by itself.
+            Fact::Time => Ok(self.arrange_all(now, |_, row| row.is_unsettled())),
             Fact::Reports(position, reports) => {
                 let state = &mut self.services[position];
                 let is_news = state.reports.as_ref() != Some(&reports);

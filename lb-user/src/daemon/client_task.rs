@@ -66,6 +66,10 @@ pub struct ClientTask {
     attach_error: Option<String>,
     /// When attaching is tried again.
     attaching: Backoff,
+    /// Whether the programs have found something of a backend, when they were last heard.
+    has_verdicts: bool,
+    /// Whether there may be links to cgroups that are not the client's any more.
+    has_old_links: bool,
     /// The cgroup to which all links led when they were last looked at, and when that was.
     links_seen: Option<(u64, Instant)>,
     /// Whether flows may still begin in cgroups that the client has left, and when it is tried again to end that.
@@ -130,6 +134,8 @@ impl ClientTask {
             cgroup: None,
             attach_error: None,
             attaching: Backoff::default(),
+            has_verdicts: false,
+            has_old_links: true,
             links_seen: None,
             has_moved: true,
             leaving: Backoff::default(),
@@ -175,6 +181,7 @@ impl ClientTask {
         self.client = client;
         self.path = path;
         self.has_moved = true;
+        self.has_old_links = true;
         self.links_seen = None;
         self.attaching.retry_now();
         Ok(())

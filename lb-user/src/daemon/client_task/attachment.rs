@@ -38,6 +38,7 @@ impl ClientTask {
             Ok(now) => self.datapath.attach(&now).map(|()| {
                 self.cgroup = Some(now);
                 self.has_moved = true;
+                self.has_old_links = true;
                 Followed::Attached
             }),
             Err(DatapathError::NoCgroup(_)) => {
@@ -126,7 +127,7 @@ impl ClientTask {
     /// # Errors
     /// If a link cannot be looked at or removed. The error comes with whether it is another one than before.
     pub fn leave_other_cgroups(&mut self, now: Instant) -> Result<(), (DatapathError, bool)> {
-        if !self.leaving.is_due(now) {
+        if !self.leaving.is_due(now) || !self.has_moved && !self.has_old_links {
             return Ok(());
         }
         let result = if self.has_moved { self.retire_other_links() } else { Ok(()) };
@@ -170,9 +171,11 @@ impl ClientTask {
         }
     }
 
-    fn remove_other_links(&self) -> Result<(), DatapathError> {
+    fn remove_other_links(&mut self) -> Result<(), DatapathError> {
         let Some(cgroup) = &self.cgroup else { return Ok(()) };
-        if !self.datapath.has_old_links(cgroup)? || self.open_flows() > 0 {
+        // Nobody else makes links: once there are none, there are none until the client moves.
+        self.has_old_links = self.datapath.has_old_links(cgroup)?;
+        if !self.has_old_links || self.open_flows() > 0 {
             return Ok(());
         }
         self.datapath.remove_old_links(cgroup)

@@ -66,6 +66,7 @@ impl ClientTask {
     /// follows.
     pub fn hear_kernel(&mut self, now: Instant) {
         let verdicts = self.datapath.tables().kernel_verdicts(self.datapath.applied().backends.keys());
+        self.has_verdicts = !verdicts.is_empty();
         let ejected = verdicts.iter().filter(|(_, verdict)| verdict.is_ejected);
         let ejected: Vec<Slot> = ejected.map(|(slot, _)| *slot).collect();
         self.datapath.renew_trials(&ejected);
@@ -234,6 +235,9 @@ impl ClientTask {
     }
 
     fn new_lines(&mut self) -> Result<Vec<Line>, DatapathError> {
+        if !self.has_verdicts && self.told.backends.is_empty() {
+            return Ok(Vec::new());
+        }
         let (tables, applied) = (self.datapath.tables(), self.datapath.applied());
         let verdicts = tables.kernel_verdicts(applied.backends.keys());
         let mut told = BTreeMap::new();
