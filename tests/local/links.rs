@@ -42,7 +42,7 @@ fn links_that_cannot_be_looked_at_are_left_alone() {
     fixture.daemon().leave_descriptors(None);
     eventually("all is well again", || fixture.setup.faults(), Vec::is_empty);
     assert_eq!(links(&fixture), before);
-    // The daemon looks every second, and says it once.
+    // The daemon looks again and again, and says it once.
     assert_eq!(said(fixture.daemon()), 1, "{}", fixture.daemon().log());
 }
 

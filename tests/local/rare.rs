@@ -14,7 +14,7 @@ const ID: u32 = 1_000;
 fn every_rare_way_of_a_connect_works_after_the_daemon_was_killed() {
     for is_followed in [true, false] {
         let mut fixture = Fixture::without_daemon();
-        // Of a connection that is not followed it is not told why it failed, and nobody is ejected.
+        // Of a connection that is not followed it is not told why it failed, and no backend is ejected.
         let dead_ones = if is_followed { &DEAD[..1] } else { &[] };
         write(&fixture, &[dead_ones, &THREE].concat());
         // There are 64 records, and as many in the overflow table: of 120 connections half are there. Where the kernel has no
@@ -56,7 +56,7 @@ fn every_rare_way_of_a_connect_works_after_the_daemon_was_killed() {
         let returns = probe.dial(SERVICE).socket;
         for (socket, to) in [(leaves, "127.0.0.1:8005"), (returns, SERVICE)] {
             probe.disconnect(socket);
-            probe.try_redial(socket, to).expect("somebody listens");
+            probe.try_redial(socket, to).expect("a server listens");
         }
         fixture.setup.active_becomes(1);
         probe.close(leaves);

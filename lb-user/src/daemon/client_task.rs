@@ -68,7 +68,7 @@ pub struct ClientTask {
     attaching: Backoff,
     /// Whether the programs have found something of a backend, when they were last heard.
     has_verdicts: bool,
-    /// Whether there may be links to cgroups that are not the client's any more.
+    /// Whether there were links to cgroups that are not the client's any more, when they were last looked at.
     has_old_links: bool,
     /// The cgroup to which all links led when they were last looked at, and when that was.
     links_seen: Option<(u64, Instant)>,
@@ -135,7 +135,7 @@ impl ClientTask {
             attach_error: None,
             attaching: Backoff::default(),
             has_verdicts: false,
-            has_old_links: true,
+            has_old_links: false,
             links_seen: None,
             has_moved: true,
             leaving: Backoff::default(),
@@ -181,7 +181,6 @@ impl ClientTask {
         self.client = client;
         self.path = path;
         self.has_moved = true;
-        self.has_old_links = true;
         self.links_seen = None;
         self.attaching.retry_now();
         Ok(())

@@ -38,7 +38,6 @@ impl ClientTask {
             Ok(now) => self.datapath.attach(&now).map(|()| {
                 self.cgroup = Some(now);
                 self.has_moved = true;
-                self.has_old_links = true;
                 Followed::Attached
             }),
             Err(DatapathError::NoCgroup(_)) => {
@@ -173,7 +172,7 @@ impl ClientTask {
 
     fn remove_other_links(&mut self) -> Result<(), DatapathError> {
         let Some(cgroup) = &self.cgroup else { return Ok(()) };
-        // Nobody else makes links: once there are none, there are none until the client moves.
+        // Only this daemon makes links: once there are none, there are none until the client moves.
         self.has_old_links = self.datapath.has_old_links(cgroup)?;
         if !self.has_old_links || self.open_flows() > 0 {
             return Ok(());
