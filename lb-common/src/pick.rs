@@ -106,7 +106,7 @@ pub trait Tables: Sized {
         false
     }
 
-    /// What is picked for a sample where nobody at its places of the schedule is eligible, or the table is odd.
+    /// What is picked for a sample where no backend at its places of the schedule is eligible, or the table is odd.
     #[inline(always)]
     fn otherwise(&self, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
         otherwise(self, table, rules, sample, now)

@@ -140,7 +140,7 @@ fn take<I: Instructions>(index: u32, now: u32) -> u32 {
         return NO_SLOT;
     }
     let slot = claim::<I>(index, next.slot(), now);
-    // Until it is decided; and if it could not be tried, not at each connect anew. If another CPU has said something else
+    // Until it is decided; and if it could not be tried, not again at each connect. If another CPU has said something else
     // meanwhile, that is newer.
     let later = NextTrial { at: now.wrapping_add(rules.base), ..next };
     // SAFETY: as above.

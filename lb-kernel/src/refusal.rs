@@ -1,6 +1,6 @@
 //! Why the verifier refused a program, out of its log: in which function, and the last line that says so.
 //!
-//! The log goes on with statistics (`BPF_LOG_STATS`), and it has the steps before in lines of their own, of which nobody but the
+//! The log goes on with statistics (`BPF_LOG_STATS`), and it has the steps before in lines of their own, of which only the
 //! programs' author wants to read.
 
 use std::fmt::{self, Display, Formatter};

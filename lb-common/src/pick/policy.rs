@@ -10,7 +10,7 @@ use crate::abi::{
     Rules, TableRef,
 };
 
-/// What is picked for a sample where nobody at its places of the schedule is eligible, or the table is odd.
+/// What is picked for a sample where no backend at its places of the schedule is eligible, or the table is odd.
 #[inline(always)]
 pub fn otherwise<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
     View { tables, table, rules, now }.otherwise(sample)
@@ -70,7 +70,7 @@ impl<T: Tables> View<'_, T> {
         if state.is_held_back() != 0 && self.tables.begin_trial(slot, self.now) { Some(slot) } else { None }
     }
 
-    /// What is picked where nobody at the sample is eligible. With a limit a few scattered entries are looked at, and then
+    /// What is picked where no backend at the sample is eligible. With a limit a few scattered entries are looked at, and then
     /// everybody, for who has the least; without one as many as it mostly takes to meet one that may be chosen, and then the
     /// members.
     #[inline(always)]

@@ -122,7 +122,7 @@ pub fn usable_part<T: Tables>(tables: &T, members: T::Members, part: u32, sample
         return NO_MEMBER;
     }
     let Some(mut position) = tables.position(members, begin) else { return NO_MEMBER };
-    // Whoever stands before the start comes after everybody behind it.
+    // Places before the start come after all places behind it.
     let distance_of_first = begin.wrapping_sub(mixed(sample) % count);
     let left = count.wrapping_sub(begin);
     let mut first = NO_MEMBER;

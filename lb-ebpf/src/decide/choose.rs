@@ -25,7 +25,7 @@ pub fn here<I: Instructions>(
     pick(&tables, &KernelCursor::<I>::new(cursor), table, rules(service, policy), now)
 }
 
-/// What is picked where nobody at the sample's places of the schedule is eligible, or the table is odd.
+/// What is picked where no backend at the sample's places of the schedule is eligible, or the table is odd.
 #[inline(always)]
 pub fn otherwise<I: Instructions>(index: u32, table: TableRef, sample: u32, now: u32) -> Pick {
     let table = table.to_word();
@@ -62,9 +62,9 @@ fn rarely<I: Instructions>(index: u32, table: u64, sample: u32, now: u32) -> u32
     to_word(pick)
 }
 
-/// A pick in one word, which is what a function can return.
 const HOW_BIT: u32 = 16;
 
+/// A pick in one word, which is what a function can return.
 #[inline(always)]
 fn to_word(pick: Pick) -> u32 {
     (pick.how as u32) << HOW_BIT | pick.slot & NO_SLOT

@@ -202,8 +202,8 @@ extern "C" fn claim_overflow(cookie: u64) -> u32 {
     0
 }
 
-/// What is known of a flow whose end is counted, as a function can be given it: its slot, and in a word its service, why its backend
-/// was taken, and its phase.
+/// Counts the end of the socket's former flow. A function of the kernel's takes numbers only: the slot, the time, and one word
+/// with the service, why the backend was taken, and the phase.
 #[inline(always)]
 fn end_of_former<I: Instructions>(before: &Flow) {
     let word = u32::from(before.service) | u32::from(before.why) << 16 | u32::from(before.phase) << 24;

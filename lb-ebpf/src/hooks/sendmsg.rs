@@ -53,7 +53,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
             return Verdict::Forward(backend);
         }
     }
-    // Datagrams eject nobody, so none is a trial.
+    // Datagrams eject no backend, so none is a trial.
     let decision = Decision::make::<I>(service, false);
     let Some(backend) = decision.backend() else {
         // An existing flow stays: the socket was last directed there, and answers may be on their way. One that was

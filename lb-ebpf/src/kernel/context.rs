@@ -20,6 +20,22 @@ use crate::kernel::cast::{cast, field};
 /// protocol is TCP; see [`Dial::opener`].
 const MPTCP: u32 = 262;
 
+/// The cookie of a context's socket, 0 if nothing has asked for one yet. Without [`can_cast`] it gets one.
+///
+/// # Safety
+/// The helper for cookies takes the context. `socket` gives the kernel's own structure of the context's socket; it is asked only
+/// where [`can_cast`].
+#[inline(always)]
+pub unsafe fn cookie_if_any<T>(context: *mut T, socket: impl FnOnce() -> *const u8) -> u64 {
+    if can_cast() {
+        // SAFETY: a socket's cookie is one word.
+        unsafe { field(socket(), SOCKET_COOKIE.load()) }
+    } else {
+        // SAFETY: the caller's.
+        unsafe { helper::bpf_get_socket_cookie(context.cast()) }
+    }
+}
+
 /// The address of a call on a socket: its destination, or the peer that getpeername or recvmsg is about to report.
 pub struct Dial {
     ctx: *mut bpf_sock_addr,
@@ -89,13 +105,8 @@ impl Dial {
     /// The socket's cookie, 0 if nothing has asked for one yet: such a socket has no record. (Without [`can_cast`] it gets one.)
     #[inline(always)]
     pub fn cookie_if_any(&self) -> u64 {
-        if can_cast() {
-            // SAFETY: a socket's cookie is one word.
-            unsafe { field(self.socket(), SOCKET_COOKIE.load()) }
-        } else {
-            // SAFETY: the helper takes this context.
-            unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
-        }
+        // SAFETY: the helper takes this context, and this is its socket.
+        unsafe { cookie_if_any(self.ctx, || self.socket()) }
     }
 
     /// Cookie of the socket's network namespace.
@@ -259,13 +270,9 @@ impl Socket {
     /// As [`Dial::cookie_if_any`].
     #[inline(always)]
     pub fn cookie_if_any(&self) -> u64 {
-        if can_cast() {
-            // SAFETY: the kernel's context is the socket itself. Whatever kind it is of, its cookie is where that of a TCP socket is.
-            unsafe { field(cast(self.ctx.cast_const(), TCP_SOCK.load()), SOCKET_COOKIE.load()) }
-        } else {
-            // SAFETY: the helper takes this context.
-            unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
-        }
+        // SAFETY: the helper takes this context. The kernel's own is the socket itself: whatever kind it is of, its cookie is where
+        // that of a TCP socket is.
+        unsafe { cookie_if_any(self.ctx, || cast(self.ctx.cast_const(), TCP_SOCK.load())) }
     }
 
     /// Whether the socket is connected: in every other state its peer's address may be none or an earlier one.

@@ -7,8 +7,9 @@ use aya_ebpf::helpers::generated as helper;
 use aya_ebpf::programs::SockOpsContext;
 use lb_common::net::{Address, Be16, Be32};
 
-use crate::globals::{EVENT, EVENT_SOCKET, SK_ERR, SK_ERR_SOFT, SOCKET_COOKIE, can_cast};
+use crate::globals::{EVENT, EVENT_SOCKET, SK_ERR, SK_ERR_SOFT, can_cast};
 use crate::kernel::cast::{cast, field};
+use crate::kernel::context::cookie_if_any;
 
 /// What happened to the socket.
 pub enum Event {
@@ -58,13 +59,8 @@ impl Ops {
     /// As [`Dial::cookie_if_any`](crate::kernel::context::Dial::cookie_if_any).
     #[inline(always)]
     pub fn cookie_if_any(&self) -> u64 {
-        if can_cast() {
-            // SAFETY: a socket's cookie is one word.
-            unsafe { field(self.socket(), SOCKET_COOKIE.load()) }
-        } else {
-            // SAFETY: the helper takes this context.
-            unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
-        }
+        // SAFETY: the helper takes this context, and this is its socket.
+        unsafe { cookie_if_any(self.ctx, || self.socket()) }
     }
 
     /// Asks for the socket's changes of state. What others have asked for stays.
