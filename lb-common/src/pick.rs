@@ -20,7 +20,7 @@ pub use diversion::{
 };
 pub use least_loaded::{Scan, least, least_of_part};
 pub use p2c::other_than;
-pub use policy::otherwise;
+pub use policy::slow_path;
 pub use schedule::{NO_MEMBER, redraw, redraw_part, usable_group, usable_member, usable_part};
 pub use survey::{Survey, survey, survey_entries, survey_group, survey_members};
 
@@ -108,8 +108,8 @@ pub trait Tables: Sized {
 
     /// What is picked for a sample where no backend at its places of the schedule is eligible, or the table is odd.
     #[inline(always)]
-    fn otherwise(&self, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
-        otherwise(self, table, rules, sample, now)
+    fn slow_path(&self, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
+        slow_path(self, table, rules, sample, now)
     }
 
     /// Another slot than `first`, for a sample whose two positions both name that one.

@@ -28,7 +28,7 @@ mod degraded;
 
 mod ejection;
 
-mod rare;
+mod slow_paths;
 
 mod probes;
 

@@ -12,13 +12,13 @@ use crate::abi::{
 
 /// What is picked for a sample where no backend at its places of the schedule is eligible, or the table is odd.
 #[inline(always)]
-pub fn otherwise<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
-    View { tables, table, rules, now }.otherwise(sample)
+pub fn slow_path<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
+    View { tables, table, rules, now }.slow_path(sample)
 }
 
 impl<T: Tables> View<'_, T> {
-    /// Looks at the sample's entry of the schedule, at the two of `p2c`. What is rare is a method of the tables, so that it is no
-    /// part of the kernel programs' ordinary way.
+    /// Looks at the sample's entry of the schedule, at the two of `p2c`. The slow path is a method of the tables, so that the
+    /// kernel programs can make a function of it.
     #[inline(always)]
     pub fn by_schedule(&self, sample: u32) -> Pick {
         let slot = if !self.is_in_order() {
@@ -31,7 +31,7 @@ impl<T: Tables> View<'_, T> {
         if slot < NO_SLOT {
             return Pick { how: How::Picked, slot };
         }
-        self.tables.otherwise(self.table, self.rules, sample, self.now)
+        self.tables.slow_path(self.table, self.rules, sample, self.now)
     }
 
     /// Whether a schedule has a length that there is.
@@ -42,7 +42,7 @@ impl<T: Tables> View<'_, T> {
     }
 
     #[inline(always)]
-    fn otherwise(&self, sample: u32) -> Pick {
+    fn slow_path(&self, sample: u32) -> Pick {
         if self.table.is_empty() {
             return self.fallback();
         }

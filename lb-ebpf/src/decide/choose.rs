@@ -1,5 +1,5 @@
-//! The choice of a backend. Its ordinary way is inlined in the hooks, which saves the call of a function, some ten nanoseconds; what
-//! is rare is a global function, which the verifier follows once, for any arguments.
+//! The choice of a backend. Its fast path is inlined in the hooks, which saves the call of a function, some ten nanoseconds; its slow
+//! path is a global function, which the verifier follows once, for any arguments.
 
 use lb_common::abi::{NO_SLOT, Service, TableRef};
 use lb_common::pick::{self, How, Pick, pick};
@@ -27,35 +27,35 @@ pub fn here<I: Instructions>(
 
 /// What is picked where no backend at the sample's places of the schedule is eligible, or the table is odd.
 #[inline(always)]
-pub fn otherwise<I: Instructions>(index: u32, table: TableRef, sample: u32, now: u32) -> Pick {
+pub fn slow_path<I: Instructions>(index: u32, table: TableRef, sample: u32, now: u32) -> Pick {
     let table = table.to_word();
     // Known when this is compiled.
     let word = if I::CAN_FETCH {
-        choose_otherwise(index, table, sample, now)
+        choose_slow_path(index, table, sample, now)
     } else {
-        choose_otherwise_5_10(index, table, sample, now)
+        choose_slow_path_5_10(index, table, sample, now)
     };
     from_word(word)
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn choose_otherwise(index: u32, table: u64, sample: u32, now: u32) -> u32 {
-    rarely::<Linux5_12>(index, table, sample, now)
+extern "C" fn choose_slow_path(index: u32, table: u64, sample: u32, now: u32) -> u32 {
+    choose_slowly::<Linux5_12>(index, table, sample, now)
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn choose_otherwise_5_10(index: u32, table: u64, sample: u32, now: u32) -> u32 {
-    rarely::<Linux5_10>(index, table, sample, now)
+extern "C" fn choose_slow_path_5_10(index: u32, table: u64, sample: u32, now: u32) -> u32 {
+    choose_slowly::<Linux5_10>(index, table, sample, now)
 }
 
 #[inline(always)]
-fn rarely<I: Instructions>(index: u32, table: u64, sample: u32, now: u32) -> u32 {
+fn choose_slowly<I: Instructions>(index: u32, table: u64, sample: u32, now: u32) -> u32 {
     let pick = match rows::service(index) {
         Some(service) => {
             let tables = KernelTables::<I>::new(index, service);
-            pick::otherwise(&tables, TableRef::from_word(table), rules_of(service), sample, now)
+            pick::slow_path(&tables, TableRef::from_word(table), rules_of(service), sample, now)
         }
         None => BROKEN,
     };

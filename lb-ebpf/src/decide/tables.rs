@@ -186,8 +186,8 @@ impl<I: Instructions> Tables for KernelTables<I> {
     }
 
     #[inline(always)]
-    fn otherwise(&self, table: TableRef, _: Rules, sample: u32, now: u32) -> Pick {
-        choose::otherwise::<I>(self.index, table, sample, now)
+    fn slow_path(&self, table: TableRef, _: Rules, sample: u32, now: u32) -> Pick {
+        choose::slow_path::<I>(self.index, table, sample, now)
     }
 
     #[inline(always)]

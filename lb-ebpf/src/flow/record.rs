@@ -269,7 +269,7 @@ pub fn given_up(flow: &Flow, soft_error: u32, retransmits: u32) -> Ending {
     unsafe { core::mem::transmute::<u8, Ending>(number as u8) }
 }
 
-/// A global function, because it is rare. Returns the number of an [`Ending`].
+/// A slow path, hence a global function. Returns the number of an [`Ending`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn how_given_up(service: u32, start_ns: u64, soft_error: u32, retransmits: u32) -> u32 {
@@ -291,7 +291,7 @@ pub fn leave<I: Instructions>(cookie: u64) {
     }
 }
 
-/// A global function, because it is rare and the hooks of connect need their stack for what is not. Returns 0.
+/// A slow path, hence a global function: the hooks of connect need their stack for the fast path. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn leave_backend(cookie: u64) -> u32 {

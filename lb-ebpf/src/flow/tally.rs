@@ -123,7 +123,7 @@ pub fn ended(flow: &Flow, ending: Ending, totals: TrafficTotals) {
     closed(flow.slot);
 }
 
-/// Remembers an error of a backend for a while. A global function, because it is rare. Returns 0.
+/// Remembers an error of a backend for a while. A slow path, hence a global function. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn remember_error(slot: u32, service: u32, now: u32) -> u32 {

@@ -1,4 +1,4 @@
-//! What is rare stands in functions of its own beside the ordinary way of a connect: each of them works when no daemon runs.
+//! The slow paths of a connect are functions of their own: each of them works when no daemon runs.
 
 use stage::fixture::{Fixture, SERVICE, with_active_accounting};
 use stage::kernel::FETCHING_ATOMICS;
@@ -11,7 +11,7 @@ use crate::verdicts::{for_an_hour, identify, judge};
 const ID: u32 = 1_000;
 
 #[test]
-fn every_rare_way_of_a_connect_works_after_the_daemon_was_killed() {
+fn every_slow_path_of_a_connect_works_after_the_daemon_was_killed() {
     for is_followed in [true, false] {
         let mut fixture = Fixture::without_daemon();
         // Of a connection that is not followed it is not told why it failed, and no backend is ejected.
