@@ -59,6 +59,15 @@ impl Counters {
         Ok(())
     }
 
+    /// How many flows were ever sent to each of these slots, which are given in ascending order.
+    ///
+    /// # Errors
+    /// If the kernel refuses a look-up.
+    pub fn chosen(&self, slots: &[Slot]) -> io::Result<Vec<u64>> {
+        let numbers: Vec<u32> = slots.iter().map(|slot| slot.number()).collect();
+        self.chosen.get_some(&numbers)
+    }
+
     /// Sets the counts of a slot in which no program counts.
     ///
     /// # Errors

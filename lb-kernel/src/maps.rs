@@ -83,9 +83,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
         let mut value = T::zeroed();
         let words = bytemuck::bytes_of_mut(&mut value);
         for (i, bytes) in words.chunks_exact_mut(4).enumerate() {
-            // SAFETY: `word` checks bounds and alignment.
-            let word = unsafe { self.word::<u32>(index, 4 * i).read_volatile() };
-            bytes.copy_from_slice(&word.to_ne_bytes());
+            bytes.copy_from_slice(&self.load32(index, 4 * i).to_ne_bytes());
         }
         value
     }
@@ -94,6 +92,12 @@ impl<T: bytemuck::Pod> Mapped<T> {
     pub fn load64(&self, index: usize, offset: usize) -> u64 {
         // SAFETY: `word` checks bounds and alignment.
         unsafe { self.word::<u64>(index, offset).read_volatile() }
+    }
+
+    /// As [`Mapped::load64`], a word of 32 bits.
+    pub fn load32(&self, index: usize, offset: usize) -> u32 {
+        // SAFETY: `word` checks bounds and alignment.
+        unsafe { self.word::<u32>(index, offset).read_volatile() }
     }
 
     fn atomic64(&self, index: usize, offset: usize) -> &AtomicU64 {

@@ -15,6 +15,8 @@ use crate::sys::elements;
 
 /// Bytes that one batch may take.
 const BATCH_BYTES: usize = 512 << 10;
+/// Elements that nobody wants and that are read all the same, because another call would cost more.
+const MOST_UNWANTED: u32 = 8;
 
 /// An array of values that are 64-bit numbers and nothing else.
 pub struct CountsPerCpu<V> {
@@ -97,13 +99,16 @@ impl<V: bytemuck::Pod> CountsPerCpu<V> {
     }
 }
 
-/// Parts of ascending indexes, the last of which is less than so many after the first.
+/// Parts of ascending indexes: the last of each is less than so many after the first, and between two of them there are few
+/// others.
 fn batches(indexes: &[u32], at_once: usize) -> impl Iterator<Item = &[u32]> {
     let mut rest = indexes;
     std::iter::from_fn(move || {
         let first = *rest.first()?;
-        let reached = rest.partition_point(|index| ((index - first) as usize) < at_once);
-        let (batch, later) = rest.split_at(reached);
+        let is_last =
+            |pair: &[u32]| (pair[1] - first) as usize >= at_once || pair[1] - pair[0] > MOST_UNWANTED + 1;
+        let length = rest.windows(2).position(is_last).map_or(rest.len(), |last| last + 1);
+        let (batch, later) = rest.split_at(length);
         rest = later;
         Some(batch)
     })
@@ -129,10 +134,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_spans_no_more_than_fits() {
+    fn a_batch_spans_no_more_than_fits_and_no_wide_gap() {
         let parts = |indexes: &[u32]| batches(indexes, 4).map(<[u32]>::to_vec).collect::<Vec<_>>();
         assert_eq!(parts(&[0, 1, 3, 4, 9, 12, 13]), [vec![0, 1, 3], vec![4], vec![9, 12], vec![13]]);
         assert!(parts(&[]).is_empty());
+        let far = MOST_UNWANTED + 2;
+        assert_eq!(
+            batches(&[0, far, 2 * far - 1], 1000).collect::<Vec<_>>(),
+            [&[0][..], &[far, 2 * far - 1]]
+        );
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub struct Sample {
     connect_us: u64,
     /// Whether its counts did not add up, apart from flows that began and ended while they were read.
     pub is_off: bool,
+    /// Whether every flow that was sent to it is over, so that nothing is counted before another one is sent.
+    pub is_settled: bool,
 }
 
 impl Sample {
@@ -55,6 +57,7 @@ impl Sample {
             connect: counts.connect.buckets.map(low),
             connect_us: counts.connect.sum_us,
             is_off: false,
+            is_settled: false,
         }
     }
 
@@ -152,16 +155,46 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         let mut chosen = BTreeSet::new();
         for sample in &samples {
             let before = self.samples.back().and_then(|(_, before)| find(before, sample.backend));
-            if let Some(before) = &before {
+            if let Some(before) = before {
                 self.ended = self.ended.wrapping_add(sample.ended_since(before));
             }
-            let before = before.or_else(|| self.beginnings.get(&sample.backend).copied());
+            let before = before.or_else(|| self.beginnings.get(&sample.backend));
             if sample.chosen != before.map_or(0, |before| before.chosen) {
                 chosen.insert(sample.backend);
             }
         }
+        self.keep(now, samples.into(), chosen, limited);
+    }
+
+    /// As [`Window::push`], of backends in the order of slots. Those that are not in `counted` are as in the last sample.
+    pub fn push_changes(
+        &mut self,
+        now: T,
+        backends: &[BackendRef],
+        counted: Vec<Sample>,
+        limited: Vec<(ServiceIndex, u64)>,
+    ) {
+        let last = self.samples.back().map_or_else(Arc::default, |(_, last)| Arc::clone(last));
+        if counted.is_empty() && last.len() == backends.len() {
+            return self.keep(now, last, BTreeSet::new(), limited);
+        }
+        let mut counted = counted.into_iter().peekable();
+        let mut sample = |backend: &BackendRef| {
+            counted.next_if(|sample| sample.backend == *backend).or_else(|| find(&last, *backend).copied())
+        };
+        let samples = backends.iter().filter_map(&mut sample).collect();
+        self.push(now, samples, limited);
+    }
+
+    fn keep(
+        &mut self,
+        now: T,
+        samples: Arc<[Sample]>,
+        chosen: BTreeSet<BackendRef>,
+        limited: Vec<(ServiceIndex, u64)>,
+    ) {
         self.chosen = Arc::new(chosen);
-        self.samples.push_back((now, samples.into()));
+        self.samples.push_back((now, samples));
         self.limited.push_back(limited.into());
         // The oldest sample that is kept is the newest that is at least a window old.
         while self.samples.get(1).is_some_and(|(time, _)| now - *time >= WINDOW) {
@@ -172,6 +205,12 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         if let Some((_, oldest)) = samples.front().filter(|_| !beginnings.is_empty()) {
             Arc::make_mut(beginnings).retain(|backend, _| find(oldest, *backend).is_none());
         }
+    }
+
+    /// Whether nothing was counted since the last sample of a backend that has no open flow and was sent `chosen` flows.
+    pub fn is_settled(&self, backend: BackendRef, chosen: u64) -> bool {
+        let last = self.samples.back().and_then(|(_, last)| find(last, backend));
+        last.is_some_and(|last| last.is_settled && last.chosen == low(chosen))
     }
 
     /// Flows whose end a program saw, from the first sample ever to the last: also those before the window.
@@ -196,9 +235,8 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
     pub fn recent(&self, now: T, backend: BackendRef, counts: &SlotCounters) -> Option<Recent> {
         let (time, oldest) = self.samples.front()?;
         let seconds = (now - *time).max(SHORTEST).as_secs_f64();
-        let fresh = || Sample::of(backend, &SlotCounters::default());
-        let before =
-            find(oldest, backend).or_else(|| self.beginnings.get(&backend).copied()).unwrap_or_else(fresh);
+        let fresh = Sample::of(backend, &SlotCounters::default());
+        let before = find(oldest, backend).or_else(|| self.beginnings.get(&backend)).unwrap_or(&fresh);
         let since = |now: u64, before: u32| u64::from(low(now).wrapping_sub(before));
         Some(Recent {
             seconds,
@@ -248,8 +286,8 @@ impl Lately {
     }
 }
 
-fn find(samples: &[Sample], backend: BackendRef) -> Option<Sample> {
-    samples.binary_search_by_key(&backend, |sample| sample.backend).ok().map(|at| samples[at])
+fn find(samples: &[Sample], backend: BackendRef) -> Option<&Sample> {
+    samples.binary_search_by_key(&backend, |sample| sample.backend).ok().map(|at| &samples[at])
 }
 
 #[cfg(test)]
@@ -311,6 +349,38 @@ mod tests {
         window.begin(backend(4), &chosen(7));
         window.push(DISTANCE * 6, vec![Sample::of(backend(4), &chosen(7))], Vec::new());
         assert!(window.chosen().is_empty(), "it has begun with what it was chosen before");
+    }
+
+    #[test]
+    fn nothing_is_counted_of_a_backend_whose_flows_are_over_until_another_is_sent_to_it() {
+        let mut window = Window::<Duration>::default();
+        assert!(!window.is_settled(BACKEND, 0), "there is no sample");
+        for is_settled in [true, false] {
+            let sample = Sample { is_settled, ..Sample::of(BACKEND, &chosen(5)) };
+            window.push(DISTANCE, vec![sample], Vec::new());
+            assert_eq!(window.is_settled(BACKEND, 5), is_settled);
+            assert!(!window.is_settled(BACKEND, 6));
+            assert!(!window.is_settled(backend(2), 5), "another one");
+        }
+    }
+
+    #[test]
+    fn a_sample_has_what_changed_and_what_did_not() {
+        let other = BackendRef { slot: Slot::new(7).unwrap(), generation: Generation(1) };
+        let (first, later, of_other) =
+            (Sample::of(BACKEND, &chosen(5)), Sample::of(BACKEND, &chosen(6)), Sample::of(other, &chosen(9)));
+        let mut window = Window::<Duration>::default();
+        let mut push = |at, backends: &[BackendRef], counted| {
+            window.push_changes(DISTANCE * at, backends, counted, Vec::new());
+            (window.samples.back().unwrap().1.to_vec(), window.chosen().iter().copied().collect::<Vec<_>>())
+        };
+        assert_eq!(
+            push(0, &[BACKEND, other], vec![first, of_other]),
+            (vec![first, of_other], vec![BACKEND, other])
+        );
+        assert_eq!(push(1, &[BACKEND, other], vec![]), (vec![first, of_other], vec![]));
+        assert_eq!(push(2, &[BACKEND, other], vec![later]), (vec![later, of_other], vec![BACKEND]));
+        assert_eq!(push(3, &[other], vec![]), (vec![of_other], vec![]), "one has left");
     }
 
     #[test]

@@ -97,21 +97,21 @@ impl Tables {
         self.all_slots().filter_map(next).collect()
     }
 
-    /// What the programs have found of these slots' backends, where that is anything bad.
-    pub fn kernel_verdicts<'s>(
-        &self,
-        slots: impl IntoIterator<Item = &'s Slot>,
-    ) -> BTreeMap<Slot, KernelVerdict> {
-        let verdict = |slot: &Slot| {
-            let word = self.maps.backends.load64(slot.index(), offset_of!(Backend, ejection));
-            let state = self.maps.backends.get(slot.index()).state;
+    /// What the programs have found of these backends, where that is anything bad. Looked at every second, also where all is
+    /// well: two words of each row, in the order in which they lie.
+    pub fn kernel_verdicts(&self, backends: &BTreeMap<Slot, BackendPlan>) -> BTreeMap<Slot, KernelVerdict> {
+        let verdict = |slot: Slot| {
+            let row = &self.maps.backends;
+            let word = row.load64(slot.index(), offset_of!(Backend, ejection));
+            let state = StateWord::from_word(row.load32(slot.index(), offset_of!(Backend, state)));
             let found = KernelVerdict {
                 is_ejected: state.ejected != 0,
                 failures: EjectionState::from_word(word).run,
             };
-            (found != KernelVerdict::default()).then_some((*slot, found))
+            (found != KernelVerdict::default() && backends.contains_key(&slot)).then_some((slot, found))
         };
-        slots.into_iter().filter_map(verdict).collect()
+        let end = backends.last_key_value().map_or(0, |(last, _)| last.number() + 1);
+        Slot::below(end).filter_map(verdict).collect()
     }
 
     /// Names an ejected backend for the next trial of each service that has one and names nobody who is: a backend that has left,

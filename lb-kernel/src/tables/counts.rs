@@ -55,6 +55,14 @@ impl Tables {
         self.maps.counts.visit(slots, each).map_err(|error| self.fail_io(map::COUNTS, "read", error))
     }
 
+    /// How many flows were sent to the backend of each of these slots, which are given in ascending order.
+    ///
+    /// # Errors
+    /// If the kernel refuses a look-up.
+    pub fn chosen(&self, slots: &[Slot]) -> Result<Vec<u64>, DatapathError> {
+        self.maps.counts.chosen(slots).map_err(|error| self.fail_io(map::CHOSEN, "read", error))
+    }
+
     fn with_active(&self, slot: Slot, sums: abi::SlotCounters) -> Counts {
         // The active count is read last, because a flow's end is counted before the flow is taken from there.
         let reclaimed = self.maps.reclaimed.load64(slot.index(), 0);

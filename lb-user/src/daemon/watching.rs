@@ -2,7 +2,7 @@
 //!
 //! A watch can fail, and can be lost without notice: everything is looked at once a second all the same.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use tracing::{info, warn};
@@ -33,10 +33,13 @@ impl Daemon {
         let files = self.sources.files.values().map(|file| &file.source.file.path).chain([&self.config.path]);
         let mut wanted: BTreeSet<PathBuf> = files.map(|path| directory_of(path)).collect();
         let mut failed = Vec::new();
-        for client_task in &self.clients.tasks {
-            match watcher.add_nearest(client_task.path()) {
+        // Most cgroups lie side by side: one look at the directory will do.
+        let siblings = self.clients.tasks.iter().map(|client_task| client_task.path());
+        let one_of_each: BTreeMap<_, _> = siblings.map(|path| (path.parent(), path)).collect();
+        for path in one_of_each.into_values() {
+            match watcher.add_nearest(path) {
                 Ok(directory) => wanted.extend(directory),
-                Err(error) => failed.push((client_task.path().to_owned(), error.to_string())),
+                Err(error) => failed.push((path.to_owned(), error.to_string())),
             }
         }
         self.watching

@@ -3,6 +3,7 @@
 //! A cgroup may be made anew at the same path, and a client may be configured for another one. The programs attach there
 //! first; old links go once no flow is open that may have begun at them. It reads no clock.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -73,13 +74,13 @@ impl ClientTask {
     }
 
     fn attach_if_needed(&mut self, now: Instant) -> Result<Followed, DatapathError> {
-        let there = self.cgroup_there()?;
-        if let (Some(cgroup), Some((seen, at))) = (&there, self.links_seen)
-            && cgroup.id == seen
+        if let Some((seen, at)) = self.links_seen
+            && std::fs::metadata(&self.path).is_ok_and(|there| there.ino() == seen)
             && now.saturating_duration_since(at) < LINKS
         {
             return Ok(Followed::Unchanged);
         }
+        let there = self.cgroup_there()?;
         // Links of an earlier daemon get the programs of this one, too.
         self.links_seen = None;
         if let Some(there) = there

@@ -34,21 +34,27 @@ impl ClientTask {
     fn take_sample(&mut self, now: Instant) -> Result<(), DatapathError> {
         let (tables, backends) = (self.datapath.tables(), &self.datapath.applied().backends);
         let slots: Vec<Slot> = backends.keys().copied().collect();
-        let mut samples = Vec::with_capacity(slots.len());
-        let mut unequal = Vec::new();
-        tables.visit_counts(&slots, |slot, counts| {
-            if !counts.add_up() {
-                unequal.push(samples.len());
-            }
-            let backend = BackendRef { slot, generation: backends[&slot].generation };
-            samples.push(Sample::of(backend, &counts.sums));
+        let at = |slot: Slot| BackendRef { slot, generation: backends[&slot].generation };
+        // Chosen first, then the open flows: a flow is counted in this order.
+        let chosen = tables.chosen(&slots)?;
+        let has_changed = |(slot, chosen): &(&Slot, u64)| {
+            tables.active(**slot) != 0 || !self.window.is_settled(at(**slot), *chosen)
+        };
+        let changed: Vec<Slot> =
+            slots.iter().zip(chosen).filter(has_changed).map(|(slot, _)| *slot).collect();
+        let mut counted = Vec::with_capacity(changed.len());
+        tables.visit_counts(&changed, |slot, counts| {
+            let mut sample = Sample::of(at(slot), &counts.sums);
+            sample.is_off = !counts.add_up();
+            sample.is_settled = !sample.is_off && counts.active == 0;
+            counted.push(sample);
         })?;
-        for at in unequal {
-            let sample: &mut Sample = &mut samples[at];
+        for sample in counted.iter_mut().filter(|sample| sample.is_off) {
             sample.is_off = tables.imbalance(sample.backend.slot)? != 0;
         }
         let limited = self.limited()?;
-        self.window.push(now, samples, limited);
+        let all: Vec<BackendRef> = slots.into_iter().map(at).collect();
+        self.window.push_changes(now, &all, counted, limited);
         Ok(())
     }
 

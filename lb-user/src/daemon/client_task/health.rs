@@ -33,7 +33,7 @@ const MOST_LINES: usize = 8;
 #[derive(Debug, Default)]
 pub struct Told {
     backends: BTreeMap<BackendRef, ToldOfBackend>,
-    panics: BTreeMap<String, bool>,
+    panics: BTreeSet<String>,
 }
 
 /// Of a backend how often it was ejected and taken back, and whether it was ejected then.
@@ -65,7 +65,7 @@ impl ClientTask {
     /// Takes in the programs' verdicts, and that time has passed. The next [`ClientTask::settle`] carries out what
     /// follows.
     pub fn hear_kernel(&mut self, now: Instant) {
-        let verdicts = self.datapath.tables().kernel_verdicts(self.datapath.applied().backends.keys());
+        let verdicts = self.datapath.tables().kernel_verdicts(&self.datapath.applied().backends);
         self.has_verdicts = !verdicts.is_empty();
         let ejected = verdicts.iter().filter(|(_, verdict)| verdict.is_ejected);
         let ejected: Vec<Slot> = ejected.map(|(slot, _)| *slot).collect();
@@ -176,11 +176,15 @@ impl ClientTask {
         for position in 0..self.client.services.len() {
             let Some(row) = self.balancer.row(position) else { continue };
             let service = &self.client.services[position].service.name;
-            let was = self.told.panics.insert(service.clone(), row.is_panic).unwrap_or(false);
             let (available, members) = row.available;
-            if row.is_panic && !was {
+            if row.is_panic == self.told.panics.contains(service) {
+                continue;
+            }
+            if row.is_panic {
+                self.told.panics.insert(service.clone());
                 warn!(client = %self.client.name, %service, available, members, "panic: too few backends are available, so ejected ones are chosen as well");
-            } else if was && !row.is_panic {
+            } else {
+                self.told.panics.remove(service);
                 info!(client = %self.client.name, %service, available, members, "panic is over");
             }
         }
@@ -239,7 +243,7 @@ impl ClientTask {
             return Ok(Vec::new());
         }
         let (tables, applied) = (self.datapath.tables(), self.datapath.applied());
-        let verdicts = tables.kernel_verdicts(applied.backends.keys());
+        let verdicts = tables.kernel_verdicts(&applied.backends);
         let mut told = BTreeMap::new();
         let mut lines = Vec::new();
         for (&slot, backend) in &applied.backends {
