@@ -40,17 +40,24 @@ fn read<I: Iterator<Item = u32>>(position: Position, lots: impl Fn(u32) -> I) ->
     let Position { client, backends, seed, .. } = position;
     let first_row = rank(client % LOT, LOT);
     let backend_lots = backends.div_ceil(LOT);
-    (0..LOT).flat_map(move |row| {
+    let places = (0..LOT).flat_map(move |row| {
         let row = (first_row + row) % LOT;
-        lots(backend_lots)
-            .map(move |lot| lot * LOT + column(seed, lot_of(position).into(), lot)[row as usize])
-            .filter(move |&backend| backend < backends)
-    })
+        lots(backend_lots).enumerate().map(move |(visited, lot)| (row as usize, visited, lot))
+    });
+    // How the lots are dealt, as the first row visits them: a list without indexes has thousands, and is read far beyond
+    // the first row, because most of its numbers belong to nobody.
+    let mut dealt = Vec::new();
+    let backend = move |(row, visited, lot): (usize, usize, u32)| {
+        if visited == dealt.len() {
+            dealt.push(column(seed, lot_of(position).into(), lot));
+        }
+        lot * LOT + u32::from(dealt[visited][row])
+    };
+    places.map(backend).filter(move |&backend| backend < backends)
 }
 
-/// How the backends of a lot are dealt to the rows of a client lot. Computed anew for each row: ten draws are cheaper to
-/// repeat in the rare order that is read beyond its first row than to keep for all lots.
-fn column(seed: u64, client_lot: u64, lot: u32) -> [u32; LOT as usize] {
+/// How the backends of a lot are dealt to the rows of a client lot.
+fn column(seed: u64, client_lot: u64, lot: u32) -> [u8; LOT as usize] {
     let mut column = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
     shuffle(&mut column, &mut SplitMix64::new(mix64(&[seed, client_lot, lot.into()])));
     column
