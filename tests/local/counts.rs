@@ -68,6 +68,55 @@ fn what_flows_end_of_and_how_long_they_took_is_told() {
     assert_eq!(look(|| backend(&fixture, "127.0.0.1:8001").rates_60s).now("no daemon runs"), None);
 }
 
+/// A CPU of a guest that is offline; on again once this is dropped.
+struct Offline(String);
+
+impl Offline {
+    fn take(cpu: usize) -> Self {
+        let file = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+        std::fs::write(&file, "0").expect("the kernel lets a CPU go");
+        Self(file)
+    }
+}
+
+impl Drop for Offline {
+    fn drop(&mut self) {
+        std::fs::write(&self.0, "1").expect("it comes back");
+    }
+}
+
+/// Each CPU counts for itself. A host's CPUs are not this test's to take: only that of a guest goes offline.
+#[test]
+fn what_was_counted_on_a_cpu_that_is_offline_is_not_lost() {
+    let mut fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    probe.pin(1);
+    probe.dial_many(SERVICE, 30);
+    let open: Vec<_> = (0..6).map(|_| probe.dial(SERVICE).socket).collect();
+    probe.pin(0);
+    let offline = stage::in_a_guest().then(|| Offline::take(1));
+    let started = |fixture: &Fixture| {
+        let backends = fixture.setup.service().backends;
+        backends.iter().for_each(assert_adds_up);
+        backends.iter().map(|backend| backend.started).sum::<u64>()
+    };
+    assert_eq!(started(&fixture), 36);
+    probe.dial_many(SERVICE, 30);
+    for socket in open {
+        probe.close(socket);
+    }
+    fixture.setup.active_becomes(0);
+    assert_eq!(started(&fixture), 66);
+    // A daemon that starts meanwhile opens its clients on what there is.
+    fixture.stop();
+    fixture.start();
+    drop(offline);
+    probe.pin(1);
+    probe.dial_many(SERVICE, 30);
+    fixture.setup.active_becomes(0);
+    assert_eq!(started(&fixture), 96);
+}
+
 /// Another backend has its slot by then.
 #[test]
 fn a_backend_that_leaves_and_returns_goes_on_with_its_counts() {

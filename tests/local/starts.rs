@@ -1,5 +1,6 @@
 //! Starts where something is wrong: what is wrong with one client is that client's, is said, and heals by itself.
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use stage::fixture::{Fixture, SERVICE, config};
@@ -46,6 +47,40 @@ fn a_client_beside_an_exclusive_program_keeps_no_other_client_from_being_started
     look(|| fixture.setup.faults().len()).becomes(1);
     drop(exclusive);
     eventually("it is attached once it can be", || fixture.setup.faults(), Vec::is_empty);
+}
+
+/// Clients are opened on all CPUs at once: what is wrong with one is told of that one.
+#[test]
+fn of_64_clients_two_that_are_refused_are_named_and_the_others_are_balanced() {
+    let mut fixture = Fixture::without_daemon();
+    let others: Vec<Cgroup> = (0..63).map(|_| Cgroup::new()).collect();
+    let small = "[limits]\nslots = 64\nflow_records = 64\n";
+    let client = |(number, cgroup): (usize, &Cgroup)| {
+        format!("[[client]]\njob = \"job-{number}\"\ncgroup = \"{}\"\n", cgroup.relative().display())
+    };
+    let clients: String = others.iter().enumerate().map(client).collect();
+    let text = clients + &config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + small;
+    fixture.setup.write("socklb.toml", &text);
+    fixture.start();
+    fixture.stop();
+    let (unfit, exclusive) = (20, 40);
+    let maps = fixture.setup.pins_of(&format!("job-{unfit}")).join("maps");
+    fs::rename(maps.join("counts"), maps.join("theirs")).expect("rename a pin");
+    assert!(fixture.setup.run(&["detach", &format!("job-{exclusive}")]).status.success());
+    let program = Exclusive::attach(others[exclusive].path());
+    fixture.start();
+    let faults = fixture.setup.faults();
+    let named: BTreeSet<&str> =
+        faults.iter().map(|fault| fault.split(':').next().unwrap_or_default()).collect();
+    assert!(faults.len() == 2 && named == ["client job-20", "client job-40"].into(), "{faults:?}");
+    let is_reached = |cgroup: &Cgroup| reached(&mut Probe::start(cgroup));
+    let alone: Vec<usize> = (0..63).filter(|number| !is_reached(&others[*number])).collect();
+    // The programs of the daemon before go on where the pins do not fit.
+    assert_eq!(alone, [exclusive]);
+    drop(program);
+    fs::rename(maps.join("theirs"), maps.join("counts")).expect("put it back");
+    let healed = within(3 * stage::patience(), || fixture.setup.faults(), Vec::is_empty);
+    assert!(healed.is_ok(), "both are tried again by themselves: {healed:?}");
 }
 
 #[test]
