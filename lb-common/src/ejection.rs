@@ -210,14 +210,22 @@ pub fn undecided(before: EjectionState, now: u32) -> EjectionState {
     }
 }
 
+/// How an ejected backend stands whose time is over at the tick `now`, because something else than its connects has shown that it
+/// may be well again: a trial is due.
+#[inline(always)]
+pub fn time_over(before: EjectionState, now: u32) -> EjectionState {
+    if before.phase == EjectionPhase::Ejected as u8 { EjectionState { at: now, ..before } } else { before }
+}
+
 /// In place of an ejection for which there is no room: the run stays where it is, and the next failure asks again.
 #[inline(always)]
 pub const fn withheld(ejected: EjectionState, before: EjectionState, now: u32) -> EjectionState {
     EjectionState { at: now, level: before.level, phase: EjectionPhase::Counting as u8, ..ejected }
 }
 
+/// How a backend stands that is ejected at the tick `now`.
 #[inline(always)]
-fn ejected(before: EjectionState, rules: EjectionRules, now: u32, random: u32) -> EjectionState {
+pub fn ejected(before: EjectionState, rules: EjectionRules, now: u32, random: u32) -> EjectionState {
     EjectionState {
         at: now.wrapping_add(duration(before.level, rules, random)),
         run: rules.failures,

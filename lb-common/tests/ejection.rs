@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 const BASE: u32 = 5_000;
 const MAX: u32 = 300_000;
-const RULES: EjectionRules = EjectionRules { base: BASE, max: MAX, failures: 5, max_share: 50, _reserved: 0 };
+const RULES: EjectionRules = EjectionRules { base: BASE, max: MAX, failures: 5, _reserved: [0; 3] };
 /// In the middle of a jitter's range there is none.
 const NO_JITTER: u32 = 1 << 31;
 const NEW: EjectionState = EjectionState { at: 0, run: 0, level: 0, phase: 0, ending: 0 };

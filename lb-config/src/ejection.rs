@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lb_core::service::Ejection;
 
-use super::keys::ejection::{BASE, FAILURES, MAX, MAX_SHARE, SECTION};
+use super::keys::ejection::{BASE, FAILURES, MAX, SECTION};
 use super::keys::service::EJECTION;
 use lb_document::Table;
 use lb_document::diagnostic::Report;
@@ -42,13 +42,11 @@ pub fn read(table: &Table<'_>, report: &mut Report<'_>) -> Option<Option<Asked>>
     }
     let keys = item.table(&SECTION, report)?;
     let failures = FAILURES.take(&keys, report);
-    let max_share = MAX_SHARE.take(&keys, report);
     let (base, max) = (BASE.take(&keys, report), MAX.take(&keys, report));
     check_order(&keys, base?, max?, report);
-    // The rows bound both to a byte.
-    let byte = |number: u32| u8::try_from(number).unwrap_or(u8::MAX);
-    let ejection =
-        Ejection { failures: byte(failures?), base: base?, max: max?, max_share: byte(max_share?) };
+    // The row bounds it to a byte.
+    let failures = u8::try_from(failures?).unwrap_or(u8::MAX);
+    let ejection = Ejection { failures, base: base?, max: max? };
     Some(Some(Asked { ejection: Some(ejection), span }))
 }
 
@@ -92,13 +90,8 @@ mod tests {
         assert_eq!(ejection("ejection = 'off'"), None);
         assert_eq!(ejection("protocol = 'udp'"), None, "an ICMP error is mostly taken by the application");
         assert_eq!(
-            ejection("ejection = { failures = 255, base = '1h', max = '1h', max_share = 100 }"),
-            Some(Ejection {
-                failures: 255,
-                base: Duration::from_hours(1),
-                max: Duration::from_hours(1),
-                max_share: 100
-            })
+            ejection("ejection = { failures = 255, base = '1h', max = '1h' }"),
+            Some(Ejection { failures: 255, base: Duration::from_hours(1), max: Duration::from_hours(1) })
         );
         assert_eq!(
             ejection("ejection = { base = '100ms' }"),
@@ -112,8 +105,6 @@ mod tests {
         let cases = [
             ("ejection = { failures = 0 }", "8:25: failures is 0 (write 1 to 255)".to_owned()),
             ("ejection = { failures = 256 }", "8:25: failures is 256 (write 1 to 255)".to_owned()),
-            ("ejection = { max_share = 0 }", "8:26: max_share is 0 (write 1 to 100)".to_owned()),
-            ("ejection = { max_share = 101 }", "8:26: max_share is 101 (write 1 to 100)".to_owned()),
             ("ejection = { base = '0s' }", format!("8:21: base is \"0s\" {times}")),
             ("ejection = { max = '2h' }", format!("8:20: max is \"2h\" {times}")),
             (
@@ -138,12 +129,18 @@ mod tests {
                 "ejection = 'on'",
                 "8:12: unknown ejection \"on\" (write \"off\", or { failures = 5 } and what else is wanted)".to_owned(),
             ),
-            ("ejection = { fails = 1 }", "8:14: unknown key \"fails\" in ejection (known keys: failures, base, max, max_share)".to_owned()),
+            ("ejection = { fails = 1 }", "8:14: unknown key \"fails\" in ejection (known keys: failures, base, max)".to_owned()),
+            (
+                "ejection = { max_share = 50 }",
+                "8:14: former key \"max_share\" in ejection (leave it out: whether too many fail at once is judged by \
+                 health.panic_threshold alone)"
+                    .to_owned(),
+            ),
             ("ejection = true", "8:12: ejection must be a table, not true or false".to_owned()),
         ];
         for (line, expected) in cases {
             check(&with_line(line), &[&expected]);
         }
-        assert_eq!(faults(&with_line("ejection = { failures = 0, max_share = 0, base = 'x' }")).len(), 3);
+        assert_eq!(faults(&with_line("ejection = { failures = 0, base = 'x' }")).len(), 2);
     }
 }

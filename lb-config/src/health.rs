@@ -6,7 +6,7 @@ use lb_document::diagnostic::Report;
 
 use super::keys::health::{PANIC_THRESHOLD, REPLACE_AFTER, SECTION};
 use super::keys::service::HEALTH;
-use super::probe::{self, Around, Probe};
+use super::probe::{self, Around, Probe, ProbeKind};
 
 /// Reads the key of a service's table, if it is written; `None` if it is wrong.
 pub fn read(
@@ -22,7 +22,12 @@ pub fn read(
     let probe = probe::read(&keys, protocol, around, report);
     // The row bounds it to a byte.
     let panic_threshold = u8::try_from(panic_threshold?).unwrap_or(u8::MAX);
-    Some((HealthRules { panic_threshold, replace_after: replace_after? }, probe?))
+    let probe = probe?;
+    let first_look = probe.as_ref().and_then(|probe| match probe.kind {
+        ProbeKind::Connect { timeout, .. } => Some(timeout),
+        ProbeKind::Report { .. } => None,
+    });
+    Some((HealthRules { panic_threshold, replace_after: replace_after?, first_look }, probe))
 }
 
 #[cfg(test)]
@@ -38,11 +43,11 @@ mod tests {
 
     #[test]
     fn what_is_not_written_is_the_default() {
-        let default = HealthRules { panic_threshold: 50, replace_after: Duration::from_secs(10) };
+        let default = HealthRules::default();
         assert_eq!([health(""), health("health = {}")], [default; 2]);
         assert_eq!(
             health("health = { panic_threshold = 0, replace_after = '1m' }"),
-            HealthRules { panic_threshold: 0, replace_after: Duration::from_mins(1) }
+            HealthRules { panic_threshold: 0, replace_after: Duration::from_mins(1), ..default }
         );
         assert_eq!(
             health("health = { panic_threshold = 100 }"),

@@ -139,7 +139,8 @@ section! {
 }
 
 section! {
-    ejection, "ejection", "ejection", "";
+    ejection, "ejection", "ejection", "",
+        gone "max_share": "leave it out: whether too many fail at once is judged by health.panic_threshold alone";
 
     FAILURES "failures": Number(1..=255), Is(5),
         "failures in a row that eject; each connection that is established takes one away";
@@ -148,17 +149,14 @@ section! {
         "how long the first ejection lasts; each that follows without recovery lasts twice as long";
     MAX "max": Time(Duration::from_millis(100)..=Duration::from_hours(1)), Is(Duration::from_mins(5)),
         "how long an ejection lasts at most";
-    MAX_SHARE "max_share": Number(1..=100), Is(50),
-        "how many of the usable members may be ejected at a time, in percent; one where that is less than one, and never the \
-         last";
 }
 
 section! {
     health, "health", "health", "";
 
     PANIC_THRESHOLD "panic_threshold": Number(0..=100), Is(50),
-        "percent of a task's members: if fewer are available, ejected ones are chosen as well, because so many failures at \
-         once are rarely each backend's own; `0`: never";
+        "percent of the backends that a task has tried: if fewer are available, and none of these has served lately, ejected ones \
+         are chosen as well, because so many failures at once are rarely each backend's own; `0`: never";
     // Below a second every hiccup would change tables; after a day nobody waits for a backend.
     REPLACE_AFTER "replace_after": Time(Duration::from_secs(1)..=Duration::from_hours(24)),
         Is(Duration::from_secs(10)),

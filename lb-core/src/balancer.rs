@@ -31,7 +31,7 @@ use crate::schedule;
 use crate::service::Service;
 use crate::slots::{Identity, Slots, SlotsExhausted};
 
-pub use row::Row;
+pub use row::{Circumstances, Row};
 
 /// What the kernel programs have found of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,11 +54,15 @@ pub enum Fact {
     /// What the kernel programs have found, of every slot of which they have found anything bad.
     Kernel(BTreeMap<Slot, KernelVerdict>),
     /// All that somebody says of backends of the service at this position, in place of all that they said before: of those that
-    /// are not named all is well by them. Also of backends that have no slot yet, for they may stand in.
+    /// are not named all is well by them. But probes name everybody of whom one has ended, and of the others nothing new is
+    /// known. Also of backends that have no slot yet, for they may stand in.
     Said(usize, Who, BTreeMap<SocketAddr, (Health, Why)>),
     /// How much more or less than its structural weight each member of the service at this position has, in place of what was told
     /// before.
     Factors(usize, Factors),
+    /// Services of which a backend that nothing speaks against has established connections lately, in place of those that were told
+    /// before: a host that reaches one backend is not itself what keeps it from reaching others.
+    Serving(BTreeSet<ServiceIndex>),
     /// Time has passed, and nothing else has happened.
     Time,
     /// The report ids of backends whose reports the service at this position heeds, by protocol and address, and of any others.
@@ -101,11 +105,13 @@ pub struct Adopted {
 
 /// One service and what is known of its endpoints.
 #[derive(Clone, Debug)]
-struct ServiceState {
+struct ServiceState<T> {
     service: Service,
     index: ServiceIndex,
     /// `None` until a source has delivered.
-    list: Option<ListInUse>,
+    list: Option<ListInUse<T>>,
+    /// Until when all are used alike, because nothing was known of any when the list came.
+    fresh_until: Option<T>,
     /// `None` until it is told.
     reports: Option<ReportIdMap>,
     factors: Factors,
@@ -113,10 +119,10 @@ struct ServiceState {
 
 /// A list in use.
 #[derive(Clone, Debug)]
-struct ListInUse {
+struct ListInUse<T> {
     endpoints: Arc<EndpointList>,
     membership: Arc<Membership>,
-    row: Row,
+    row: Row<T>,
     schedule: Arc<[Slot]>,
     fallback: Option<Slot>,
 }
@@ -132,12 +138,16 @@ struct Report {
 #[derive(Clone, Debug)]
 pub struct Balancer<T = Instant> {
     limits: Limits,
-    services: Vec<ServiceState>,
+    services: Vec<ServiceState<T>>,
     slots: Slots,
     /// Of every backend that has a slot, and of those without one of which something is said.
     standings: BTreeMap<Identity, Standing<T>>,
     /// What the kernel programs had found when it was last told.
     verdicts: BTreeMap<Slot, KernelVerdict>,
+    /// Services of which a backend that nothing speaks against has established connections lately.
+    serving: BTreeSet<ServiceIndex>,
+    /// Ejected backends against which a probe or their own report has ceased to speak, since this was last asked.
+    returned: BTreeSet<Identity>,
     /// What the kernel held when the daemon started: kept for services whose source has not delivered yet, for services
     /// that were removed, and for the flows of both.
     adopted: Plan,
@@ -174,12 +184,15 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 service,
                 index,
                 list: None,
+                fresh_until: None,
                 reports: None,
                 factors: Factors::default(),
             });
         }
-        let (standings, verdicts) = (BTreeMap::new(), BTreeMap::new());
-        let mut balancer = Self { limits, services: states, slots, standings, verdicts, adopted };
+        let standings = proven_before(&states, &adopted, now);
+        let (verdicts, serving, returned) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+        let mut balancer =
+            Self { limits, services: states, slots, standings, verdicts, serving, returned, adopted };
         balancer.drop_empty_services();
         balancer.hear_sources(now);
         Ok(balancer)
@@ -216,6 +229,12 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 Ok(is_news && self.arrange(position, now))
             }
             Fact::Factors(position, factors) => Ok(self.weigh(position, factors)),
+            Fact::Serving(services) => {
+                let before = std::mem::replace(&mut self.serving, services);
+                let changed: BTreeSet<ServiceIndex> =
+                    before.symmetric_difference(&self.serving).copied().collect();
+                Ok(self.arrange_all(now, |state, _| changed.contains(&state.index)))
+            }
             // Nothing that is said to a balancer ends by itself.
             Fact::Time => Ok(self.arrange_all(now, |_, row| row.is_unsettled())),
             Fact::Reports(position, reports) => {
@@ -240,17 +259,31 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             return Ok(false);
         }
         let state = &self.services[position];
-        let (index, rules) = (state.index, state.service.health);
+        let index = state.index;
         let heard = self.heard(index, &endpoints, now);
-        let standing = |address| heard.get(&Identity { service: index, address });
-        let replaced = self.replaced(state);
-        let row = row::row(&membership, rules, &replaced, standing, now);
+        let standing = |address| {
+            let identity = Identity { service: index, address };
+            heard.get(&identity).or_else(|| self.standings.get(&identity))
+        };
+        let mut members = membership.members.iter().map(|member| member.endpoint.address);
+        let is_known = members.any(|address| standing(address).is_some_and(Standing::is_proven));
+        let fresh_until = match state.service.health.first_look {
+            Some(look) if !is_known => Some(now + look),
+            Some(_) => state.fresh_until,
+            None => None,
+        };
+        let circumstances = Circumstances {
+            is_fresh: fresh_until.is_some_and(|until| now < until),
+            ..self.circumstances(state, self.replaced(state, now), now)
+        };
+        let row = row::row(&membership, &circumstances, standing, now);
         // Whoever stands in for others may find no room; what the list itself asks for has to.
         let (row, built) = match self.build(position, &row) {
             Ok(built) => (row, built),
             Err(_) => {
                 let plain = Membership { next: Vec::new(), lame_ducks: Vec::new(), ..(*membership).clone() };
-                let plain = row::row(&plain, rules, &BTreeSet::new(), standing, now);
+                let circumstances = Circumstances { replaced: BTreeMap::new(), ..circumstances };
+                let plain = row::row(&plain, &circumstances, standing, now);
                 let built = self.build(position, &plain)?;
                 (plain, built)
             }
@@ -262,21 +295,49 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             schedule,
             fallback,
         });
+        self.services[position].fresh_until = fresh_until;
         // From here on the list says what there is, not what the kernel held at the start.
         self.adopted.services.remove(&index);
         self.hear_sources(now);
+        self.forget_unlisted(position);
         Ok(true)
     }
 
+    /// What is known without a slot of backends that the list of a service has no more.
+    fn forget_unlisted(&mut self, position: usize) {
+        let Some(ServiceState { index, list: Some(in_use), .. }) = self.services.get(position) else {
+            return;
+        };
+        let (slots, index, endpoints) = (&self.slots, *index, &in_use.endpoints);
+        self.standings.retain(|known, _| {
+            known.service != index || endpoints.get(known.address).is_some() || slots.get(*known).is_some()
+        });
+    }
+
+    /// What a row of a service goes by, where others stand in for these.
+    fn circumstances(
+        &self,
+        state: &ServiceState<T>,
+        replaced: BTreeMap<SocketAddr, T>,
+        now: T,
+    ) -> Circumstances<T> {
+        Circumstances {
+            rules: state.service.health,
+            replaced,
+            is_serving: self.serving.contains(&state.index),
+            is_fresh: state.fresh_until.is_some_and(|until| now < until),
+        }
+    }
+
     /// Backends of a service that others stand in for; of a service that has no list yet, in the table that was taken over.
-    fn replaced(&self, state: &ServiceState) -> BTreeSet<SocketAddr> {
+    fn replaced(&self, state: &ServiceState<T>, now: T) -> BTreeMap<SocketAddr, T> {
         match (&state.list, self.adopted.services.get(&state.index)) {
             (Some(in_use), _) => in_use.row.replaced.clone(),
             (None, Some(adopted)) => {
                 let backends = adopted.replaced.iter().filter_map(|slot| self.adopted.backends.get(slot));
-                backends.map(|backend| backend.address).collect()
+                backends.map(|backend| (backend.address, now)).collect()
             }
-            (None, None) => BTreeSet::new(),
+            (None, None) => BTreeMap::new(),
         }
     }
 
@@ -284,7 +345,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     ///
     /// # Errors
     /// If it does not fit; nothing has changed then.
-    fn build(&self, position: usize, row: &Row) -> Result<Built, Refused> {
+    fn build(&self, position: usize, row: &Row<T>) -> Result<Built, Refused> {
         let log2 = schedule::length_log2(u32::try_from(row.members.len()).unwrap_or(u32::MAX));
         let length = if row.members.is_empty() { 0 } else { 1u32 << log2 };
         self.check_schedules(position, length)?;
@@ -295,7 +356,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         for (address, _) in &row.members {
             members.push(slots.hold(Identity { service: index, address: *address })?.slot);
         }
-        for address in &row.replaced {
+        for address in row.replaced.keys() {
             slots.hold(Identity { service: index, address: *address })?;
         }
         let weights = weights_of(row, &self.services[position].factors);
@@ -307,14 +368,14 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         &mut self,
         position: usize,
         Built { slots, schedule, fallback }: Built,
-        list: impl FnOnce(Arc<[Slot]>, Option<Slot>) -> ListInUse,
+        list: impl FnOnce(Arc<[Slot]>, Option<Slot>) -> ListInUse<T>,
     ) {
         self.slots = slots;
         self.services[position].list = Some(list(schedule, fallback));
     }
 
     /// Brings rows up to date with how backends stand. Returns whether any has changed, or who may be chosen.
-    fn arrange_all(&mut self, now: T, concerns: impl Fn(&ServiceState, &Row) -> bool) -> bool {
+    fn arrange_all(&mut self, now: T, concerns: impl Fn(&ServiceState<T>, &Row<T>) -> bool) -> bool {
         let mut changed = false;
         for position in 0..self.services.len() {
             let state = &self.services[position];
@@ -329,7 +390,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let state = &self.services[position];
         let Some(in_use) = &state.list else { return false };
         let standing = |address| self.standings.get(&Identity { service: state.index, address });
-        let row = row::row(&in_use.membership, state.service.health, &in_use.row.replaced, standing, now);
+        let circumstances = self.circumstances(state, in_use.row.replaced.clone(), now);
+        let row = row::row(&in_use.membership, &circumstances, standing, now);
         if row == in_use.row {
             return false;
         }
@@ -444,7 +506,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
 
     /// Backends that a table or a fallback of the plan names: they keep their slots. Whether one of them may be chosen is another
     /// question, see [`Balancer::usable`].
-    fn members(&self) -> Members<'_> {
+    fn members(&self) -> Members<'_, T> {
         let states = self.services.iter().map(|state| (state.index, state)).collect();
         let without_list = self.services.iter().filter(|state| state.list.is_none());
         let adopted = without_list.filter_map(|state| self.adopted.services.get(&state.index));
@@ -461,7 +523,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     }
 
     /// Whether connect may choose a backend, as far as the daemon decides that.
-    fn usable(&self, state: Option<&ServiceState>, identity: Identity, at: BackendRef) -> Usable {
+    fn usable(&self, state: Option<&ServiceState<T>>, identity: Identity, at: BackendRef) -> Usable {
         let adopted = || {
             let adopted = self.adopted.backends.get(&at.slot).filter(|a| a.generation == at.generation);
             adopted.map_or(Usable::No, |adopted| adopted.usable)
@@ -474,6 +536,28 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             Some(_) => adopted(),
             None => Usable::No,
         }
+    }
+
+    /// The slots of backends that others stand in for and that are not ejected, because they were the last when they failed: nobody
+    /// connects to them, so that only a trial can show that they are well again.
+    pub fn replaced_without_ejection(&self) -> Vec<Slot> {
+        let is_withheld = |slot: &Slot| {
+            self.verdicts.get(slot).is_some_and(|verdict| !verdict.is_ejected && verdict.failures > 0)
+        };
+        let of_service = |state: &ServiceState<T>| {
+            let identity = |address: &SocketAddr| Identity { service: state.index, address: *address };
+            let replaced = state.list.iter().flat_map(|in_use| in_use.row.replaced.keys().map(identity));
+            let ejected = replaced.filter(|one| self.standings.get(one).is_some_and(Standing::is_ejected));
+            ejected.filter_map(|one| Some(self.slots.get(one)?.slot)).filter(is_withheld).collect::<Vec<_>>()
+        };
+        self.services.iter().flat_map(of_service).collect()
+    }
+
+    /// The slots of ejected backends against which a probe or their own report has ceased to speak, since this was last asked: the
+    /// next connect is to try them.
+    pub fn take_returned(&mut self) -> Vec<Slot> {
+        let returned = std::mem::take(&mut self.returned);
+        returned.into_iter().filter_map(|identity| Some(self.slots.get(identity)?.slot)).collect()
     }
 
     /// What the sources say of every backend that has a slot.
@@ -514,16 +598,42 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let identity = |address: &SocketAddr| Identity { service, address: *address };
         for (address, (health, why)) in said {
             let standing = self.standings.entry(identity(address)).or_insert_with(|| Standing::new(now));
-            is_news |= standing.hear(who, Some(Said { health: *health, why: *why, until: None }), now);
+            let said = Said { health: *health, why: *why, until: None };
+            let is_well = *health == Health::Healthy;
+            let has_changed = standing.hear(who, (!is_well).then_some(said), now);
+            if has_changed && is_well {
+                self.returned.extend(standing.is_ejected().then(|| identity(address)));
+            }
+            let is_first = who == Who::Probe && standing.prove();
+            is_news |= has_changed || is_first;
+        }
+        if who == Who::Probe {
+            self.end_freshness(service);
         }
         let slots = &self.slots;
         self.standings.retain(|known, standing| {
-            if known.service == service && !said.contains_key(&known.address) {
-                is_news |= standing.hear(who, None, now);
+            if known.service == service && who != Who::Probe && !said.contains_key(&known.address) {
+                let has_changed = standing.hear(who, None, now);
+                self.returned.extend((has_changed && standing.is_ejected()).then_some(*known));
+                is_news |= has_changed;
             }
-            known.service != service || slots.get(*known).is_some() || !standing.verdicts().is_empty()
+            known.service != service || slots.get(*known).is_some() || standing.is_known()
         });
         is_news
+    }
+
+    /// A service is fresh no more once a probe of each of its members has ended.
+    fn end_freshness(&mut self, service: ServiceIndex) {
+        let standings = &self.standings;
+        let is_proven = |address: SocketAddr| {
+            standings.get(&Identity { service, address }).is_some_and(Standing::is_proven)
+        };
+        for state in self.services.iter_mut().filter(|state| state.index == service) {
+            let members = state.list.iter().flat_map(|in_use| &in_use.membership.members);
+            if members.map(|member| member.endpoint.address).all(is_proven) {
+                state.fresh_until = None;
+            }
+        }
     }
 
     /// Takes in what the kernel programs have found. Returns the services of whose backends that is news.
@@ -532,6 +642,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         if verdicts == self.verdicts {
             return concerned;
         }
+        let limit = |state: &ServiceState<T>| state.service.ejection.map_or(u8::MAX, |rules| rules.failures);
+        let limits: BTreeMap<ServiceIndex, u8> =
+            self.services.iter().map(|state| (state.index, limit(state))).collect();
         for (identity, at) in self.slots.iter() {
             let of = |verdicts: &BTreeMap<Slot, KernelVerdict>| {
                 verdicts.get(&at.slot).copied().unwrap_or_default()
@@ -543,7 +656,10 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             concerned.insert(identity.service);
             let standing = self.standings.entry(identity).or_insert_with(|| Standing::new(now));
             let said = Said { health: Health::Ejected, why: Why::Failures(after.failures), until: None };
-            standing.hear(Who::Kernel, after.is_ejected.then_some(said), now);
+            // Also one that failed as often and is not ejected, because it is the last.
+            let limit = limits.get(&identity.service).copied().unwrap_or(u8::MAX);
+            let is_ejected = after.is_ejected || after.failures >= limit;
+            standing.hear(Who::Kernel, is_ejected.then_some(said), now);
             if after.failures > before.failures {
                 standing.note_failure(now);
             }
@@ -594,7 +710,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         plan
     }
 
-    fn service_plan(&self, state: &ServiceState) -> ServicePlan {
+    fn service_plan(&self, state: &ServiceState<T>) -> ServicePlan {
         let service = &state.service;
         let slot = |address: &SocketAddr| {
             let identity = Identity { service: state.index, address: *address };
@@ -602,7 +718,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         };
         let (fallback, schedule, replaced) = match (&state.list, self.adopted.services.get(&state.index)) {
             (Some(in_use), _) => {
-                let replaced = in_use.row.replaced.iter().filter_map(slot).collect();
+                let replaced = in_use.row.replaced.keys().filter_map(slot).collect();
                 (in_use.fallback, Arc::clone(&in_use.schedule), replaced)
             }
             (None, Some(adopted)) => {
@@ -624,7 +740,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    fn report(&self, state: Option<&ServiceState>, identity: Identity, at: BackendRef) -> Report {
+    fn report(&self, state: Option<&ServiceState<T>>, identity: Identity, at: BackendRef) -> Report {
         let in_use = state.and_then(|state| state.list.as_ref());
         let listed = in_use.and_then(|in_use| in_use.endpoints.get(identity.address));
         let adopted = self.adopted.backends.get(&at.slot).filter(|a| a.generation == at.generation);
@@ -636,7 +752,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     }
 
     /// The report id of a backend; none of those of a service that was removed, which are not chosen any more.
-    fn report_id(&self, state: Option<&ServiceState>, identity: Identity, at: BackendRef) -> u32 {
+    fn report_id(&self, state: Option<&ServiceState<T>>, identity: Identity, at: BackendRef) -> u32 {
         let Some(state) = state else { return NO_REPORT };
         let id = match &state.reports {
             Some(ids) => {
@@ -652,7 +768,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     }
 
     /// The row in use of the service at this position of the configuration.
-    pub fn row(&self, position: usize) -> Option<&Row> {
+    pub fn row(&self, position: usize) -> Option<&Row<T>> {
         self.services[position].list.as_ref().map(|in_use| &in_use.row)
     }
 
@@ -668,16 +784,16 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
 }
 
 /// Backends that a table or a fallback names.
-struct Members<'b> {
+struct Members<'b, T> {
     /// The services of the configuration.
-    states: BTreeMap<ServiceIndex, &'b ServiceState>,
+    states: BTreeMap<ServiceIndex, &'b ServiceState<T>>,
     /// The slots that tables name which were taken over, of services that have no list yet.
     adopted: BTreeSet<Slot>,
 }
 
-impl<'b> Members<'b> {
+impl<'b, T> Members<'b, T> {
     /// The service that has an index, if the configuration has it.
-    fn state(&self, index: ServiceIndex) -> Option<&'b ServiceState> {
+    fn state(&self, index: ServiceIndex) -> Option<&'b ServiceState<T>> {
         self.states.get(&index).copied()
     }
 
@@ -699,7 +815,7 @@ struct Built {
     fallback: Option<Slot>,
 }
 
-impl ListInUse {
+impl<T> ListInUse<T> {
     fn says(&self, endpoints: &Arc<EndpointList>, membership: &Arc<Membership>) -> bool {
         fn same<V: PartialEq>(a: &Arc<V>, b: &Arc<V>) -> bool {
             Arc::ptr_eq(a, b) || a == b
@@ -709,9 +825,9 @@ impl ListInUse {
 }
 
 /// Whether others stand in for a backend.
-fn is_replaced(state: Option<&ServiceState>, identity: Identity) -> bool {
+fn is_replaced<T>(state: Option<&ServiceState<T>>, identity: Identity) -> bool {
     let in_use = state.and_then(|state| state.list.as_ref());
-    in_use.is_some_and(|in_use| in_use.row.replaced.contains(&identity.address))
+    in_use.is_some_and(|in_use| in_use.row.replaced.contains_key(&identity.address))
 }
 
 fn index_of(adopted: &Plan, service: &Service) -> Option<ServiceIndex> {
@@ -721,12 +837,37 @@ fn index_of(adopted: &Plan, service: &Service) -> Option<ServiceIndex> {
     adopted.services.iter().find(|(_, plan)| same(plan)).map(|(index, _)| *index)
 }
 
+/// What probes had found of the backends of tables that are taken over, as far as their state words tell: who might be chosen was
+/// well, and who might not, though its list said nothing against it, was refusing. So it stands until a probe has ended.
+fn proven_before<T: Copy + Ord>(
+    states: &[ServiceState<T>],
+    adopted: &Plan,
+    now: T,
+) -> BTreeMap<Identity, Standing<T>> {
+    let probed = states.iter().filter(|state| state.service.health.first_look.is_some());
+    let tables = probed.filter_map(|state| Some((state.index, adopted.services.get(&state.index)?)));
+    let slots = tables.flat_map(|(index, table)| {
+        table.schedule.iter().chain(&table.replaced).map(move |slot| (index, *slot)).collect::<BTreeSet<_>>()
+    });
+    let backends = slots.filter_map(|(service, slot)| Some((service, adopted.backends.get(&slot)?)));
+    let listed =
+        backends.filter(|(_, one)| matches!(one.state, BackendState::Healthy | BackendState::Replaced));
+    let standing = |(service, BackendPlan { address, usable, .. }): (_, &BackendPlan)| {
+        let mut standing = Standing::new(now);
+        standing.prove();
+        let refusing = Said { health: Health::Refusing, why: Why::Probe, until: None };
+        standing.hear(Who::Probe, (!usable.is_usable()).then_some(refusing), now);
+        (Identity { service, address: *address }, standing)
+    };
+    listed.map(standing).collect()
+}
+
 fn free_index(taken: &BTreeSet<ServiceIndex>) -> Option<ServiceIndex> {
     ServiceIndex::all().find(|index| !taken.contains(index))
 }
 
 /// The weights that the members of a row have in a table.
-fn weights_of(row: &Row, factors: &Factors) -> Vec<u64> {
+fn weights_of<T>(row: &Row<T>, factors: &Factors) -> Vec<u64> {
     let mut next = Next::default();
     row.members.iter().map(|(address, weight)| factors.of_next(&mut next, *address).times(*weight)).collect()
 }

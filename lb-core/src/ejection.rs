@@ -52,8 +52,10 @@ pub struct Ejector {
     /// By slot.
     rows: Vec<Row>,
     schedule: Arc<[Slot]>,
-    /// The slots of the schedule, each once, if they are few enough to be listed.
+    /// The slots of the schedule, each once, and then those that others stand in for, if they are few enough to be listed.
     members: Option<Vec<u32>>,
+    /// How many of them are of the schedule.
+    in_table: u32,
     next_trial: NextTrial,
 }
 
@@ -61,18 +63,45 @@ impl Ejector {
     /// For a service with these rules, of which nothing bad is known.
     pub fn new(rules: EjectionRules) -> Self {
         let next_trial = NextTrial::default();
-        Self { rules, rows: Vec::new(), schedule: Arc::from([]), members: None, next_trial }
+        Self { rules, rows: Vec::new(), schedule: Arc::from([]), members: None, in_table: 0, next_trial }
     }
 
     // ---- what the daemon does ------------------------------------------------------------------------------------------
 
-    /// The service has this table from now on.
-    pub fn publish(&mut self, schedule: Arc<[Slot]>) {
+    /// The service has this table from now on, and these are tried although they are not in it.
+    pub fn publish(&mut self, schedule: Arc<[Slot]>, replaced: &[Slot]) {
         let mut members: Vec<u32> = schedule.iter().map(|slot| slot.number()).collect();
         members.sort_unstable();
         members.dedup();
-        self.members = (members.len() <= MAX_SUBSET as usize).then_some(members);
+        self.in_table = u32::try_from(members.len()).expect("at most as many as slots");
+        let is_listed = members.len() <= MAX_SUBSET as usize;
+        members.extend(replaced.iter().map(|slot| slot.number()));
+        self.members = is_listed.then_some(members);
         self.schedule = schedule;
+    }
+
+    /// Names an ejected backend for the next trial, if none is named that is held back. To be called now and then.
+    pub fn renew_trial(&mut self, now: u32) {
+        let named = self.next_trial.slot();
+        if named == NO_SLOT || self.row(named).state.is_held_back() == 0 {
+            self.schedule_trial(Event::Judged, now);
+        }
+    }
+
+    /// Ejects a backend that is not ejected although it fails, because it was the last: others stand in for it now.
+    pub fn eject(&mut self, slot: u32, now: u32, random: u32) {
+        let rules = self.rules;
+        let row = self.row_mut(slot);
+        row.standing = ejection::ejected(row.standing, rules, now, random);
+        row.state.ejected = 1;
+        self.schedule_trial(Event::Judged, now);
+    }
+
+    /// The time of an ejected backend is over, because something else has shown that it may be well again.
+    pub fn end_ejection(&mut self, slot: u32, now: u32) {
+        let row = self.row_mut(slot);
+        row.standing = ejection::time_over(row.standing, now);
+        self.schedule_trial(Event::Judged, now);
     }
 
     /// Whether the backend in a slot may be chosen, and why not.
@@ -98,7 +127,7 @@ impl Ejector {
         self.row(slot).standing
     }
 
-    /// The slots of the table, if they are few enough to be listed.
+    /// The slots of the table and of those that others stand in for, if they are few enough to be listed.
     pub fn members(&self) -> Option<&[u32]> {
         self.members.as_deref()
     }
@@ -210,7 +239,7 @@ impl Ejector {
                 pick::survey(|group| pick::survey_group(group, part))
             }
         };
-        seen.has_room(self.rules.max_share)
+        seen.has_room()
     }
 
     /// A look at all members, if they are listed.
@@ -287,8 +316,8 @@ impl Tables for Rows<'_> {
     }
 
     fn list(&self, (): ()) -> Option<(u32, u32, usize)> {
-        let count = u32::try_from(self.0.members.as_ref()?.len()).expect("at most MAX_SUBSET");
-        Some((count, count, 0))
+        let listed = u32::try_from(self.0.members.as_ref()?.len()).expect("at most MAX_LISTED");
+        Some((self.0.in_table, listed, 0))
     }
 
     fn position(&self, (): (), number: u32) -> Option<usize> {

@@ -18,24 +18,28 @@ use crate::endpoint::{Endpoint, EndpointState};
 pub enum Health {
     /// Takes connections.
     Healthy,
+    /// It is probed, and no probe of it has ended yet.
+    Unproven,
     /// Serves, asks for no new connections.
     LameDuck,
-    /// Does not accept connections.
-    Refusing,
-    /// Failed too often in a row.
+    /// Failed too often in a row: a guess, by what becomes of connects.
     Ejected,
+    /// Does not accept connections, or answers them with an error: known, by a probe, the list or itself.
+    Refusing,
     /// Gets no new connections, whatever happens.
     Drained,
 }
 
 impl Health {
     /// All of them, the best first.
-    pub const ALL: [Self; 5] = [Self::Healthy, Self::LameDuck, Self::Refusing, Self::Ejected, Self::Drained];
+    pub const ALL: [Self; 6] =
+        [Self::Healthy, Self::Unproven, Self::LameDuck, Self::Ejected, Self::Refusing, Self::Drained];
 
     /// The word for it in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
+            Self::Unproven => "unproven",
             Self::LameDuck => "lame-duck",
             Self::Refusing => "refusing",
             Self::Ejected => "ejected",
@@ -78,8 +82,10 @@ pub enum Why {
     Weight,
     /// So many flows failed in a row.
     Failures(u8),
-    /// A probe failed.
+    /// Probes could not connect.
     Probe,
+    /// Probes could connect, and were answered with an error or not at all.
+    Answer,
     /// It says so itself.
     Report,
 }
@@ -128,12 +134,14 @@ pub struct Standing<T> {
     /// Since when it is as available as it is, or as unavailable.
     since: T,
     is_available: bool,
+    /// Whether a probe of it has ever ended.
+    is_proven: bool,
 }
 
 impl<T: Copy + Ord> Standing<T> {
     /// A backend of which nothing is said.
     pub const fn new(now: T) -> Self {
-        Self { verdicts: Vec::new(), since: now, is_available: true }
+        Self { verdicts: Vec::new(), since: now, is_available: true, is_proven: false }
     }
 
     /// Takes in what somebody says now, in place of what they said before; `None` if they have nothing to say. The same word
@@ -163,6 +171,23 @@ impl<T: Copy + Ord> Standing<T> {
         }
     }
 
+    /// A probe of it has ended. Returns whether that is the first.
+    pub const fn prove(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_proven, true)
+    }
+
+    /// Whether a probe of it has ever ended, with whatever result.
+    pub const fn is_proven(&self) -> bool {
+        self.is_proven
+    }
+
+    /// Whether it accepts connections as far as is known: of one that is refusing, if all that speaks against it is how it
+    /// answers them.
+    pub fn accepts(&self) -> bool {
+        let mut refusing = self.verdicts.iter().filter(|verdict| verdict.health == Health::Refusing);
+        refusing.all(|verdict| verdict.why == Why::Answer)
+    }
+
     /// A failure that changes nothing else: the time for which it has been available begins anew.
     pub fn note_failure(&mut self, now: T) {
         if self.is_available {
@@ -180,6 +205,11 @@ impl<T: Copy + Ord> Standing<T> {
         self.worst().map_or(Health::Healthy, |verdict| verdict.health)
     }
 
+    /// Whether the kernel programs have ejected it.
+    pub fn is_ejected(&self) -> bool {
+        self.verdicts.iter().any(|verdict| verdict.health == Health::Ejected)
+    }
+
     /// Whether anybody says that it is a lame duck, whatever else is said.
     pub fn is_lame_duck(&self) -> bool {
         self.verdicts.iter().any(|verdict| verdict.health == Health::LameDuck)
@@ -194,10 +224,15 @@ impl<T: Copy + Ord> Standing<T> {
         (others.max().unwrap_or(Health::Healthy), is_lame_duck)
     }
 
-    /// Keeps what is said of a backend without a slot: by probes and by itself. Returns whether there is anything.
+    /// Keeps what is known of a backend without a slot: by probes and by itself. Returns whether there is anything.
     pub fn keep_words(&mut self) -> bool {
         self.verdicts.retain(|verdict| matches!(verdict.who, Who::Probe | Who::Report));
-        !self.verdicts.is_empty()
+        self.is_known()
+    }
+
+    /// Whether anything is known of it.
+    pub const fn is_known(&self) -> bool {
+        self.is_proven || !self.verdicts.is_empty()
     }
 
     /// Since when it has not been available; `None` if it is.

@@ -30,8 +30,7 @@ pub fn of_ejection(service: &Service) -> EjectionRules {
         base: ticks(ejection.base),
         max: ticks(ejection.max),
         failures: ejection.failures,
-        max_share: ejection.max_share,
-        _reserved: 0,
+        _reserved: [0; 3],
     })
 }
 

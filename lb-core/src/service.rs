@@ -169,15 +169,19 @@ impl Service {
 /// What follows when backends are unavailable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthRules {
-    /// Percent of a task's first members: if fewer are available, ejected and refusing ones are chosen as well; 0 for never.
+    /// Percent of the backends that a task has tried: if fewer are available, and none of them serves, ejected ones are chosen as
+    /// well, and refusing ones that accept connections; 0 for never.
     pub panic_threshold: u8,
     /// After how long a member that is unavailable is replaced.
     pub replace_after: Duration,
+    /// How long a probe by connection takes at most: for so long a service of which nothing is known yet uses all its backends
+    /// alike. `None` if there are no such probes, and nobody is unproven.
+    pub first_look: Option<Duration>,
 }
 
 impl Default for HealthRules {
     fn default() -> Self {
-        Self { panic_threshold: 50, replace_after: Duration::from_secs(10) }
+        Self { panic_threshold: 50, replace_after: Duration::from_secs(10), first_look: None }
     }
 }
 
@@ -190,13 +194,11 @@ pub struct Ejection {
     pub base: Duration,
     /// How long at most.
     pub max: Duration,
-    /// How many of the members may be ejected at a time, 1 to 100 percent.
-    pub max_share: u8,
 }
 
 impl Default for Ejection {
     fn default() -> Self {
-        Self { failures: 5, base: Duration::from_secs(5), max: Duration::from_mins(5), max_share: 50 }
+        Self { failures: 5, base: Duration::from_secs(5), max: Duration::from_mins(5) }
     }
 }
 

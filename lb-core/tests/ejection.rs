@@ -12,8 +12,7 @@ use lb_core::ids::Slot;
 use proptest::prelude::*;
 
 const BASE: u32 = 5_000;
-const RULES: EjectionRules =
-    EjectionRules { base: BASE, max: 300_000, failures: 5, max_share: 50, _reserved: 0 };
+const RULES: EjectionRules = EjectionRules { base: BASE, max: 300_000, failures: 5, _reserved: [0; 3] };
 /// In the middle of a jitter's range there is none.
 const NO_JITTER: u32 = 1 << 31;
 const REFUSED: Evidence =
@@ -30,7 +29,7 @@ fn service(rules: EjectionRules, backends: u32) -> Ejector {
     let mut service = Ejector::new(rules);
     let slots: Vec<Slot> = Slot::below(backends).collect();
     let length = backends.next_power_of_two().max(64) as usize;
-    service.publish(slots.iter().copied().cycle().take(length).collect::<Arc<[Slot]>>());
+    service.publish(slots.iter().copied().cycle().take(length).collect::<Arc<[Slot]>>(), &[]);
     for slot in slots {
         service.set_state(slot.number(), DaemonState::new(Usable::UnlessEjected, BackendState::Healthy));
     }
@@ -110,25 +109,15 @@ fn a_trial_waits_while_its_backend_is_at_the_limit() {
 }
 
 #[test]
-fn never_too_many_and_never_the_last_are_ejected() {
-    // Members and percent: how many may be ejected.
-    for (backends, max_share, most) in [
-        (1, 100, 0),
-        (2, 1, 1),
-        (2, 100, 1),
-        (3, 50, 1),
-        (4, 50, 2),
-        (10, 9, 1),
-        (10, 100, 9),
-        (256, 50, 128),
-    ] {
-        let mut service = service(EjectionRules { max_share, ..RULES }, backends);
+fn all_but_the_last_are_ejected() {
+    for backends in [1, 2, 3, 10, 256] {
+        let mut service = service(RULES, backends);
         for slot in 0..backends {
             let last = fail(&mut service, slot, 0).pop();
-            let expected = if slot < most { Judgement::Ejected } else { Judgement::Withheld };
-            assert_eq!(last, Some(expected), "slot {slot} of {backends}, {max_share} %");
+            let expected = if slot + 1 < backends { Judgement::Ejected } else { Judgement::Withheld };
+            assert_eq!(last, Some(expected), "slot {slot} of {backends}");
         }
-        assert_eq!(ejected(&service, backends), most);
+        assert_eq!(ejected(&service, backends), backends - 1);
     }
 }
 
@@ -143,15 +132,15 @@ fn where_nobody_is_well_a_trial_comes_at_least_every_first_ejection() {
             trials.push((now, slot));
             service.report(slot, of_trial(REFUSED), now, NO_JITTER);
         } else {
-            service.report(2 + now % 2, REFUSED, now, NO_JITTER);
+            service.report(3, REFUSED, now, NO_JITTER);
         }
     }
     assert!(trials.iter().zip(&trials[1..]).all(|(one, next)| next.0 - one.0 <= BASE + 1), "{trials:?}");
-    for slot in [0, 1] {
+    for slot in [0, 1, 2] {
         assert!(trials.iter().filter(|(_, tried)| *tried == slot).count() > 10, "{trials:?}");
     }
     // One is well again: the trials come when the ejections are over.
-    service.report(2, ESTABLISHED, 40 * BASE, NO_JITTER);
+    service.report(3, ESTABLISHED, 40 * BASE, NO_JITTER);
     let (first, slot) =
         (40 * BASE..).find_map(|now| Some((now, service.due_trial(now, never)?))).expect("it is due");
     assert!(first <= 41 * BASE);
@@ -262,11 +251,10 @@ impl Model {
         let (after, verdict) = next(before, RULES, evidence, word, now, random);
         self.words[slot] = after;
         let count = self.ejected.iter().filter(|ejected| **ejected).count();
-        let (all, allowed) = (self.ejected.len(), self.ejected.len() * usize::from(RULES.max_share) / 100);
         match verdict {
             Verdict::Unchanged => Judgement::Unchanged,
             Verdict::Remembered => Judgement::Remembered,
-            Verdict::Eject if all - count < 2 || count >= allowed.max(1) => {
+            Verdict::Eject if self.ejected.len() - count < 2 => {
                 self.words[slot] = withheld(after, before, now);
                 Judgement::Withheld
             }
@@ -322,7 +310,7 @@ proptest! {
                 prop_assert_eq!(service.state(slot).ejected == 1, model.ejected[slot as usize]);
             }
             let count = ejected(&service, backends);
-            prop_assert!(count < backends && count <= (backends / 2).max(1) || count == 0);
+            prop_assert!(count < backends);
             let next = service.next_trial();
             prop_assert_eq!(next.slot == 0, count == 0);
             if count > 0 {

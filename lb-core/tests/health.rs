@@ -1,52 +1,57 @@
-//! The truth table of docs/design/health.md: verdict x panic x who else is there, cell by cell. (That a list is stale changes
+//! The rule of docs/design/health.md: tiers, and who is chosen while which of them serves, cell by cell. (That a list is stale changes
 //! none of it: its last verdicts stay, see the test of the daemon.)
 
 use lb_common::abi::Usable;
 use lb_core::health::Health;
 use lb_core::health::tiers::{Candidate, Tier, is_panic, tier, usable};
 
-const HEALTHY: Candidate = Candidate { health: Health::Healthy, is_lame_duck: false };
-const LAME_DUCK: Candidate = Candidate { health: Health::LameDuck, is_lame_duck: true };
-const REFUSING: Candidate = Candidate { health: Health::Refusing, is_lame_duck: false };
-const EJECTED: Candidate = Candidate { health: Health::Ejected, is_lame_duck: false };
-const BOTH: Candidate = Candidate { health: Health::Ejected, is_lame_duck: true };
-const DRAINED: Candidate = Candidate { health: Health::Drained, is_lame_duck: false };
+const fn candidate(health: Health) -> Candidate {
+    Candidate { health, is_lame_duck: matches!(health, Health::LameDuck), accepts: false }
+}
+
+const HEALTHY: Candidate = candidate(Health::Healthy);
+const UNPROVEN: Candidate = candidate(Health::Unproven);
+const LAME_DUCK: Candidate = candidate(Health::LameDuck);
+const EJECTED: Candidate = candidate(Health::Ejected);
+const LEAVING: Candidate = Candidate { is_lame_duck: true, ..EJECTED };
+const REFUSING: Candidate = candidate(Health::Refusing);
+const UNWELL: Candidate = Candidate { accepts: true, ..REFUSING };
+const DRAINED: Candidate = candidate(Health::Drained);
+const ALL: [Candidate; 8] = [HEALTHY, UNPROVEN, LAME_DUCK, EJECTED, LEAVING, REFUSING, UNWELL, DRAINED];
 
 #[test]
-fn the_first_line_that_applies_decides_who_serves() {
-    let cases: [(&[Candidate], bool, Tier); 12] = [
-        (&[HEALTHY, LAME_DUCK, EJECTED, REFUSING, DRAINED], false, Tier::Healthy),
-        (&[HEALTHY, LAME_DUCK, EJECTED, REFUSING, DRAINED], true, Tier::Panic),
-        (&[EJECTED, LAME_DUCK, REFUSING], false, Tier::LameDucks),
-        (&[EJECTED, LAME_DUCK, REFUSING], true, Tier::LameDucks),
-        (&[EJECTED, REFUSING, DRAINED], false, Tier::LastResort),
-        (&[EJECTED, REFUSING, DRAINED], true, Tier::LastResort),
-        (&[REFUSING], false, Tier::LastResort),
-        (&[BOTH], true, Tier::LastResort),
-        (&[BOTH, LAME_DUCK], false, Tier::LameDucks),
-        (&[DRAINED, DRAINED], false, Tier::Nobody),
-        (&[DRAINED], true, Tier::Nobody),
-        (&[], false, Tier::Nobody),
+fn the_first_tier_that_is_not_empty_serves() {
+    let cases: [(&[Candidate], Tier, Tier); 9] = [
+        (&ALL, Tier::Healthy, Tier::Panic),
+        (&[UNPROVEN, LAME_DUCK, EJECTED, REFUSING], Tier::Unproven, Tier::Unproven),
+        (&[EJECTED, LAME_DUCK, REFUSING], Tier::LameDucks, Tier::LameDucks),
+        (&[LEAVING, LAME_DUCK], Tier::LameDucks, Tier::LameDucks),
+        (&[EJECTED, REFUSING, DRAINED], Tier::Ejected, Tier::Ejected),
+        (&[LEAVING], Tier::Ejected, Tier::Ejected),
+        (&[REFUSING, UNWELL, DRAINED], Tier::Refusing, Tier::Refusing),
+        (&[DRAINED, DRAINED], Tier::Nobody, Tier::Nobody),
+        (&[], Tier::Nobody, Tier::Nobody),
     ];
-    for (candidates, in_panic, expected) in cases {
+    for (candidates, normal, in_panic) in cases {
         for turned in [candidates.to_vec(), candidates.iter().rev().copied().collect()] {
-            assert_eq!(tier(turned.clone(), in_panic), expected, "{turned:?}, panic {in_panic}");
+            assert_eq!([false, true].map(|is_panic| tier(turned.clone(), is_panic)), [normal, in_panic]);
         }
     }
 }
 
 #[test]
 fn every_cell_of_the_table() {
-    use Usable::{EvenEjected, No, UnlessEjected};
-    // Normal, panic, nobody available but lame ducks, nobody available at all.
-    let tiers = [Tier::Healthy, Tier::Panic, Tier::LameDucks, Tier::LastResort];
+    use Usable::{EvenEjected as Even, No, UnlessEjected as Unless};
+    let tiers = [Tier::Healthy, Tier::Panic, Tier::Unproven, Tier::LameDucks, Tier::Ejected, Tier::Refusing];
     let table = [
-        ("healthy", HEALTHY, [UnlessEjected, EvenEjected, UnlessEjected, UnlessEjected]),
-        ("lame duck", LAME_DUCK, [No, No, UnlessEjected, No]),
-        ("refusing", REFUSING, [No, EvenEjected, No, EvenEjected]),
-        ("ejected", EJECTED, [UnlessEjected, EvenEjected, UnlessEjected, EvenEjected]),
-        ("ejected and lame duck", BOTH, [No, No, UnlessEjected, EvenEjected]),
-        ("drained", DRAINED, [No, No, No, No]),
+        ("healthy", HEALTHY, [Unless, Even, Unless, Unless, Unless, Unless]),
+        ("unproven", UNPROVEN, [No, No, Unless, No, No, No]),
+        ("lame duck", LAME_DUCK, [No, No, No, Unless, No, No]),
+        ("ejected", EJECTED, [Unless, Even, Unless, Unless, Even, Unless]),
+        ("ejected and lame duck", LEAVING, [No, No, No, Unless, Even, Unless]),
+        ("refusing", REFUSING, [No, No, No, No, No, Even]),
+        ("refusing, but it accepts", UNWELL, [No, Even, No, No, No, Even]),
+        ("drained", DRAINED, [No, No, No, No, No, No]),
     ];
     for (name, candidate, expected) in table {
         assert_eq!(tiers.map(|tier| usable(candidate, tier)), expected, "{name}");
@@ -54,25 +59,28 @@ fn every_cell_of_the_table() {
     }
 }
 
-/// Whoever serves, somebody may be chosen; and nobody that is drained ever is.
+/// Over all sets of backends, in panic and not: somebody is chosen if anybody has a weight, and whoever cannot accept
+/// connections only if nobody else has one.
 #[test]
-fn a_tier_that_serves_has_somebody() {
-    let all = [HEALTHY, LAME_DUCK, REFUSING, EJECTED, BOTH, DRAINED];
-    // All sets of these, each in panic and not.
-    for set in 0u32..64 {
+fn whoever_cannot_accept_is_chosen_last() {
+    for set in 0u32..1 << ALL.len() {
         let candidates: Vec<Candidate> =
-            all.iter().enumerate().filter(|(at, _)| set >> at & 1 != 0).map(|(_, one)| *one).collect();
-        for in_panic in [false, true] {
-            let serves = tier(candidates.clone(), in_panic);
+            ALL.iter().enumerate().filter(|(at, _)| set >> at & 1 != 0).map(|(_, one)| *one).collect();
+        for is_panic in [false, true] {
+            let serves = tier(candidates.clone(), is_panic);
             // The kernel keeps back whoever is ejected, unless it is told otherwise.
-            let is_chosen = |one: &Candidate| match usable(*one, serves) {
+            let is_chosen = |one: &&Candidate| match usable(**one, serves) {
                 Usable::No => false,
                 Usable::UnlessEjected => one.health != Health::Ejected,
                 Usable::EvenEjected => true,
             };
-            let chosen = candidates.iter().filter(|one| is_chosen(one)).count();
-            assert_eq!(chosen > 0, serves != Tier::Nobody, "{candidates:?}, panic {in_panic}");
-            assert!(!candidates.iter().any(|one| one.health == Health::Drained && is_chosen(one)));
+            let chosen: Vec<&Candidate> = candidates.iter().filter(is_chosen).collect();
+            assert_eq!(chosen.is_empty(), serves == Tier::Nobody, "{candidates:?}, panic {is_panic}");
+            let worst = chosen.iter().map(|one| one.health).max();
+            assert_ne!(worst, Some(Health::Drained));
+            if worst == Some(Health::Refusing) && chosen.contains(&&REFUSING) {
+                assert!(candidates.iter().all(|one| one.health >= Health::Refusing), "{candidates:?}");
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How a client task's plan follows what backends say of themselves, and what probes find.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,7 +108,9 @@ fn who_refuses_is_not_chosen_whoever_finds_out() {
         let other = if who == Who::Probe { Who::Report } else { Who::Probe };
         say(&mut balancer, 102, other, &[]);
         assert_eq!(usable(&balancer.plan(), down), Usable::No, "who says nothing takes nothing back");
-        assert!(say(&mut balancer, 103, who, &[]));
+        // Of whom no probe has ended, nothing new is known; who has reports tells all at once.
+        let well = if who == Who::Probe { &[(down, Health::Healthy)][..] } else { &[] };
+        assert!(say(&mut balancer, 103, who, well));
         assert_eq!(usable(&balancer.plan(), down), Usable::UnlessEjected);
     }
 }
@@ -136,8 +138,10 @@ fn what_is_said_of_one_without_a_slot_is_kept_until_it_is_taken_back() {
     say(&mut balancer, 1, Who::Probe, &[(next, Health::Refusing)]);
     pass(&mut balancer, 2);
     assert_eq!(balancer.standing(known).map(lb_core::health::Standing::health), Some(Health::Refusing));
-    say(&mut balancer, 3, Who::Probe, &[]);
-    assert!(balancer.standing(known).is_none(), "nothing is kept of it");
-    let said: BTreeMap<_, _> = BTreeMap::new();
-    assert_eq!(balancer.handle(at(4), Fact::Said(0, Who::Probe, said)), Ok(false));
+    say(&mut balancer, 3, Who::Probe, &[(next, Health::Healthy)]);
+    assert_eq!(balancer.standing(known).map(lb_core::health::Standing::is_proven), Some(true));
+    assert!(!say(&mut balancer, 4, Who::Probe, &[(next, Health::Healthy)]), "it is no news");
+    say(&mut balancer, 5, Who::Report, &[(next, Health::LameDuck)]);
+    say(&mut balancer, 6, Who::Report, &[]);
+    assert_eq!(balancer.standing(known).map(lb_core::health::Standing::health), Some(Health::Healthy));
 }

@@ -13,7 +13,7 @@ use lb_core::ids::Slot;
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
 use lb_core::plan::{BackendPlan, Plan, diff};
-use lb_core::service::{Service, Size, Subset, Task};
+use lb_core::service::{Ejection, Service, Size, Subset, Task};
 use lb_core::subset::Algorithm;
 
 type Balancer = balancer::Balancer<Duration>;
@@ -152,27 +152,65 @@ fn a_substitute_that_fails_is_kept_and_tried_and_the_next_one_stands_in() {
 }
 
 #[test]
-fn at_most_half_of_a_subset_is_replaced_and_nobody_in_panic() {
-    let mut balancer = balancer(6, &"h".repeat(30));
+fn however_many_are_lost_all_are_replaced_a_quarter_at_a_time() {
+    let mut balancer = balancer(8, &"h".repeat(30));
     let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
-    // Three of six: half are available, which is no panic.
-    balancer.handle(at(100), ejected(&members[..3])).expect("it takes no room");
-    balancer.handle(at(110), Fact::Time).expect("it takes no room");
-    assert_eq!(replaced(&balancer.plan()), members[..3]);
-    // A fourth: panic. Those who were replaced stay so, and everybody else may be chosen.
-    balancer.handle(at(120), ejected(&members[..4])).expect("it takes no room");
-    balancer.handle(at(140), Fact::Time).expect("it takes no room");
-    let row = balancer.row(0).expect("a row").clone();
-    assert_eq!((row.is_panic, row.available, row.tier), (true, (2, 6), Tier::Panic));
-    let plan = balancer.plan();
-    assert_eq!(replaced(&plan), members[..3]);
-    for slot in in_table(&plan) {
-        assert_eq!(backend(&plan, slot).usable, Usable::EvenEjected);
+    balancer.handle(at(100), ejected(&members)).expect("it takes no room");
+    for (seconds, expected) in [(109, 0), (110, 2), (119, 2), (120, 4), (130, 6), (140, 8), (200, 8)] {
+        balancer.handle(at(seconds), Fact::Time).expect("it takes no room");
+        let plan = balancer.plan();
+        assert_eq!((replaced(&plan).len(), in_table(&plan).len()), (expected, 8), "at {seconds}");
     }
-    // It ends when half are available again.
-    balancer.handle(at(150), ejected(&members[1..4])).expect("it takes no room");
-    assert!(!balancer.row(0).expect("a row").is_panic);
-    assert_eq!(backend(&balancer.plan(), members[5]).usable, Usable::UnlessEjected);
+    assert_eq!(replaced(&balancer.plan()), members);
+    // They are back, and half a minute later have their places.
+    balancer.handle(at(300), Fact::Kernel(BTreeMap::new())).expect("it takes no room");
+    balancer.handle(at(330), Fact::Time).expect("it takes no room");
+    assert_eq!(in_table(&balancer.plan()), members.into_iter().collect());
+}
+
+#[test]
+fn panic_is_judged_by_all_that_were_tried_and_ends_where_one_of_them_serves() {
+    let mut balancer = balancer(4, &"h".repeat(30));
+    let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
+    let look = |balancer: &Balancer| {
+        let row = balancer.row(0).expect("a row");
+        (row.available, row.is_panic, row.tier)
+    };
+    balancer.handle(at(100), ejected(&members[..2])).expect("it takes no room");
+    assert_eq!(look(&balancer), ((2, 4), false, Tier::Healthy), "half are available");
+    balancer.handle(at(101), ejected(&members[..3])).expect("it takes no room");
+    assert_eq!(look(&balancer), ((1, 4), true, Tier::Panic));
+    for slot in &members {
+        assert_eq!(backend(&balancer.plan(), *slot).usable, Usable::EvenEjected);
+    }
+    // The fourth serves, so it is not this host that keeps it from reaching the others.
+    let index = balancer.services().next().map(|(_, index, _)| index).expect("a service");
+    assert_eq!(balancer.handle(at(102), Fact::Serving([index].into())), Ok(true));
+    assert_eq!(look(&balancer), ((1, 4), false, Tier::Healthy));
+    assert_eq!(backend(&balancer.plan(), members[0]).usable, Usable::UnlessEjected);
+    assert_eq!(balancer.handle(at(103), Fact::Serving(BTreeSet::new())), Ok(true));
+    assert_eq!(look(&balancer), ((1, 4), true, Tier::Panic));
+    // Substitutes count: in the end five of eight are available, that is no panic.
+    for seconds in (111..=141).step_by(10) {
+        balancer.handle(at(seconds), Fact::Time).expect("it takes no room");
+    }
+    assert_eq!(look(&balancer), ((4, 7), false, Tier::Healthy));
+}
+
+#[test]
+fn one_that_fails_and_is_not_ejected_because_it_is_the_last_counts_as_ejected() {
+    let service = Service { ejection: Some(Ejection::default()), ..service(2) };
+    let mut balancer = Balancer::new(vec![service], LIMITS, Adopted::default(), at(0)).expect("it fits");
+    balancer.handle(at(0), delivered(2, "hh")).expect("it fits");
+    let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
+    let last = KernelVerdict { is_ejected: false, failures: 5 };
+    let Fact::Kernel(mut verdicts) = ejected(&members[..1]) else { unreachable!("a verdict") };
+    verdicts.insert(members[1], KernelVerdict { failures: 4, ..last });
+    balancer.handle(at(100), Fact::Kernel(verdicts.clone())).expect("it takes no room");
+    assert_eq!(balancer.row(0).map(|row| row.tier), Some(Tier::Healthy));
+    verdicts.insert(members[1], last);
+    balancer.handle(at(101), Fact::Kernel(verdicts)).expect("it takes no room");
+    assert_eq!(balancer.row(0).map(|row| row.tier), Some(Tier::Ejected));
 }
 
 #[test]
@@ -199,7 +237,7 @@ fn without_anybody_else_ejected_ones_serve() {
     let mut balancer = balancer(2, "hh");
     let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
     balancer.handle(at(100), ejected(&members)).expect("it takes no room");
-    assert_eq!(balancer.row(0).map(|row| row.tier), Some(Tier::LastResort));
+    assert_eq!(balancer.row(0).map(|row| row.tier), Some(Tier::Ejected));
     let plan = balancer.plan();
     for slot in members {
         assert_eq!(backend(&plan, slot).usable, Usable::EvenEjected);

@@ -119,6 +119,8 @@ pub struct Section {
     pub text: &'static str,
     /// Its keys, in the order of pages and messages.
     pub rows: &'static [&'static dyn Row],
+    /// Keys that it had once, and what to write now.
+    pub gone: &'static [(&'static str, &'static str)],
 }
 
 impl Section {
@@ -164,7 +166,7 @@ pub fn markdown(sections: &[&Section]) -> String {
 #[macro_export]
 macro_rules! section {
     (
-        $module:ident, $header:literal, $what:literal, $text:expr;
+        $module:ident, $header:literal, $what:literal, $text:expr $(, gone $gone:literal: $instead:literal)*;
         $($key:ident $name:literal: $kind:ident $(<$of:ty>)? ($($limits:tt)*), $unset:expr, $about:expr;)*
     ) => {
         #[doc = concat!("The keys of `", $header, "`.")]
@@ -175,7 +177,7 @@ macro_rules! section {
                 Key { name: $name, kind: $kind($($limits)*), unset: $unset, text: $about };)*
 
             pub static SECTION: Section =
-                Section { header: $header, what: $what, text: $text, rows: &[$(&$key),*] };
+                Section { header: $header, what: $what, text: $text, rows: &[$(&$key),*], gone: &[$(($gone, $instead)),*] };
         }
     };
 }

@@ -86,11 +86,19 @@ impl<'t> Table<'t> {
 
     /// Refuses every key that is not `known`.
     pub fn check_keys(&self, known: &[&str], report: &mut Report<'_>) {
+        self.check_keys_and_former(known, &[], report);
+    }
+
+    /// The same; of keys that there were once (`gone`) it says what to write now.
+    fn check_keys_and_former(&self, known: &[&str], gone: &[(&str, &str)], report: &mut Report<'_>) {
         let keys = self.entries.iter().flat_map(|entries| entries.keys());
         for key in keys.filter(|key| !known.contains(&key.get_ref().as_ref())) {
             let name = key.get_ref();
-            let help = format!("{}known keys: {}", did_you_mean(name, known), known.join(", "));
-            report.add(key.span(), format!("unknown key {} in {}", quote(name), self.what), help);
+            let (kind, help) = match gone.iter().find(|(former, _)| former == name) {
+                Some((_, instead)) => ("former", (*instead).to_owned()),
+                None => ("unknown", format!("{}known keys: {}", did_you_mean(name, known), known.join(", "))),
+            };
+            report.add(key.span(), format!("{kind} key {} in {}", quote(name), self.what), help);
         }
     }
 
@@ -204,7 +212,7 @@ impl<'t> Item<'t> {
             return None;
         };
         let table = Table { what: section.what, span: self.span(), entries: Some(entries) };
-        table.check_keys(&section.keys(), report);
+        table.check_keys_and_former(&section.keys(), section.gone, report);
         Some(table)
     }
 

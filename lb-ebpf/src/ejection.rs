@@ -253,8 +253,8 @@ extern "C" fn survey_entries(index: u32, part: u32, now: u32) -> u64 {
 
 /// Whether one more backend of a service may be ejected.
 #[inline(always)]
-fn has_room(index: u32, service: *const Service, now: u32) -> bool {
-    Survey::from_word(survey_service(index, now)).has_room(rules(service).max_share)
+fn has_room(index: u32, now: u32) -> bool {
+    Survey::from_word(survey_service(index, now)).has_room()
 }
 
 /// Stores when the next trial of a service is due, if its members are listed. `event`: the number of an [`Event`]. Returns 0.
@@ -294,7 +294,7 @@ fn judge<I: Instructions>(slot: u32, index: u32, evidence: u32, now: u32) -> u32
     if matches!(verdict, Verdict::Unchanged) {
         return DONE;
     }
-    let is_withheld = matches!(verdict, Verdict::Eject) && !has_room(index, service, now);
+    let is_withheld = matches!(verdict, Verdict::Eject) && !has_room(index, now);
     if is_withheld {
         after = ejection::withheld(after, before, now);
     }
@@ -412,8 +412,7 @@ fn rules(service: *const Service) -> EjectionRules {
             base: (&raw const (*rules).base).read_volatile(),
             max: (&raw const (*rules).max).read_volatile(),
             failures: (&raw const (*rules).failures).read_volatile(),
-            max_share: (&raw const (*rules).max_share).read_volatile(),
-            _reserved: 0,
+            _reserved: [0; 3],
         }
     }
 }

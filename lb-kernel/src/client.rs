@@ -149,6 +149,25 @@ impl Datapath {
         }
     }
 
+    /// Ejects the backends in these slots, which fail and are not ejected.
+    pub fn eject(&mut self, slots: &[Slot]) {
+        let now = monotonic_ns();
+        for slot in slots {
+            self.tables.eject(*slot, now);
+        }
+        self.renew_trials(slots);
+    }
+
+    /// Makes the next connects the trials of the ejected backends in these slots: something else has shown that they may be well
+    /// again.
+    pub fn try_at_once(&mut self, slots: &[Slot]) {
+        let now = monotonic_ns();
+        for slot in slots {
+            self.tables.end_ejection(*slot, now);
+        }
+        self.renew_trials(slots);
+    }
+
     /// Takes back the backend in a slot, if it is ejected, and forgets what failed. Returns whether it was ejected.
     pub fn readmit(&mut self, slot: Slot) -> bool {
         let was_ejected = self.tables.slot(slot).is_some_and(|view| view.is_ejected);

@@ -152,8 +152,7 @@ impl Failures {
         let (with, without) = (self.total("ejection"), self.total("no-ejection"));
         let arrivals = |run| total(&self.report, run).counts.arrivals;
         assert_eq!(arrivals("ejection"), arrivals("no-ejection"), "the same connects");
-        // Never more than max_share are ejected, and never the last.
-        assert!(with.most_ejected <= 0.5 && with.fewest_left >= Some(10), "{with:?}");
+        assert!(with.fewest_left >= Some(1), "the last is never ejected: {with:?}");
         // Nothing is lost: each ejection is a failure in a row, or that of a trial.
         assert_eq!(
             with.counts.trials - with.counts.readmissions + self.first_ejections(),
@@ -212,13 +211,10 @@ fn half_of_the_fleet_may_die_at_once() {
     for seed in SEEDS {
         let played = Failures::play("ejection-half", seed);
         let (with, without) = played.check();
-        // Some clients have more than ten dead backends of twenty: they eject ten.
-        assert_eq!((with.most_ejected, with.fewest_left), (0.5, Some(10)), "{with:?}");
-        assert!(with.counts.withheld > 0 && with.most.failed <= 5, "{with:?}");
+        // Some clients have more than ten dead backends of twenty, and eject all of them.
+        assert!(with.most_ejected > 0.5 && with.counts.withheld == 0 && with.most.failed <= 5, "{with:?}");
         assert!(with.most.ejections <= 5 && with.most.trials <= 5, "{with:?}");
-        assert!(without.counts.failed > 2 * with.counts.failed, "{with:?}\n{without:?}");
-        // Who had too many dead sends what it has to fewer: to some of the dead ones twice as much as without ejection.
-        assert!(with.most.failed_withheld < 3 * without.most.failed, "{with:?}\n{without:?}");
+        assert!(without.counts.failed > 3 * with.counts.failed, "{with:?}\n{without:?}");
     }
 }
 
@@ -243,11 +239,11 @@ fn a_fleet_that_dies_and_returns_is_found_at_once_and_taken_back() {
         let (with, without) = played.check();
         // Nothing is spared and nothing is lost: each connect fails while all are dead, and none fails afterwards.
         assert_eq!(with.counts.failed, without.counts.failed);
-        assert_eq!((with.most_ejected, with.counts.readmissions), (0.5, 1_000), "{with:?}");
-        // Trials come at least every five seconds, also before their time, but not at each connect: 10 ejected backends per
-        // client have 60 of its 600 connects at most.
+        assert_eq!((with.most_ejected, with.counts.readmissions), (0.95, 1_900), "{with:?}");
+        // Trials come at least every five seconds, also before their time, but not at each connect: 19 ejected backends per
+        // client have 90 of its 600 connects at most.
         assert!(
-            with.most.failed <= 5 && with.most.trials <= 10 && with.counts.trials <= 100 * 60,
+            with.most.failed <= 5 && with.most.trials <= 10 && with.counts.trials <= 100 * 90,
             "{with:?}"
         );
     }

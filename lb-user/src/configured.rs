@@ -97,8 +97,8 @@ fn of_service(configured: &ClientService) -> Keys {
 }
 
 fn ejection_text(ejection: Ejection) -> String {
-    let Ejection { failures, base, max, max_share } = ejection;
-    format!("failures {failures}, base {}, max {}, max_share {max_share}", in_units(base), in_units(max))
+    let Ejection { failures, base, max } = ejection;
+    format!("failures {failures}, base {}, max {}", in_units(base), in_units(max))
 }
 
 fn load_text(ControlRules { law, mode, .. }: ControlRules) -> String {
@@ -106,7 +106,8 @@ fn load_text(ControlRules { law, mode, .. }: ControlRules) -> String {
 }
 
 fn health_text(health: HealthRules, probe: Option<&Probe>) -> String {
-    let HealthRules { panic_threshold, replace_after } = health;
+    // How long a first look takes is told with the probe.
+    let HealthRules { panic_threshold, replace_after, first_look: _ } = health;
     let probe = probe.map_or_else(String::new, |probe| format!(", {}", probe_text(probe)));
     format!("panic_threshold {panic_threshold}, replace_after {}{probe}", in_units(replace_after))
 }
@@ -280,7 +281,7 @@ mod tests {
                 "address = 10.96.0.10:80",
                 "backends = static [10.0.0.1:80 index 12823 weight 1]",
                 "connect_timeout = none",
-                "ejection = failures 5, base 5s, max 5m, max_share 50",
+                "ejection = failures 5, base 5s, max 5m",
                 "error_decay = 5s",
                 "health = panic_threshold 50, replace_after 10s",
                 "load = none",

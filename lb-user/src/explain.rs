@@ -167,10 +167,10 @@ fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Members
 fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
     balancer: &Balancer<T>,
     service: ServiceIndex,
-    row: &Row,
+    row: &Row<T>,
 ) -> Vec<Unhealthy> {
     let of = |(address, (usable, health)): (&SocketAddr, &(Usable, Health))| {
-        let (address, is_replaced) = (*address, row.replaced.contains(address));
+        let (address, is_replaced) = (*address, row.replaced.contains_key(address));
         let verdict = balancer.standing(Identity { service, address }).and_then(Standing::worst);
         // Of its own word connects know by themselves, and its state word says nothing of it.
         let is_lame_by_report =
@@ -184,8 +184,13 @@ fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
         (is_replaced || *health != Health::Healthy).then(|| Unhealthy {
             address,
             health: health.name().to_owned(),
-            // Of a backend that has no slot yet only the list is known.
-            who: verdict.map_or(Who::Source, |verdict| verdict.who).name().to_owned(),
+            // Of a backend that has no slot yet only the list is known; or that no probe of it has ended.
+            who: verdict
+                .map_or(if *health == Health::Unproven { Who::Probe } else { Who::Source }, |verdict| {
+                    verdict.who
+                })
+                .name()
+                .to_owned(),
             is_replaced,
             may_be_chosen,
         })
@@ -194,7 +199,7 @@ fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
 }
 
 /// Who is in the table without being a member.
-fn substitutes(row: &Row, membership: &Membership) -> Vec<SocketAddr> {
+fn substitutes<T>(row: &Row<T>, membership: &Membership) -> Vec<SocketAddr> {
     let members: BTreeSet<SocketAddr> = membership.members.iter().map(|one| one.endpoint.address).collect();
     row.members.iter().map(|(address, _)| *address).filter(|address| !members.contains(address)).collect()
 }

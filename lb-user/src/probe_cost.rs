@@ -38,7 +38,7 @@ pub fn notes(clients: &[(&Client, Balancer<Duration>)]) -> Vec<String> {
     for (client, balancer) in clients {
         for (configured, (_, _, in_use)) in client.services.iter().zip(balancer.services()) {
             let (Some(probe), Some((list, membership))) = (&configured.probe, in_use) else { continue };
-            let (probed, _) = probed(membership);
+            let probed = probed(membership, |_| false);
             let backends: BTreeSet<SocketAddr> = probed.map(|member| member.endpoint.address).collect();
             let (of_task, listed) = (backends.len(), list.as_slice().len());
             let tasks = client.task.count;

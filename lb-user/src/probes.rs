@@ -1,16 +1,19 @@
 //! Probes by a connection: whether a backend accepts one, or answers an HTTP request over it.
 //!
-//! Each backend has a task of its own, so that one that does not answer holds no other up. How many connections are under way at a
-//! time is bounded, and so is what is read of an answer.
+//! Each backend has a task of its own, and each service its part of the connections that may be under way at a time, so that
+//! backends that do not answer hold nobody up, least of all those of another service. How many begin in a second is bounded,
+//! and so is what is read of an answer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lb_core::health::probed::Probed;
+use lb_core::health::{Health, Why};
 use lb_core::membership::{Member, Membership};
 use lb_kernel::{NamespaceId, NetworkNamespace};
 use tokio::net::TcpSocket;
@@ -22,15 +25,25 @@ use crate::error::chain;
 /// How many of those that would stand in next for members are probed.
 const NEXT: usize = 4;
 
-/// Whom a client task wants probed, by whatever means: its members and those that would stand in next; and the others of the latter,
-/// of which only those that are used are.
-pub fn probed(membership: &Membership) -> (impl Iterator<Item = &Member>, &[Member]) {
-    let (first, others) = membership.next.split_at(membership.next.len().min(NEXT));
-    (membership.members.iter().chain(first), others)
+/// Whom a client task wants probed, by whatever means: its members, whoever else is used, and those that would stand in next.
+pub fn probed(
+    membership: &Membership,
+    is_used: impl Fn(SocketAddr) -> bool,
+) -> impl Iterator<Item = &Member> {
+    let mut unused = 0;
+    let next = membership.next.iter().filter(move |member| {
+        let is_used = is_used(member.endpoint.address);
+        unused += usize::from(!is_used);
+        is_used || unused <= NEXT
+    });
+    membership.members.iter().chain(next)
 }
 
-/// Connections under way at a time.
+/// Connections under way at a time, of all services together.
 pub const MAX_UNDER_WAY: usize = 256;
+
+/// Between the beginnings of two probes: of many that are due at the same moment at most a thousand begin in a second.
+const BETWEEN: Duration = Duration::from_millis(1);
 
 /// The network namespace that probes come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,8 +76,10 @@ pub struct ConnectTarget {
 /// What the probes of a target have found.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
-    /// Whether it is refusing connections.
+    /// Whether it is refusing.
     pub probed: Probed,
+    /// Whether the last probe that failed could connect.
+    accepts: bool,
     /// Why the last probe failed, if it did.
     pub failure: Option<String>,
     /// How long the last probe took.
@@ -77,39 +92,72 @@ pub struct Findings {
 
 type Shared = Arc<Mutex<BTreeMap<ConnectTarget, Findings>>>;
 
+/// Whose turn it is to begin.
+type Pace = tokio::sync::Mutex<()>;
+
+/// How many connections of each service may be under way: equal parts of all, and one at least.
+#[derive(Default)]
+struct Places {
+    /// By service, with the number of places that it has.
+    services: BTreeMap<String, (Arc<Semaphore>, usize)>,
+}
+
+impl Places {
+    /// Shares the places out to these services.
+    fn share(&mut self, services: &BTreeSet<&str>) {
+        let each = (MAX_UNDER_WAY / services.len().max(1)).max(1);
+        self.services.retain(|service, _| services.contains(&**service));
+        for service in services {
+            let new = || (Arc::new(Semaphore::new(each)), each);
+            let (places, has) = self.services.entry((*service).to_owned()).or_insert_with(new);
+            if *has < each {
+                places.add_permits(each - *has);
+                *has = each;
+            } else {
+                // Of those that are taken none can be taken back now.
+                *has -= places.forget_permits(*has - each);
+            }
+        }
+    }
+}
+
 /// All that are probed.
 pub struct Probes {
     tasks: BTreeMap<ConnectTarget, AbortHandle>,
     findings: Shared,
-    permits: Arc<Semaphore>,
+    places: Places,
+    /// Held by the probe that begins next.
+    pace: Arc<Pace>,
     news: Arc<Notify>,
     random: RandomState,
 }
 
 impl Probes {
-    /// Nobody yet. `news` is woken when one has begun or ceased to refuse connections.
+    /// Nobody yet. `news` is woken when something else is known of one than before.
     pub fn new(news: Arc<Notify>) -> Self {
         Self {
             tasks: BTreeMap::new(),
             findings: Arc::default(),
-            permits: Arc::new(Semaphore::new(MAX_UNDER_WAY)),
+            places: Places::default(),
+            pace: Arc::default(),
             news,
             random: RandomState::new(),
         }
     }
 
-    /// Probes these from now on, and nobody else. What was found of those that stay is kept. `entered` is the way to where a probe
-    /// comes from; `None` for the daemon's own namespace.
+    /// Probes these from now on, each for a service, and nobody else. What was found of those that stay is kept. `entered` is the
+    /// way to where a probe comes from; `None` for the daemon's own namespace.
     pub fn set_targets(
         &mut self,
-        targets: impl IntoIterator<Item = ConnectTarget>,
+        targets: &BTreeMap<ConnectTarget, String>,
         entered: impl Fn(Origin) -> Option<Arc<NetworkNamespace>>,
     ) {
+        self.places.share(&targets.values().map(|service| &**service).collect());
         let mut before = std::mem::take(&mut self.tasks);
-        for target in targets {
-            let start = || self.start(target.clone(), entered(target.origin));
-            let task = before.remove(&target).unwrap_or_else(start);
-            self.tasks.insert(target, task);
+        for (target, service) in targets {
+            let start = || self.start(target.clone(), service, entered(target.origin));
+            let task = before.remove(target).unwrap_or_else(start);
+            self.tasks.insert(target.clone(), task);
         }
         for (target, task) in before {
             task.abort();
@@ -117,13 +165,19 @@ impl Probes {
         }
     }
 
-    fn start(&self, target: ConnectTarget, within: Option<Arc<NetworkNamespace>>) -> AbortHandle {
+    fn start(
+        &self,
+        target: ConnectTarget,
+        service: &str,
+        within: Option<Arc<NetworkNamespace>>,
+    ) -> AbortHandle {
         lock(&self.findings).insert(target.clone(), Findings::default());
         let probing = Probing {
             target,
             within,
             findings: Arc::clone(&self.findings),
-            permits: Arc::clone(&self.permits),
+            places: Arc::clone(&self.places.services[service].0),
+            pace: Arc::clone(&self.pace),
             news: Arc::clone(&self.news),
             random: self.random.clone(),
         };
@@ -140,11 +194,21 @@ impl Probes {
         self.tasks.is_empty()
     }
 
-    /// Those that are refusing connections.
-    pub fn refusing(&self) -> Vec<ConnectTarget> {
+    /// Those of whom a probe has ended, and how they are.
+    pub fn results(&self) -> BTreeMap<ConnectTarget, (Health, Why)> {
         let findings = lock(&self.findings);
-        let refusing = findings.iter().filter(|(_, findings)| findings.probed.is_refusing());
-        refusing.map(|(target, _)| target.clone()).collect()
+        let results =
+            findings.iter().filter_map(|(target, findings)| Some((target.clone(), findings.result()?)));
+        results.collect()
+    }
+}
+
+impl Findings {
+    /// How the backend is by its probes; `None` if none has ended.
+    fn result(&self) -> Option<(Health, Why)> {
+        let why = if self.accepts { Why::Answer } else { Why::Probe };
+        let health = if self.probed.is_refusing()? { Health::Refusing } else { Health::Healthy };
+        Some((health, why))
     }
 }
 
@@ -163,7 +227,8 @@ struct Probing {
     /// `None` for the daemon's own namespace.
     within: Option<Arc<NetworkNamespace>>,
     findings: Shared,
-    permits: Arc<Semaphore>,
+    places: Arc<Semaphore>,
+    pace: Arc<Pace>,
     news: Arc<Notify>,
     random: RandomState,
 }
@@ -171,21 +236,20 @@ struct Probing {
 impl Probing {
     async fn run(self) {
         let mut turn = 0_u64;
-        // The first comes somewhere in the interval, the others nine to eleven tenths of it after the one before.
-        let mut pause = self.target.interval.mul_f64(self.fraction(turn));
-        // Until it is not probed any more.
+        // The first comes at once, the others nine to eleven tenths of the interval after the one before. Until it is not
+        // probed any more.
         loop {
-            tokio::time::sleep(pause).await;
-            turn += 1;
-            pause = self.target.interval.mul_f64(0.9 + 0.2 * self.fraction(turn));
-            let Ok(_permit) = self.permits.acquire().await else { return };
+            let Ok(place) = self.places.acquire().await else { return };
+            let pace = self.pace.lock().await;
+            tokio::time::sleep(BETWEEN).await;
+            drop(pace);
             let begun = lb_kernel::monotonic_ns();
-            let late = || Failure::Backend(format!("no answer in {} ms", self.target.timeout.as_millis()));
-            let result =
-                tokio::time::timeout(self.target.timeout, probe(&self.target, self.within.as_deref())).await;
-            let result = result.unwrap_or_else(|_| Err(late()));
+            let result = probe(&self.target, self.within.as_deref()).await;
             let took = Duration::from_nanos(lb_kernel::monotonic_ns().saturating_sub(begun));
             self.note(result, took);
+            drop(place);
+            turn += 1;
+            tokio::time::sleep(self.target.interval.mul_f64(0.9 + 0.2 * self.fraction(turn))).await;
         }
     }
 
@@ -199,13 +263,20 @@ impl Probing {
     fn note(&self, result: Result<(), Failure>, took: Duration) {
         let mut all = lock(&self.findings);
         let Some(findings) = all.get_mut(&self.target) else { return };
-        let is_of_backend = !matches!(result, Err(Failure::Host(_)));
-        let is_news =
-            is_of_backend && findings.probed.take(result.is_ok(), self.target.rise, self.target.fall);
+        let before = findings.result();
+        if !matches!(result, Err(Failure::Host(_))) {
+            findings.probed.take(result.is_ok(), self.target.rise, self.target.fall);
+        }
+        match result {
+            Err(Failure::Connect(_)) => findings.accepts = false,
+            Err(Failure::Answer(_)) => findings.accepts = true,
+            Ok(()) | Err(Failure::Host(_)) => {}
+        }
+        let is_news = findings.result() != before;
         findings.probes += 1;
         findings.failures += u64::from(result.is_err());
         findings.failure = result.err().map(|failure| match failure {
-            Failure::Backend(why) => why,
+            Failure::Connect(why) | Failure::Answer(why) => why,
             Failure::Host(why) => format!("this host cannot probe it: {why}"),
         });
         findings.took = Some(took);
@@ -219,23 +290,36 @@ impl Probing {
 /// Why a probe has failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Failure {
-    /// By the backend, or on the way to it.
-    Backend(String),
+    /// There was no connection: by the backend, or on the way to it.
+    Connect(String),
+    /// There was one, and no answer, or a bad one.
+    Answer(String),
     /// By this host, which has no descriptor left, say. That says nothing of the backend, and would say the same of all.
     Host(String),
 }
 
 /// One probe.
 async fn probe(target: &ConnectTarget, within: Option<&NetworkNamespace>) -> Result<(), Failure> {
+    let is_connected = AtomicBool::new(false);
+    let result = tokio::time::timeout(target.timeout, ask(target, within, &is_connected)).await;
+    result.unwrap_or_else(|_| {
+        let late = format!("no answer in {} ms", target.timeout.as_millis());
+        Err(if is_connected.into_inner() { Failure::Answer(late) } else { Failure::Connect(late) })
+    })
+}
+
+/// The same, however long it takes; it sets `is_connected` as soon as it is.
+async fn ask(
+    target: &ConnectTarget,
+    within: Option<&NetworkNamespace>,
+    is_connected: &AtomicBool,
+) -> Result<(), Failure> {
     let socket = socket(target.at, within).await.map_err(|error| Failure::Host(error.to_string()))?;
     let stream = socket.connect(target.at).await.map_err(|error| unconnected(&error))?;
-    match &target.path {
-        Some(path) => {
-            let result = lb_http::probe::probe(stream, target.at, path, "socklb").await;
-            result.map_err(|error| Failure::Backend(chain(&error)))
-        }
-        None => Ok(()),
-    }
+    is_connected.store(true, Ordering::Relaxed);
+    let Some(path) = &target.path else { return Ok(()) };
+    let answer = lb_http::probe::probe(stream, target.at, path, "socklb").await;
+    answer.map_err(|error| Failure::Answer(chain(&error)))
 }
 
 /// A socket for a connection to there, which the thread of the namespace makes if it is another one than the daemon's.
@@ -247,14 +331,22 @@ async fn socket(to: SocketAddr, within: Option<&NetworkNamespace>) -> io::Result
     socket.await.map_err(io::Error::other)?
 }
 
-/// What a failed connect says: of the backend, or of this host.
+/// What a failed connect says: of the backend, or of this host. A route may refuse by any of several errors: a blackhole by
+/// `EINVAL`, a prohibit by `EACCES`; so what this host lacks is named, and the rest is the backend's.
 fn unconnected(error: &io::Error) -> Failure {
-    use io::ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut};
-    match error.kind() {
-        ConnectionRefused | ConnectionReset | HostUnreachable | NetworkUnreachable | TimedOut => {
-            Failure::Backend(error.to_string())
-        }
-        _ => Failure::Host(error.to_string()),
+    const OF_HOST: [i32; 8] = [
+        libc::EMFILE,
+        libc::ENFILE,
+        libc::ENOMEM,
+        libc::ENOBUFS,
+        libc::EADDRNOTAVAIL,
+        libc::EAGAIN,
+        libc::EPERM,
+        libc::EINTR,
+    ];
+    match error.raw_os_error() {
+        Some(errno) if !OF_HOST.contains(&errno) => Failure::Connect(error.to_string()),
+        Some(_) | None => Failure::Host(error.to_string()),
     }
 }
 
@@ -275,6 +367,15 @@ mod tests {
             rise: 1,
             fall: 2,
         }
+    }
+
+    fn set(probes: &mut Probes, target: &ConnectTarget) {
+        probes.set_targets(&[(target.clone(), "service".to_owned())].into(), |_| None);
+    }
+
+    fn refusing(probes: &Probes) -> Vec<(ConnectTarget, Why)> {
+        let refusing = probes.results().into_iter().filter(|(_, (health, _))| *health == Health::Refusing);
+        refusing.map(|(target, (_, why))| (target, why)).collect()
     }
 
     /// A server that gives each connection this answer, after its request.
@@ -298,7 +399,7 @@ mod tests {
     async fn an_answer_is_judged_if_one_is_wanted() {
         let at = server(b"HTTP/1.1 503 Service Unavailable\r\n\r\n").await;
         assert_eq!(probe(&target(at, None), None).await, Ok(()));
-        let unwell = Failure::Backend("it answers 503 Service Unavailable".to_owned());
+        let unwell = Failure::Answer("it answers 503 Service Unavailable".to_owned());
         assert_eq!(probe(&target(at, Some("/healthz")), None).await, Err(unwell));
     }
 
@@ -309,6 +410,9 @@ mod tests {
             (libc::EHOSTUNREACH, true),
             (libc::ENETUNREACH, true),
             (libc::ETIMEDOUT, true),
+            // Routes of the kinds blackhole and prohibit.
+            (libc::EINVAL, true),
+            (libc::EACCES, true),
             (libc::EMFILE, false),
             (libc::ENFILE, false),
             (libc::ENOMEM, false),
@@ -316,23 +420,40 @@ mod tests {
             (libc::EPERM, false),
         ] {
             let failure = unconnected(&io::Error::from_raw_os_error(errno));
-            assert_eq!(matches!(failure, Failure::Backend(_)), is_of_backend, "{failure:?}");
+            assert_eq!(matches!(failure, Failure::Connect(_)), is_of_backend, "{failure:?}");
         }
-        // Without a scope the kernel does not know which link is meant, and says so before anything is sent.
-        let at = "[fe80::1]:9".parse().unwrap();
+    }
+
+    #[test]
+    fn each_service_has_its_part_of_the_places_and_one_at_least() {
+        let mut places = Places::default();
+        let has = |places: &Places, service: &str| places.services[service].0.available_permits();
+        places.share(&["a"].into());
+        assert_eq!(has(&places, "a"), MAX_UNDER_WAY);
+        places.share(&["a", "b"].into());
+        assert_eq!((has(&places, "a"), has(&places, "b")), (MAX_UNDER_WAY / 2, MAX_UNDER_WAY / 2));
+        places.share(&["b"].into());
+        assert_eq!((places.services.len(), has(&places, "b")), (1, MAX_UNDER_WAY));
+        let names: Vec<String> = (0..1000).map(|number| number.to_string()).collect();
+        places.share(&names.iter().map(|name| &**name).collect());
+        assert!(names.iter().all(|name| has(&places, name) == 1));
+    }
+
+    /// A backend of one service is found dead beside more of another than may be probed at a time, none of which answers.
+    #[tokio::test]
+    async fn silent_backends_of_one_service_hold_no_probe_of_another_up() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut probes = Probes::new(Arc::default());
-        let target = ConnectTarget { fall: 1, ..target(at, None) };
-        probes.set_targets([target.clone()], |_| None);
-        // Bound: the test has a time limit as a whole.
-        let limit = tokio::time::timeout(Duration::from_secs(10), async {
-            while probes.findings(&target).unwrap().probes < 3 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        });
-        limit.await.expect("three probes");
-        let findings = probes.findings(&target).unwrap();
-        assert!(findings.failure.unwrap().starts_with("this host cannot probe it: "));
-        assert!(probes.refusing().is_empty());
+        let at = silent.local_addr().unwrap();
+        // The same server by as many names.
+        let silent_ones = (0..2 * MAX_UNDER_WAY).map(|number| target(at, Some(&format!("/{number}"))));
+        let mut targets: BTreeMap<ConnectTarget, String> =
+            silent_ones.map(|target| (target, "silent".to_owned())).collect();
+        let dead = target("127.0.0.1:1".parse().unwrap(), None);
+        targets.insert(dead.clone(), "other".to_owned());
+        probes.set_targets(&targets, |_| None);
+        tokio::time::timeout(Duration::from_secs(5), probes.news.notified()).await.expect("news");
+        assert_eq!(refusing(&probes), [(dead, Why::Probe)], "of the others no probe has ended");
     }
 
     #[tokio::test]
@@ -343,9 +464,9 @@ mod tests {
             timeout: Duration::from_millis(50),
             ..target(silent.local_addr().unwrap(), Some("/"))
         };
-        probes.set_targets([slow.clone()], |_| None);
+        set(&mut probes, &slow);
         tokio::time::timeout(Duration::from_secs(10), probes.news.notified()).await.expect("news");
-        assert_eq!(probes.refusing(), std::slice::from_ref(&slow));
+        assert_eq!(refusing(&probes), [(slow.clone(), Why::Answer)], "it has accepted");
         assert_eq!(probes.findings(&slow).unwrap().failure.as_deref(), Some("no answer in 50 ms"));
     }
 
@@ -357,16 +478,16 @@ mod tests {
         let mut probes = Probes::new(Arc::default());
         let news = Arc::clone(&probes.news);
         let target = target(at, None);
-        probes.set_targets([target.clone()], |_| None);
+        set(&mut probes, &target);
         let limit = Duration::from_secs(10);
         tokio::time::timeout(limit, news.notified()).await.expect("news");
-        assert_eq!(probes.refusing(), std::slice::from_ref(&target));
+        assert_eq!(refusing(&probes), [(target.clone(), Why::Probe)]);
         let _listener = TcpListener::bind(at).await.unwrap();
         tokio::time::timeout(limit, news.notified()).await.expect("news");
-        assert!(probes.refusing().is_empty());
+        assert_eq!(probes.results(), [(target.clone(), (Health::Healthy, Why::Probe))].into());
         let found = probes.findings(&target).unwrap();
-        assert!(found.probes > found.failures && found.failures >= 2 && found.took.is_some());
-        probes.set_targets([], |_| None);
+        assert!(found.probes > found.failures && found.failures >= 1 && found.took.is_some());
+        probes.set_targets(&BTreeMap::new(), |_| None);
         assert!(probes.is_empty() && probes.findings(&target).is_none());
     }
 }

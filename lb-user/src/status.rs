@@ -16,7 +16,7 @@ use lb_kernel::receiver::{self, Attachment};
 use lb_kernel::{
     BackendSnapshot, Counts, DatapathError, Pinned, Pins, ServiceSnapshot, SlotView, Snapshot, Tables,
 };
-use lb_view::backend::{Backend, EJECTED, Ejection, Latency, Rates};
+use lb_view::backend::{Backend, EJECTED, Ejection, Latency, REFUSING, Rates};
 use lb_view::fault::{self, Fault, FaultCode};
 use lb_view::status::{
     Anomalies, Client, EjectionMode, Interface, Leaving, Neighbour, SCHEMA, Service, Status,
@@ -240,6 +240,9 @@ fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Optio
 fn state_of(slot: &SlotView) -> &'static str {
     if slot.is_ejected {
         EJECTED
+    } else if slot.state == BackendState::Healthy && !slot.usable.is_usable() {
+        // Nothing but probes, or its own word, keeps a healthy member of the list from being chosen.
+        REFUSING
     } else if slot.state == BackendState::Healthy && slot.lame_until_ns > lb_kernel::monotonic_ns() {
         BackendState::LameDuck.name()
     } else {

@@ -213,6 +213,13 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         last.is_some_and(|last| last.is_settled && last.chosen == low(chosen))
     }
 
+    /// How many connections to a backend were established by the last sample but one, or by the last if there is no other; the low
+    /// half of the number.
+    pub fn established(&self, backend: BackendRef) -> Option<u32> {
+        let (_, sample) = self.samples.iter().rev().take(2).last()?;
+        find(sample, backend).map(|sample| sample.established)
+    }
+
     /// Flows whose end a program saw, from the first sample ever to the last: also those before the window.
     pub fn ended(&self) -> u64 {
         self.ended

@@ -107,7 +107,9 @@ impl Backend {
         let healthy = abi::BackendState::Healthy.name();
         let lame_duck = abi::BackendState::LameDuck.name();
         if let Some(verdict) = verdict
-            && (self.state == healthy || self.state == lame_duck && verdict == REFUSING)
+            && (self.state == healthy
+                || self.state == REFUSING
+                || self.state == lame_duck && verdict == REFUSING)
         {
             self.state = verdict;
         }

@@ -9,9 +9,14 @@ use stage::namespace::another_network;
 use stage::{Backend, Probe, eventually, replace, window};
 
 fn start(health: &str) -> Fixture {
+    start_with(health, "")
+}
+
+/// As [`start`], with more lines of the service.
+fn start_with(health: &str, lines: &str) -> Fixture {
     let mut fixture = Fixture::without_daemon();
     let fast = format!("interval = \"100ms\", timeout = \"{}\", rise = 2, fall = 2", window("1s"));
-    let lines = format!("policy = \"round-robin\"\nhealth = {{ {health}, {fast} }}");
+    let lines = format!("policy = \"round-robin\"\nhealth = {{ {health}, {fast} }}\n{lines}");
     let text = config(&fixture.cgroup, "{ file = \"users.toml\" }", &lines);
     fixture.setup.write("socklb.toml", &text);
     fixture.start();
@@ -44,6 +49,77 @@ fn who_refuses_connections_is_not_chosen_before_any_connect_has_failed() {
     fixture.backends.push(Backend::start("b1", &address));
     eventually("it is well again", || state(&fixture, &address), |state| state == "healthy");
     assert_eq!(fixture.probe().dial_many(SERVICE, 60).len(), 3);
+}
+
+/// Without ejection every connect to it would fail until probes have found it once more.
+#[test]
+fn what_probes_have_found_holds_while_another_daemon_takes_over() {
+    let mut fixture = start_with("probe = \"tcp\"", "ejection = \"off\"");
+    let address = fixture.backends[0].address().to_string();
+    drop(fixture.backends.remove(0));
+    eventually("it is found", || state(&fixture, &address), |state| state == REFUSING);
+    let mut busy = fixture.probe();
+    busy.start_dialling(SERVICE);
+    for is_killed in [false, true, false, true] {
+        let daemon = fixture.daemon.take().expect("it runs");
+        if is_killed {
+            daemon.kill();
+        } else {
+            assert_eq!(daemon.stop(), Some(0));
+        }
+        assert_eq!(state(&fixture, &address), REFUSING, "it is shown without a daemon");
+        fixture.start();
+        let probed = || fixture.setup.backend(&address).and_then(|backend| backend.probe);
+        eventually("it is probed anew", probed, |probe| {
+            probe.as_ref().is_some_and(|probe| probe.state == "failing")
+        });
+    }
+    assert!(busy.stop_dialling().keys().eq(["b2", "b3"]), "no connect has failed");
+}
+
+#[test]
+fn a_new_endpoint_gets_no_connect_before_a_probe_has_found_it_well() {
+    const NEW: &str = "127.0.0.1:8009";
+    let fixture = start_with("probe = \"tcp\"", "ejection = \"off\"");
+    let backends = || fixture.setup.backends("web", "users");
+    let is_well =
+        |one: &lb_view::backend::Backend| one.probe.as_ref().is_some_and(|probe| probe.state == "well");
+    eventually("all are probed", backends, |all| all.len() == 3 && all.iter().all(is_well));
+    let mut busy = fixture.probe();
+    busy.start_dialling(SERVICE);
+    let old = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"].map(|address| (address, ""));
+    replace(&fixture.file, &endpoints(&[&old[..], &[(NEW, "")]].concat()));
+    let is_refusing = |new: &Option<lb_view::backend::Backend>| {
+        new.as_ref().is_some_and(|new| new.state == REFUSING && new.probe.is_some())
+    };
+    eventually("it refuses", || fixture.setup.backend(NEW), is_refusing);
+    assert!(busy.stop_dialling().keys().eq(["b1", "b2", "b3"]), "no connect has failed");
+    let _new = Backend::start("b4", NEW);
+    let mut probe = fixture.probe();
+    eventually("it is used", || probe.dial_many(SERVICE, 4), |counts| counts.contains_key("b4"));
+}
+
+/// Such a connect fails at once, with an error that depends on the kind of the route.
+#[test]
+fn a_backend_to_which_there_is_no_way_is_refusing() {
+    // Its network is this thread's from here on.
+    let fixture = start_with("probe = \"tcp\"", "ejection = \"off\"");
+    let kinds = ["blackhole", "prohibit", "unreachable"];
+    let network = |at: usize| format!("10.99.{at}.0/24");
+    for (at, kind) in kinds.iter().enumerate() {
+        let mut ip = std::process::Command::new("ip");
+        let status = ip.args(["route", "add", kind, &network(at)]).status().expect("ip");
+        assert!(status.success(), "{kind}: {status}");
+    }
+    let lost = [0, 1, 2].map(|at| format!("10.99.{at}.1:80"));
+    let list: Vec<(&str, &str)> =
+        ["127.0.0.1:8001"].into_iter().chain(lost.iter().map(|one| &**one)).map(|one| (one, "")).collect();
+    fixture.write_endpoints(&list);
+    for address in &lost {
+        let state = || fixture.setup.backend(address).map(|backend| backend.state);
+        eventually("it refuses", state, |state| state.as_deref() == Some(REFUSING));
+    }
+    assert!(fixture.probe().dial_many(SERVICE, 60).keys().eq(["b1"]));
 }
 
 #[test]

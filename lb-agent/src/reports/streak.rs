@@ -69,11 +69,11 @@ impl Streak {
         self.completed = Some(now);
         let is_known = matches!(self.health, Health::Up | Health::Down(_));
         if !is_known {
-            self.probed = Probed::known(!is_up);
+            self.probed = Probed::default();
         }
         self.probed.take(is_up, self.rise, self.fall);
         // Of one that stays down the latest reason is told.
-        if is_up != self.probed.is_refusing() {
+        if self.probed.is_refusing() == Some(!is_up) {
             self.health = result;
         }
     }

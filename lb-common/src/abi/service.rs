@@ -135,10 +135,8 @@ pub struct EjectionRules {
     pub max: u32,
     /// Failures in a row that eject; 0 if nobody is ejected.
     pub failures: u8,
-    /// How many of the usable members may be ejected at a time, in percent.
-    pub max_share: u8,
     /// Zero.
-    pub _reserved: u16,
+    pub _reserved: [u8; 3],
 }
 const _: () = assert!(size_of::<EjectionRules>() == 12);
 

@@ -70,13 +70,11 @@ impl Survey {
         low & ((1 << count) - 1)
     }
 
-    /// Whether one more may be ejected: fewer are than `max_share` percent, and it is not the last that is available. Where there
-    /// are two or more, one always may be.
+    /// Whether one more may be ejected: it is not the last that is available. (That so many fail that it may be this host's fault is
+    /// for the daemon to judge, which knows more of it.)
     #[inline(always)]
-    pub const fn has_room(self, max_share: u8) -> bool {
-        let (available, ejected) = (self.bits(0, COUNT_BITS), self.bits(EJECTED_BIT, COUNT_BITS));
-        let allowed = (available + ejected) * max_share as u32 / 100;
-        available >= 2 && (ejected < allowed || ejected == 0)
+    pub const fn has_room(self) -> bool {
+        self.available() >= 2
     }
 
     /// Members that are available: they may be chosen, and are not ejected.

@@ -2,10 +2,10 @@
 //! membership and how the backends stand. Knows no slot.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Add;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lb_common::abi::{MAX_SUBSET, Usable};
 
@@ -15,35 +15,48 @@ use crate::health::{self, Health, Standing};
 use crate::membership::{Member, Membership};
 use crate::service::HealthRules;
 
-/// A row.
+/// A row, by any clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct Row<T = Instant> {
     /// Who is in the table, with the weight that they have there.
     pub members: Vec<(SocketAddr, u64)>,
-    /// Those whom others stand in for: members, and who had stood in for them and failed.
-    pub replaced: BTreeSet<SocketAddr>,
+    /// Those whom others stand in for, and since when: members, and who had stood in for them and failed.
+    pub replaced: BTreeMap<SocketAddr, T>,
     /// Whether each of these, in the table or replaced, may be chosen, and how it is.
     pub usable: BTreeMap<SocketAddr, (Usable, Health)>,
     /// Who serves.
     pub tier: Tier,
-    /// How many of the task's first members are available, of how many.
+    /// How many of all that are in the table or replaced are available, of how many.
     pub available: (usize, usize),
-    /// Whether these are so few that nobody is replaced and everybody is tried.
+    /// Whether these are so few that everybody is tried who may accept connections.
     pub is_panic: bool,
+    /// Whether nothing is known yet of any of them, and all are used alike.
+    is_fresh: bool,
 }
 
-/// The row of a membership. `replaced`: who is, until now. `standing`: what is known of a backend, if anything is.
+/// What a row goes by, beside its membership and how the backends stand.
+#[derive(Clone, Debug)]
+pub struct Circumstances<T> {
+    /// What the configuration says.
+    pub rules: HealthRules,
+    /// Whom others stand in for until now, and since when.
+    pub replaced: BTreeMap<SocketAddr, T>,
+    /// Whether a backend against which nothing speaks has established connections lately.
+    pub is_serving: bool,
+    /// Whether the first probes of all are still under way.
+    pub is_fresh: bool,
+}
+
+/// The row of a membership. `standing`: what is known of a backend, if anything is.
 pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
     membership: &Membership,
-    rules: HealthRules,
-    replaced: &BTreeSet<SocketAddr>,
+    Circumstances { rules, replaced, is_serving, is_fresh }: &Circumstances<T>,
     standing: impl Fn(SocketAddr) -> Option<&'s Standing<T>>,
     now: T,
-) -> Row {
+) -> Row<T> {
     let members = &membership.members;
-    let candidate = |member: &Member| candidate(member, standing(member.endpoint.address));
-    let available = members.iter().filter(|member| candidate(member).health == Health::Healthy).count();
-    let is_panic = tiers::is_panic(available, members.len(), rules.panic_threshold);
+    let wants_proof = rules.first_look.is_some() && !is_fresh;
+    let candidate = |member: &Member| candidate(member, standing(member.endpoint.address), wants_proof);
     let in_order: Vec<InOrder<T>> = members
         .iter()
         .chain(&membership.next)
@@ -52,66 +65,80 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
             InOrder {
                 unavailable_since: standing.and_then(Standing::unavailable_since),
                 available_since: standing.and_then(Standing::available_since),
-                is_replaced: replaced.contains(&member.endpoint.address),
+                replaced_since: replaced.get(&member.endpoint.address).copied(),
+                is_unproven: rules.first_look.is_some() && !standing.is_some_and(Standing::is_proven),
             }
         })
         .collect();
-    let changed = replacement(&in_order, members.len(), rules.replace_after, is_panic, now);
+    let changed = replacement(&in_order, members.len(), rules.replace_after, now);
     let is_replaced = |at: &usize| changed.replaced.contains(at);
     let mut used: Vec<&Member> =
         (0..members.len()).filter(|at| !is_replaced(at)).map(|at| &members[at]).collect();
     used.extend(changed.substitutes.iter().map(|at| &membership.next[at - members.len()]));
-    if used.iter().all(|member| candidate(member).health != Health::Healthy) {
+    let mut out: Vec<&Member> = changed.replaced.iter().map(|at| &members[*at]).collect();
+    out.extend(changed.failed.iter().map(|at| &membership.next[at - members.len()]));
+    let tried = used.len() + out.len();
+    let is_available = |member: &&&Member| candidate(member).health <= Health::Unproven;
+    let available = used.iter().chain(&out).filter(is_available).count();
+    let is_panic = !is_serving && tiers::is_panic(available, tried, rules.panic_threshold);
+    if !used.iter().any(|member| is_available(&member)) {
         let room = (MAX_SUBSET as usize).saturating_sub(used.len());
         used.extend(membership.lame_ducks.iter().take(room));
     }
     let tier = tiers::tier(used.iter().map(|member| candidate(member)), is_panic);
-    let mut replaced: Vec<&Member> = changed.replaced.iter().map(|at| &members[*at]).collect();
-    replaced.extend(changed.failed.iter().map(|at| &membership.next[at - members.len()]));
-    let usable = used.iter().chain(&replaced).map(|member| {
+    let usable = used.iter().chain(&out).map(|member| {
         let address = member.endpoint.address;
-        let without = without_own_word(member, standing(address));
+        let without = without_own_word(member, standing(address), wants_proof);
         (address, (tiers::usable(without, tier), candidate(member).health))
     });
+    let since = |address| replaced.get(&address).copied().unwrap_or(now);
     Row {
         tier,
         usable: usable.collect(),
         members: used.iter().map(|member| (member.endpoint.address, member.weight)).collect(),
-        replaced: replaced.iter().map(|member| member.endpoint.address).collect(),
-        available: (available, members.len()),
+        replaced: out.iter().map(|member| member.endpoint.address).map(|one| (one, since(one))).collect(),
+        available: (available, tried),
         is_panic,
+        is_fresh: *is_fresh,
     }
 }
 
-/// A member as the tiers see it.
-fn candidate<T: Copy + Ord>(member: &Member, standing: Option<&Standing<T>>) -> Candidate {
-    let listed = listed(member);
+/// A member as the tiers see it. `wants_proof`: whether it is unproven until a probe of it has ended.
+fn candidate<T: Copy + Ord>(member: &Member, standing: Option<&Standing<T>>, wants_proof: bool) -> Candidate {
+    let listed = listed(member, wants_proof && !standing.is_some_and(Standing::is_proven));
     let Some(standing) = standing else { return listed };
     Candidate {
         health: standing.health().max(listed.health),
         is_lame_duck: standing.is_lame_duck() || listed.is_lame_duck,
+        accepts: standing.accepts() && listed.accepts,
     }
 }
 
 /// As [`candidate`], but for its own word that it is a lame duck: what of it goes into its state word.
-fn without_own_word<T: Copy + Ord>(member: &Member, standing: Option<&Standing<T>>) -> Candidate {
-    let listed = listed(member);
+fn without_own_word<T: Copy + Ord>(
+    member: &Member,
+    standing: Option<&Standing<T>>,
+    wants_proof: bool,
+) -> Candidate {
+    let all = candidate(member, standing, wants_proof);
+    let listed = listed(member, wants_proof && !standing.is_some_and(Standing::is_proven));
     let Some(standing) = standing else { return listed };
     let (health, is_lame_duck) = standing.without_own_word();
-    Candidate { health: health.max(listed.health), is_lame_duck: is_lame_duck || listed.is_lame_duck }
+    Candidate { health: health.max(listed.health), is_lame_duck: is_lame_duck || listed.is_lame_duck, ..all }
 }
 
 /// A member by the list alone. Of one that has no slot yet the standing does not have that.
-fn listed(member: &Member) -> Candidate {
-    let health = health::said_of::<()>(&member.endpoint).map_or(Health::Healthy, |said| said.health);
-    Candidate { health, is_lame_duck: health == Health::LameDuck }
+fn listed(member: &Member, is_unproven: bool) -> Candidate {
+    let least = if is_unproven { Health::Unproven } else { Health::Healthy };
+    let health = health::said_of::<()>(&member.endpoint).map_or(least, |said| said.health);
+    Candidate { health, is_lame_duck: health == Health::LameDuck, accepts: health != Health::Refusing }
 }
 
-impl Row {
-    /// Whether time alone may change it: somebody is unavailable, or others stand in for somebody.
+impl<T> Row<T> {
+    /// Whether time alone may change it: somebody is unavailable, others stand in for somebody, or the first probes are under way.
     pub fn is_unsettled(&self) -> bool {
-        let (available, members) = self.available;
-        available < members || !self.replaced.is_empty()
+        let (available, tried) = self.available;
+        available < tried || !self.replaced.is_empty() || self.is_fresh
     }
 
     /// Who is taken where every pick was unusable: of those that may be chosen the one that is best, with the largest weight. As

@@ -1,36 +1,34 @@
-//! Whether a backend is refusing connections, by probes of which some fail: HAProxy's `rise` and `fall`.
+//! Whether a backend is refusing, by probes of which some fail: HAProxy's `rise` and `fall`.
 
 /// What the probes of a backend have found so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probed {
-    is_refusing: bool,
+    /// `None` before the first probe has ended.
+    is_refusing: Option<bool>,
     /// Probes in a row that speak against that.
     against: u32,
 }
 
 impl Probed {
-    /// What is known without a row, as by the first probe of all.
-    pub const fn known(is_refusing: bool) -> Self {
-        Self { is_refusing, against: 0 }
-    }
-
-    /// Takes in one probe. `rise` successes in a row make a backend well again, `fall` failures in a row make it refusing
-    /// connections; each is at least 1. Returns whether that has changed.
+    /// Takes in one probe. The first counts at once; later `rise` successes in a row make a backend well again, `fall` failures
+    /// in a row make it refusing; each is at least 1. Returns whether what is known has changed.
     pub fn take(&mut self, is_success: bool, rise: u32, fall: u32) -> bool {
-        if is_success != self.is_refusing {
-            self.against = 0;
-            return false;
+        if let Some(is_refusing) = self.is_refusing {
+            if is_success != is_refusing {
+                self.against = 0;
+                return false;
+            }
+            self.against = self.against.saturating_add(1);
+            if self.against < if is_refusing { rise } else { fall } {
+                return false;
+            }
         }
-        self.against = self.against.saturating_add(1);
-        if self.against < if self.is_refusing { rise } else { fall } {
-            return false;
-        }
-        *self = Self { is_refusing: !self.is_refusing, against: 0 };
+        *self = Self { is_refusing: Some(!is_success), against: 0 };
         true
     }
 
-    /// Whether it is refusing connections. One that was never probed is not.
-    pub fn is_refusing(&self) -> bool {
+    /// Whether it is refusing; `None` if no probe has ended yet.
+    pub const fn is_refusing(&self) -> Option<bool> {
         self.is_refusing
     }
 }
@@ -50,17 +48,24 @@ mod tests {
                     let changed = probed.take(step == '+', rise, fall);
                     assert_eq!(changed, before != probed.is_refusing());
                 }
-                state => assert_eq!(probed.is_refusing(), state == 'd', "{probes}"),
+                state => assert_eq!(probed.is_refusing(), Some(state == 'd'), "{probes}"),
             }
         }
     }
 
     #[test]
     fn it_takes_a_row_of_probes_to_change_anything() {
-        check(2, 3, "u-u-u-d+d+u");
-        check(2, 3, "--+--u-d");
-        check(2, 3, "---d+-+d+u");
-        check(1, 1, "-d+u-d");
+        check(2, 3, "+u-u-u-d+d+u");
+        check(2, 3, "+--+--u-d");
+        check(2, 3, "+---d+-+d+u");
+        check(1, 1, "+-d+u-d");
         check(3, 1, "+u-d++-d+++u");
+    }
+
+    #[test]
+    fn the_first_probe_counts_at_once() {
+        assert_eq!(Probed::default().is_refusing(), None);
+        check(2, 3, "+u--u-d");
+        check(2, 3, "-d+d+u");
     }
 }

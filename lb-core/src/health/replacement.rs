@@ -1,7 +1,8 @@
 //! Who stands in for members that have been unavailable for long: the next of the task's order, one for each.
 //!
-//! One loss is one change, and the member comes back to its own place. Only this host's row changes: what other tasks of the job
-//! see of a backend they see for themselves.
+//! One loss is one change, and the member comes back to its own place. However many are lost, each gets a substitute; but only a
+//! few at a time, for a fault of this host must not carry the whole task to backends that others use. Only this host's row
+//! changes: what other tasks of the job see of a backend they see for themselves.
 
 use std::ops::Add;
 use std::time::Duration;
@@ -11,6 +12,12 @@ use lb_common::abi::MAX_LISTED;
 /// For how long a replaced member has to be available without a failure before it takes its place back.
 pub const PROBATION: Duration = Duration::from_secs(30);
 
+/// At most this part of the members is replaced within one `replace_after`, and one member in any case.
+const PACE: usize = 4;
+
+/// From so many substitutes on, of which more than half fail as well, one member at a time is replaced.
+const MANY: usize = 4;
+
 /// One of a task's order: first the members, then those that may stand in for them. By any clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InOrder<T> {
@@ -18,8 +25,10 @@ pub struct InOrder<T> {
     pub unavailable_since: Option<T>,
     /// Since when it has been available without a failure; `None` if it is not.
     pub available_since: Option<T>,
-    /// Whether somebody stands in for it: for a member, or for one that had stood in itself.
-    pub is_replaced: bool,
+    /// Since when somebody has stood in for it: for a member, or for one that had stood in itself.
+    pub replaced_since: Option<T>,
+    /// Whether it is probed and no probe of it has ended yet.
+    pub is_unproven: bool,
 }
 
 /// Positions in the order: who is replaced, and who stands in.
@@ -34,35 +43,43 @@ pub struct Replacement {
     pub failed: Vec<usize>,
 }
 
-/// Who of the first `members` of an order is replaced by whom from `now` on. At most half of them are replaced; in panic nobody
-/// is who was not before. `after`: for how long a member has to be unavailable.
+/// Who of the first `members` of an order is replaced by whom from `now` on. `after`: for how long a member has to be unavailable.
 pub fn replacement<T: Copy + Ord + Add<Duration, Output = T>>(
     order: &[InOrder<T>],
     members: usize,
     after: Duration,
-    is_panic: bool,
     now: T,
 ) -> Replacement {
     let members = members.min(order.len());
-    let most = members / 2;
+    let listed = MAX_LISTED as usize;
     let is_out = |one: &InOrder<T>| one.unavailable_since.is_some_and(|since| since + after <= now);
     let is_back = |one: &InOrder<T>| one.available_since.is_some_and(|since| since + PROBATION <= now);
-    let stays_out = |at: &usize| order[*at].is_replaced && !is_back(&order[*at]);
-    let goes_out = |at: &usize| !order[*at].is_replaced && is_out(&order[*at]);
-    let mut replaced: Vec<usize> = (0..members).filter(stays_out).collect();
-    if !is_panic {
-        let mut new: Vec<usize> = (0..members).filter(goes_out).collect();
-        // Whoever has been unavailable for longest goes first; those before keep their substitutes.
-        new.sort_by_key(|at| order[*at].unavailable_since);
-        replaced.extend(new);
-    }
-    replaced.truncate(most);
+    let stays_out = |at: &usize| order[*at].replaced_since.is_some() && !is_back(&order[*at]);
+    let goes_out = |at: &usize| order[*at].replaced_since.is_none() && is_out(&order[*at]);
     let has_failed = |at: &usize| is_out(&order[*at]) || stays_out(at);
     let behind = members..order.len();
-    let substitutes: Vec<usize> = behind.clone().filter(|at| !has_failed(at)).take(replaced.len()).collect();
+
+    let mut replaced: Vec<usize> = (0..members).filter(stays_out).collect();
+    let failed = behind.clone().filter(stays_out).count();
+    let tried = replaced.len() + failed;
+    let at_a_time = if tried >= MANY && 2 * failed > tried { 1 } else { (members / PACE).max(1) };
+    let is_recent = |at: &&usize| order[**at].replaced_since.is_some_and(|since| since + after > now);
+    let recent = replaced.iter().filter(is_recent).count();
+    let mut new: Vec<usize> = (0..members).filter(goes_out).collect();
+    // Whoever has been unavailable for longest goes first; those before keep their substitutes.
+    new.sort_by_key(|at| order[*at].unavailable_since);
+    replaced.extend(new.into_iter().take(at_a_time.saturating_sub(recent)));
+    // All members of a table and all that are replaced are listed.
+    replaced.truncate(listed.saturating_sub(members));
+
+    let mut substitutes: Vec<usize> = behind.clone().filter(|at| !has_failed(at)).collect();
+    // Of whom nothing is known come last.
+    substitutes.sort_by_key(|at| order[*at].is_unproven);
+    substitutes.truncate(replaced.len());
+    substitutes.sort_unstable();
     replaced.truncate(substitutes.len());
     replaced.sort_unstable();
-    let room = if replaced.is_empty() { 0 } else { (MAX_LISTED as usize).saturating_sub(members + most) };
+    let room = if replaced.is_empty() { 0 } else { listed.saturating_sub(members + replaced.len()) };
     let failed = behind.filter(has_failed).take(room).collect();
     Replacement { replaced, substitutes, failed }
 }
@@ -75,12 +92,12 @@ mod tests {
 
     const NOW: Duration = Duration::from_secs(1_000);
 
-    /// `h` available for long, `b` available for a moment, `u` unavailable for long, `v` for longer, `n` for a moment; capitals
-    /// are replaced.
+    /// `h` available for long, `b` available for a moment, `u` unavailable for long, `v` for longer, `n` for a moment, `?` unproven;
+    /// capitals are replaced, for long.
     fn order(pattern: &str) -> Vec<InOrder<Duration>> {
         let one = |kind: char| {
             let (available, seconds) = match kind.to_ascii_lowercase() {
-                'h' => (true, 30),
+                'h' | '?' => (true, 30),
                 'b' => (true, 29),
                 'u' => (false, 10),
                 'v' => (false, 11),
@@ -91,15 +108,16 @@ mod tests {
             InOrder {
                 unavailable_since: since.filter(|_| !available),
                 available_since: since.filter(|_| available),
-                is_replaced: kind.is_ascii_uppercase(),
+                replaced_since: kind.is_ascii_uppercase().then_some(NOW - AFTER),
+                is_unproven: kind == '?',
             }
         };
         pattern.chars().map(one).collect()
     }
 
     #[track_caller]
-    fn check(pattern: &str, members: usize, is_panic: bool, replaced: &[usize], substitutes: &[usize]) {
-        let is = replacement(&order(pattern), members, AFTER, is_panic, NOW);
+    fn check(pattern: &str, members: usize, replaced: &[usize], substitutes: &[usize]) {
+        let is = replacement(&order(pattern), members, AFTER, NOW);
         assert_eq!((&*is.replaced, &*is.substitutes), (replaced, substitutes), "{pattern}");
     }
 
@@ -113,48 +131,60 @@ mod tests {
             ("hUhhnh", &[4], &[]),
             ("hhhhUh", &[], &[]),
         ] {
-            let is = replacement(&order(pattern), 4, AFTER, false, NOW);
+            let is = replacement(&order(pattern), 4, AFTER, NOW);
             assert_eq!((&*is.substitutes, &*is.failed), (substitutes, failed), "{pattern}");
         }
     }
 
     #[test]
     fn a_member_that_is_unavailable_for_long_is_replaced_by_the_next_of_the_order() {
-        check("hhhhhh", 4, false, &[], &[]);
-        check("hunhhh", 4, false, &[1], &[4]);
-        check("uhhuhhh", 4, false, &[0, 3], &[4, 5]);
+        check("hhhhhh", 4, &[], &[]);
+        check("hunhhh", 4, &[1], &[4]);
         // Who stands in is looked at, too.
-        check("huhhuh", 4, false, &[1], &[5]);
-        check("huhhnh", 4, false, &[1], &[4]);
+        check("huhhuh", 4, &[1], &[5]);
+        check("huhhnh", 4, &[1], &[4]);
     }
 
     #[test]
-    fn at_most_half_are_replaced_and_those_first_that_are_gone_for_longest() {
-        check("uuuuhhhh", 4, false, &[0, 1], &[4, 5]);
-        check("uvuvhhhh", 4, false, &[1, 3], &[4, 5]);
-        check("uh", 1, false, &[], &[]);
+    fn a_quarter_is_replaced_at_a_time_and_those_first_that_are_gone_for_longest() {
+        check("uuuuhhhh", 4, &[0], &[4]);
+        check("uvuvhhhh", 4, &[1], &[4]);
+        check("uh", 1, &[0], &[1]);
+        check("uuuuuuuuhhhhhhhh", 8, &[0, 1], &[8, 9]);
         // Whoever is replaced stays so, although another has been gone for longer.
-        check("UvUvhhhh", 4, false, &[0, 2], &[4, 5]);
+        check("UvUvhhhh", 4, &[0, 1, 2], &[4, 5, 6]);
+        // In the end all are.
+        check("UUUuhhhh", 4, &[0, 1, 2, 3], &[4, 5, 6, 7]);
+        // Who was replaced a moment ago counts.
+        let mut order = order("uUuuuuuuhhhhhhhh");
+        order[1].replaced_since = Some(NOW - AFTER + Duration::from_secs(1));
+        assert_eq!(replacement(&order, 8, AFTER, NOW).replaced, [0, 1]);
+    }
+
+    #[test]
+    fn where_most_substitutes_fail_too_one_is_replaced_at_a_time() {
+        check("UUuuuuuuUUUhhhhhh", 8, &[0, 1, 2], &[11, 12, 13]);
+        check("UUuuuuuuUUhhhhhh", 8, &[0, 1, 2, 3], &[10, 11, 12, 13]);
     }
 
     #[test]
     fn nobody_is_replaced_if_nobody_can_stand_in() {
-        check("uuhh", 4, false, &[], &[]);
-        check("uuhhu", 4, false, &[], &[]);
-        check("uuhhh", 4, false, &[0], &[4]);
+        check("uuhh", 4, &[], &[]);
+        check("uuhhu", 4, &[], &[]);
+        check("uuhhh", 4, &[0], &[4]);
+    }
+
+    #[test]
+    fn of_whom_nothing_is_known_stand_in_last() {
+        check("uhhh?h", 4, &[0], &[5]);
+        check("UUhh?h", 4, &[0, 1], &[4, 5]);
+        check("uhhh??", 4, &[0], &[4]);
     }
 
     #[test]
     fn a_member_takes_its_place_back_after_half_a_minute_without_a_failure() {
-        check("hUhhh", 4, false, &[1], &[4]);
-        check("hBhhh", 4, false, &[1], &[4]);
-        check("hHhhh", 4, false, &[], &[]);
-    }
-
-    #[test]
-    fn in_panic_nobody_is_replaced_who_was_not_before() {
-        check("uUuuhh", 4, true, &[1], &[4]);
-        check("uuuuhh", 4, true, &[], &[]);
-        check("uHuuhh", 4, true, &[], &[]);
+        check("hUhhh", 4, &[1], &[4]);
+        check("hBhhh", 4, &[1], &[4]);
+        check("hHhhh", 4, &[], &[]);
     }
 }

@@ -12,19 +12,25 @@ pub struct Candidate {
     pub health: Health,
     /// Whether it is a lame duck, whatever else it is.
     pub is_lame_duck: bool,
+    /// Whether it accepts connections as far as is known; of meaning if it is refusing.
+    pub accepts: bool,
 }
 
-/// Who serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Who serves: the first of these in which anybody is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tier {
     /// Those that are healthy.
     Healthy,
-    /// Too few are available: healthy, ejected and refusing ones, but no lame ducks.
+    /// Too few are available: those that are healthy, ejected ones, and refusing ones that accept connections; no lame ducks.
     Panic,
-    /// Nobody is available: lame ducks, which can serve.
+    /// Those of which nothing is known yet.
+    Unproven,
+    /// Lame ducks, which can serve.
     LameDucks,
-    /// Nobody is available, and there is no lame duck: ejected and refusing ones.
-    LastResort,
+    /// Ejected ones.
+    Ejected,
+    /// Refusing ones.
+    Refusing,
     /// Nobody: connects fail.
     Nobody,
 }
@@ -35,49 +41,54 @@ impl Tier {
         match self {
             Self::Healthy => "healthy",
             Self::Panic => "panic",
+            Self::Unproven => "unproven",
             Self::LameDucks => "lame-ducks",
-            Self::LastResort => "last-resort",
+            Self::Ejected => "ejected",
+            Self::Refusing => "refusing",
             Self::Nobody => "nobody",
         }
     }
 }
 
-/// Whether so few of a task's first members are available that it looks like a fault of this host or of what they share, and not
-/// like one of each by itself: fewer than `panic_threshold` percent of them.
-pub fn is_panic(available: usize, members: usize, panic_threshold: u8) -> bool {
-    available * 100 < members * usize::from(panic_threshold)
+/// Whether so few of the backends that a task has tried or probed are available that it looks like a fault of this host or of
+/// what they share, and not like one of each by itself: fewer than `panic_threshold` percent of them.
+pub fn is_panic(available: usize, tried: usize, panic_threshold: u8) -> bool {
+    available * 100 < tried * usize::from(panic_threshold)
 }
 
 /// Who serves, of these, where the service is in panic or not.
 pub fn tier(candidates: impl IntoIterator<Item = Candidate>, is_panic: bool) -> Tier {
-    let mut best = Tier::Nobody;
-    for Candidate { health, .. } in candidates {
-        best = match (health, best) {
-            (Health::Healthy, _) => return if is_panic { Tier::Panic } else { Tier::Healthy },
-            (Health::LameDuck, _) => Tier::LameDucks,
-            (Health::Refusing | Health::Ejected, Tier::Nobody) => Tier::LastResort,
-            (Health::Refusing | Health::Ejected | Health::Drained, best) => best,
-        };
-    }
-    best
+    let tier = |Candidate { health, .. }| match health {
+        Health::Healthy if is_panic => Tier::Panic,
+        Health::Healthy => Tier::Healthy,
+        Health::Unproven => Tier::Unproven,
+        Health::LameDuck => Tier::LameDucks,
+        Health::Ejected => Tier::Ejected,
+        Health::Refusing => Tier::Refusing,
+        Health::Drained => Tier::Nobody,
+    };
+    candidates.into_iter().map(tier).min().unwrap_or(Tier::Nobody)
 }
 
 /// Whether a backend may be chosen while a tier serves.
 ///
-/// An ejected one that is not part of the tier is left to the kernel, which keeps it back by itself and tries it.
-pub fn usable(Candidate { health, is_lame_duck }: Candidate, tier: Tier) -> Usable {
+/// An ejected one that is not part of the tier is left to the kernel, which keeps it back by itself and tries it. A refusing one
+/// is not tried: that it refuses is known, and so will be that it does no more.
+pub fn usable(Candidate { health, is_lame_duck, accepts }: Candidate, tier: Tier) -> Usable {
     match (health, tier) {
         (Health::Drained, _) | (_, Tier::Nobody) => Usable::No,
-        (Health::Ejected, Tier::LastResort) | (Health::Refusing, Tier::LastResort) => Usable::EvenEjected,
-        (Health::Ejected, Tier::Panic) | (Health::Refusing, Tier::Panic) if !is_lame_duck => {
-            Usable::EvenEjected
-        }
-        (Health::Ejected, Tier::Healthy) if !is_lame_duck => Usable::UnlessEjected,
-        (Health::Ejected, Tier::LameDucks) => Usable::UnlessEjected,
-        (Health::Ejected | Health::Refusing, _) => Usable::No,
-        (Health::LameDuck, tier) => Usable::from(tier == Tier::LameDucks),
         // Others that fail may be chosen, and so may this one if the kernel ejects it.
         (Health::Healthy, Tier::Panic) => Usable::EvenEjected,
         (Health::Healthy, _) => Usable::UnlessEjected,
+        (Health::Unproven, tier) => Usable::from(tier == Tier::Unproven),
+        (Health::LameDuck, tier) => Usable::from(tier == Tier::LameDucks),
+        (Health::Ejected, Tier::Ejected) => Usable::EvenEjected,
+        (Health::Ejected, Tier::LameDucks) => Usable::UnlessEjected,
+        (Health::Ejected | Health::Refusing, _) if is_lame_duck && tier != Tier::Refusing => Usable::No,
+        (Health::Ejected, Tier::Panic) => Usable::EvenEjected,
+        (Health::Ejected, _) => Usable::UnlessEjected,
+        (Health::Refusing, Tier::Panic) if accepts => Usable::EvenEjected,
+        (Health::Refusing, Tier::Refusing) => Usable::EvenEjected,
+        (Health::Refusing, _) => Usable::No,
     }
 }

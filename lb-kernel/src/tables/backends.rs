@@ -145,8 +145,8 @@ impl Tables {
             let named = self.next_trial(service).slot();
             let due = backends.iter().find(|(left, _, waits)| *left == 0 && !waits);
             let next = match backends.iter().find(|(_, slot, _)| slot.number() == named) {
-                Some((_, _, false)) => None,
-                Some((_, _, true)) => due,
+                Some((left, _, false)) if *left == 0 || due.is_none() => None,
+                Some(_) => due,
                 None => due.or(backends.first()),
             };
             if let Some((left, slot, _)) = next {
@@ -255,6 +255,26 @@ impl Tables {
         self.maps.backends.store8(slot.index(), ejected, 0);
         let none = EjectionState::default().to_word();
         self.maps.backends.store64(slot.index(), offset_of!(Backend, ejection), none);
+    }
+
+    /// Ejects the backend in a slot, unless a program judges it at the same moment.
+    pub(crate) fn eject(&mut self, slot: Slot, now_ns: u64) {
+        let Some(view) = self.slot(slot) else { return };
+        let rules = self.maps.services.get(view.service.index()).ejection;
+        let after = ejection::ejected(view.ejection, rules, tick(now_ns), 1 << 31).to_word();
+        let at = offset_of!(Backend, ejection);
+        if self.maps.backends.replace64(slot.index(), at, view.ejection.to_word(), after) {
+            let ejected = offset_of!(Backend, state) + offset_of!(StateWord, ejected);
+            self.maps.backends.store8(slot.index(), ejected, 1);
+        }
+    }
+
+    /// The time of the ejected backend in a slot is over. Where a program judges it at the same moment, that stands.
+    pub(crate) fn end_ejection(&mut self, slot: Slot, now_ns: u64) {
+        let at = offset_of!(Backend, ejection);
+        let before = self.maps.backends.load64(slot.index(), at);
+        let after = ejection::time_over(EjectionState::from_word(before), tick(now_ns)).to_word();
+        self.maps.backends.replace64(slot.index(), at, before, after);
     }
 
     /// Stores how many entries a slot has in its service's table, for readers of the maps.

@@ -335,15 +335,13 @@ struct EjectionTable {
     failures: Within<1, 255>,
     base: Span,
     max: Span,
-    max_share: Within<1, 100>,
 }
 
 impl Default for EjectionTable {
     fn default() -> Self {
-        let Ejection { failures, base, max, max_share } = Ejection::default();
+        let Ejection { failures, base, max } = Ejection::default();
         let span = |time: Duration| Span { us: u64::try_from(time.as_micros()).expect("minutes") };
-        let (failures, max_share) = (Within(failures.into()), Within(max_share.into()));
-        Self { failures, base: span(base), max: span(max), max_share }
+        Self { failures: Within(failures.into()), base: span(base), max: span(max) }
     }
 }
 
@@ -354,7 +352,7 @@ impl TryFrom<EjectionTable> for EjectionChoice {
     type Error = String;
 
     fn try_from(table: EjectionTable) -> Result<Self, String> {
-        let EjectionTable { failures, base, max, max_share } = table;
+        let EjectionTable { failures, base, max } = table;
         for (key, time) in [("base", base), ("max", max)] {
             if !EJECTION_US.contains(&time.us) {
                 return Err(format!("{key} is \"{time}\": write \"100ms\" to \"1h\""));
@@ -365,9 +363,9 @@ impl TryFrom<EjectionTable> for EjectionChoice {
                 "base is \"{base}\", and no ejection is longer than max, which is \"{max}\": write at most that"
             ));
         }
-        let byte = |number: u32| u8::try_from(number).expect("its bounds are within those of u8");
+        let failures = u8::try_from(failures.0).expect("its bounds are within those of u8");
         let (base, max) = (Duration::from_micros(base.us), Duration::from_micros(max.us));
-        Ok(Self(Some(Ejection { failures: byte(failures.0), base, max, max_share: byte(max_share.0) })))
+        Ok(Self(Some(Ejection { failures, base, max })))
     }
 }
 

@@ -88,6 +88,8 @@ pub struct ClientTask {
     window: Window,
     /// What was said of ejections.
     told: health::Told,
+    /// Who has established connections lately, of services that have ejected backends.
+    serving: health::Serving,
     /// When counters that could not be read are read again.
     counting: Backoff,
     /// Why the maps are not as planned, if they are not, and whether the kernel has refused a step.
@@ -148,6 +150,7 @@ impl ClientTask {
             grace_periods: GracePeriods::default(),
             window: Window::default(),
             told: health::Told::default(),
+            serving: health::Serving::default(),
             counting: Backoff::default(),
             trouble: None,
             has_failed: false,

@@ -57,7 +57,8 @@ pub struct Probing {
     ended: Counts,
     probes: Probes,
     news: Arc<Notify>,
-    connected: BTreeSet<ConnectTarget>,
+    /// Whom probes by connection go to, each with a service that wants it.
+    connected: BTreeMap<ConnectTarget, String>,
     /// Once somebody is to be asked.
     register: Option<Register>,
     /// Why there is none.
@@ -96,7 +97,7 @@ impl Probing {
             ended: Counts::default(),
             probes: Probes::new(Arc::clone(&news)),
             news,
-            connected: BTreeSet::new(),
+            connected: BTreeMap::new(),
             register: None,
             error: None,
             unregistered: None,
@@ -197,12 +198,14 @@ impl Probing {
     fn aim(&mut self, wanted: Vec<Wanted>) -> Targets {
         let mut targets = Targets::new();
         let mut names = BTreeSet::new();
-        let mut connected = BTreeSet::new();
+        let mut connected = BTreeMap::new();
         let mut disagreements = Disagreements::default();
-        for Wanted { protocol, probe, origin, candidates } in &wanted {
+        for Wanted { service, protocol, probe, origin, candidates } in &wanted {
             for candidate in candidates {
                 let ProbeKind::Report { keys, idle_interval } = &probe.kind else {
-                    connected.extend(connect_target(probe, *origin, candidate.address));
+                    if let Some(target) = connect_target(probe, *origin, candidate.address) {
+                        connected.entry(target).or_insert_with(|| service.clone());
+                    }
                     continue;
                 };
                 let name = name_of(*protocol, candidate.address);
@@ -247,7 +250,7 @@ impl Probing {
         }
         self.disagreements = disagreements;
         if connected != self.connected {
-            self.probes.set_targets(connected.iter().cloned(), |origin| self.origins.entered(origin));
+            self.probes.set_targets(&connected, |origin| self.origins.entered(origin));
             self.connected = connected;
         }
         self.wanted = wanted;
@@ -368,6 +371,7 @@ fn warn_of_news(known: &mut Option<String>, error: Option<String>) {
 /// Whom a service of a client task wants probed, and how.
 #[derive(PartialEq, Eq)]
 struct Wanted {
+    service: String,
     protocol: Protocol,
     probe: Probe,
     origin: Origin,
@@ -496,7 +500,7 @@ impl Daemon {
     pub fn hear_probes(&mut self, now: Instant) {
         let sick: BTreeMap<Origin, BTreeMap<Name, Health>> =
             self.probing.asking.iter().map(|(origin, asking)| (*origin, asking.sick())).collect();
-        let refusing: BTreeSet<ConnectTarget> = self.probing.probes.refusing().into_iter().collect();
+        let results = self.probing.probes.results();
         for client_task in &mut self.clients.tasks {
             for position in 0..client_task.client.services.len() {
                 let configured = &client_task.client.services[position];
@@ -507,26 +511,22 @@ impl Daemon {
                 let (who, said) = match (&probe.kind, sick, origin) {
                     (ProbeKind::Report { .. }, None, _) => (Who::Report, BTreeMap::new()),
                     (ProbeKind::Report { .. }, Some(sick), _) => {
-                        let said = |address| sick.get(&name_of(protocol, address)).copied();
-                        (Who::Report, said_of(client_task, position, Why::Report, said))
+                        let said = |address| Some((*sick.get(&name_of(protocol, address))?, Why::Report));
+                        (Who::Report, said_of(client_task, position, said))
                     }
                     (ProbeKind::Connect { .. }, _, None) => (Who::Probe, BTreeMap::new()),
-                    (ProbeKind::Connect { .. }, _, Some(_)) if refusing.is_empty() => {
-                        (Who::Probe, BTreeMap::new())
-                    }
                     (ProbeKind::Connect { .. }, _, Some(origin)) => {
-                        let is_refusing = |address| {
-                            connect_target(probe, origin, address)
-                                .is_some_and(|target| refusing.contains(&target))
-                        };
-                        let said = |address| is_refusing(address).then_some(Health::Refusing);
-                        (Who::Probe, said_of(client_task, position, Why::Probe, said))
+                        let said = |address| results.get(&connect_target(probe, origin, address)?).copied();
+                        (Who::Probe, said_of(client_task, position, said))
                     }
                 };
                 client_task.hear(position, who, said, now);
             }
         }
         self.settle_if_needed(now);
+        for client_task in &mut self.clients.tasks {
+            client_task.try_returned(now);
+        }
     }
 }
 
@@ -537,7 +537,8 @@ fn wanted_by(client_task: &ClientTask, probing: &Probing) -> impl Iterator<Item 
         let probe = configured.probe.clone()?;
         let origin = probing.origin(&client_task.client.name, &probe)?;
         let candidates = client_task.candidates(position);
-        Some(Wanted { protocol: configured.service.protocol, probe, origin, candidates })
+        let service = configured.service.name.clone();
+        Some(Wanted { service, protocol: configured.service.protocol, probe, origin, candidates })
     })
 }
 
@@ -556,11 +557,10 @@ fn probes_from_there(client: &Client) -> bool {
 fn said_of(
     client_task: &ClientTask,
     position: usize,
-    why: Why,
-    said: impl Fn(SocketAddr) -> Option<Health>,
+    said: impl Fn(SocketAddr) -> Option<(Health, Why)>,
 ) -> BTreeMap<SocketAddr, (Health, Why)> {
     let candidates = client_task.candidates(position).into_iter();
-    candidates.filter_map(|candidate| Some((candidate.address, (said(candidate.address)?, why)))).collect()
+    candidates.filter_map(|candidate| Some((candidate.address, said(candidate.address)?))).collect()
 }
 
 #[cfg(test)]
@@ -584,7 +584,13 @@ mod tests {
             agent: None,
             is_active: *is_active,
         });
-        Wanted { protocol: Protocol::Tcp, probe, origin: Origin::Host, candidates: candidates.collect() }
+        Wanted {
+            service: "users".to_owned(),
+            protocol: Protocol::Tcp,
+            probe,
+            origin: Origin::Host,
+            candidates: candidates.collect(),
+        }
     }
 
     /// Who is asked: the port, under which keys, and how often.

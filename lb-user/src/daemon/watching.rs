@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 
 use super::Daemon;
+use super::client_task::ClientTask;
 use crate::source::directory_of;
 use lb_host::watch::Watch;
 
@@ -34,7 +35,7 @@ impl Daemon {
         let mut wanted: BTreeSet<PathBuf> = files.map(|path| directory_of(path)).collect();
         let mut failed = Vec::new();
         // Most cgroups lie side by side: one look at the directory will do.
-        let siblings = self.clients.tasks.iter().map(|client_task| client_task.path());
+        let siblings = self.clients.tasks.iter().map(ClientTask::path);
         let one_of_each: BTreeMap<_, _> = siblings.map(|path| (path.parent(), path)).collect();
         for path in one_of_each.into_values() {
             match watcher.add_nearest(path) {

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lb_core::balancer::{Fact, ReportIdMap};
+use lb_core::balancer::{Fact, KernelVerdict, ReportIdMap};
 use lb_core::endpoint::Endpoint;
 use lb_core::health::{Health, Standing, Who, Why};
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
@@ -33,7 +33,15 @@ const MOST_LINES: usize = 8;
 #[derive(Debug, Default)]
 pub struct Told {
     backends: BTreeMap<BackendRef, ToldOfBackend>,
+    /// When a trial was last asked for that is not due by the programs.
+    tried: BTreeMap<BackendRef, Instant>,
     panics: BTreeSet<String>,
+}
+
+/// By backend how many connections to it were established when it was last looked at, and when that had grown.
+#[derive(Debug, Default)]
+pub struct Serving {
+    established: BTreeMap<BackendRef, (u64, Option<Instant>)>,
 }
 
 /// Of a backend how often it was ejected and taken back, and whether it was ejected then.
@@ -70,11 +78,54 @@ impl ClientTask {
         let ejected = verdicts.iter().filter(|(_, verdict)| verdict.is_ejected);
         let ejected: Vec<Slot> = ejected.map(|(slot, _)| *slot).collect();
         self.datapath.renew_trials(&ejected);
-        for fact in [Fact::Kernel(verdicts), Fact::Time] {
+        let serving = self.look_who_serves(&ejected, &verdicts, now);
+        // Who serves first: one fact alone would be taken for panic.
+        for fact in [Fact::Serving(serving), Fact::Kernel(verdicts), Fact::Time] {
             if self.balancer.handle(now, fact).expect("it takes no room") {
                 self.settled = None;
             }
         }
+        self.datapath.eject(&self.balancer.replaced_without_ejection());
+    }
+
+    /// Services that have ejected backends, and others of which nothing bad is known and that have established connections within
+    /// the time of a first ejection. What cannot be read is looked at again a second later.
+    fn look_who_serves(
+        &mut self,
+        ejected: &[Slot],
+        verdicts: &BTreeMap<Slot, KernelVerdict>,
+        now: Instant,
+    ) -> BTreeSet<ServiceIndex> {
+        let backends = &self.datapath.applied().backends;
+        let services: BTreeSet<ServiceIndex> =
+            ejected.iter().filter_map(|slot| Some(backends.get(slot)?.service)).collect();
+        if services.is_empty() {
+            self.serving = Serving::default();
+            return services;
+        }
+        let is_well = |(slot, backend): &(&Slot, &BackendPlan)| {
+            services.contains(&backend.service) && backend.usable.is_usable() && !verdicts.contains_key(slot)
+        };
+        let slots: Vec<Slot> = backends.iter().filter(is_well).map(|(slot, _)| *slot).collect();
+        let mut established = BTreeMap::new();
+        let _ = self.datapath.tables().visit_counts(&slots, |slot, counts| {
+            let backend = BackendRef { slot, generation: backends[&slot].generation };
+            let known = self.serving.established.get(&backend).copied();
+            let (before, grown_at) =
+                known.unwrap_or_else(|| (self.window.established(backend).map_or(0, u64::from), None));
+            // Of a sample only the low half is known.
+            let has_grown = counts.sums.established & u64::from(u32::MAX) != before & u64::from(u32::MAX);
+            let grown_at = if has_grown { Some(now) } else { grown_at };
+            established.insert(backend, (counts.sums.established, grown_at));
+        });
+        self.serving.established = established;
+        let grown =
+            self.serving.established.iter().filter_map(|(at, (_, grown_at))| Some((at.slot, (*grown_at)?)));
+        let of_service = grown.map(|(slot, grown_at)| (backends[&slot].service, grown_at));
+        let is_recent = |(service, grown_at): &(ServiceIndex, Instant)| {
+            now.saturating_duration_since(*grown_at) <= self.first_ejection(*service)
+        };
+        of_service.filter(is_recent).map(|(service, _)| service).collect()
     }
 
     /// Takes in all that somebody says of the backends of the service at this position.
@@ -89,6 +140,31 @@ impl ClientTask {
         if self.balancer.handle(now, fact).expect("it takes no room") {
             self.settled = None;
         }
+    }
+
+    /// Makes the next connect the trial of each ejected backend of which a probe or its own report says that it is well again, once
+    /// within the time of a first ejection. To be called once the maps are as planned, for until then none may be tried.
+    pub fn try_returned(&mut self, now: Instant) {
+        let backends = &self.datapath.applied().backends;
+        let mut slots = Vec::new();
+        for slot in self.balancer.take_returned() {
+            let Some(BackendPlan { service, generation, .. }) = backends.get(&slot) else { continue };
+            let at = BackendRef { slot, generation: *generation };
+            let last = self.told.tried.get(&at).copied();
+            if last.is_none_or(|last| now.saturating_duration_since(last) >= self.first_ejection(*service)) {
+                self.told.tried.insert(at, now);
+                slots.push(slot);
+            }
+        }
+        self.told.tried.retain(|at, _| backends.contains_key(&at.slot));
+        self.datapath.try_at_once(&slots);
+    }
+
+    /// How long the first ejection of a service's backends lasts.
+    fn first_ejection(&self, index: ServiceIndex) -> Duration {
+        let service = self.balancer.services().find(|(_, known, _)| *known == index);
+        let rules = service.and_then(|(service, ..)| service.ejection);
+        rules.map_or(Duration::ZERO, |rules| rules.base)
     }
 
     /// Takes in the ids of all backends that report, for the services that ask for reports: those keep what they have while nobody
@@ -121,11 +197,11 @@ impl ClientTask {
             .filter(|(slot, backend)| is_active(**slot, backend))
             .map(|(_, backend)| backend.address)
             .collect();
-        let (probed, others) = probed(membership);
         let of_row = self.balancer.row(position).map(|row| &row.usable);
         let is_of_row = |address: &SocketAddr| of_row.is_some_and(|row| row.contains_key(address));
+        let probed = probed(membership, |address| is_of_row(&address));
         let is_used = |member: &&Member| is_of_row(&member.endpoint.address);
-        let others = others.iter().chain(&membership.lame_ducks).filter(is_used);
+        let others = membership.lame_ducks.iter().filter(is_used);
         // Weights follow the load of all the row, of those as well that get little.
         let follows_load = self.client.services[position].service.control.law.is_some() && !active.is_empty();
         let endpoints = probed.chain(others).map(|member| &member.endpoint);

@@ -106,9 +106,12 @@ fn report_view(reported: &Reported<Duration>, now: Duration) -> backend::Probe {
 
 /// What is shown of a backend by probes that connect.
 fn connect_view(probe: &Probe, findings: Findings) -> backend::Probe {
-    let is_refusing = findings.probed.is_refusing();
+    let is_refusing = findings.probed.is_refusing() == Some(true);
     let state = match (&findings.failure, findings.probes) {
-        (_, 0) => return unprobed(probe),
+        (_, 0) => {
+            let verdict = Some(Health::Unproven.name().to_owned());
+            return backend::Probe { verdict, ..unprobed(probe) };
+        }
         (Some(_), _) => "failing",
         (None, _) => "well",
     };

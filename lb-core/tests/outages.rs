@@ -1,0 +1,339 @@
+//! Outages in virtual time: a client task whose balancer and whose ejection run as the daemon and the programs do, against
+//! backends that die and return. What fails is counted in connects, and how soon that ends in seconds of its clock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lb_common::abi::DaemonState;
+use lb_common::ejection::Evidence;
+use lb_common::ending::Ending;
+use lb_common::ticks::tick;
+use lb_core::balancer::{self, Adopted, Fact, KernelVerdict};
+use lb_core::ejection::Ejector;
+use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
+use lb_core::health::{Health, Who, Why};
+use lb_core::ids::{BackendRef, Slot};
+use lb_core::limits::Limits;
+use lb_core::membership::Membership;
+use lb_core::plan::Plan;
+use lb_core::rules;
+use lb_core::service::{Ejection, Service, Size, Subset, Task};
+use lb_core::subset::Algorithm;
+
+type Balancer = balancer::Balancer<Duration>;
+
+const SECOND: Duration = Duration::from_secs(1);
+const LIMITS: Limits = Limits { schedule_entries: 65_536, flow_records: 64, slots: 1_024 };
+const TASK: Task = Task { index: 3, count: 10 };
+/// Connects in a second.
+const RATE: u32 = 30;
+
+fn address(index: usize) -> SocketAddr {
+    let [high, low] = u16::try_from(index).expect("few").to_be_bytes();
+    SocketAddr::from(([10, 0, high, low], 80))
+}
+
+fn index(address: SocketAddr) -> usize {
+    let SocketAddr::V4(address) = address else { unreachable!("as above") };
+    let [.., high, low] = address.ip().octets();
+    usize::from(u16::from_be_bytes([high, low]))
+}
+
+/// A client task on a host.
+struct Host {
+    now: Duration,
+    service: Service,
+    balancer: Balancer,
+    ejector: Ejector,
+    plan: Plan,
+    /// By endpoint.
+    is_alive: Vec<bool>,
+    /// Whether the daemon probes by connection, once a second.
+    probes: bool,
+    /// When a connection to a backend was last established.
+    established: BTreeMap<Slot, Duration>,
+    /// Where the programs stand in the table.
+    cursor: usize,
+    /// Connects to each endpoint since this was last asked.
+    sent: Vec<u32>,
+}
+
+impl Host {
+    fn new(endpoints: usize, size: Option<u32>, probes: bool) -> Self {
+        let subset = size.map_or(Subset::All, |size| Subset::Sized {
+            algorithm: Algorithm::Rocksteadier,
+            size: Size::Fixed(size),
+        });
+        let mut service = Service::new("users", "10.96.0.10:80".parse().expect("an address"), subset, 7);
+        service.ejection = Some(Ejection::default());
+        service.health.first_look = probes.then_some(SECOND);
+        let adopted = Adopted::default();
+        let now = 100 * SECOND;
+        let balancer = Balancer::new(vec![service.clone()], LIMITS, adopted, now).expect("it fits");
+        let ejector = Ejector::new(rules::of_ejection(&service));
+        let mut host = Self {
+            now,
+            service,
+            balancer,
+            ejector,
+            plan: Plan::default(),
+            is_alive: vec![true; endpoints],
+            probes,
+            established: BTreeMap::new(),
+            cursor: 0,
+            sent: vec![0; endpoints],
+        };
+        host.deliver(endpoints);
+        host.run(5);
+        host
+    }
+
+    /// The list has so many endpoints from now on.
+    fn deliver(&mut self, endpoints: usize) {
+        self.is_alive.resize(endpoints, true);
+        self.sent.resize(endpoints, 0);
+        let endpoints = (0..endpoints).map(|at| Endpoint {
+            address: address(at),
+            index: u32::try_from(at).expect("few"),
+            weight: 1,
+            state: EndpointState::Healthy,
+            zone: None,
+            agent: None,
+        });
+        let list = EndpointList::new(endpoints.collect(), self.service.address, &[]).expect("it fits");
+        let membership = Membership::of(&self.service, TASK, &list);
+        self.hear(Fact::Endpoints(0, Arc::new(list), Arc::new(membership)));
+        self.publish();
+    }
+
+    fn hear(&mut self, fact: Fact) {
+        self.balancer.handle(self.now, fact).expect("it fits");
+    }
+
+    /// Brings the programs' tables to the plan, as the daemon does.
+    fn publish(&mut self) {
+        self.plan = self.balancer.plan();
+        let service = self.plan.services.values().next().expect("the service");
+        self.ejector.publish(service.schedule.clone(), &service.replaced);
+        for (slot, backend) in &self.plan.backends {
+            self.ejector.set_state(slot.number(), DaemonState::new(backend.usable, backend.state));
+        }
+    }
+
+    /// What the daemon does once a second.
+    fn tick(&mut self) {
+        let mut verdicts = BTreeMap::new();
+        for slot in self.plan.backends.keys() {
+            let (is_ejected, run) =
+                (self.ejector.state(slot.number()).ejected != 0, self.ejector.standing(slot.number()).run);
+            if is_ejected || run > 0 {
+                verdicts.insert(*slot, KernelVerdict { is_ejected, failures: run });
+            }
+        }
+        let base = Ejection::default().base;
+        let serves =
+            self.established.iter().any(|(slot, at)| !verdicts.contains_key(slot) && self.now - *at <= base);
+        let services = self.balancer.services().map(|(_, index, _)| index);
+        let serving: BTreeSet<_> = services.filter(|_| serves && !verdicts.is_empty()).collect();
+        self.hear(Fact::Serving(serving));
+        self.hear(Fact::Kernel(verdicts));
+        if self.probes {
+            let (_, _, in_use) = self.balancer.services().next().expect("the service");
+            let membership = in_use.expect("a list").1;
+            let row = &self.balancer.row(0).expect("a row").usable;
+            let next = membership.next.iter().map(|member| member.endpoint.address);
+            let unused: Vec<SocketAddr> = next.filter(|address| !row.contains_key(address)).take(4).collect();
+            let asked = row.keys().copied().chain(unused);
+            let found = |address| match self.is_alive[index(address)] {
+                true => (address, (Health::Healthy, Why::Probe)),
+                false => (address, (Health::Refusing, Why::Probe)),
+            };
+            let said = asked.map(found).collect();
+            self.hear(Fact::Said(0, Who::Probe, said));
+        }
+        self.hear(Fact::Time);
+        let idle: BTreeSet<Slot> = self.balancer.unneeded();
+        idle.iter().for_each(|slot| self.ejector.clear(slot.number()));
+        self.hear(Fact::Idle(idle));
+        self.publish();
+        let now = self.ticks();
+        for slot in self.balancer.take_returned() {
+            self.ejector.end_ejection(slot.number(), now);
+        }
+        for slot in self.balancer.replaced_without_ejection() {
+            self.ejector.eject(slot.number(), now, 1 << 31);
+        }
+        self.ejector.renew_trial(now);
+    }
+
+    fn ticks(&self) -> u32 {
+        tick(u64::try_from(self.now.as_nanos()).expect("seconds"))
+    }
+
+    /// One connect; whether it fails.
+    fn connect(&mut self) -> bool {
+        let now = self.ticks();
+        let tried = self.ejector.due_trial(now, |_| false);
+        let service = self.plan.services.values().next().expect("the service");
+        let table = &service.schedule;
+        let slot = tried.or_else(|| {
+            (0..table.len()).find_map(|_| {
+                self.cursor = (self.cursor + 1) % table.len();
+                let slot = table[self.cursor].number();
+                self.ejector.state(slot).is_usable().then_some(slot)
+            })
+        });
+        let slot = slot.or(service.fallback.map(Slot::number)).expect("somebody can be chosen");
+        let slot = Slot::new(slot).expect("a slot");
+        let endpoint = index(self.plan.backends[&slot].address);
+        self.sent[endpoint] += 1;
+        let is_alive = self.is_alive[endpoint];
+        let is_trial = tried.is_some();
+        let evidence = if is_alive {
+            self.established.insert(slot, self.now);
+            Evidence::established(is_trial)
+        } else {
+            Evidence::of_end(Ending::Refused, false, is_trial, || 0, 0)
+        };
+        self.ejector.report(slot.number(), evidence, now, 1 << 31);
+        !is_alive
+    }
+
+    /// So many connects at one moment; how many of them fail.
+    fn connects(&mut self, count: u32) -> u32 {
+        (0..count).map(|_| u32::from(self.connect())).sum()
+    }
+
+    /// Lets so many seconds pass; how many connects failed.
+    fn run(&mut self, seconds: u32) -> u32 {
+        let mut failed = 0;
+        for _ in 0..seconds {
+            for _ in 0..RATE {
+                failed += u32::from(self.connect());
+                self.now += SECOND / RATE;
+            }
+            self.tick();
+        }
+        failed
+    }
+
+    /// Endpoints in the table.
+    fn used(&self) -> Vec<usize> {
+        let row = self.balancer.row(0).expect("a row");
+        row.members.iter().map(|(address, _)| index(*address)).collect()
+    }
+
+    /// The daemon dies, and another one takes over what the programs' maps hold.
+    fn restart(&mut self) {
+        let next_generations: Vec<BackendRef> = Vec::new();
+        let adopted = Adopted { plan: self.plan.clone(), next_generations };
+        self.balancer =
+            Balancer::new(vec![self.service.clone()], LIMITS, adopted, self.now).expect("it fits");
+        let endpoints = self.is_alive.len();
+        self.deliver(endpoints);
+    }
+}
+
+/// Seconds until it is seen that a backend is back: by probes at once, else by a trial, when its ejection is over.
+fn until_seen(probes: bool) -> u32 {
+    if probes { 3 } else { 330 }
+}
+
+/// Most of a small subset dies, most of the fleet is well: what fails between 30 and 32 seconds later.
+#[test]
+fn a_task_whose_subset_is_mostly_dead_is_carried_by_the_rest_of_the_fleet() {
+    for (size, dead) in [(12, 7), (4, 4), (8, 8), (1, 1), (20, 9)] {
+        for probes in [false, true] {
+            let mut host = Host::new(40, Some(size), probes);
+            for endpoint in host.used().into_iter().take(dead) {
+                host.is_alive[endpoint] = false;
+            }
+            host.run(30);
+            let failed = host.run(2);
+            assert!(failed <= 3, "{dead} of {size}, probes {probes}: {failed} of 60");
+            // They are back: half a minute after that is seen the members are those of the list.
+            let members = Host::new(40, Some(size), probes).used();
+            host.is_alive.fill(true);
+            assert_eq!(host.run(until_seen(probes) + 35), 0, "{dead} of {size}, probes {probes}");
+            assert_eq!(host.used(), members, "{dead} of {size}, probes {probes}");
+        }
+    }
+}
+
+#[test]
+fn two_of_three_dead_cost_what_it_takes_to_find_out() {
+    let mut host = Host::new(3, None, false);
+    host.is_alive = vec![true, false, false];
+    assert!(host.run(10) <= 14);
+    let mut host = Host::new(3, None, true);
+    host.is_alive = vec![true, false, false];
+    host.tick();
+    assert_eq!(host.run(10), 0);
+}
+
+/// It is this host that reaches nobody: all are tried, and all are used alike as soon as they answer.
+#[test]
+fn where_nobody_answers_all_are_tried_and_all_are_back_soon() {
+    for probes in [false, true] {
+        let mut host = Host::new(10, None, probes);
+        host.is_alive.fill(false);
+        assert_eq!(host.run(60), 60 * RATE);
+        host.is_alive.fill(true);
+        host.run(until_seen(probes));
+        host.sent.fill(0);
+        assert_eq!(host.run(10), 0);
+        assert!(host.sent.iter().all(|sent| sent.abs_diff(RATE) <= 2), "probes {probes}: {:?}", host.sent);
+    }
+}
+
+#[test]
+fn what_probes_had_found_holds_over_restarts() {
+    let mut host = Host::new(3, None, true);
+    host.service.ejection = None;
+    host.is_alive[2] = false;
+    host.tick();
+    for _ in 0..10 {
+        host.restart();
+        assert_eq!(host.connects(RATE), 0);
+    }
+    assert_eq!(host.run(5), 0);
+}
+
+#[test]
+fn a_new_endpoint_waits_for_its_first_probe() {
+    let mut host = Host::new(3, None, true);
+    host.deliver(4);
+    host.is_alive[3] = false;
+    host.sent.fill(0);
+    host.connects(RATE);
+    assert_eq!(host.sent[3], 0, "nothing is known of it");
+    host.run(5);
+    assert_eq!(host.sent[3], 0, "it refuses");
+    host.is_alive[3] = true;
+    host.run(2);
+    assert!(host.sent[3] > 0, "it is well");
+}
+
+/// On a fresh host all are alike until their first probes are over: the first to be proven must not get everything.
+#[test]
+fn while_nothing_is_known_of_anybody_all_are_used_alike() {
+    let mut host = Host::new(4, None, true);
+    host.balancer =
+        Balancer::new(vec![host.service.clone()], LIMITS, Adopted::default(), host.now).expect("it fits");
+    host.deliver(4);
+    let first = (address(0), (Health::Healthy, Why::Probe));
+    host.hear(Fact::Said(0, Who::Probe, [first].into()));
+    host.publish();
+    host.sent.fill(0);
+    host.connects(40);
+    assert_eq!(host.sent, [10; 4]);
+    // Once the time for the first probes is over, only who is proven is chosen.
+    host.now += SECOND;
+    host.hear(Fact::Time);
+    host.publish();
+    host.sent.fill(0);
+    host.connects(40);
+    assert_eq!(host.sent, [40, 0, 0, 0]);
+}
