@@ -60,7 +60,7 @@ pub enum Fact {
     /// How much more or less than its structural weight each member of the service at this position has, in place of what was told
     /// before.
     Factors(usize, Factors),
-    /// Services of which a backend that nothing speaks against has established connections lately, in place of those that were told
+    /// Services of which a backend that is not ejected has established connections lately, in place of those that were told
     /// before: a host that reaches one backend is not itself what keeps it from reaching others.
     Serving(BTreeSet<ServiceIndex>),
     /// Time has passed, and nothing else has happened.
@@ -144,7 +144,7 @@ pub struct Balancer<T = Instant> {
     standings: BTreeMap<Identity, Standing<T>>,
     /// What the kernel programs had found when it was last told.
     verdicts: BTreeMap<Slot, KernelVerdict>,
-    /// Services of which a backend that nothing speaks against has established connections lately.
+    /// Services of which a backend that is not ejected has established connections lately.
     serving: BTreeSet<ServiceIndex>,
     /// Ejected backends against which a probe or their own report has ceased to speak, since this was last asked.
     returned: BTreeSet<Identity>,

@@ -133,8 +133,8 @@ impl Host {
             }
         }
         let base = Ejection::default().base;
-        let serves =
-            self.established.iter().any(|(slot, at)| !verdicts.contains_key(slot) && self.now - *at <= base);
+        let is_ejected = |slot| verdicts.get(slot).is_some_and(|verdict: &KernelVerdict| verdict.is_ejected);
+        let serves = self.established.iter().any(|(slot, at)| !is_ejected(slot) && self.now - *at <= base);
         let services = self.balancer.services().map(|(_, index, _)| index);
         let serving: BTreeSet<_> = services.filter(|_| serves && !verdicts.is_empty()).collect();
         self.hear(Fact::Serving(serving));

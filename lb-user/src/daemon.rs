@@ -30,6 +30,8 @@ mod reload;
 
 mod loader;
 
+mod first_look;
+
 pub mod fixed;
 
 mod changes;
@@ -211,6 +213,7 @@ impl Daemon {
             Event::Due => {
                 self.start_reading(now);
                 self.look_at_due_config(now);
+                self.end_first_looks(now);
             }
             Event::Looked { service, source, result } => self.looked(&service, &source, result, now),
             Event::LookedAtConfig { is_due, result } => self.looked_at_config(is_due, result, now),
@@ -241,12 +244,16 @@ impl Daemon {
                     return ControlFlow::Break(Err(error));
                 }
                 self.probe_again(now);
+                self.end_first_looks(now);
             }
             Event::ReadersGone(result) => self.readers_gone(result, now),
             Event::Reclaimed(pass, suspects) => self.reclaimed(pass, suspects, now),
             Event::Asked(query) => self.answer(query, now),
             Event::Tick => self.tick(now),
-            Event::Heard => self.hear_probes(now),
+            Event::Heard => {
+                self.hear_probes(now);
+                self.end_first_looks(now);
+            }
             Event::Watchdog => self.notifier.watchdog_fed(),
             Event::Hangup => self.reload_now(now),
             Event::Stop => return ControlFlow::Break(Ok(())),
@@ -255,10 +262,11 @@ impl Daemon {
         ControlFlow::Continue(())
     }
 
-    /// When a file that changed is to be read, if one is waiting for that.
+    /// When a file that changed is to be read, if one is waiting for that, or a first look is over.
     fn next_due(&self) -> Option<Instant> {
         let files = self.sources.files.values().map(|file| &file.feed.progress);
-        files.chain([self.reload.progress()]).filter_map(Progress::due).min()
+        let due = files.chain([self.reload.progress()]).filter_map(Progress::due);
+        due.chain(self.next_end_of_first_look()).min()
     }
 
     fn changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -128,6 +128,8 @@ pub struct Probes {
     places: Places,
     /// Held by the probe that begins next.
     pace: Arc<Pace>,
+    /// Counts what has become otherwise.
+    version: Arc<AtomicU64>,
     news: Arc<Notify>,
     random: RandomState,
 }
@@ -140,6 +142,7 @@ impl Probes {
             findings: Arc::default(),
             places: Places::default(),
             pace: Arc::default(),
+            version: Arc::default(),
             news,
             random: RandomState::new(),
         }
@@ -152,6 +155,7 @@ impl Probes {
         targets: &BTreeMap<ConnectTarget, String>,
         entered: impl Fn(Origin) -> Option<Arc<NetworkNamespace>>,
     ) {
+        self.version.fetch_add(1, Ordering::Relaxed);
         self.places.share(&targets.values().map(|service| &**service).collect());
         let mut before = std::mem::take(&mut self.tasks);
         for (target, service) in targets {
@@ -178,6 +182,7 @@ impl Probes {
             findings: Arc::clone(&self.findings),
             places: Arc::clone(&self.places.services[service].0),
             pace: Arc::clone(&self.pace),
+            version: Arc::clone(&self.version),
             news: Arc::clone(&self.news),
             random: self.random.clone(),
         };
@@ -192,6 +197,11 @@ impl Probes {
     /// Whether nobody is probed.
     pub fn is_empty(&self) -> bool {
         self.tasks.is_empty()
+    }
+
+    /// A number that is another one when targets or results are.
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Relaxed)
     }
 
     /// Those of whom a probe has ended, and how they are.
@@ -229,6 +239,7 @@ struct Probing {
     findings: Shared,
     places: Arc<Semaphore>,
     pace: Arc<Pace>,
+    version: Arc<AtomicU64>,
     news: Arc<Notify>,
     random: RandomState,
 }
@@ -280,6 +291,9 @@ impl Probing {
             Failure::Host(why) => format!("this host cannot probe it: {why}"),
         });
         findings.took = Some(took);
+        if is_news {
+            self.version.fetch_add(1, Ordering::Relaxed);
+        }
         drop(all);
         if is_news {
             self.news.notify_one();

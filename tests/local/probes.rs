@@ -14,12 +14,18 @@ fn start(health: &str) -> Fixture {
 
 /// As [`start`], with more lines of the service.
 fn start_with(health: &str, lines: &str) -> Fixture {
-    let mut fixture = Fixture::without_daemon();
+    let mut fixture = prepare(health, lines);
+    fixture.start();
+    fixture
+}
+
+/// As [`start_with`], before a daemon runs.
+fn prepare(health: &str, lines: &str) -> Fixture {
+    let fixture = Fixture::without_daemon();
     let fast = format!("interval = \"100ms\", timeout = \"{}\", rise = 2, fall = 2", window("1s"));
     let lines = format!("policy = \"round-robin\"\nhealth = {{ {health}, {fast} }}\n{lines}");
     let text = config(&fixture.cgroup, "{ file = \"users.toml\" }", &lines);
     fixture.setup.write("socklb.toml", &text);
-    fixture.start();
     fixture
 }
 
@@ -49,6 +55,14 @@ fn who_refuses_connections_is_not_chosen_before_any_connect_has_failed() {
     fixture.backends.push(Backend::start("b1", &address));
     eventually("it is well again", || state(&fixture, &address), |state| state == "healthy");
     assert_eq!(fixture.probe().dial_many(SERVICE, 60).len(), 3);
+}
+
+#[test]
+fn the_first_connect_of_a_fresh_host_goes_to_a_backend_that_was_probed() {
+    let mut fixture = prepare("probe = \"tcp\"", "ejection = \"off\"");
+    drop(fixture.backends.remove(0));
+    fixture.start();
+    assert!(fixture.probe().dial_many(SERVICE, 60).keys().eq(["b2", "b3"]));
 }
 
 /// Without ejection every connect to it would fail until probes have found it once more.

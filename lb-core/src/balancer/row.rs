@@ -41,7 +41,7 @@ pub struct Circumstances<T> {
     pub rules: HealthRules,
     /// Whom others stand in for until now, and since when.
     pub replaced: BTreeMap<SocketAddr, T>,
-    /// Whether a backend against which nothing speaks has established connections lately.
+    /// Whether a backend that is not ejected has established connections lately.
     pub is_serving: bool,
     /// Whether the first probes of all are still under way.
     pub is_fresh: bool,

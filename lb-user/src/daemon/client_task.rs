@@ -88,6 +88,12 @@ pub struct ClientTask {
     window: Window,
     /// What was said of ejections.
     told: health::Told,
+    /// Whether nothing of the client was pinned when this was opened.
+    pub is_new: bool,
+    /// Until when attaching waits for the first results of probes.
+    pub first_look: Option<Instant>,
+    /// What was last heard of probes by connection, as the version of that; `None` while the controller has heard nothing.
+    pub probes_heard: Option<(u64, u64)>,
     /// Who has established connections lately, of services that have ejected backends.
     serving: health::Serving,
     /// When counters that could not be read are read again.
@@ -124,6 +130,7 @@ impl ClientTask {
         }
         let lock = pins.lock()?;
         let datapath = Datapath::open(pins.clone(), &limits, features, purpose(&client))?;
+        let is_new = datapath.applied().services.is_empty();
         let balancer = balancer(&client, features, limits, &datapath, now)?;
         let cpus = lb_kernel::possible_cpus().map_err(ClientTaskError::Cpus)?;
         Ok(Self {
@@ -150,6 +157,9 @@ impl ClientTask {
             grace_periods: GracePeriods::default(),
             window: Window::default(),
             told: health::Told::default(),
+            is_new,
+            first_look: None,
+            probes_heard: None,
             serving: health::Serving::default(),
             counting: Backoff::default(),
             trouble: None,
@@ -179,6 +189,7 @@ impl ClientTask {
             self.datapath.reload(&self.limits, self.features, purpose(&client))?;
         }
         self.balancer = balancer;
+        self.probes_heard = None;
         self.settled = None;
         self.cursor_seed = cursor_seed(&client, self.cursor_seed.cpus);
         self.client = client;
@@ -275,6 +286,11 @@ impl ClientTask {
     /// Gives up all but what its removal needs.
     pub fn into_lock(self) -> (Pins, Lock) {
         (self.pins, self.lock)
+    }
+
+    /// Whether any service's backends are probed or asked.
+    pub fn has_probes(&self) -> bool {
+        self.client.services.iter().any(|configured| configured.probe.is_some())
     }
 
     /// The controller.

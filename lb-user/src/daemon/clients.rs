@@ -58,6 +58,7 @@ impl Daemon {
             warn!(client = %client_task.client.name, cgroup = %client_task.client.cgroup.display(), "there is no such cgroup; waiting for it");
         }
         let name = client_task.client.name.clone();
+        client_task.is_new &= others.is_empty();
         match self.clients.task_mut(&name) {
             Some(before) => *before = client_task,
             None => self.clients.tasks.push(client_task),

@@ -115,7 +115,9 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
         if let ControlFlow::Break(result) = daemon.handle(event, now) {
             break result;
         }
-        match if daemon.is_ready { listeners.open() } else { Ok(false) } {
+        // Who waits for this daemon waits for the first look as well.
+        let is_open = daemon.is_ready && daemon.next_end_of_first_look().is_none();
+        match if is_open { listeners.open() } else { Ok(false) } {
             Ok(true) => daemon.notify_ready(),
             Ok(false) => {}
             Err(error) => break Err(error),

@@ -50,6 +50,8 @@ use crate::reports::{Counts, Listener};
 pub struct Probing {
     /// Whom the services of all client tasks wanted probed when this was last carried out: the same again costs nothing.
     wanted: Vec<Wanted>,
+    /// How often that was another one.
+    aimed: u64,
     origins: Origins,
     /// Whom agents are asked for, by where from. That of the host stays once it is there.
     asking: BTreeMap<Origin, Asking>,
@@ -92,6 +94,7 @@ impl Probing {
         let news = Arc::new(Notify::new());
         Self {
             wanted: Vec::new(),
+            aimed: 0,
             origins: Origins::default(),
             asking: BTreeMap::new(),
             ended: Counts::default(),
@@ -254,6 +257,7 @@ impl Probing {
             self.connected = connected;
         }
         self.wanted = wanted;
+        self.aimed += 1;
         targets
     }
 
@@ -500,11 +504,19 @@ impl Daemon {
     pub fn hear_probes(&mut self, now: Instant) {
         let sick: BTreeMap<Origin, BTreeMap<Name, Health>> =
             self.probing.asking.iter().map(|(origin, asking)| (*origin, asking.sick())).collect();
-        let results = self.probing.probes.results();
+        // Read before the results: what changes in between is taken in once more.
+        let version = (self.probing.aimed, self.probing.probes.version());
+        let is_news = self.clients.tasks.iter().any(|task| task.probes_heard != Some(version));
+        let results = if is_news { self.probing.probes.results() } else { BTreeMap::new() };
         for client_task in &mut self.clients.tasks {
+            let has_heard = client_task.probes_heard.replace(version) == Some(version);
             for position in 0..client_task.client.services.len() {
                 let configured = &client_task.client.services[position];
                 let Some(probe) = &configured.probe else { continue };
+                // Nothing new is said: of thousands of backends that would take milliseconds, every second.
+                if has_heard && !probe.is_by_report() {
+                    continue;
+                }
                 let protocol = configured.service.protocol;
                 let origin = self.probing.origin(&client_task.client.name, probe);
                 let sick = origin.and_then(|origin| sick.get(&origin)).filter(|sick| !sick.is_empty());

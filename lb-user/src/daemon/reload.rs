@@ -183,7 +183,7 @@ impl Daemon {
                 self.sources.statics = loaded.statics;
                 loaded.learnt.into_iter().for_each(|file| self.learnt.take(file));
                 let changed = (!is_first).then(|| changes(&configured(&self.config), &configured(&config)));
-                self.take_on(config, loaded.begun, loaded.files, loaded.opened, now);
+                self.take_on(config, loaded.begun, loaded.files, loaded.opened, is_first, now);
                 if let Some(changed) = changed {
                     self.reload.taken_on += 1;
                     self.reload.in_force_since = SystemTime::now();
@@ -228,6 +228,7 @@ impl Daemon {
         begun: u64,
         read: Vec<Reading>,
         opened: Vec<Opened>,
+        is_first: bool,
         now: Instant,
     ) {
         self.reload.error = None;
@@ -272,6 +273,9 @@ impl Daemon {
         // Those that leave are still attached: where a client only got another name, or two changed places, their cgroups
         // are balanced all the time.
         self.clients.leaving.extend(gone);
+        if is_first {
+            self.begin_first_looks(now);
+        }
         self.follow_cgroups(now);
         self.leave_other_cgroups(now);
         self.start_unstarted(now);

@@ -58,7 +58,7 @@ impl ClientTask {
     /// If the kernel refuses, or what is attached cannot be seen: everything stays as it was then. The error comes with
     /// whether it is another one than before.
     pub fn follow_cgroup(&mut self, now: Instant) -> Result<Followed, (DatapathError, bool)> {
-        if self.is_unpinned || !self.attaching.is_due(now) {
+        if self.is_unpinned || self.first_look.is_some() || !self.attaching.is_due(now) {
             return Ok(Followed::Unchanged);
         }
         match self.attach_if_needed(now) {

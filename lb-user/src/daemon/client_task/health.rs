@@ -88,8 +88,8 @@ impl ClientTask {
         self.datapath.eject(&self.balancer.replaced_without_ejection());
     }
 
-    /// Services that have ejected backends, and others of which nothing bad is known and that have established connections within
-    /// the time of a first ejection. What cannot be read is looked at again a second later.
+    /// Services that have ejected backends, and others that are not and that have established connections within the time of a
+    /// first ejection. What cannot be read is looked at again a second later.
     fn look_who_serves(
         &mut self,
         ejected: &[Slot],
@@ -104,7 +104,8 @@ impl ClientTask {
             return services;
         }
         let is_well = |(slot, backend): &(&Slot, &BackendPlan)| {
-            services.contains(&backend.service) && backend.usable.is_usable() && !verdicts.contains_key(slot)
+            let is_ejected = verdicts.get(slot).is_some_and(|verdict| verdict.is_ejected);
+            services.contains(&backend.service) && backend.usable.is_usable() && !is_ejected
         };
         let slots: Vec<Slot> = backends.iter().filter(is_well).map(|(slot, _)| *slot).collect();
         let mut established = BTreeMap::new();

@@ -1,0 +1,86 @@
+//! The first look: on a host where nothing of a client is pinned yet, its backends are probed or asked once before its connects are
+//! balanced, so that none goes to a backend of which a moment later is known that it is a lame duck, or dead.
+//!
+//! It is short: a client whose cgroup exists waits until each of its members has answered, and no longer than [`AT_MOST`]. A client
+//! that has pins, one that a reload brings, and a cgroup that appears later are attached at once.
+
+use std::time::{Duration, Instant};
+
+use lb_core::health::Standing;
+use lb_core::slots::Identity;
+
+use super::Daemon;
+use super::client_task::ClientTask;
+use super::probing::{Probing, name_of};
+use crate::config::ProbeKind;
+
+/// How long an answer is waited for once all are asked.
+const ANSWER: Duration = Duration::from_millis(150);
+
+/// Between two that are asked; see `probes`.
+const BETWEEN: Duration = Duration::from_millis(2);
+
+/// How long it takes at most.
+const AT_MOST: Duration = Duration::from_millis(500);
+
+impl Daemon {
+    /// Begins the first look of all clients that are new on this host, of which the lists are there.
+    pub fn begin_first_looks(&mut self, now: Instant) {
+        for client_task in &mut self.clients.tasks {
+            if client_task.is_new && client_task.has_probes() && client_task.path().exists() {
+                let positions = 0..client_task.client.services.len();
+                let members: usize = positions.map(|at| client_task.balancer().weights(at).len()).sum();
+                let asking = BETWEEN * u32::try_from(members).unwrap_or(u32::MAX);
+                client_task.first_look = Some(now + AT_MOST.min(ANSWER + asking));
+            }
+        }
+    }
+
+    /// When the next first look is over at the latest.
+    pub fn next_end_of_first_look(&self) -> Option<Instant> {
+        self.clients.tasks.iter().filter_map(|client_task| client_task.first_look).min()
+    }
+
+    /// Attaches the clients whose first look is over.
+    pub fn end_first_looks(&mut self, now: Instant) {
+        let Self { clients, probing, .. } = self;
+        let mut is_over = false;
+        for client_task in &mut clients.tasks {
+            if client_task.first_look.is_some_and(|until| until <= now || has_results(client_task, probing)) {
+                client_task.first_look = None;
+                is_over = true;
+            }
+        }
+        if is_over {
+            self.follow_cgroups(now);
+        }
+    }
+}
+
+/// Whether something is known of each backend that a client uses and probes.
+fn has_results(client_task: &ClientTask, probing: &Probing) -> bool {
+    let balancer = client_task.balancer();
+    let services = client_task.client.services.iter().zip(balancer.services()).enumerate();
+    let mut probed = services.filter_map(|(at, (configured, (_, index, _)))| {
+        Some((at, configured, configured.probe.as_ref()?, index))
+    });
+    probed.all(|(at, configured, probe, service)| {
+        let mut members = balancer.weights(at).iter().map(|(address, _)| *address);
+        match probe.kind {
+            ProbeKind::Connect { .. } => members.all(|address| {
+                balancer.standing(Identity { service, address }).is_some_and(Standing::is_proven)
+            }),
+            ProbeKind::Report { .. } => {
+                let Some(listener) = probing.listener(&client_task.client.name, Some(probe)) else {
+                    return true;
+                };
+                let name = |address| name_of(configured.service.protocol, address);
+                listener.look(|senders, _, _| {
+                    members.all(|address| {
+                        senders.get(name(address)).is_none_or(|(_, reported)| reported.report().is_some())
+                    })
+                })
+            }
+        }
+    })
+}
