@@ -303,14 +303,19 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         Ok(true)
     }
 
-    /// What is known without a slot of backends that the list of a service has no more.
+    /// What probes have found of backends that the list of a service has no more, and all that is known of those without a slot.
     fn forget_unlisted(&mut self, position: usize) {
         let Some(ServiceState { index, list: Some(in_use), .. }) = self.services.get(position) else {
             return;
         };
         let (slots, index, endpoints) = (&self.slots, *index, &in_use.endpoints);
-        self.standings.retain(|known, _| {
-            known.service != index || endpoints.get(known.address).is_some() || slots.get(*known).is_some()
+        self.standings.retain(|known, standing| {
+            let is_listed = known.service != index || endpoints.get(known.address).is_some();
+            // Whoever comes back under its address may be another.
+            if !is_listed {
+                standing.unprove();
+            }
+            is_listed || slots.get(*known).is_some()
         });
     }
 
@@ -324,8 +329,22 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         Circumstances {
             rules: state.service.health,
             replaced,
+            used: self.used(state),
             is_serving: self.serving.contains(&state.index),
             is_fresh: state.fresh_until.is_some_and(|until| now < until),
+        }
+    }
+
+    /// Backends in the table of a service; of a service that has no list yet, in the one that was taken over.
+    fn used(&self, state: &ServiceState<T>) -> BTreeSet<SocketAddr> {
+        match (&state.list, self.adopted.services.get(&state.index)) {
+            (Some(in_use), _) => in_use.row.members.iter().map(|(address, _)| *address).collect(),
+            (None, Some(adopted)) => {
+                let slots: BTreeSet<Slot> = adopted.schedule.iter().copied().collect();
+                let backends = slots.iter().filter_map(|slot| self.adopted.backends.get(slot));
+                backends.map(|backend| backend.address).collect()
+            }
+            (None, None) => BTreeSet::new(),
         }
     }
 
@@ -854,7 +873,7 @@ fn proven_before<T: Copy + Ord>(
         backends.filter(|(_, one)| matches!(one.state, BackendState::Healthy | BackendState::Replaced));
     let standing = |(service, BackendPlan { address, usable, .. }): (_, &BackendPlan)| {
         let mut standing = Standing::new(now);
-        standing.prove();
+        standing.take_over();
         let refusing = Said { health: Health::Refusing, why: Why::Probe, until: None };
         standing.hear(Who::Probe, (!usable.is_usable()).then_some(refusing), now);
         (Identity { service, address: *address }, standing)

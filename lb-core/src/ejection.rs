@@ -23,7 +23,7 @@ pub enum Judgement {
     Unchanged,
     /// It is remembered; the backend stays as it was.
     Remembered,
-    /// The backend is not ejected, because too many are.
+    /// The backend is not ejected, because it is the last.
     Withheld,
     /// The backend is ejected.
     Ejected,
@@ -100,8 +100,11 @@ impl Ejector {
     /// The time of an ejected backend is over, because something else has shown that it may be well again.
     pub fn end_ejection(&mut self, slot: u32, now: u32) {
         let row = self.row_mut(slot);
-        row.standing = ejection::time_over(row.standing, now);
-        self.schedule_trial(Event::Judged, now);
+        let after = ejection::time_over(row.standing, now);
+        if after != row.standing {
+            row.standing = after;
+            self.next_trial = NextTrial::of(slot, now, 0);
+        }
     }
 
     /// Whether the backend in a slot may be chosen, and why not.

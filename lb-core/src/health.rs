@@ -136,12 +136,14 @@ pub struct Standing<T> {
     is_available: bool,
     /// Whether a probe of it has ever ended.
     is_proven: bool,
+    /// Whether that was a probe of an earlier daemon, and none of this one has ended.
+    is_taken_over: bool,
 }
 
 impl<T: Copy + Ord> Standing<T> {
     /// A backend of which nothing is said.
     pub const fn new(now: T) -> Self {
-        Self { verdicts: Vec::new(), since: now, is_available: true, is_proven: false }
+        Self { verdicts: Vec::new(), since: now, is_available: true, is_proven: false, is_taken_over: false }
     }
 
     /// Takes in what somebody says now, in place of what they said before; `None` if they have nothing to say. The same word
@@ -173,7 +175,24 @@ impl<T: Copy + Ord> Standing<T> {
 
     /// A probe of it has ended. Returns whether that is the first.
     pub const fn prove(&mut self) -> bool {
+        self.is_taken_over = false;
         !std::mem::replace(&mut self.is_proven, true)
+    }
+
+    /// A probe of it has ended before this daemon began.
+    pub const fn take_over(&mut self) {
+        (self.is_proven, self.is_taken_over) = (true, true);
+    }
+
+    /// Whether it is well by the probes of an earlier daemon, and none of this one has changed that.
+    pub fn is_taken_over_well(&self) -> bool {
+        self.is_taken_over && !self.verdicts.iter().any(|verdict| verdict.who == Who::Probe)
+    }
+
+    /// Nothing is known of it by probes any more.
+    pub fn unprove(&mut self) {
+        self.is_proven = false;
+        self.verdicts.retain(|verdict| verdict.who != Who::Probe);
     }
 
     /// Whether a probe of it has ever ended, with whatever result.

@@ -21,14 +21,16 @@ const ALL: [Candidate; 8] = [HEALTHY, UNPROVEN, LAME_DUCK, EJECTED, LEAVING, REF
 
 #[test]
 fn the_first_tier_that_is_not_empty_serves() {
-    let cases: [(&[Candidate], Tier, Tier); 9] = [
+    let cases: [(&[Candidate], Tier, Tier); 11] = [
         (&ALL, Tier::Healthy, Tier::Panic),
         (&[UNPROVEN, LAME_DUCK, EJECTED, REFUSING], Tier::Unproven, Tier::Unproven),
         (&[EJECTED, LAME_DUCK, REFUSING], Tier::LameDucks, Tier::LameDucks),
         (&[LEAVING, LAME_DUCK], Tier::LameDucks, Tier::LameDucks),
         (&[EJECTED, REFUSING, DRAINED], Tier::Ejected, Tier::Ejected),
         (&[LEAVING], Tier::Ejected, Tier::Ejected),
-        (&[REFUSING, UNWELL, DRAINED], Tier::Refusing, Tier::Refusing),
+        (&[REFUSING, UNWELL, DRAINED], Tier::Answering, Tier::Answering),
+        (&[EJECTED, UNWELL], Tier::Ejected, Tier::Ejected),
+        (&[REFUSING, DRAINED], Tier::Refusing, Tier::Refusing),
         (&[DRAINED, DRAINED], Tier::Nobody, Tier::Nobody),
         (&[], Tier::Nobody, Tier::Nobody),
     ];
@@ -42,16 +44,24 @@ fn the_first_tier_that_is_not_empty_serves() {
 #[test]
 fn every_cell_of_the_table() {
     use Usable::{EvenEjected as Even, No, UnlessEjected as Unless};
-    let tiers = [Tier::Healthy, Tier::Panic, Tier::Unproven, Tier::LameDucks, Tier::Ejected, Tier::Refusing];
+    let tiers = [
+        Tier::Healthy,
+        Tier::Panic,
+        Tier::Unproven,
+        Tier::LameDucks,
+        Tier::Ejected,
+        Tier::Answering,
+        Tier::Refusing,
+    ];
     let table = [
-        ("healthy", HEALTHY, [Unless, Even, Unless, Unless, Unless, Unless]),
-        ("unproven", UNPROVEN, [No, No, Unless, No, No, No]),
-        ("lame duck", LAME_DUCK, [No, No, No, Unless, No, No]),
-        ("ejected", EJECTED, [Unless, Even, Unless, Unless, Even, Unless]),
-        ("ejected and lame duck", LEAVING, [No, No, No, Unless, Even, Unless]),
-        ("refusing", REFUSING, [No, No, No, No, No, Even]),
-        ("refusing, but it accepts", UNWELL, [No, Even, No, No, No, Even]),
-        ("drained", DRAINED, [No, No, No, No, No, No]),
+        ("healthy", HEALTHY, [Unless, Even, Unless, Unless, Unless, Unless, Unless]),
+        ("unproven", UNPROVEN, [No, No, Unless, No, No, No, No]),
+        ("lame duck", LAME_DUCK, [No, No, No, Unless, No, No, No]),
+        ("ejected", EJECTED, [Unless, Even, Unless, Unless, Even, Unless, Unless]),
+        ("ejected and lame duck", LEAVING, [No, No, No, Unless, Even, No, No]),
+        ("refusing", REFUSING, [No, No, No, No, No, No, Even]),
+        ("refusing, but it accepts", UNWELL, [No, Even, No, No, Even, Even, Even]),
+        ("drained", DRAINED, [No, No, No, No, No, No, No]),
     ];
     for (name, candidate, expected) in table {
         assert_eq!(tiers.map(|tier| usable(candidate, tier)), expected, "{name}");
@@ -79,7 +89,8 @@ fn whoever_cannot_accept_is_chosen_last() {
             let worst = chosen.iter().map(|one| one.health).max();
             assert_ne!(worst, Some(Health::Drained));
             if worst == Some(Health::Refusing) && chosen.contains(&&REFUSING) {
-                assert!(candidates.iter().all(|one| one.health >= Health::Refusing), "{candidates:?}");
+                let accepts = |one: &Candidate| one.health < Health::Refusing || *one == UNWELL;
+                assert!(!candidates.iter().any(accepts), "{candidates:?}");
             }
         }
     }

@@ -13,13 +13,14 @@ use lb_common::ticks::tick;
 use lb_core::balancer::{self, Adopted, Fact, KernelVerdict};
 use lb_core::ejection::Ejector;
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
-use lb_core::health::{Health, Who, Why};
+use lb_core::health::{Health, Standing, Who, Why};
 use lb_core::ids::{BackendRef, Slot};
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
 use lb_core::plan::Plan;
 use lb_core::rules;
 use lb_core::service::{Ejection, Service, Size, Subset, Task};
+use lb_core::slots::Identity;
 use lb_core::subset::Algorithm;
 
 type Balancer = balancer::Balancer<Duration>;
@@ -52,6 +53,8 @@ struct Host {
     is_alive: Vec<bool>,
     /// Whether the daemon probes by connection, once a second.
     probes: bool,
+    /// Why probes fail.
+    why: Why,
     /// When a connection to a backend was last established.
     established: BTreeMap<Slot, Duration>,
     /// Where the programs stand in the table.
@@ -81,6 +84,7 @@ impl Host {
             plan: Plan::default(),
             is_alive: vec![true; endpoints],
             probes,
+            why: Why::Probe,
             established: BTreeMap::new(),
             cursor: 0,
             sent: vec![0; endpoints],
@@ -136,7 +140,7 @@ impl Host {
         let is_ejected = |slot| verdicts.get(slot).is_some_and(|verdict: &KernelVerdict| verdict.is_ejected);
         let serves = self.established.iter().any(|(slot, at)| !is_ejected(slot) && self.now - *at <= base);
         let services = self.balancer.services().map(|(_, index, _)| index);
-        let serving: BTreeSet<_> = services.filter(|_| serves && !verdicts.is_empty()).collect();
+        let serving: BTreeSet<_> = services.filter(|_| serves).collect();
         self.hear(Fact::Serving(serving));
         self.hear(Fact::Kernel(verdicts));
         if self.probes {
@@ -148,7 +152,7 @@ impl Host {
             let asked = row.keys().copied().chain(unused);
             let found = |address| match self.is_alive[index(address)] {
                 true => (address, (Health::Healthy, Why::Probe)),
-                false => (address, (Health::Refusing, Why::Probe)),
+                false => (address, (Health::Refusing, self.why)),
             };
             let said = asked.map(found).collect();
             self.hear(Fact::Said(0, Who::Probe, said));
@@ -279,13 +283,35 @@ fn where_nobody_answers_all_are_tried_and_all_are_back_soon() {
     for probes in [false, true] {
         let mut host = Host::new(10, None, probes);
         host.is_alive.fill(false);
-        assert_eq!(host.run(60), 60 * RATE);
+        host.run(60);
+        host.sent.fill(0);
+        host.run(10);
+        assert!(host.sent.iter().all(|sent| *sent > 0), "probes {probes}: {:?}", host.sent);
         host.is_alive.fill(true);
         host.run(until_seen(probes));
         host.sent.fill(0);
         assert_eq!(host.run(10), 0);
         assert!(host.sent.iter().all(|sent| sent.abs_diff(RATE) <= 2), "probes {probes}: {:?}", host.sent);
     }
+}
+
+/// Two of three answer their probes with errors: they are chosen only where none serves.
+#[test]
+fn who_accepts_and_answers_with_errors_is_chosen_where_nobody_serves() {
+    let mut host = Host::new(3, None, true);
+    host.why = Why::Answer;
+    host.is_alive = vec![true, false, false];
+    host.tick();
+    host.sent.fill(0);
+    host.run(10);
+    assert_eq!(host.sent, [10 * RATE, 0, 0], "one serves");
+    // Nobody connects for a while, so that nobody serves.
+    host.now += 10 * SECOND;
+    host.tick();
+    assert_eq!(host.balancer.row(0).map(|row| row.is_panic), Some(true));
+    host.sent.fill(0);
+    host.connects(9);
+    assert_eq!(host.sent, [3, 3, 3]);
 }
 
 #[test]
@@ -296,6 +322,10 @@ fn what_probes_had_found_holds_over_restarts() {
     host.tick();
     for _ in 0..10 {
         host.restart();
+        let index = host.balancer.services().next().map(|(_, index, _)| index).expect("a service");
+        let standing = |at| host.balancer.standing(Identity { service: index, address: address(at) });
+        let are_well = [0, 1, 2].map(|at| standing(at).is_some_and(Standing::is_taken_over_well));
+        assert_eq!(are_well, [true, true, false]);
         assert_eq!(host.connects(RATE), 0);
     }
     assert_eq!(host.run(5), 0);

@@ -165,7 +165,6 @@ impl Datapath {
         for slot in slots {
             self.tables.end_ejection(*slot, now);
         }
-        self.renew_trials(slots);
     }
 
     /// Takes back the backend in a slot, if it is ejected, and forgets what failed. Returns whether it was ejected.

@@ -73,6 +73,17 @@ pub struct ConnectTarget {
     pub fall: u32,
 }
 
+/// How a backend is by its probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Healthy or refusing.
+    pub health: Health,
+    /// Why, if it is refusing.
+    pub why: Why,
+    /// Whether it is refusing by fewer probes than that takes of a backend that was known to be well.
+    pub is_hasty: bool,
+}
+
 /// What the probes of a target have found.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
@@ -80,6 +91,11 @@ pub struct Findings {
     pub probed: Probed,
     /// Whether the last probe that failed could connect.
     accepts: bool,
+    /// Whether there were fewer probes than it takes to find a backend refusing that was known before.
+    is_first_look: bool,
+    /// Whether this host could make none of as many probes as it takes to find a backend refusing: as without probes, nothing
+    /// speaks against it.
+    is_unknowable: bool,
     /// Why the last probe failed, if it did.
     pub failure: Option<String>,
     /// How long the last probe took.
@@ -204,8 +220,8 @@ impl Probes {
         self.version.load(Ordering::Relaxed)
     }
 
-    /// Those of whom a probe has ended, and how they are.
-    pub fn results(&self) -> BTreeMap<ConnectTarget, (Health, Why)> {
+    /// Those of whom a probe has ended, and what it has found.
+    pub fn results(&self) -> BTreeMap<ConnectTarget, Found> {
         let findings = lock(&self.findings);
         let results =
             findings.iter().filter_map(|(target, findings)| Some((target.clone(), findings.result()?)));
@@ -214,11 +230,16 @@ impl Probes {
 }
 
 impl Findings {
-    /// How the backend is by its probes; `None` if none has ended.
-    fn result(&self) -> Option<(Health, Why)> {
+    /// How the backend is by its probes; `None` if that is not known yet.
+    fn result(&self) -> Option<Found> {
         let why = if self.accepts { Why::Answer } else { Why::Probe };
-        let health = if self.probed.is_refusing()? { Health::Refusing } else { Health::Healthy };
-        Some((health, why))
+        let health = match self.probed.is_refusing() {
+            Some(true) => Health::Refusing,
+            Some(false) => Health::Healthy,
+            None if self.is_unknowable => Health::Healthy,
+            None => return None,
+        };
+        Some(Found { health, why, is_hasty: health == Health::Refusing && self.is_first_look })
     }
 }
 
@@ -283,14 +304,16 @@ impl Probing {
             Err(Failure::Answer(_)) => findings.accepts = true,
             Ok(()) | Err(Failure::Host(_)) => {}
         }
-        let is_news = findings.result() != before;
         findings.probes += 1;
+        findings.is_first_look = findings.probes < u64::from(self.target.fall);
+        findings.is_unknowable = !findings.is_first_look;
         findings.failures += u64::from(result.is_err());
         findings.failure = result.err().map(|failure| match failure {
             Failure::Connect(why) | Failure::Answer(why) => why,
             Failure::Host(why) => format!("this host cannot probe it: {why}"),
         });
         findings.took = Some(took);
+        let is_news = findings.result() != before;
         if is_news {
             self.version.fetch_add(1, Ordering::Relaxed);
         }
@@ -388,8 +411,8 @@ mod tests {
     }
 
     fn refusing(probes: &Probes) -> Vec<(ConnectTarget, Why)> {
-        let refusing = probes.results().into_iter().filter(|(_, (health, _))| *health == Health::Refusing);
-        refusing.map(|(target, (_, why))| (target, why)).collect()
+        let refusing = probes.results().into_iter().filter(|(_, found)| found.health == Health::Refusing);
+        refusing.map(|(target, found)| (target, found.why)).collect()
     }
 
     /// A server that gives each connection this answer, after its request.
@@ -498,7 +521,8 @@ mod tests {
         assert_eq!(refusing(&probes), [(target.clone(), Why::Probe)]);
         let _listener = TcpListener::bind(at).await.unwrap();
         tokio::time::timeout(limit, news.notified()).await.expect("news");
-        assert_eq!(probes.results(), [(target.clone(), (Health::Healthy, Why::Probe))].into());
+        let well = Found { health: Health::Healthy, why: Why::Probe, is_hasty: false };
+        assert_eq!(probes.results(), [(target.clone(), well)].into());
         let found = probes.findings(&target).unwrap();
         assert!(found.probes > found.failures && found.failures >= 1 && found.took.is_some());
         probes.set_targets(&BTreeMap::new(), |_| None);

@@ -21,7 +21,7 @@ pub struct Backend {
     /// Why and until when it is ejected; `None` if it is not.
     #[serde(default)]
     pub ejection: Option<Ejection>,
-    /// Whether it failed as often in a row as ejects and is not ejected, because too many others are or it is the last.
+    /// Whether it failed as often in a row as ejects and is not ejected, because it is the last.
     #[serde(default)]
     pub is_withheld: bool,
     /// For how many seconds it has not been available; `None` if it is, or without a daemon.
@@ -91,7 +91,7 @@ pub struct Backend {
     pub trials: u64,
     /// How often it was taken back because a trial was established.
     pub readmissions: u64,
-    /// Failures after which it was not ejected, because too many others were or it was the last.
+    /// Failures after which it was not ejected, because it was the last.
     pub withheld: u64,
 }
 

@@ -69,7 +69,7 @@ pub enum FaultCode {
     BackendFailing,
     /// A backend has been ejected for longer than it takes to replace it.
     BackendEjected,
-    /// A backend fails and is not ejected, because too many others are or it is the last.
+    /// A backend fails and is not ejected, because it is the last.
     EjectionWithheld,
     /// So few backends are available that ejected ones are chosen as well.
     Panic,
@@ -187,7 +187,7 @@ fn of_service(client: &str, service: &Service) -> Vec<Fault> {
     }
     for backend in service.backends.iter().filter(|backend| backend.is_withheld) {
         let text = format!(
-            "its connects fail, and it is not ejected: too many others are, or it is the last; {} failures so far",
+            "its connects fail, and it is not ejected, because it is the last; {} failures so far",
             backend.withheld
         );
         faults.push(of_backend(FaultCode::EjectionWithheld, backend, text));

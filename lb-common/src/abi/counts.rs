@@ -190,7 +190,7 @@ pub struct SlotCounters {
     pub trials: u64,
     /// How often it was taken back because a trial was established.
     pub readmissions: u64,
-    /// Failures after which it was not ejected, because too many others were or it was the last.
+    /// Failures after which it was not ejected, because it was the last.
     pub withheld: u64,
 }
 const _: () = assert!(size_of::<SlotCounters>() == 568);

@@ -2,7 +2,7 @@
 //! membership and how the backends stand. Knows no slot.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::ops::Add;
 use std::time::{Duration, Instant};
@@ -28,7 +28,9 @@ pub struct Row<T = Instant> {
     pub tier: Tier,
     /// How many of all that are in the table or replaced are available, of how many.
     pub available: (usize, usize),
-    /// Whether these are so few that everybody is tried who may accept connections.
+    /// Whether these are too few.
+    pub is_short: bool,
+    /// Whether they are too few, and none of them serves, so that everybody is tried who may accept connections.
     pub is_panic: bool,
     /// Whether nothing is known yet of any of them, and all are used alike.
     is_fresh: bool,
@@ -41,6 +43,8 @@ pub struct Circumstances<T> {
     pub rules: HealthRules,
     /// Whom others stand in for until now, and since when.
     pub replaced: BTreeMap<SocketAddr, T>,
+    /// Who is in the table until now.
+    pub used: BTreeSet<SocketAddr>,
     /// Whether a backend that is not ejected has established connections lately.
     pub is_serving: bool,
     /// Whether the first probes of all are still under way.
@@ -50,7 +54,7 @@ pub struct Circumstances<T> {
 /// The row of a membership. `standing`: what is known of a backend, if anything is.
 pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
     membership: &Membership,
-    Circumstances { rules, replaced, is_serving, is_fresh }: &Circumstances<T>,
+    Circumstances { rules, replaced, used: used_before, is_serving, is_fresh }: &Circumstances<T>,
     standing: impl Fn(SocketAddr) -> Option<&'s Standing<T>>,
     now: T,
 ) -> Row<T> {
@@ -67,6 +71,7 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
                 available_since: standing.and_then(Standing::available_since),
                 replaced_since: replaced.get(&member.endpoint.address).copied(),
                 is_unproven: rules.first_look.is_some() && !standing.is_some_and(Standing::is_proven),
+                is_used: used_before.contains(&member.endpoint.address),
             }
         })
         .collect();
@@ -80,7 +85,8 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
     let tried = used.len() + out.len();
     let is_available = |member: &&&Member| candidate(member).health <= Health::Unproven;
     let available = used.iter().chain(&out).filter(is_available).count();
-    let is_panic = !is_serving && tiers::is_panic(available, tried, rules.panic_threshold);
+    let is_short = tiers::is_panic(available, tried, rules.panic_threshold);
+    let is_panic = is_short && !is_serving;
     if !used.iter().any(|member| is_available(&member)) {
         let room = (MAX_SUBSET as usize).saturating_sub(used.len());
         used.extend(membership.lame_ducks.iter().take(room));
@@ -98,6 +104,7 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
         members: used.iter().map(|member| (member.endpoint.address, member.weight)).collect(),
         replaced: out.iter().map(|member| member.endpoint.address).map(|one| (one, since(one))).collect(),
         available: (available, tried),
+        is_short,
         is_panic,
         is_fresh: *is_fresh,
     }

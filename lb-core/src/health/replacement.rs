@@ -29,6 +29,8 @@ pub struct InOrder<T> {
     pub replaced_since: Option<T>,
     /// Whether it is probed and no probe of it has ended yet.
     pub is_unproven: bool,
+    /// Whether it is in the table.
+    pub is_used: bool,
 }
 
 /// Positions in the order: who is replaced, and who stands in.
@@ -38,8 +40,8 @@ pub struct Replacement {
     pub replaced: Vec<usize>,
     /// As many of those behind them, best first.
     pub substitutes: Vec<usize>,
-    /// Of those behind them who would stand in and are unavailable, best first: as long as anybody is replaced they keep their
-    /// slots and are tried, for who forgets them takes them again.
+    /// Of those behind them who have stood in and are unavailable, best first: as long as anybody is replaced they keep their slots
+    /// and are tried, for who forgets them takes them again.
     pub failed: Vec<usize>,
 }
 
@@ -80,7 +82,8 @@ pub fn replacement<T: Copy + Ord + Add<Duration, Output = T>>(
     replaced.truncate(substitutes.len());
     replaced.sort_unstable();
     let room = if replaced.is_empty() { 0 } else { listed.saturating_sub(members + replaced.len()) };
-    let failed = behind.filter(has_failed).take(room).collect();
+    let has_stood_in = |at: &usize| order[*at].is_used || order[*at].replaced_since.is_some();
+    let failed = behind.filter(|at| has_failed(at) && has_stood_in(at)).take(room).collect();
     Replacement { replaced, substitutes, failed }
 }
 
@@ -92,14 +95,14 @@ mod tests {
 
     const NOW: Duration = Duration::from_secs(1_000);
 
-    /// `h` available for long, `b` available for a moment, `u` unavailable for long, `v` for longer, `n` for a moment, `?` unproven;
-    /// capitals are replaced, for long.
+    /// `h` available for long, `b` available for a moment, `u` unavailable for long, `v` for longer, `n` for a moment, `?` unproven,
+    /// `x` as `u` but not in the table; capitals are replaced, for long.
     fn order(pattern: &str) -> Vec<InOrder<Duration>> {
         let one = |kind: char| {
             let (available, seconds) = match kind.to_ascii_lowercase() {
                 'h' | '?' => (true, 30),
                 'b' => (true, 29),
-                'u' => (false, 10),
+                'u' | 'x' => (false, 10),
                 'v' => (false, 11),
                 'n' => (false, 9),
                 _ => unreachable!("a kind"),
@@ -110,6 +113,7 @@ mod tests {
                 available_since: since.filter(|_| available),
                 replaced_since: kind.is_ascii_uppercase().then_some(NOW - AFTER),
                 is_unproven: kind == '?',
+                is_used: kind != 'x',
             }
         };
         pattern.chars().map(one).collect()
@@ -129,6 +133,7 @@ mod tests {
             ("hUhhBh", &[5], &[4]),
             ("hUhhHh", &[4], &[]),
             ("hUhhnh", &[4], &[]),
+            ("hUhhxh", &[5], &[]),
             ("hhhhUh", &[], &[]),
         ] {
             let is = replacement(&order(pattern), 4, AFTER, NOW);

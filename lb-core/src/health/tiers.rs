@@ -27,9 +27,11 @@ pub enum Tier {
     Unproven,
     /// Lame ducks, which can serve.
     LameDucks,
-    /// Ejected ones.
+    /// Ejected ones, and refusing ones that accept connections.
     Ejected,
-    /// Refusing ones.
+    /// Refusing ones that accept connections.
+    Answering,
+    /// Refusing ones that do not.
     Refusing,
     /// Nobody: connects fail.
     Nobody,
@@ -44,6 +46,7 @@ impl Tier {
             Self::Unproven => "unproven",
             Self::LameDucks => "lame-ducks",
             Self::Ejected => "ejected",
+            Self::Answering => "answering",
             Self::Refusing => "refusing",
             Self::Nobody => "nobody",
         }
@@ -58,12 +61,13 @@ pub fn is_panic(available: usize, tried: usize, panic_threshold: u8) -> bool {
 
 /// Who serves, of these, where the service is in panic or not.
 pub fn tier(candidates: impl IntoIterator<Item = Candidate>, is_panic: bool) -> Tier {
-    let tier = |Candidate { health, .. }| match health {
+    let tier = |Candidate { health, accepts, .. }| match health {
         Health::Healthy if is_panic => Tier::Panic,
         Health::Healthy => Tier::Healthy,
         Health::Unproven => Tier::Unproven,
         Health::LameDuck => Tier::LameDucks,
         Health::Ejected => Tier::Ejected,
+        Health::Refusing if accepts => Tier::Answering,
         Health::Refusing => Tier::Refusing,
         Health::Drained => Tier::Nobody,
     };
@@ -84,11 +88,13 @@ pub fn usable(Candidate { health, is_lame_duck, accepts }: Candidate, tier: Tier
         (Health::LameDuck, tier) => Usable::from(tier == Tier::LameDucks),
         (Health::Ejected, Tier::Ejected) => Usable::EvenEjected,
         (Health::Ejected, Tier::LameDucks) => Usable::UnlessEjected,
-        (Health::Ejected | Health::Refusing, _) if is_lame_duck && tier != Tier::Refusing => Usable::No,
+        // Nobody else may be chosen.
+        (Health::Refusing, Tier::Refusing) => Usable::EvenEjected,
+        (Health::Refusing, Tier::Ejected | Tier::Answering) if accepts => Usable::EvenEjected,
+        (Health::Ejected | Health::Refusing, _) if is_lame_duck => Usable::No,
         (Health::Ejected, Tier::Panic) => Usable::EvenEjected,
         (Health::Ejected, _) => Usable::UnlessEjected,
         (Health::Refusing, Tier::Panic) if accepts => Usable::EvenEjected,
-        (Health::Refusing, Tier::Refusing) => Usable::EvenEjected,
         (Health::Refusing, _) => Usable::No,
     }
 }

@@ -326,7 +326,7 @@ const SPARE: usize = 8;
 
 /// The most that stand in for so many members.
 pub const fn most_next(members: usize) -> usize {
-    members / 2 + SPARE
+    members + SPARE
 }
 
 /// What whoever stands in gets: the mean weight of a row, or that for each unit of capacity.

@@ -269,12 +269,18 @@ impl Tables {
         }
     }
 
-    /// The time of the ejected backend in a slot is over. Where a program judges it at the same moment, that stands.
+    /// The time of the ejected backend in a slot is over, and the next connect tries it; of several the one that is named last, and
+    /// the others after it. Where a program judges it at the same moment, that stands.
     pub(crate) fn end_ejection(&mut self, slot: Slot, now_ns: u64) {
         let at = offset_of!(Backend, ejection);
         let before = self.maps.backends.load64(slot.index(), at);
         let after = ejection::time_over(EjectionState::from_word(before), tick(now_ns)).to_word();
-        self.maps.backends.replace64(slot.index(), at, before, after);
+        if after != before
+            && self.maps.backends.replace64(slot.index(), at, before, after)
+            && let Some(view) = self.slot(slot)
+        {
+            self.set_next_trial(view.service, NextTrial::of(slot.number(), tick(now_ns), 0));
+        }
     }
 
     /// Stores how many entries a slot has in its service's table, for readers of the maps.

@@ -25,7 +25,7 @@ use std::time::Instant;
 
 use lb_core::balancer::{Adopted, Balancer, Fact, Refused};
 use lb_core::grace_period::GracePeriods;
-use lb_core::ids::Slot;
+use lb_core::ids::{ServiceIndex, Slot};
 use lb_core::limits::Limits;
 use lb_core::service::{Policy, Service};
 use lb_kernel::{Cgroup, CursorSeed, Datapath, DatapathError, Features, Lock, Pins, Purpose};
@@ -94,8 +94,8 @@ pub struct ClientTask {
     pub first_look: Option<Instant>,
     /// What was last heard of probes by connection, as the version of that; `None` while the controller has heard nothing.
     pub probes_heard: Option<(u64, u64)>,
-    /// Who has established connections lately, of services that have ejected backends.
-    serving: health::Serving,
+    /// Who serves, of services of which too few backends are available.
+    serving: BTreeMap<ServiceIndex, health::Serving>,
     /// When counters that could not be read are read again.
     counting: Backoff,
     /// Why the maps are not as planned, if they are not, and whether the kernel has refused a step.
@@ -160,7 +160,7 @@ impl ClientTask {
             is_new,
             first_look: None,
             probes_heard: None,
-            serving: health::Serving::default(),
+            serving: BTreeMap::new(),
             counting: Backoff::default(),
             trouble: None,
             has_failed: false,

@@ -526,14 +526,25 @@ impl Daemon {
                         let said = |address| Some((*sick.get(&name_of(protocol, address))?, Why::Report));
                         (Who::Report, said_of(client_task, position, said))
                     }
-                    (ProbeKind::Connect { .. }, _, None) => (Who::Probe, BTreeMap::new()),
+                    // Nobody can be probed, so nothing is held against anybody, as without probes.
+                    (ProbeKind::Connect { .. }, _, None) => {
+                        let said = |_| Some((Health::Healthy, Why::Probe));
+                        (Who::Probe, said_of(client_task, position, said))
+                    }
                     (ProbeKind::Connect { .. }, _, Some(origin)) => {
-                        let said = |address| results.get(&connect_target(probe, origin, address)?).copied();
+                        let said = |address| {
+                            let found = *results.get(&connect_target(probe, origin, address)?)?;
+                            // A daemon that starts takes over who is well: one probe that is lost changes nothing of that.
+                            let is_news =
+                                !found.is_hasty || !client_task.is_taken_over_well(position, address);
+                            is_news.then_some((found.health, found.why))
+                        };
                         (Who::Probe, said_of(client_task, position, said))
                     }
                 };
                 client_task.hear(position, who, said, now);
             }
+            client_task.look_who_serves(now);
         }
         self.settle_if_needed(now);
         for client_task in &mut self.clients.tasks {

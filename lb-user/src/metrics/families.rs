@@ -146,7 +146,7 @@ families! {
     TRIALS = counter("socklb_backend_trials", BACKEND, "Flows that were sent to the ejected backend to find out whether it is well.");
     READMISSIONS = counter("socklb_backend_readmissions", BACKEND, "How often the backend was taken back because a trial was established.");
     WITHHELD = counter("socklb_backend_ejections_withheld", BACKEND,
-        "Failures after which the backend was not ejected, because too many others were or it was the last.");
+        "Failures after which the backend was not ejected, because it was the last.");
     PROBE_STATE = gauge("socklb_backend_probe_state", &["client", "service", "backend", "kind", "state"],
         "1 for what the last probe of the backend or its reports say, 0 for what they may say else.");
     PROBE_TIME = of(Kind::Gauge, "socklb_backend_probe_seconds", S, BACKEND,

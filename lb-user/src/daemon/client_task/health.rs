@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lb_core::balancer::{Fact, KernelVerdict, ReportIdMap};
+use lb_core::balancer::{Fact, ReportIdMap};
 use lb_core::endpoint::Endpoint;
 use lb_core::health::{Health, Standing, Who, Why};
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
@@ -33,15 +33,23 @@ const MOST_LINES: usize = 8;
 #[derive(Debug, Default)]
 pub struct Told {
     backends: BTreeMap<BackendRef, ToldOfBackend>,
-    /// When a trial was last asked for that is not due by the programs.
+    /// Ejected backends that are to be tried before their time, and when that was last done.
+    returned: BTreeSet<BackendRef>,
     tried: BTreeMap<BackendRef, Instant>,
     panics: BTreeSet<String>,
 }
 
-/// By backend how many connections to it were established when it was last looked at, and when that had grown.
+/// How far apart it is looked who serves.
+const EVERY: Duration = Duration::from_millis(900);
+
+/// Who serves, of a service of which too few backends are available.
 #[derive(Debug, Default)]
 pub struct Serving {
-    established: BTreeMap<BackendRef, (u64, Option<Instant>)>,
+    looked_at: Option<Instant>,
+    /// By backend how many connections to it were established when it was last looked at.
+    established: BTreeMap<BackendRef, u64>,
+    /// When that had grown for any of them.
+    grown_at: Option<Instant>,
 }
 
 /// Of a backend how often it was ejected and taken back, and whether it was ejected then.
@@ -78,55 +86,66 @@ impl ClientTask {
         let ejected = verdicts.iter().filter(|(_, verdict)| verdict.is_ejected);
         let ejected: Vec<Slot> = ejected.map(|(slot, _)| *slot).collect();
         self.datapath.renew_trials(&ejected);
-        let serving = self.look_who_serves(&ejected, &verdicts, now);
-        // Who serves first: one fact alone would be taken for panic.
-        for fact in [Fact::Serving(serving), Fact::Kernel(verdicts), Fact::Time] {
-            if self.balancer.handle(now, fact).expect("it takes no room") {
-                self.settled = None;
-            }
+        for fact in [Fact::Kernel(verdicts), Fact::Time] {
+            self.take_in(fact, now);
         }
+        self.look_who_serves(now);
         self.datapath.eject(&self.balancer.replaced_without_ejection());
     }
 
-    /// Services that have ejected backends, and others that are not and that have established connections within the time of a
-    /// first ejection. What cannot be read is looked at again a second later.
-    fn look_who_serves(
-        &mut self,
-        ejected: &[Slot],
-        verdicts: &BTreeMap<Slot, KernelVerdict>,
-        now: Instant,
-    ) -> BTreeSet<ServiceIndex> {
-        let backends = &self.datapath.applied().backends;
-        let services: BTreeSet<ServiceIndex> =
-            ejected.iter().filter_map(|slot| Some(backends.get(slot)?.service)).collect();
-        if services.is_empty() {
-            self.serving = Serving::default();
-            return services;
+    fn take_in(&mut self, fact: Fact, now: Instant) {
+        if self.balancer.handle(now, fact).expect("it takes no room") {
+            self.settled = None;
         }
-        let is_well = |(slot, backend): &(&Slot, &BackendPlan)| {
-            let is_ejected = verdicts.get(slot).is_some_and(|verdict| verdict.is_ejected);
-            services.contains(&backend.service) && backend.usable.is_usable() && !is_ejected
+    }
+
+    /// Finds out whether services of which too few backends are available have others that serve: that have established connections
+    /// within the time of a first ejection. To be called before what has changed of a service is carried out, so that a fact that
+    /// comes alone is not taken for panic. What cannot be read is looked at again a second later.
+    pub fn look_who_serves(&mut self, now: Instant) {
+        /// Backends that are looked at in each service, at most.
+        const LOOKS: usize = 256;
+        let short: BTreeMap<ServiceIndex, Duration> = self
+            .balancer
+            .services()
+            .enumerate()
+            .filter(|(at, _)| self.balancer.row(*at).is_some_and(|row| row.is_short))
+            .map(|(_, (service, index, _))| (index, service.ejection.unwrap_or_default().base))
+            .collect();
+        self.serving.retain(|service, _| short.contains_key(service));
+        let Self { serving, balancer, datapath, window, .. } = self;
+        let (tables, backends) = (datapath.tables(), &datapath.applied().backends);
+        for &service in short.keys() {
+            let serving = serving.entry(service).or_default();
+            if serving.looked_at.is_some_and(|last| now.saturating_duration_since(last) < EVERY) {
+                continue;
+            }
+            serving.looked_at = Some(now);
+            let is_well = |(_, backend): &(&Slot, &BackendPlan)| {
+                let identity = Identity { service, address: backend.address };
+                let health = balancer.standing(identity).map_or(Health::Healthy, Standing::health);
+                backend.service == service && health == Health::Healthy
+            };
+            for (&slot, backend) in backends.iter().filter(is_well).take(LOOKS) {
+                let Ok(counts) = tables.counts(slot) else { continue };
+                let at = BackendRef { slot, generation: backend.generation };
+                let new = || window.established(at).map_or(0, u64::from);
+                let before = serving.established.entry(at).or_insert_with(new);
+                // Of a sample only the low half is known.
+                let low = |count: u64| count & u64::from(u32::MAX);
+                if low(std::mem::replace(before, counts.sums.established)) != low(counts.sums.established) {
+                    serving.grown_at = Some(now);
+                    break;
+                }
+            }
+        }
+        let is_recent = |service: &ServiceIndex, at: Instant| {
+            short.get(service).is_some_and(|base| now.saturating_duration_since(at) <= *base)
         };
-        let slots: Vec<Slot> = backends.iter().filter(is_well).map(|(slot, _)| *slot).collect();
-        let mut established = BTreeMap::new();
-        let _ = self.datapath.tables().visit_counts(&slots, |slot, counts| {
-            let backend = BackendRef { slot, generation: backends[&slot].generation };
-            let known = self.serving.established.get(&backend).copied();
-            let (before, grown_at) =
-                known.unwrap_or_else(|| (self.window.established(backend).map_or(0, u64::from), None));
-            // Of a sample only the low half is known.
-            let has_grown = counts.sums.established & u64::from(u32::MAX) != before & u64::from(u32::MAX);
-            let grown_at = if has_grown { Some(now) } else { grown_at };
-            established.insert(backend, (counts.sums.established, grown_at));
-        });
-        self.serving.established = established;
-        let grown =
-            self.serving.established.iter().filter_map(|(at, (_, grown_at))| Some((at.slot, (*grown_at)?)));
-        let of_service = grown.map(|(slot, grown_at)| (backends[&slot].service, grown_at));
-        let is_recent = |(service, grown_at): &(ServiceIndex, Instant)| {
-            now.saturating_duration_since(*grown_at) <= self.first_ejection(*service)
-        };
-        of_service.filter(is_recent).map(|(service, _)| service).collect()
+        let recent =
+            serving.iter().filter(|(service, of)| of.grown_at.is_some_and(|at| is_recent(service, at)));
+        let recent = recent.map(|(service, _)| *service).collect();
+        self.take_in(Fact::Serving(recent), now);
     }
 
     /// Takes in all that somebody says of the backends of the service at this position.
@@ -137,35 +156,43 @@ impl ClientTask {
         said: BTreeMap<SocketAddr, (Health, Why)>,
         now: Instant,
     ) {
-        let fact = Fact::Said(position, who, said);
-        if self.balancer.handle(now, fact).expect("it takes no room") {
-            self.settled = None;
-        }
+        self.take_in(Fact::Said(position, who, said), now);
     }
 
     /// Makes the next connect the trial of each ejected backend of which a probe or its own report says that it is well again, once
     /// within the time of a first ejection. To be called once the maps are as planned, for until then none may be tried.
     pub fn try_returned(&mut self, now: Instant) {
         let backends = &self.datapath.applied().backends;
-        let mut slots = Vec::new();
-        for slot in self.balancer.take_returned() {
-            let Some(BackendPlan { service, generation, .. }) = backends.get(&slot) else { continue };
-            let at = BackendRef { slot, generation: *generation };
-            let last = self.told.tried.get(&at).copied();
-            if last.is_none_or(|last| now.saturating_duration_since(last) >= self.first_ejection(*service)) {
-                self.told.tried.insert(at, now);
-                slots.push(slot);
-            }
+        let at = |slot: Slot| {
+            let generation = backends.get(&slot)?.generation;
+            Some(BackendRef { slot, generation })
+        };
+        self.told.returned.extend(self.balancer.take_returned().into_iter().filter_map(at));
+        let Told { returned, tried, .. } = &mut self.told;
+        returned.retain(|known| at(known.slot) == Some(*known));
+        tried.retain(|known, _| at(known.slot) == Some(*known));
+        let base = |at: &BackendRef| {
+            let index = backends[&at.slot].service;
+            let service = self.balancer.services().find(|(_, known, _)| *known == index);
+            service.and_then(|(service, ..)| service.ejection).unwrap_or_default().base
+        };
+        let is_due = |at: &BackendRef| {
+            tried.get(at).is_none_or(|last| now.saturating_duration_since(*last) >= base(at))
+        };
+        let due: Vec<BackendRef> = returned.iter().copied().filter(is_due).collect();
+        for at in &due {
+            returned.remove(at);
+            tried.insert(*at, now);
         }
-        self.told.tried.retain(|at, _| backends.contains_key(&at.slot));
+        let slots: Vec<Slot> = due.iter().map(|at| at.slot).collect();
         self.datapath.try_at_once(&slots);
     }
 
-    /// How long the first ejection of a service's backends lasts.
-    fn first_ejection(&self, index: ServiceIndex) -> Duration {
-        let service = self.balancer.services().find(|(_, known, _)| *known == index);
-        let rules = service.and_then(|(service, ..)| service.ejection);
-        rules.map_or(Duration::ZERO, |rules| rules.base)
+    /// Whether a backend of the service at this position is well by the probes of an earlier daemon alone.
+    pub fn is_taken_over_well(&self, position: usize, address: SocketAddr) -> bool {
+        let service = self.balancer.services().nth(position).map(|(_, index, _)| index);
+        let standing = service.and_then(|service| self.balancer.standing(Identity { service, address }));
+        standing.is_some_and(Standing::is_taken_over_well)
     }
 
     /// Takes in the ids of all backends that report, for the services that ask for reports: those keep what they have while nobody
