@@ -244,7 +244,7 @@ const fn raised(level: u8) -> u8 {
 }
 
 /// In the middle of a jitter's range there is none.
-const NO_JITTER: u32 = 1 << 31;
+pub const NO_JITTER: u32 = 1 << 31;
 
 /// Ticks of an ejection: twice as many for each level, within a tenth more or less, so that ejected backends of many clients are
 /// not all tried at the same moment.

@@ -177,8 +177,9 @@ section! {
     TIMEOUT "timeout": Time(Duration::from_millis(10)..=Duration::from_mins(1)), Is(Duration::from_secs(1)),
         "`tcp` and `http`: after how long a probe has failed";
     RISE "rise": Number(1..=100), Is(2), "`tcp` and `http`: probes in a row that must succeed before it is well again";
-    FALL "fall": Number(1..=100), Is(3), "`tcp` and `http`: probes in a row that must fail before it is refusing; of a backend of which nothing is known yet the first counts at \
-         once";
+    FALL "fall": Number(1..=100), Is(3),
+        "`tcp` and `http`: probes in a row that must fail before it is refusing; of a backend of which nothing is known yet the \
+         first counts at once";
     PROBE_FROM "probe_from": Words<ProbeFrom>(&ProbeFrom::ALL, ProbeFrom::name), Is(ProbeFrom::Host),
         "the network namespace that probes come from: `host` is the daemon's, `client` that of the client's processes, for backends that \
          the host cannot reach (see [reports.md](reports.md#from-a-clients-network-namespace))";

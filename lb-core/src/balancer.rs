@@ -31,7 +31,8 @@ use crate::schedule;
 use crate::service::Service;
 use crate::slots::{Identity, Slots, SlotsExhausted};
 
-pub use row::{Circumstances, Row};
+use row::Circumstances;
+pub use row::Row;
 
 /// What the kernel programs have found of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,8 +55,8 @@ pub enum Fact {
     /// What the kernel programs have found, of every slot of which they have found anything bad.
     Kernel(BTreeMap<Slot, KernelVerdict>),
     /// All that somebody says of backends of the service at this position, in place of all that they said before: of those that
-    /// are not named all is well by them. But probes name everybody of whom one has ended, and of the others nothing new is
-    /// known. Also of backends that have no slot yet, for they may stand in.
+    /// are not named all is well by them. But probes name every backend that has a result, and say nothing new of the others.
+    /// Also of backends that have no slot yet, for they may stand in.
     Said(usize, Who, BTreeMap<SocketAddr, (Health, Why)>),
     /// How much more or less than its structural weight each member of the service at this position has, in place of what was told
     /// before.
@@ -311,7 +312,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let (slots, index, endpoints) = (&self.slots, *index, &in_use.endpoints);
         self.standings.retain(|known, standing| {
             let is_listed = known.service != index || endpoints.get(known.address).is_some();
-            // Whoever comes back under its address may be another.
+            // The address may come back as another backend's.
             if !is_listed {
                 standing.unprove();
             }
@@ -557,8 +558,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// The slots of backends that others stand in for and that are not ejected, because they were the last when they failed: nobody
-    /// connects to them, so that only a trial can show that they are well again.
+    /// The slots of backends that others stand in for and that are not ejected, because they were the last when they failed: no
+    /// connect goes to them, so only a trial can show that they are well again.
     pub fn replaced_without_ejection(&self) -> Vec<Slot> {
         let is_withheld = |slot: &Slot| {
             self.verdicts.get(slot).is_some_and(|verdict| !verdict.is_ejected && verdict.failures > 0)

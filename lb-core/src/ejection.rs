@@ -89,10 +89,10 @@ impl Ejector {
     }
 
     /// Ejects a backend that is not ejected although it fails, because it was the last: others stand in for it now.
-    pub fn eject(&mut self, slot: u32, now: u32, random: u32) {
+    pub fn eject(&mut self, slot: u32, now: u32) {
         let rules = self.rules;
         let row = self.row_mut(slot);
-        row.standing = ejection::ejected(row.standing, rules, now, random);
+        row.standing = ejection::ejected(row.standing, rules, now, ejection::NO_JITTER);
         row.state.ejected = 1;
         self.schedule_trial(Event::Judged, now);
     }

@@ -134,16 +134,24 @@ pub struct Standing<T> {
     /// Since when it is as available as it is, or as unavailable.
     since: T,
     is_available: bool,
-    /// Whether a probe of it has ever ended.
-    is_proven: bool,
-    /// Whether that was a probe of an earlier daemon, and none of this one has ended.
-    is_taken_over: bool,
+    proof: Proof,
+}
+
+/// Whether a probe of a backend has ended, with whatever result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Proof {
+    /// None.
+    Missing,
+    /// One of an earlier daemon, and none of this one.
+    TakenOver,
+    /// One of this daemon.
+    Own,
 }
 
 impl<T: Copy + Ord> Standing<T> {
     /// A backend of which nothing is said.
     pub const fn new(now: T) -> Self {
-        Self { verdicts: Vec::new(), since: now, is_available: true, is_proven: false, is_taken_over: false }
+        Self { verdicts: Vec::new(), since: now, is_available: true, proof: Proof::Missing }
     }
 
     /// Takes in what somebody says now, in place of what they said before; `None` if they have nothing to say. The same word
@@ -174,30 +182,29 @@ impl<T: Copy + Ord> Standing<T> {
     }
 
     /// A probe of it has ended. Returns whether that is the first.
-    pub const fn prove(&mut self) -> bool {
-        self.is_taken_over = false;
-        !std::mem::replace(&mut self.is_proven, true)
+    pub fn prove(&mut self) -> bool {
+        std::mem::replace(&mut self.proof, Proof::Own) == Proof::Missing
     }
 
     /// A probe of it has ended before this daemon began.
     pub const fn take_over(&mut self) {
-        (self.is_proven, self.is_taken_over) = (true, true);
+        self.proof = Proof::TakenOver;
     }
 
     /// Whether it is well by the probes of an earlier daemon, and none of this one has changed that.
     pub fn is_taken_over_well(&self) -> bool {
-        self.is_taken_over && !self.verdicts.iter().any(|verdict| verdict.who == Who::Probe)
+        self.proof == Proof::TakenOver && !self.verdicts.iter().any(|verdict| verdict.who == Who::Probe)
     }
 
     /// Nothing is known of it by probes any more.
     pub fn unprove(&mut self) {
-        self.is_proven = false;
+        self.proof = Proof::Missing;
         self.verdicts.retain(|verdict| verdict.who != Who::Probe);
     }
 
     /// Whether a probe of it has ever ended, with whatever result.
-    pub const fn is_proven(&self) -> bool {
-        self.is_proven
+    pub fn is_proven(&self) -> bool {
+        self.proof != Proof::Missing
     }
 
     /// Whether it accepts connections as far as is known: of one that is refusing, if all that speaks against it is how it
@@ -250,8 +257,8 @@ impl<T: Copy + Ord> Standing<T> {
     }
 
     /// Whether anything is known of it.
-    pub const fn is_known(&self) -> bool {
-        self.is_proven || !self.verdicts.is_empty()
+    pub fn is_known(&self) -> bool {
+        self.is_proven() || !self.verdicts.is_empty()
     }
 
     /// Since when it has not been available; `None` if it is.

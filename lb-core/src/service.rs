@@ -175,7 +175,7 @@ pub struct HealthRules {
     /// After how long a member that is unavailable is replaced.
     pub replace_after: Duration,
     /// How long a probe by connection takes at most: for so long a service of which nothing is known yet uses all its backends
-    /// alike. `None` if there are no such probes, and nobody is unproven.
+    /// alike. `None` if there are no such probes, and no backend is unproven.
     pub first_look: Option<Duration>,
 }
 

@@ -3,7 +3,7 @@
 
 use lb_common::abi::Usable;
 use lb_core::health::Health;
-use lb_core::health::tiers::{Candidate, Tier, is_panic, tier, usable};
+use lb_core::health::tiers::{Candidate, Tier, is_below_threshold, tier, usable};
 
 const fn candidate(health: Health) -> Candidate {
     Candidate { health, is_lame_duck: matches!(health, Health::LameDuck), accepts: false }
@@ -69,10 +69,10 @@ fn every_cell_of_the_table() {
     }
 }
 
-/// Over all sets of backends, in panic and not: somebody is chosen if anybody has a weight, and whoever cannot accept
-/// connections only if nobody else has one.
+/// Over all sets of backends, in panic and not: one is chosen if any has a weight, and one that cannot accept connections
+/// only if no other has one.
 #[test]
-fn whoever_cannot_accept_is_chosen_last() {
+fn a_backend_that_cannot_accept_is_chosen_last() {
     for set in 0u32..1 << ALL.len() {
         let candidates: Vec<Candidate> =
             ALL.iter().enumerate().filter(|(at, _)| set >> at & 1 != 0).map(|(_, one)| *one).collect();
@@ -112,7 +112,7 @@ fn panic_begins_below_the_threshold() {
     ];
     for (available, members, threshold, expected) in cases {
         assert_eq!(
-            is_panic(available, members, threshold),
+            is_below_threshold(available, members, threshold),
             expected,
             "{available} of {members}, {threshold} %"
         );

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lb_common::abi::DaemonState;
-use lb_common::ejection::Evidence;
+use lb_common::ejection::{Evidence, NO_JITTER};
 use lb_common::ending::Ending;
 use lb_common::ticks::tick;
 use lb_core::balancer::{self, Adopted, Fact, KernelVerdict};
@@ -167,7 +167,7 @@ impl Host {
             self.ejector.end_ejection(slot.number(), now);
         }
         for slot in self.balancer.replaced_without_ejection() {
-            self.ejector.eject(slot.number(), now, 1 << 31);
+            self.ejector.eject(slot.number(), now);
         }
         self.ejector.renew_trial(now);
     }
@@ -189,7 +189,7 @@ impl Host {
                 self.ejector.state(slot).is_usable().then_some(slot)
             })
         });
-        let slot = slot.or(service.fallback.map(Slot::number)).expect("somebody can be chosen");
+        let slot = slot.or(service.fallback.map(Slot::number)).expect("a backend can be chosen");
         let slot = Slot::new(slot).expect("a slot");
         let endpoint = index(self.plan.backends[&slot].address);
         self.sent[endpoint] += 1;
@@ -201,7 +201,7 @@ impl Host {
         } else {
             Evidence::of_end(Ending::Refused, false, is_trial, || 0, 0)
         };
-        self.ejector.report(slot.number(), evidence, now, 1 << 31);
+        self.ejector.report(slot.number(), evidence, now, NO_JITTER);
         !is_alive
     }
 
@@ -277,9 +277,9 @@ fn two_of_three_dead_cost_what_it_takes_to_find_out() {
     assert_eq!(host.run(10), 0);
 }
 
-/// It is this host that reaches nobody: all are tried, and all are used alike as soon as they answer.
+/// This host reaches no backend: all are tried, and all are used alike as soon as they answer.
 #[test]
-fn where_nobody_answers_all_are_tried_and_all_are_back_soon() {
+fn where_no_backend_answers_all_are_tried_and_all_are_back_soon() {
     for probes in [false, true] {
         let mut host = Host::new(10, None, probes);
         host.is_alive.fill(false);
@@ -297,7 +297,7 @@ fn where_nobody_answers_all_are_tried_and_all_are_back_soon() {
 
 /// Two of three answer their probes with errors: they are chosen only where none serves.
 #[test]
-fn who_accepts_and_answers_with_errors_is_chosen_where_nobody_serves() {
+fn backends_that_answer_with_errors_are_chosen_where_none_serves() {
     let mut host = Host::new(3, None, true);
     host.why = Why::Answer;
     host.is_alive = vec![true, false, false];
@@ -305,7 +305,7 @@ fn who_accepts_and_answers_with_errors_is_chosen_where_nobody_serves() {
     host.sent.fill(0);
     host.run(10);
     assert_eq!(host.sent, [10 * RATE, 0, 0], "one serves");
-    // Nobody connects for a while, so that nobody serves.
+    // No client connects for a while, so no backend serves.
     host.now += 10 * SECOND;
     host.tick();
     assert_eq!(host.balancer.row(0).map(|row| row.is_panic), Some(true));

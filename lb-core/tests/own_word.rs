@@ -108,7 +108,7 @@ fn who_refuses_is_not_chosen_whoever_finds_out() {
         let other = if who == Who::Probe { Who::Report } else { Who::Probe };
         say(&mut balancer, 102, other, &[]);
         assert_eq!(usable(&balancer.plan(), down), Usable::No, "who says nothing takes nothing back");
-        // Of whom no probe has ended, nothing new is known; who has reports tells all at once.
+        // Probes say nothing new of a backend without a result; reports are told all at once.
         let well = if who == Who::Probe { &[(down, Health::Healthy)][..] } else { &[] };
         assert!(say(&mut balancer, 103, who, well));
         assert_eq!(usable(&balancer.plan(), down), Usable::UnlessEjected);

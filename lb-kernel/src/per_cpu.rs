@@ -15,7 +15,7 @@ use crate::sys::elements;
 
 /// Bytes that one batch may take.
 const BATCH_BYTES: usize = 512 << 10;
-/// Elements that nobody wants and that are read all the same, because another call would cost more.
+/// Elements in a row that are read although they are not asked for, because another call would cost more.
 const MOST_UNWANTED: u32 = 8;
 
 /// An array of values that are 64-bit numbers and nothing else.

@@ -184,13 +184,14 @@ fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
         (is_replaced || *health != Health::Healthy).then(|| Unhealthy {
             address,
             health: health.name().to_owned(),
-            // Of a backend that has no slot yet only the list is known; or that no probe of it has ended.
-            who: verdict
-                .map_or(if *health == Health::Unproven { Who::Probe } else { Who::Source }, |verdict| {
-                    verdict.who
-                })
-                .name()
-                .to_owned(),
+            who: match (verdict, health) {
+                (Some(verdict), _) => verdict.who,
+                (None, Health::Unproven) => Who::Probe,
+                // Of a backend that has no slot yet only the list is known.
+                (None, _) => Who::Source,
+            }
+            .name()
+            .to_owned(),
             is_replaced,
             may_be_chosen,
         })

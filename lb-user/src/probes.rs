@@ -1,7 +1,7 @@
 //! Probes by a connection: whether a backend accepts one, or answers an HTTP request over it.
 //!
 //! Each backend has a task of its own, and each service its part of the connections that may be under way at a time, so that
-//! backends that do not answer hold nobody up, least of all those of another service. How many begin in a second is bounded,
+//! backends that do not answer delay no probe, least of all of another service. How many begin in a second is bounded,
 //! and so is what is read of an answer.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ use crate::error::chain;
 /// How many of those that would stand in next for members are probed.
 const NEXT: usize = 4;
 
-/// Whom a client task wants probed, by whatever means: its members, whoever else is used, and those that would stand in next.
+/// The endpoints that a client task wants probed, by whatever means: members, substitutes, and those that would stand in next.
 pub fn probed(
     membership: &Membership,
     is_used: impl Fn(SocketAddr) -> bool,
@@ -43,7 +43,7 @@ pub fn probed(
 pub const MAX_UNDER_WAY: usize = 256;
 
 /// Between the beginnings of two probes: of many that are due at the same moment at most a thousand begin in a second.
-const BETWEEN: Duration = Duration::from_millis(1);
+pub const BETWEEN: Duration = Duration::from_millis(1);
 
 /// The network namespace that probes come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,8 +80,8 @@ pub struct Found {
     pub health: Health,
     /// Why, if it is refusing.
     pub why: Why,
-    /// Whether it is refusing by fewer probes than that takes of a backend that was known to be well.
-    pub is_hasty: bool,
+    /// Whether it is refusing by fewer probes (`fall`) than make a backend refusing that was well.
+    pub is_unconfirmed: bool,
 }
 
 /// What the probes of a target have found.
@@ -91,11 +91,8 @@ pub struct Findings {
     pub probed: Probed,
     /// Whether the last probe that failed could connect.
     accepts: bool,
-    /// Whether there were fewer probes than it takes to find a backend refusing that was known before.
-    is_first_look: bool,
-    /// Whether this host could make none of as many probes as it takes to find a backend refusing: as without probes, nothing
-    /// speaks against it.
-    is_unknowable: bool,
+    /// Whether there were as many probes (`fall`) as make a backend refusing that was well.
+    is_confirmed: bool,
     /// Why the last probe failed, if it did.
     pub failure: Option<String>,
     /// How long the last probe took.
@@ -151,7 +148,7 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// Nobody yet. `news` is woken when something else is known of one than before.
+    /// Without targets. `news` is woken when the result of one changes.
     pub fn new(news: Arc<Notify>) -> Self {
         Self {
             tasks: BTreeMap::new(),
@@ -164,7 +161,7 @@ impl Probes {
         }
     }
 
-    /// Probes these from now on, each for a service, and nobody else. What was found of those that stay is kept. `entered` is the
+    /// Probes these from now on, each for a service, and no others. What was found of those that stay is kept. `entered` is the
     /// way to where a probe comes from; `None` for the daemon's own namespace.
     pub fn set_targets(
         &mut self,
@@ -220,7 +217,7 @@ impl Probes {
         self.version.load(Ordering::Relaxed)
     }
 
-    /// Those of whom a probe has ended, and what it has found.
+    /// The targets that have a result, with it.
     pub fn results(&self) -> BTreeMap<ConnectTarget, Found> {
         let findings = lock(&self.findings);
         let results =
@@ -236,10 +233,11 @@ impl Findings {
         let health = match self.probed.is_refusing() {
             Some(true) => Health::Refusing,
             Some(false) => Health::Healthy,
-            None if self.is_unknowable => Health::Healthy,
+            // This host could make none of them: as without probes, nothing speaks against the backend.
+            None if self.is_confirmed => Health::Healthy,
             None => return None,
         };
-        Some(Found { health, why, is_hasty: health == Health::Refusing && self.is_first_look })
+        Some(Found { health, why, is_unconfirmed: health == Health::Refusing && !self.is_confirmed })
     }
 }
 
@@ -305,8 +303,7 @@ impl Probing {
             Ok(()) | Err(Failure::Host(_)) => {}
         }
         findings.probes += 1;
-        findings.is_first_look = findings.probes < u64::from(self.target.fall);
-        findings.is_unknowable = !findings.is_first_look;
+        findings.is_confirmed = findings.probes >= u64::from(self.target.fall);
         findings.failures += u64::from(result.is_err());
         findings.failure = result.err().map(|failure| match failure {
             Failure::Connect(why) | Failure::Answer(why) => why,
@@ -521,7 +518,7 @@ mod tests {
         assert_eq!(refusing(&probes), [(target.clone(), Why::Probe)]);
         let _listener = TcpListener::bind(at).await.unwrap();
         tokio::time::timeout(limit, news.notified()).await.expect("news");
-        let well = Found { health: Health::Healthy, why: Why::Probe, is_hasty: false };
+        let well = Found { health: Health::Healthy, why: Why::Probe, is_unconfirmed: false };
         assert_eq!(probes.results(), [(target.clone(), well)].into());
         let found = probes.findings(&target).unwrap();
         assert!(found.probes > found.failures && found.failures >= 1 && found.took.is_some());

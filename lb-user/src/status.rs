@@ -241,7 +241,8 @@ fn state_of(slot: &SlotView) -> &'static str {
     if slot.is_ejected {
         EJECTED
     } else if slot.state == BackendState::Healthy && !slot.usable.is_usable() {
-        // Nothing but probes, or its own word, keeps a healthy member of the list from being chosen.
+        // A healthy member of the list is not chosen because of probes or of its own report. (The maps do not tell one that
+        // is unproven from one that refuses; a running daemon does.)
         REFUSING
     } else if slot.state == BackendState::Healthy && slot.lame_until_ns > lb_kernel::monotonic_ns() {
         BackendState::LameDuck.name()

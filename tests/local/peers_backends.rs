@@ -79,7 +79,7 @@ fn r18_in_panic_neither_lame_ducks_nor_drained_backends_are_chosen_and_panic_is_
     let fault = "service users: panic: too few backends are available (3 are ejected)";
     assert!(code == Some(3) && said.contains(fault), "{said}");
     assert_eq!(metric, format!("{METRIC} 1"));
-    // Those that fail have their shares again, and nobody else has any; nor does it take a daemon.
+    // Backends that fail have their shares again, lame ducks and drained ones have none; nor does it take a daemon.
     fixture.stop();
     let counts = dial(&mut probe, 80);
     assert_eq!((failed(&counts), counts["b1"], counts.len()), (60, 20, 2), "{counts:?}");

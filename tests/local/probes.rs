@@ -84,7 +84,7 @@ fn what_probes_have_found_holds_while_another_daemon_takes_over() {
         assert_eq!(state(&fixture, &address), REFUSING, "it is shown without a daemon");
         fixture.start();
         let probed = || fixture.setup.backend(&address).and_then(|backend| backend.probe);
-        eventually("it is probed anew", probed, |probe| {
+        eventually("the new daemon has probed it", probed, |probe| {
             probe.as_ref().is_some_and(|probe| probe.state == "failing")
         });
     }

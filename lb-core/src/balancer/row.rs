@@ -20,7 +20,7 @@ use crate::service::HealthRules;
 pub struct Row<T = Instant> {
     /// Who is in the table, with the weight that they have there.
     pub members: Vec<(SocketAddr, u64)>,
-    /// Those whom others stand in for, and since when: members, and who had stood in for them and failed.
+    /// The backends that others stand in for, and since when: members, and substitutes that failed.
     pub replaced: BTreeMap<SocketAddr, T>,
     /// Whether each of these, in the table or replaced, may be chosen, and how it is.
     pub usable: BTreeMap<SocketAddr, (Usable, Health)>,
@@ -28,9 +28,9 @@ pub struct Row<T = Instant> {
     pub tier: Tier,
     /// How many of all that are in the table or replaced are available, of how many.
     pub available: (usize, usize),
-    /// Whether these are too few.
-    pub is_short: bool,
-    /// Whether they are too few, and none of them serves, so that everybody is tried who may accept connections.
+    /// Whether that is below `panic_threshold`.
+    pub is_below_threshold: bool,
+    /// Whether it is, and no available one serves: then every backend is tried that may accept connections.
     pub is_panic: bool,
     /// Whether nothing is known yet of any of them, and all are used alike.
     is_fresh: bool,
@@ -41,9 +41,9 @@ pub struct Row<T = Instant> {
 pub struct Circumstances<T> {
     /// What the configuration says.
     pub rules: HealthRules,
-    /// Whom others stand in for until now, and since when.
+    /// The backends that others stand in for until now, and since when.
     pub replaced: BTreeMap<SocketAddr, T>,
-    /// Who is in the table until now.
+    /// The backends in the table until now.
     pub used: BTreeSet<SocketAddr>,
     /// Whether a backend that is not ejected has established connections lately.
     pub is_serving: bool,
@@ -85,8 +85,8 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
     let tried = used.len() + out.len();
     let is_available = |member: &&&Member| candidate(member).health <= Health::Unproven;
     let available = used.iter().chain(&out).filter(is_available).count();
-    let is_short = tiers::is_panic(available, tried, rules.panic_threshold);
-    let is_panic = is_short && !is_serving;
+    let is_below_threshold = tiers::is_below_threshold(available, tried, rules.panic_threshold);
+    let is_panic = is_below_threshold && !is_serving;
     if !used.iter().any(|member| is_available(&member)) {
         let room = (MAX_SUBSET as usize).saturating_sub(used.len());
         used.extend(membership.lame_ducks.iter().take(room));
@@ -104,7 +104,7 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
         members: used.iter().map(|member| (member.endpoint.address, member.weight)).collect(),
         replaced: out.iter().map(|member| member.endpoint.address).map(|one| (one, since(one))).collect(),
         available: (available, tried),
-        is_short,
+        is_below_threshold,
         is_panic,
         is_fresh: *is_fresh,
     }
@@ -112,13 +112,8 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
 
 /// A member as the tiers see it. `wants_proof`: whether it is unproven until a probe of it has ended.
 fn candidate<T: Copy + Ord>(member: &Member, standing: Option<&Standing<T>>, wants_proof: bool) -> Candidate {
-    let listed = listed(member, wants_proof && !standing.is_some_and(Standing::is_proven));
-    let Some(standing) = standing else { return listed };
-    Candidate {
-        health: standing.health().max(listed.health),
-        is_lame_duck: standing.is_lame_duck() || listed.is_lame_duck,
-        accepts: standing.accepts() && listed.accepts,
-    }
+    let said = standing.map(|standing| (standing.health(), standing.is_lame_duck()));
+    candidate_by(said, member, standing, wants_proof)
 }
 
 /// As [`candidate`], but for its own word that it is a lame duck: what of it goes into its state word.
@@ -127,11 +122,23 @@ fn without_own_word<T: Copy + Ord>(
     standing: Option<&Standing<T>>,
     wants_proof: bool,
 ) -> Candidate {
-    let all = candidate(member, standing, wants_proof);
+    candidate_by(standing.map(Standing::without_own_word), member, standing, wants_proof)
+}
+
+/// A member by its list and by what else is said of it: its health, and whether it is a lame duck.
+fn candidate_by<T: Copy + Ord>(
+    said: Option<(Health, bool)>,
+    member: &Member,
+    standing: Option<&Standing<T>>,
+    wants_proof: bool,
+) -> Candidate {
     let listed = listed(member, wants_proof && !standing.is_some_and(Standing::is_proven));
-    let Some(standing) = standing else { return listed };
-    let (health, is_lame_duck) = standing.without_own_word();
-    Candidate { health: health.max(listed.health), is_lame_duck: is_lame_duck || listed.is_lame_duck, ..all }
+    let (health, is_lame_duck) = said.unwrap_or((Health::Healthy, false));
+    Candidate {
+        health: health.max(listed.health),
+        is_lame_duck: is_lame_duck || listed.is_lame_duck,
+        accepts: listed.accepts && standing.is_none_or(Standing::accepts),
+    }
 }
 
 /// A member by the list alone. Of one that has no slot yet the standing does not have that.
@@ -142,7 +149,7 @@ fn listed(member: &Member, is_unproven: bool) -> Candidate {
 }
 
 impl<T> Row<T> {
-    /// Whether time alone may change it: somebody is unavailable, others stand in for somebody, or the first probes are under way.
+    /// Whether time alone may change it: a backend is unavailable or replaced, or the first probes are under way.
     pub fn is_unsettled(&self) -> bool {
         let (available, tried) = self.available;
         available < tried || !self.replaced.is_empty() || self.is_fresh

@@ -25,7 +25,7 @@ pub struct InOrder<T> {
     pub unavailable_since: Option<T>,
     /// Since when it has been available without a failure; `None` if it is not.
     pub available_since: Option<T>,
-    /// Since when somebody has stood in for it: for a member, or for one that had stood in itself.
+    /// Since when it has had a substitute: a member, or a substitute itself.
     pub replaced_since: Option<T>,
     /// Whether it is probed and no probe of it has ended yet.
     pub is_unproven: bool,
@@ -45,7 +45,8 @@ pub struct Replacement {
     pub failed: Vec<usize>,
 }
 
-/// Who of the first `members` of an order is replaced by whom from `now` on. `after`: for how long a member has to be unavailable.
+/// Which of the first `members` of an order are replaced, and their substitutes, from `now` on. `after`: for how long a member has
+/// to be unavailable.
 pub fn replacement<T: Copy + Ord + Add<Duration, Output = T>>(
     order: &[InOrder<T>],
     members: usize,
@@ -68,14 +69,14 @@ pub fn replacement<T: Copy + Ord + Add<Duration, Output = T>>(
     let is_recent = |at: &&usize| order[**at].replaced_since.is_some_and(|since| since + after > now);
     let recent = replaced.iter().filter(is_recent).count();
     let mut new: Vec<usize> = (0..members).filter(goes_out).collect();
-    // Whoever has been unavailable for longest goes first; those before keep their substitutes.
+    // The member that has been unavailable for longest goes first; those before keep their substitutes.
     new.sort_by_key(|at| order[*at].unavailable_since);
     replaced.extend(new.into_iter().take(at_a_time.saturating_sub(recent)));
     // All members of a table and all that are replaced are listed.
     replaced.truncate(listed.saturating_sub(members));
 
     let mut substitutes: Vec<usize> = behind.clone().filter(|at| !has_failed(at)).collect();
-    // Of whom nothing is known come last.
+    // Unproven ones come last.
     substitutes.sort_by_key(|at| order[*at].is_unproven);
     substitutes.truncate(replaced.len());
     substitutes.sort_unstable();
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn of_whom_nothing_is_known_stand_in_last() {
+    fn unproven_endpoints_stand_in_last() {
         check("uhhh?h", 4, &[0], &[5]);
         check("UUhh?h", 4, &[0, 1], &[4, 5]);
         check("uhhh??", 4, &[0], &[4]);

@@ -55,7 +55,7 @@ impl Tier {
 
 /// Whether so few of the backends that a task has tried or probed are available that it looks like a fault of this host or of
 /// what they share, and not like one of each by itself: fewer than `panic_threshold` percent of them.
-pub fn is_panic(available: usize, tried: usize, panic_threshold: u8) -> bool {
+pub fn is_below_threshold(available: usize, tried: usize, panic_threshold: u8) -> bool {
     available * 100 < tried * usize::from(panic_threshold)
 }
 
@@ -88,7 +88,7 @@ pub fn usable(Candidate { health, is_lame_duck, accepts }: Candidate, tier: Tier
         (Health::LameDuck, tier) => Usable::from(tier == Tier::LameDucks),
         (Health::Ejected, Tier::Ejected) => Usable::EvenEjected,
         (Health::Ejected, Tier::LameDucks) => Usable::UnlessEjected,
-        // Nobody else may be chosen.
+        // No other backend may be chosen.
         (Health::Refusing, Tier::Refusing) => Usable::EvenEjected,
         (Health::Refusing, Tier::Ejected | Tier::Answering) if accepts => Usable::EvenEjected,
         (Health::Ejected | Health::Refusing, _) if is_lame_duck => Usable::No,

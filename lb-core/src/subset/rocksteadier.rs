@@ -45,7 +45,7 @@ fn read<I: Iterator<Item = u32>>(position: Position, lots: impl Fn(u32) -> I) ->
         lots(backend_lots).enumerate().map(move |(visited, lot)| (row as usize, visited, lot))
     });
     // How the lots are dealt, as the first row visits them: a list without indexes has thousands, and is read far beyond
-    // the first row, because most of its numbers belong to nobody.
+    // the first row, because most of its numbers belong to no endpoint.
     let mut dealt = Vec::new();
     let backend = move |(row, visited, lot): (usize, usize, u32)| {
         if visited == dealt.len() {

@@ -251,8 +251,7 @@ impl Tables {
     /// all the same.
     pub(crate) fn readmit(&mut self, slot: Slot) {
         // In this order: of a backend that is not ejected no trial begins, so none is left without the state that goes with it.
-        let ejected = offset_of!(Backend, state) + offset_of!(StateWord, ejected);
-        self.maps.backends.store8(slot.index(), ejected, 0);
+        self.set_ejected(slot, 0);
         let none = EjectionState::default().to_word();
         self.maps.backends.store64(slot.index(), offset_of!(Backend, ejection), none);
     }
@@ -261,12 +260,16 @@ impl Tables {
     pub(crate) fn eject(&mut self, slot: Slot, now_ns: u64) {
         let Some(view) = self.slot(slot) else { return };
         let rules = self.maps.services.get(view.service.index()).ejection;
-        let after = ejection::ejected(view.ejection, rules, tick(now_ns), 1 << 31).to_word();
+        let after = ejection::ejected(view.ejection, rules, tick(now_ns), ejection::NO_JITTER).to_word();
         let at = offset_of!(Backend, ejection);
         if self.maps.backends.replace64(slot.index(), at, view.ejection.to_word(), after) {
-            let ejected = offset_of!(Backend, state) + offset_of!(StateWord, ejected);
-            self.maps.backends.store8(slot.index(), ejected, 1);
+            self.set_ejected(slot, 1);
         }
+    }
+
+    fn set_ejected(&mut self, slot: Slot, ejected: u8) {
+        let at = offset_of!(Backend, state) + offset_of!(StateWord, ejected);
+        self.maps.backends.store8(slot.index(), at, ejected);
     }
 
     /// The time of the ejected backend in a slot is over, and the next connect tries it; of several the one that is named last, and

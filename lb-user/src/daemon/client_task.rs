@@ -94,7 +94,7 @@ pub struct ClientTask {
     pub first_look: Option<Instant>,
     /// What was last heard of probes by connection, as the version of that; `None` while the controller has heard nothing.
     pub probes_heard: Option<(u64, u64)>,
-    /// Who serves, of services of which too few backends are available.
+    /// What is known of services with too few available backends: whether they serve.
     serving: BTreeMap<ServiceIndex, health::Serving>,
     /// When counters that could not be read are read again.
     counting: Backoff,

@@ -13,12 +13,10 @@ use super::Daemon;
 use super::client_task::ClientTask;
 use super::probing::{Probing, name_of};
 use crate::config::ProbeKind;
+use crate::probes::BETWEEN;
 
 /// How long an answer is waited for once all are asked.
 const ANSWER: Duration = Duration::from_millis(150);
-
-/// Between two that are asked; see `probes`.
-const BETWEEN: Duration = Duration::from_millis(2);
 
 /// How long it takes at most.
 const AT_MOST: Duration = Duration::from_millis(500);
@@ -30,7 +28,8 @@ impl Daemon {
             if client_task.is_new && client_task.has_probes() && client_task.path().exists() {
                 let positions = 0..client_task.client.services.len();
                 let members: usize = positions.map(|at| client_task.balancer().weights(at).len()).sum();
-                let asking = BETWEEN * u32::try_from(members).unwrap_or(u32::MAX);
+                // A timer of a millisecond takes up to two.
+                let asking = 2 * BETWEEN * u32::try_from(members).unwrap_or(u32::MAX);
                 client_task.first_look = Some(now + AT_MOST.min(ANSWER + asking));
             }
         }

@@ -59,7 +59,7 @@ pub struct Probing {
     ended: Counts,
     probes: Probes,
     news: Arc<Notify>,
-    /// Whom probes by connection go to, each with a service that wants it.
+    /// The targets of probes by connection, each with a service that wants it.
     connected: BTreeMap<ConnectTarget, String>,
     /// Once somebody is to be asked.
     register: Option<Register>,
@@ -526,7 +526,7 @@ impl Daemon {
                         let said = |address| Some((*sick.get(&name_of(protocol, address))?, Why::Report));
                         (Who::Report, said_of(client_task, position, said))
                     }
-                    // Nobody can be probed, so nothing is held against anybody, as without probes.
+                    // No probe can be made, so nothing speaks against any backend, as without probes.
                     (ProbeKind::Connect { .. }, _, None) => {
                         let said = |_| Some((Health::Healthy, Why::Probe));
                         (Who::Probe, said_of(client_task, position, said))
@@ -534,9 +534,9 @@ impl Daemon {
                     (ProbeKind::Connect { .. }, _, Some(origin)) => {
                         let said = |address| {
                             let found = *results.get(&connect_target(probe, origin, address)?)?;
-                            // A daemon that starts takes over who is well: one probe that is lost changes nothing of that.
+                            // A backend that an earlier daemon found well stays so if one probe is lost.
                             let is_news =
-                                !found.is_hasty || !client_task.is_taken_over_well(position, address);
+                                !found.is_unconfirmed || !client_task.is_taken_over_well(position, address);
                             is_news.then_some((found.health, found.why))
                         };
                         (Who::Probe, said_of(client_task, position, said))

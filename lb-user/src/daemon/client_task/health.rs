@@ -39,10 +39,10 @@ pub struct Told {
     panics: BTreeSet<String>,
 }
 
-/// How far apart it is looked who serves.
+/// Between two looks at which backends serve.
 const EVERY: Duration = Duration::from_millis(900);
 
-/// Who serves, of a service of which too few backends are available.
+/// What is known of whether a service with too few available backends serves.
 #[derive(Debug, Default)]
 pub struct Serving {
     looked_at: Option<Instant>,
@@ -99,23 +99,23 @@ impl ClientTask {
         }
     }
 
-    /// Finds out whether services of which too few backends are available have others that serve: that have established connections
+    /// Finds out whether services with too few available backends have available ones that serve: that have established connections
     /// within the time of a first ejection. To be called before what has changed of a service is carried out, so that a fact that
     /// comes alone is not taken for panic. What cannot be read is looked at again a second later.
     pub fn look_who_serves(&mut self, now: Instant) {
         /// Backends that are looked at in each service, at most.
         const LOOKS: usize = 256;
-        let short: BTreeMap<ServiceIndex, Duration> = self
+        let below: BTreeMap<ServiceIndex, Duration> = self
             .balancer
             .services()
             .enumerate()
-            .filter(|(at, _)| self.balancer.row(*at).is_some_and(|row| row.is_short))
+            .filter(|(at, _)| self.balancer.row(*at).is_some_and(|row| row.is_below_threshold))
             .map(|(_, (service, index, _))| (index, service.ejection.unwrap_or_default().base))
             .collect();
-        self.serving.retain(|service, _| short.contains_key(service));
+        self.serving.retain(|service, _| below.contains_key(service));
         let Self { serving, balancer, datapath, window, .. } = self;
         let (tables, backends) = (datapath.tables(), &datapath.applied().backends);
-        for &service in short.keys() {
+        for &service in below.keys() {
             let serving = serving.entry(service).or_default();
             if serving.looked_at.is_some_and(|last| now.saturating_duration_since(last) < EVERY) {
                 continue;
@@ -140,7 +140,7 @@ impl ClientTask {
             }
         }
         let is_recent = |service: &ServiceIndex, at: Instant| {
-            short.get(service).is_some_and(|base| now.saturating_duration_since(at) <= *base)
+            below.get(service).is_some_and(|base| now.saturating_duration_since(at) <= *base)
         };
         let recent =
             serving.iter().filter(|(service, of)| of.grown_at.is_some_and(|at| is_recent(service, at)));
