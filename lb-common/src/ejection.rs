@@ -10,6 +10,8 @@
 //! It knows no map and no clock: times are ticks, which begin anew after 52 days, so they are compared by their distance. One
 //! that is further ahead than an ejection can last is over.
 
+pub mod steps;
+
 use crate::abi::{EjectionPhase, EjectionRules, EjectionState, NO_SLOT, NextTrial, StateWord, Usable};
 use crate::ending::Ending;
 use crate::pick::Survey;

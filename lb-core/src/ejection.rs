@@ -1,37 +1,19 @@
-//! Ejection on the host, in the steps in which the kernel programs carry it out (`lb-ebpf/src/ejection.rs`): what a flow shows
-//! is judged, an ejection finds room or is withheld, and one connect at a time is a trial.
-//!
-//! For the planner and for tests. Every decision is [`lb_common::ejection`]'s, and every look at all members
-//! [`pick::survey`]'s; here is only their order, without the compare-and-swaps that several CPUs need. Time is an argument, in
-//! ticks, and so is the number that decides the jitter.
+//! Ejection on the host, for the planner and for tests: [`steps`], which the kernel programs run as well, over words that lie in
+//! memory. Time is an argument, in ticks, and so is the number that decides the jitter.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use lb_common::abi::{
-    BackendState, DaemonState, EjectionPhase, EjectionRules, EjectionState, MAX_SUBSET, NO_SLOT, NextTrial,
-    RecentErrors, StateWord, TableRef, Usable,
+    BackendState, DaemonState, EjectionRules, EjectionState, MAX_SUBSET, NO_SLOT, NextTrial, RecentErrors,
+    StateWord, TableRef, Usable,
 };
-use lb_common::ejection::{self, Event, Evidence, EvidenceKind, Verdict};
+pub use lb_common::ejection::steps::Judgement;
+use lb_common::ejection::steps::{self, Counted, Words};
+use lb_common::ejection::{self, Event, Evidence, NO_JITTER};
 use lb_common::pick::{self, Survey, Tables};
 
 use crate::ids::Slot;
-
-/// What has followed from some evidence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Judgement {
-    /// Nothing.
-    Unchanged,
-    /// It is remembered; the backend stays as it was.
-    Remembered,
-    /// The backend is not ejected, because it is the last.
-    Withheld,
-    /// The backend is ejected.
-    Ejected,
-    /// The backend stays ejected, for longer.
-    EjectedLonger,
-    /// The backend is taken back, and its recent errors are forgotten.
-    Readmitted,
-}
 
 /// What a row of the kernel's backends knows of its ejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,19 +32,19 @@ const FREE: Row = Row {
 pub struct Ejector {
     rules: EjectionRules,
     /// By slot.
-    rows: Vec<Row>,
+    rows: Vec<Cell<Row>>,
     schedule: Arc<[Slot]>,
     /// The slots of the schedule, each once, and then those that others stand in for, if they are few enough to be listed.
     members: Option<Vec<u32>>,
     /// How many of them are of the schedule.
     in_table: u32,
-    next_trial: NextTrial,
+    next_trial: Cell<NextTrial>,
 }
 
 impl Ejector {
     /// For a service with these rules, of which nothing bad is known.
     pub fn new(rules: EjectionRules) -> Self {
-        let next_trial = NextTrial::default();
+        let next_trial = Cell::default();
         Self { rules, rows: Vec::new(), schedule: Arc::from([]), members: None, in_table: 0, next_trial }
     }
 
@@ -81,8 +63,8 @@ impl Ejector {
     }
 
     /// Names an ejected backend for the next trial, if none is named that is held back. To be called now and then.
-    pub fn renew_trial(&mut self, now: u32) {
-        let named = self.next_trial.slot();
+    pub fn renew_trial(&self, now: u32) {
+        let named = self.next_trial().slot();
         if named == NO_SLOT || self.row(named).state.is_held_back() == 0 {
             self.schedule_trial(Event::Judged, now);
         }
@@ -92,7 +74,7 @@ impl Ejector {
     pub fn eject(&mut self, slot: u32, now: u32) {
         let rules = self.rules;
         let row = self.row_mut(slot);
-        row.standing = ejection::ejected(row.standing, rules, now, ejection::NO_JITTER);
+        row.standing = ejection::ejected(row.standing, rules, now, NO_JITTER);
         row.state.ejected = 1;
         self.schedule_trial(Event::Judged, now);
     }
@@ -103,7 +85,7 @@ impl Ejector {
         let after = ejection::time_over(row.standing, now);
         if after != row.standing {
             row.standing = after;
-            self.next_trial = NextTrial::of(slot, now, 0);
+            self.next_trial.set(NextTrial::of(slot, now, 0));
         }
     }
 
@@ -137,144 +119,158 @@ impl Ejector {
 
     /// When the next trial is due.
     pub const fn next_trial(&self) -> NextTrial {
-        self.next_trial
+        self.next_trial.get()
     }
 
     /// The slot of an ejected backend that this connect is to try, if a trial is due: asked before a policy picks. Not even a
     /// trial goes to a backend that has as many open flows as the service allows.
-    pub fn due_trial(&mut self, now: u32, is_at_limit: impl Fn(u32) -> bool) -> Option<u32> {
-        let next = self.next_trial;
-        if next.slot == 0 {
-            return None;
-        }
-        if next.others != 0 {
-            self.next_trial.others -= 1;
-            return None;
-        }
-        if !ejection::is_over(next.at, self.rules, now) {
-            return None;
-        }
-        let slot = next.slot();
-        if self.may_be_tried(slot, now) && !is_at_limit(slot) {
-            self.begin_trial(slot, now);
+    pub fn due_trial(&self, now: u32, is_at_limit: impl Fn(u32) -> bool) -> Option<u32> {
+        let slot = steps::take_trial(&HostWords { ejector: self, random: NO_JITTER, is_at_limit }, now);
+        (slot != NO_SLOT).then(|| {
             self.schedule_trial(Event::TrialBegan, now);
-            return Some(slot);
-        }
-        // Not at each connect anew.
-        self.next_trial.at = now.wrapping_add(self.rules.base);
-        None
+            slot
+        })
     }
 
-    /// Whether a connect that begins now may be the trial of the backend in a slot.
-    pub fn may_be_tried(&self, slot: u32, now: u32) -> bool {
-        let Row { state, standing } = self.row(slot);
-        // Of a service whose members are listed, the trial may be due before its time is over: where nobody is well. But one
-        // that is under way is left alone.
-        let waits = standing.phase == EjectionPhase::Trial as u8 || self.members.is_none();
-        state.is_held_back() != 0 && (!waits || ejection::is_over(standing.at, self.rules, now))
-    }
-
-    /// A connect that begins now is the trial of the backend in a slot.
-    pub fn begin_trial(&mut self, slot: u32, now: u32) {
-        let rules = self.rules;
-        let row = self.row_mut(slot);
-        row.standing = ejection::on_trial(row.standing, rules, now);
+    /// Begins the trial of the backend in a slot, if it may be tried. Returns whether it may.
+    pub fn begin_trial(&self, slot: u32, now: u32) -> bool {
+        steps::begin_trial(&self.words(), slot, now) != NO_SLOT
     }
 
     // ---- what flows show -----------------------------------------------------------------------------------------------
 
     /// Takes in what became of a flow to the backend in a slot. `random` decides the jitter.
-    pub fn report(&mut self, slot: u32, evidence: Evidence, now: u32, random: u32) -> Judgement {
-        let Row { state, standing: before } = self.row(slot);
-        if !evidence.matters(before) {
+    pub fn report(&self, slot: u32, evidence: Evidence, now: u32, random: u32) -> Judgement {
+        if !evidence.matters(self.row(slot).standing) {
             return Judgement::Unchanged;
         }
-        if evidence.kind == EvidenceKind::None {
-            return self.pass_trial_on(slot, now);
+        let words = HostWords { random, ..self.words() };
+        if steps::gives_up(evidence) {
+            let was_trial = steps::give_trial_up(&words, slot, now);
+            return if was_trial { Judgement::Remembered } else { Judgement::Unchanged };
         }
-        let (after, verdict) = ejection::next(before, self.rules, evidence, state, now, random);
-        let (after, judgement) = match verdict {
-            Verdict::Unchanged => return Judgement::Unchanged,
-            Verdict::Remembered => (after, Judgement::Remembered),
-            Verdict::Eject if !self.has_room(now) => {
-                (ejection::withheld(after, before, now), Judgement::Withheld)
-            }
-            Verdict::Eject => (after, Judgement::Ejected),
-            Verdict::EjectLonger => (after, Judgement::EjectedLonger),
-            Verdict::Readmit => (after, Judgement::Readmitted),
-        };
-        let row = self.row_mut(slot);
-        row.standing = after;
-        match judgement {
-            Judgement::Unchanged | Judgement::Remembered => return judgement,
-            Judgement::Withheld => {}
-            Judgement::Ejected | Judgement::EjectedLonger => row.state.ejected = 1,
-            Judgement::Readmitted => row.state.ejected = 0,
+        let judgement = steps::judge(&words, slot, evidence, now).expect("there is no other CPU");
+        if let Some(event) = judgement.event() {
+            self.schedule_trial(event, now);
         }
-        let event = match judgement {
-            Judgement::EjectedLonger => Event::TrialFailed,
-            Judgement::Readmitted => Event::Readmitted,
-            _ => Event::Judged,
-        };
-        self.schedule_trial(event, now);
         judgement
     }
 
-    /// A trial has decided nothing: it is soon the next one's turn.
-    fn pass_trial_on(&mut self, slot: u32, now: u32) -> Judgement {
-        let row = self.row_mut(slot);
-        let after = ejection::undecided(row.standing, now);
-        if after == row.standing {
-            return Judgement::Unchanged;
-        }
-        row.standing = after;
-        self.next_trial = NextTrial::of(slot, now, self.next_trial.others);
-        Judgement::Remembered
+    fn schedule_trial(&self, event: Event, now: u32) {
+        steps::schedule_trial(&self.words(), event, now);
     }
 
-    /// Whether one more backend may be ejected.
-    fn has_room(&self, now: u32) -> bool {
-        let seen = match &self.members {
-            Some(_) => self.survey(now),
-            None => {
-                let (rows, table) = (Rows(self), self.table());
-                let part = |part| pick::survey_entries(&rows, table, part, self.rules, now);
-                pick::survey(|group| pick::survey_group(group, part))
-            }
-        };
-        seen.has_room()
+    fn words(&self) -> HostWords<'_, fn(u32) -> bool> {
+        HostWords { ejector: self, random: NO_JITTER, is_at_limit: |_| false }
     }
 
-    /// A look at all members, if they are listed.
+    /// A look at all members, or at scattered entries of the table where they are not listed.
     pub fn survey(&self, now: u32) -> Survey {
-        if self.members.is_none() {
-            return Survey::NOBODY;
-        }
-        let part = |part| pick::survey_members(&Rows(self), (), part, self.rules, now);
+        let (rows, table, rules) = (Rows(self), self.table(), self.rules);
+        let part = |part| match self.members {
+            Some(_) => pick::survey_members(&rows, (), part, rules, now),
+            None => pick::survey_entries(&rows, table, part, rules, now),
+        };
         pick::survey(|group| pick::survey_group(group, part))
     }
 
-    /// Decides when the next trial is due, if members are listed. (The kernel programs do so twice, because of other CPUs.)
-    fn schedule_trial(&mut self, event: Event, now: u32) {
-        self.next_trial = ejection::next_trial(self.survey(now), self.rules, event, self.next_trial, now);
+    fn row(&self, slot: u32) -> Row {
+        self.rows.get(slot as usize).map_or(FREE, Cell::get)
     }
 
-    fn row(&self, slot: u32) -> Row {
-        self.rows.get(slot as usize).copied().unwrap_or(FREE)
+    fn change(&self, slot: u32, change: impl FnOnce(&mut Row)) {
+        let row = &self.rows[slot as usize];
+        let mut after = row.get();
+        change(&mut after);
+        row.set(after);
     }
 
     fn row_mut(&mut self, slot: u32) -> &mut Row {
         let at = slot as usize;
         if at >= self.rows.len() {
-            self.rows.resize(at + 1, FREE);
+            self.rows.resize(at + 1, Cell::new(FREE));
         }
-        &mut self.rows[at]
+        self.rows[at].get_mut()
     }
 
     fn table(&self) -> TableRef {
         let length_log2 = self.schedule.len().checked_ilog2().unwrap_or(0);
         let length_log2 = u8::try_from(length_log2).expect("a logarithm of 64 bits");
         TableRef { base: 0, generation: 0, length_log2, members: 0 }
+    }
+}
+
+/// The words of an [`Ejector`], for the steps.
+struct HostWords<'e, F> {
+    ejector: &'e Ejector,
+    random: u32,
+    is_at_limit: F,
+}
+
+impl<F: Fn(u32) -> bool> Words for HostWords<'_, F> {
+    type Backend = u32;
+
+    fn backend(&self, slot: u32) -> Option<u32> {
+        ((slot as usize) < self.ejector.rows.len()).then_some(slot)
+    }
+
+    fn rules(&self) -> EjectionRules {
+        self.ejector.rules
+    }
+
+    fn lists_members(&self) -> bool {
+        self.ejector.members.is_some()
+    }
+
+    fn survey(&self, now: u32) -> Survey {
+        self.ejector.survey(now)
+    }
+
+    fn random(&self) -> u32 {
+        self.random
+    }
+
+    fn state(&self, slot: u32) -> StateWord {
+        self.ejector.state(slot)
+    }
+
+    fn set_ejected(&self, slot: u32, ejected: u8) {
+        self.ejector.change(slot, |row| row.state.ejected = ejected);
+    }
+
+    fn standing(&self, slot: u32) -> EjectionState {
+        self.ejector.standing(slot)
+    }
+
+    fn replace_standing(&self, slot: u32, _: EjectionState, after: EjectionState) -> bool {
+        self.ejector.change(slot, |row| row.standing = after);
+        true
+    }
+
+    /// Errors are the caller's: a [`Judgement::Readmitted`] says when they are forgotten.
+    fn forget_errors(&self, _: u32) {}
+
+    fn takes_trials(&self, slot: u32) -> bool {
+        !(self.is_at_limit)(slot)
+    }
+
+    /// So are counters.
+    fn count(&self, _: u32, _: Counted) {}
+
+    fn next_trial(&self) -> NextTrial {
+        self.ejector.next_trial()
+    }
+
+    fn set_next_trial(&self, next: NextTrial) {
+        self.ejector.next_trial.set(next);
+    }
+
+    fn replace_next_trial(&self, _: NextTrial, after: NextTrial) {
+        self.set_next_trial(after);
+    }
+
+    fn set_others(&self, others: u16) {
+        self.set_next_trial(NextTrial { others, ..self.next_trial() });
     }
 }
 

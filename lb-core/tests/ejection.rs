@@ -224,9 +224,8 @@ fn above_256_members_a_backend_is_tried_when_its_turn_comes() {
     let mut service = service(RULES, 257);
     assert_eq!(fail(&mut service, 256, 0).pop(), Some(Judgement::Ejected));
     assert_eq!(service.next_trial(), NextTrial::default());
-    assert!(!service.may_be_tried(256, BASE - 1) && service.may_be_tried(256, BASE));
-    service.begin_trial(256, BASE);
-    assert!(!service.may_be_tried(256, BASE + 1), "one connect is the trial");
+    assert!(!service.begin_trial(256, BASE - 1) && service.begin_trial(256, BASE));
+    assert!(!service.begin_trial(256, BASE + 1), "one connect is the trial");
     assert_eq!(service.report(256, of_trial(ESTABLISHED), BASE, NO_JITTER), Judgement::Readmitted);
 }
 
@@ -280,7 +279,7 @@ proptest! {
         steps in prop::collection::vec((0u32..8, 0u32..4, any::<bool>(), 0u32..3_000, any::<u32>()), 0..300),
         start: u32,
     ) {
-        let mut service = service(RULES, backends);
+        let service = service(RULES, backends);
         let mut model = Model {
             words: vec![EjectionState::default(); backends as usize],
             ejected: vec![false; backends as usize],

@@ -1,15 +1,18 @@
 //! Ejection: what flows show of their backends is remembered, backends that fail are ejected, and one connect at a time tries
-//! whether they are well again. `lb_common::ejection` decides; here lie the words that it decides by.
+//! whether they are well again. `lb_common::ejection` decides and takes the steps; here lie the words that it decides by, and the
+//! functions into which the steps are cut for the verifier.
 //!
-//! It works without the daemon. Each step is a compare-and-swap of the backend's word, then a store of its state byte, and
-//! then a look at all members, which says when the next trial is due. Linux before 5.12 has no compare-and-swap: two CPUs that
-//! judge the same backend at the same moment may there lose a failure, or let two trials through.
+//! It works without the daemon. Linux before 5.12 has no compare-and-swap: two CPUs that judge the same backend at the same
+//! moment may there lose a failure, or let two trials through.
+
+use core::marker::PhantomData;
 
 use lb_common::abi::{
-    Backend, EjectionPhase, EjectionRules, EjectionState, Flow, NO_MEMBERS, NO_SLOT, NextTrial, Phase,
-    Reason, Service,
+    Backend, EjectionRules, EjectionState, Flow, NO_MEMBERS, NO_SLOT, NextTrial, Phase, Reason, Service,
+    StateWord,
 };
-use lb_common::ejection::{self, Event, Evidence, EvidenceKind, Verdict};
+use lb_common::ejection::steps::{self, Counted, Judgement, Words};
+use lb_common::ejection::{Event, Evidence};
 use lb_common::ending::Ending;
 use lb_common::pick::{self, Survey, Tables as _};
 use lb_common::ticks::tick;
@@ -80,7 +83,7 @@ fn report<I: Instructions>(slot: u32, service: u32, evidence: Evidence, judges: 
     if !evidence.matters(load(backend)) {
         return;
     }
-    if matches!(evidence.kind, EvidenceKind::None) {
+    if steps::gives_up(evidence) {
         pass_on::<I>(slot);
         return;
     }
@@ -126,26 +129,7 @@ fn next_trial(service: *const Service) -> NextTrial {
 #[inline(always)]
 fn take<I: Instructions>(index: u32, now: u32) -> u32 {
     let Some(service) = SERVICES.get_ptr_mut(index) else { return NO_SLOT };
-    let next = next_trial(service);
-    if next.slot == 0 {
-        return NO_SLOT;
-    }
-    if next.others != 0 {
-        // SAFETY: a live map value. A store that comes late lets a few connects more or less go first.
-        unsafe { (&raw mut (*service).next_trial.others).write_volatile(next.others - 1) };
-        return NO_SLOT;
-    }
-    let rules = rules(service);
-    if !ejection::is_over(next.at, rules, now) {
-        return NO_SLOT;
-    }
-    let slot = claim::<I>(index, next.slot(), now);
-    // Until it is decided; and if it could not be tried, not again at each connect. If another CPU has said something else
-    // meanwhile, that is newer.
-    let later = NextTrial { at: now.wrapping_add(rules.base), ..next };
-    // SAFETY: as above.
-    unsafe { I::update((&raw mut (*service).next_trial).cast(), next.to_word(), later.to_word()) };
-    slot
+    steps::take_trial(&KernelWords::<I>::new(index, service), now)
 }
 
 /// The SYN of a flow leaves: if it is a trial, the next one is looked for.
@@ -251,124 +235,164 @@ extern "C" fn survey_entries(index: u32, part: u32, now: u32) -> u64 {
     pick::survey_entries(&tables, table_of(service), part, rules(service), now)
 }
 
-/// Whether one more backend of a service may be ejected.
-#[inline(always)]
-fn has_room(index: u32, now: u32) -> bool {
-    Survey::from_word(survey_service(index, now)).has_room()
-}
-
 /// Stores when the next trial of a service is due, if its members are listed. `event`: the number of an [`Event`]. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn schedule_trial(index: u32, event: u32, now: u32) -> u32 {
     let Some(service) = SERVICES.get_ptr_mut(index) else { return 0 };
-    if table_of(service).members == NO_MEMBERS {
-        return 0;
-    }
-    let rules = rules(service);
-    // SAFETY: a live map value; one word.
-    let word = unsafe { (&raw mut (*service).next_trial).cast::<u64>() };
-    // Twice: another CPU may have ejected somebody between the look and the store, and have stored before. Whoever looks
-    // after its own store sees what the other one has done, or the other one stores last.
-    for _ in 0..2 {
-        let seen = Survey::from_word(survey_service(index, now));
-        // SAFETY: as above.
-        let before = NextTrial::from_word(unsafe { word.read_volatile() });
-        let next = ejection::next_trial(seen, rules, Event::from_u32(event), before, now);
-        // SAFETY: as above.
-        unsafe { word.write_volatile(next.to_word()) };
-    }
+    steps::schedule_trial(&KernelWords::<Linux5_10>::new(index, service), Event::from_u32(event), now);
     0
 }
 
-/// Judges a backend by some evidence. Returns what is left to do. (The attempts are counted by the caller: without CAP_PERFMON the
-/// verifier has too many ways to follow through a loop of all this.)
+/// Judges a backend by some evidence. Returns what is left to do.
 #[inline(always)]
 fn judge<I: Instructions>(slot: u32, index: u32, evidence: u32, now: u32) -> u32 {
-    let Some(backend) = BACKENDS.get_ptr_mut(slot) else { return DONE };
-    let Some(service) = rows::service(index) else { return DONE };
-    let (rules, evidence) = (rules(service), Evidence::from_word(evidence));
-    let before = load(backend);
-    let state = rows::state(backend);
-    let (mut after, verdict) = ejection::next(before, rules, evidence, state, now, cursor_number(index));
-    if matches!(verdict, Verdict::Unchanged) {
-        return DONE;
+    let Some(service) = SERVICES.get_ptr_mut(index) else { return DONE };
+    let words = KernelWords::<I>::new(index, service);
+    match steps::judge(&words, slot, Evidence::from_word(evidence), now).map(Judgement::event) {
+        None => AGAIN,
+        Some(None) => DONE,
+        Some(Some(event)) => SCHEDULE + event as u32,
     }
-    let is_withheld = matches!(verdict, Verdict::Eject) && !has_room(index, now);
-    if is_withheld {
-        after = ejection::withheld(after, before, now);
-    }
-    if !replace::<I>(backend, before, after) {
-        return AGAIN;
-    }
-    match verdict {
-        Verdict::Remembered | Verdict::Unchanged => return DONE,
-        Verdict::Eject if is_withheld => tally::count(slot, |counts| &raw mut counts.withheld),
-        Verdict::Eject | Verdict::EjectLonger => {
-            set_ejected(backend, 1);
-            tally::count(slot, |counts| &raw mut counts.ejections);
-        }
-        Verdict::Readmit => {
-            // It begins with a clean record: what failed before says nothing of what it is now.
-            // SAFETY: a live map value; the errors are one word.
-            unsafe { (&raw mut (*backend).errors).cast::<u64>().write_volatile(0) };
-            set_ejected(backend, 0);
-            tally::count(slot, |counts| &raw mut counts.readmissions);
-        }
-    }
-    let event = match verdict {
-        Verdict::EjectLonger => Event::TrialFailed,
-        Verdict::Readmit => Event::Readmitted,
-        _ => Event::Judged,
-    };
-    SCHEDULE + event as u32
 }
 
 /// A trial has decided nothing: it is soon the next one's turn. Returns 0.
 #[inline(always)]
 fn give_trial_up<I: Instructions>(slot: u32) -> u32 {
-    let Some(backend) = BACKENDS.get_ptr_mut(slot) else { return 0 };
-    let before = load(backend);
+    let Some(backend) = BACKENDS.get_ptr(slot) else { return 0 };
     // SAFETY: a live map value; while flows refer to the slot its service stays.
-    let index = unsafe { (&raw const (*backend).endpoint.service).read_volatile() };
-    let Some(service) = SERVICES.get_ptr_mut(u32::from(index)) else { return 0 };
-    let now = tick(clock::now_ns());
-    let after = ejection::undecided(before, now);
-    if after != before && replace::<I>(backend, before, after) {
-        // SAFETY: a live map value; one word.
-        let word = unsafe { (&raw mut (*service).next_trial).cast::<u64>() };
-        // SAFETY: as above.
-        let NextTrial { others, .. } = NextTrial::from_word(unsafe { word.read_volatile() });
-        // SAFETY: as above.
-        unsafe { word.write_volatile(NextTrial::of(slot, now, others).to_word()) };
-    }
+    let index = u32::from(unsafe { (&raw const (*backend).endpoint.service).read_volatile() });
+    let Some(service) = SERVICES.get_ptr_mut(index) else { return 0 };
+    steps::give_trial_up(&KernelWords::<I>::new(index, service), slot, tick(clock::now_ns()));
     0
 }
 
 /// Begins a trial, as [`begin_trial`] says.
 #[inline(always)]
 fn claim<I: Instructions>(index: u32, slot: u32, now: u32) -> u32 {
-    let Some(service) = rows::service(index) else { return NO_SLOT };
-    let Some(backend) = BACKENDS.get_ptr_mut(slot) else { return NO_SLOT };
-    // SAFETY: a live map value. The slot may have been given to another service's backend since it was named.
-    if u32::from(unsafe { (&raw const (*backend).endpoint.service).read_volatile() }) != index {
-        return NO_SLOT;
+    let Some(service) = SERVICES.get_ptr_mut(index) else { return NO_SLOT };
+    steps::begin_trial(&KernelWords::<I>::new(index, service), slot, now)
+}
+
+/// The words of a service as they lie in this client task's maps.
+struct KernelWords<I> {
+    index: u32,
+    service: *mut Service,
+    instructions: PhantomData<I>,
+}
+
+impl<I> KernelWords<I> {
+    #[inline(always)]
+    const fn new(index: u32, service: *mut Service) -> Self {
+        Self { index, service, instructions: PhantomData }
     }
-    let (rules, before) = (rules(service), load(backend));
-    // Of a service whose members are listed, the trial may be due before its time is over: where nobody is well. But one that is
-    // under way is left alone.
-    let waits = before.phase == EjectionPhase::Trial as u8 || table_of(service).members == NO_MEMBERS;
-    if rows::state(backend).is_held_back() == 0
-        || waits && !ejection::is_over(before.at, rules, now)
-        || is_at_limit(backend, service)
-        // It leaves, and asks for no connects; also for no trial, which is then put off.
-        || rows::is_lame(backend, clock::now_ns())
-        || !replace::<I>(backend, before, ejection::on_trial(before, rules, now))
-    {
-        return NO_SLOT;
+
+    /// The word of the next trial.
+    #[inline(always)]
+    fn trial_word(&self) -> *mut u64 {
+        // SAFETY: a field of a live map value.
+        unsafe { (&raw mut (*self.service).next_trial).cast() }
     }
-    tally::count(slot, |counts| &raw mut counts.trials);
-    slot
+}
+
+impl<I: Instructions> Words for KernelWords<I> {
+    type Backend = *mut Backend;
+
+    #[inline(always)]
+    fn backend(&self, slot: u32) -> Option<*mut Backend> {
+        let backend = BACKENDS.get_ptr_mut(slot)?;
+        // SAFETY: a live map value. The slot may have been given to another service's backend since it was named.
+        let service = unsafe { (&raw const (*backend).endpoint.service).read_volatile() };
+        if u32::from(service) == self.index { Some(backend) } else { None }
+    }
+
+    /// The daemon stores each word by itself, at any time.
+    #[inline(always)]
+    fn rules(&self) -> EjectionRules {
+        rules(self.service)
+    }
+
+    #[inline(always)]
+    fn lists_members(&self) -> bool {
+        table_of(self.service).members != NO_MEMBERS
+    }
+
+    #[inline(always)]
+    fn survey(&self, now: u32) -> Survey {
+        Survey::from_word(survey_service(self.index, now))
+    }
+
+    #[inline(always)]
+    fn random(&self) -> u32 {
+        cursor_number(self.index)
+    }
+
+    #[inline(always)]
+    fn state(&self, backend: *mut Backend) -> StateWord {
+        rows::state(backend)
+    }
+
+    #[inline(always)]
+    fn set_ejected(&self, backend: *mut Backend, ejected: u8) {
+        // SAFETY: a live map value; the byte is the programs'.
+        unsafe { (&raw mut (*backend).state.ejected).write_volatile(ejected) };
+    }
+
+    #[inline(always)]
+    fn standing(&self, backend: *mut Backend) -> EjectionState {
+        load(backend)
+    }
+
+    #[inline(always)]
+    fn replace_standing(&self, backend: *mut Backend, before: EjectionState, after: EjectionState) -> bool {
+        // SAFETY: a live map value; one aligned word.
+        unsafe { I::update((&raw mut (*backend).ejection).cast(), before.to_word(), after.to_word()) }
+    }
+
+    #[inline(always)]
+    fn forget_errors(&self, backend: *mut Backend) {
+        // SAFETY: a live map value; the errors are one word.
+        unsafe { (&raw mut (*backend).errors).cast::<u64>().write_volatile(0) };
+    }
+
+    #[inline(always)]
+    fn takes_trials(&self, backend: *mut Backend) -> bool {
+        // A lame duck leaves, and asks for no connects; also for no trial, which is then put off.
+        !is_at_limit(backend, self.service) && !rows::is_lame(backend, clock::now_ns())
+    }
+
+    #[inline(always)]
+    fn count(&self, slot: u32, counted: Counted) {
+        match counted {
+            Counted::Ejection => tally::count(slot, |counts| &raw mut counts.ejections),
+            Counted::Withheld => tally::count(slot, |counts| &raw mut counts.withheld),
+            Counted::Trial => tally::count(slot, |counts| &raw mut counts.trials),
+            Counted::Readmission => tally::count(slot, |counts| &raw mut counts.readmissions),
+        }
+    }
+
+    #[inline(always)]
+    fn next_trial(&self) -> NextTrial {
+        next_trial(self.service)
+    }
+
+    #[inline(always)]
+    fn set_next_trial(&self, next: NextTrial) {
+        // SAFETY: a live map value; one word.
+        unsafe { self.trial_word().write_volatile(next.to_word()) };
+    }
+
+    #[inline(always)]
+    fn replace_next_trial(&self, before: NextTrial, after: NextTrial) {
+        // SAFETY: as above.
+        unsafe { I::update(self.trial_word(), before.to_word(), after.to_word()) };
+    }
+
+    #[inline(always)]
+    fn set_others(&self, others: u16) {
+        // SAFETY: as above.
+        unsafe { (&raw mut (*self.service).next_trial.others).write_volatile(others) };
+    }
 }
 
 /// Whether a backend has as many open flows as the service allows: not even a trial may exceed that.
@@ -388,18 +412,6 @@ fn is_at_limit(backend: *const Backend, service: *const Service) -> bool {
 fn load(backend: *const Backend) -> EjectionState {
     // SAFETY: a live map value; one word.
     EjectionState::from_word(unsafe { (&raw const (*backend).ejection).cast::<u64>().read_volatile() })
-}
-
-#[inline(always)]
-fn replace<I: Instructions>(backend: *mut Backend, before: EjectionState, after: EjectionState) -> bool {
-    // SAFETY: a live map value; one aligned word.
-    unsafe { I::update((&raw mut (*backend).ejection).cast(), before.to_word(), after.to_word()) }
-}
-
-#[inline(always)]
-fn set_ejected(backend: *mut Backend, ejected: u8) {
-    // SAFETY: a live map value; the byte is the programs'.
-    unsafe { (&raw mut (*backend).state.ejected).write_volatile(ejected) };
 }
 
 /// The service's rules. The daemon stores each word by itself, at any time.

@@ -296,7 +296,7 @@ impl Client {
             self.scheduler.below(self.cursors.len() as u64)
         };
         let cpu = usize::try_from(cpu).expect("below the number of CPUs");
-        let tables = ClientTables { client: self, tried: Cell::new(NO_SLOT) };
+        let tables = ClientTables { client: self };
         let (mut picked, sample) = match trial {
             Some(slot) => (Pick { how: How::Trial, slot }, 0),
             None => pick::pick(&tables, &OneCpu(&self.cursors[cpu]), table, self.rules, now),
@@ -307,10 +307,6 @@ impl Client {
             let limit = pick::limit_of_diversion(picked.how, self.rules);
             let other = pick::other_than_lame(&tables, table, sample, limit, picked.slot, is_lame);
             picked = pick::diverted(picked, other);
-        }
-        let tried = tables.tried.get();
-        if let Some(ejector) = self.ejector.as_mut().filter(|_| tried != NO_SLOT) {
-            ejector.begin_trial(tried, now);
         }
         self.following.iter_mut().for_each(|following| following.begin(picked.slot));
         picked

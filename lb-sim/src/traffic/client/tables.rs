@@ -1,9 +1,7 @@
 //! What a client's picks read: its tables as the kernel would have them.
 //!
 //! Where a service ejects backends, state words and members are those of the ejector; where connections are kept, only a
-//! backend whose connection is up can be chosen. Must not change anything.
-
-use std::cell::Cell;
+//! backend whose connection is up can be chosen. Changes nothing but that a trial begins.
 
 use lb_common::abi::{BackendState, EjectionState, RecentErrors, StateWord, TableRef};
 use lb_common::pick::Tables;
@@ -13,8 +11,6 @@ use super::{Client, LinkState};
 /// What a pick reads.
 pub(super) struct ClientTables<'a> {
     pub(super) client: &'a Client,
-    /// The slot whose backend this pick tries, if members are not listed.
-    pub(super) tried: Cell<u32>,
 }
 
 impl Tables for ClientTables<'_> {
@@ -76,11 +72,7 @@ impl Tables for ClientTables<'_> {
     }
 
     fn begin_trial(&self, slot: u32, now: u32) -> bool {
-        let may = self.client.ejector.as_ref().is_some_and(|ejector| ejector.may_be_tried(slot, now));
-        if may {
-            self.tried.set(slot);
-        }
-        may
+        self.client.ejector.as_ref().is_some_and(|ejector| ejector.begin_trial(slot, now))
     }
 
     fn fallback(&self) -> u32 {
