@@ -4,7 +4,7 @@
 //! In the object, numbers stand in their place that no program has otherwise.
 
 /// Every constant by name. Its number is its place in this list.
-pub const NAMES: [&str; 27] = [
+pub const NAMES: [&str; 37] = [
     "FLOW_MASK",
     "KNOWS_MPTCP",
     "HAS_SET_RETVAL",
@@ -32,6 +32,16 @@ pub const NAMES: [&str; 27] = [
     "SOCKET_COOKIE",
     "SOCKET_NAMESPACE",
     "NAMESPACE_COOKIE",
+    "ERROR_QUEUE",
+    "ERROR_QUEUE_LENGTH",
+    "QUEUED_ERROR",
+    "BOUND_DEVICE",
+    "SOCKET_MARK",
+    "USER_LOCKS",
+    "USER_LOCKS_MASK",
+    "SOCKET_FILTER",
+    "SOCKET_FLAGS",
+    "UNICAST_TTL",
 ];
 
 /// The number in place of the first of [`NAMES`]; those of the others follow.

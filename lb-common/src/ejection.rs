@@ -13,7 +13,8 @@
 pub mod steps;
 
 use crate::abi::{EjectionPhase, EjectionRules, EjectionState, NO_SLOT, NextTrial, StateWord, Usable};
-use crate::ending::Ending;
+use crate::ending::{End, Ending, is_below};
+use crate::load::{sign_mask_in_register, smaller};
 use crate::pick::Survey;
 
 /// What became of a flow, as its backend is judged by it.
@@ -25,87 +26,219 @@ pub struct Evidence {
     pub is_trial: bool,
     /// How it ended; of no meaning if it has not.
     pub ending: u8,
+    /// The process that began it; as [`next`] takes it, all that have made the run of failures with it, see [`accuser`].
+    pub accuser: Accuser,
 }
 
-/// Whether it speaks for or against a backend. Numbers are those of [`Evidence::to_word`].
-#[repr(u8)]
+/// Whether it speaks for or against a backend. (A number and not an enumeration: for that the compiler makes a way for each.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EvidenceKind {
+pub struct EvidenceKind(u8);
+
+impl EvidenceKind {
     /// It says nothing; a trial that ends so has decided nothing.
-    None = 0,
+    pub const NONE: Self = Self(0);
     /// A failure.
-    Failure = 1,
-    /// A failure that the connection's being established had spoken against: it weighs twice.
-    FailureAfterEstablished = 2,
+    pub const FAILURE: Self = Self(1);
+    /// A reset after the connection was established, which had spoken for the backend: it weighs twice.
+    pub const RESET: Self = Self(2);
+    /// An established connection that the backend did not answer: it weighs twice, and counts only while others answer, see
+    /// [`Service::answered`](crate::abi::Service::answered).
+    pub const UNHEARD: Self = Self(3);
+    /// The SYN could not be sent: it counts unless none can, see [`Unsendable`].
+    pub const UNSENDABLE: Self = Self(4);
     /// The connection was established.
-    Established = 3,
+    pub const ESTABLISHED: Self = Self(5);
+    /// The backend answered: this decides a trial of one that was ejected because it did not.
+    pub const ANSWERED: Self = Self(6);
+
+    #[inline(always)]
+    const fn is(self, other: Self) -> bool {
+        self.0 == other.0
+    }
+
+    /// What it adds to a run of failures.
+    #[inline(always)]
+    const fn weight(self) -> u8 {
+        // Two bits for each number, in place of a branch for each.
+        const WEIGHTS: u32 = 1 << (2 * EvidenceKind::FAILURE.0)
+            | 2 << (2 * EvidenceKind::RESET.0)
+            | 2 << (2 * EvidenceKind::UNHEARD.0)
+            | 1 << (2 * EvidenceKind::UNSENDABLE.0);
+        (WEIGHTS >> (2 * self.0 & 31) & 3) as u8
+    }
+
+    /// Whether it speaks against the backend.
+    #[inline(always)]
+    pub const fn is_failure(self) -> bool {
+        self.weight() != 0
+    }
+
+    /// Whether a process can bring it about by what it sends: a request that a server answers with a reset, or not at all.
+    #[inline(always)]
+    const fn depends_on_request(self) -> bool {
+        self.weight() == 2
+    }
+}
+
+/// A process of several, or all of them, in one byte: as long as a run of failures is one process's, it may be that process's doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Accuser(pub u8);
+
+impl Accuser {
+    /// Two processes or more, or the only one that there is.
+    pub const SEVERAL: Self = Self(255);
+
+    /// A process. (One of 254 pairs of processes looks like one.)
+    #[inline(always)]
+    pub const fn of(process: u32) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "the remainder is below 254")]
+        let number = (process % 254) as u8 + 1;
+        Self(number)
+    }
+
+    /// The process, where several have begun flows lately (`is_one_of_several`, 1 or 0). Where it is the only one, it speaks for the
+    /// whole client.
+    #[inline(always)]
+    pub fn among(process: u32, is_one_of_several: u8) -> Self {
+        // All bits of the mask are set if it is alone.
+        let mask = sign_mask_in_register(u64::from(is_one_of_several).wrapping_sub(1));
+        #[expect(clippy::cast_possible_truncation, reason = "a mask")]
+        let alone = mask as u8;
+        Self(Self::of(process).0 | alone)
+    }
 }
 
 /// A reset counts against the backend if it comes so soon after the choice, and nothing was received: who accepts and then
 /// resets at once does not serve. Later it is more likely the client's or a middlebox's doing.
 const RESET_AT_ONCE_NS: u64 = 3_000_000_000;
 
+/// A backend that has not answered for this long after the choice does not answer; sooner, the client may not have waited.
+const UNHEARD_AFTER_NS: u64 = 500_000_000;
+
 impl Evidence {
+    /// The bits of the kind in its number.
+    pub const KIND: u32 = 7;
+    /// The bit that says that the flow was a trial.
+    pub const TRIAL: u32 = 8;
+
     /// That a connection was established.
     #[inline(always)]
     pub const fn established(is_trial: bool) -> Self {
-        Self { kind: EvidenceKind::Established, is_trial, ending: 0 }
+        Self { kind: EvidenceKind::ESTABLISHED, is_trial, ending: 0, accuser: Accuser(0) }
     }
 
-    /// What the end of a flow says that lasted so long and received so much. (Seldom asked how long: that takes a look at the
-    /// clock.)
+    /// What the end of a flow says that lasted so long.
+    pub fn of_end(end: End, is_trial: bool, accuser: Accuser, lasted_ns: u64) -> Self {
+        Self::from_word(Self::word_of_end(end, u32::from(is_trial), accuser, lasted_ns))
+    }
+
+    /// The same as its number, from whether the flow was a trial as 1 or 0; without branches, as [`End`].
     #[inline(always)]
-    pub fn of_end(
-        ending: Ending,
-        was_established: bool,
-        is_trial: bool,
-        lasted_ns: impl FnOnce() -> u64,
-        bytes_received: u64,
-    ) -> Self {
-        let kind = match ending {
-            Ending::Refused | Ending::TimedOut | Ending::Unreachable | Ending::Unanswered
-                if !was_established =>
-            {
-                EvidenceKind::Failure
-            }
-            Ending::DataTimeout => EvidenceKind::Failure,
-            Ending::Reset if was_established && bytes_received == 0 && lasted_ns() < RESET_AT_ONCE_NS => {
-                EvidenceKind::FailureAfterEstablished
-            }
-            _ => EvidenceKind::None,
-        };
-        // What was established has decided a trial already.
-        Self { kind, is_trial: is_trial && !was_established, ending: ending as u8 }
+    pub fn word_of_end(end: End, is_trial: u32, accuser: Accuser, lasted_ns: u64) -> u32 {
+        /// Endings of a connect that speak against the backend.
+        const FAILED: u32 = Ending::Refused.bit()
+            | Ending::TimedOut.bit()
+            | Ending::Unreachable.bit()
+            | Ending::Unanswered.bit();
+        let was_established = end.was_established();
+        let is_failure =
+            end.is_one_of(FAILED) & (was_established ^ 1) | end.is_one_of(Ending::DataTimeout.bit());
+        let is_reset = was_established
+            & end.is_one_of(Ending::Reset.bit())
+            & is_below(end.bytes_received, 1)
+            & is_below(lasted_ns, RESET_AT_ONCE_NS);
+        let is_unheard = end.is_unheard() & (is_below(lasted_ns, UNHEARD_AFTER_NS) ^ 1);
+        // At most one of them holds.
+        let kind = is_failure * u32::from(EvidenceKind::FAILURE.0)
+            + is_reset * u32::from(EvidenceKind::RESET.0)
+            + is_unheard * u32::from(EvidenceKind::UNHEARD.0)
+            + end.is_unsendable() * u32::from(EvidenceKind::UNSENDABLE.0)
+            + end.is_answered() * u32::from(EvidenceKind::ANSWERED.0);
+        // What was established has decided a trial already, unless an answer decides it.
+        let decides = is_unheard | end.is_answered() | (was_established ^ 1);
+        let ending = end.number() * (is_unheard ^ 1) + u32::from(NO_ANSWER) * is_unheard;
+        kind | (is_trial & decides) << 3 | ending << 8 | u32::from(accuser.0) << 16
     }
 
     /// As one number, which is what a function of a kernel program can be given.
     #[inline(always)]
     pub const fn to_word(self) -> u32 {
-        self.kind as u32 | (self.is_trial as u32) << 2 | (self.ending as u32) << 8
+        self.kind.0 as u32
+            | (self.is_trial as u32) << 3
+            | (self.ending as u32) << 8
+            | (self.accuser.0 as u32) << 16
     }
 
     /// From that number.
     #[inline(always)]
     pub const fn from_word(word: u32) -> Self {
-        let kind = match word & 3 {
-            1 => EvidenceKind::Failure,
-            2 => EvidenceKind::FailureAfterEstablished,
-            3 => EvidenceKind::Established,
-            _ => EvidenceKind::None,
-        };
+        #[expect(clippy::cast_possible_truncation, reason = "three bits")]
+        let kind = EvidenceKind((word & Self::KIND) as u8);
         #[expect(clippy::cast_possible_truncation, reason = "the second byte")]
         let ending = (word >> 8) as u8;
-        Self { kind, is_trial: word & 4 != 0, ending }
+        #[expect(clippy::cast_possible_truncation, reason = "the third byte")]
+        let accuser = Accuser((word >> 16) as u8);
+        Self { kind, is_trial: word & 8 != 0, ending, accuser }
     }
 
     /// Whether it can change anything of a backend that stands like this. Most of what happens cannot.
     #[inline(always)]
     pub fn matters(self, before: EjectionState) -> bool {
-        match self.kind {
-            EvidenceKind::Failure | EvidenceKind::FailureAfterEstablished => true,
-            EvidenceKind::Established => before.to_word() != 0,
-            EvidenceKind::None => self.is_trial,
+        if self.kind.is(EvidenceKind::ESTABLISHED) {
+            before.to_word() != 0
+        } else if self.kind.is(EvidenceKind::ANSWERED) {
+            awaits_answer(before)
+        } else {
+            self.is_trial || self.kind.is_failure()
         }
+    }
+}
+
+/// Whether a backend was ejected because it did not answer: that it accepts connections does not show that it is well.
+#[inline(always)]
+const fn awaits_answer(before: EjectionState) -> bool {
+    before.phase != EjectionPhase::Counting as u8 && before.ending == NO_ANSWER
+}
+
+/// In place of the number of an [`Ending`] in [`EjectionState::ending`]: established connections were not answered. However they
+/// ended, that was the client's doing.
+pub const NO_ANSWER: u8 = 13;
+const _: () = assert!(NO_ANSWER as usize == Ending::ALL.len());
+
+/// What the last failure of a backend was, in a word for tables, JSON and metrics: that of an [`Ending`], or `no-answer`.
+pub fn name_of_failure(ending: u8) -> &'static str {
+    match ending {
+        NO_ANSWER => "no-answer",
+        ending => Ending::ALL.get(usize::from(ending)).copied().unwrap_or(Ending::Unknown).name(),
+    }
+}
+
+/// Of which backend SYNs cannot be sent, and whether that is this host's fault: a word of its service.
+///
+/// A failure to send speaks against a backend as long as no SYN to another one fails as well. If one does, and none was sent in
+/// between, nothing can be sent: nobody is to blame until a SYN leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unsendable(pub u16);
+
+impl Unsendable {
+    /// Nothing is known against any backend.
+    pub const NONE: Self = Self(0);
+    /// Nothing can be sent to several of them.
+    pub const HOST: Self = Self(u16::MAX);
+
+    /// After a SYN to the backend in a slot could not be sent. The failure counts unless [`Unsendable::HOST`] comes of it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn failed(self, slot: u32) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "slots are below NO_SLOT, which has 16 bits")]
+        let this = slot as u16 + 1;
+        if self.0 == 0 || self.0 == this { Self(this) } else { Self::HOST }
+    }
+
+    /// The slot of the backend that alone was blamed; [`NO_SLOT`] or more if there is none.
+    #[inline(always)]
+    pub const fn blamed(self) -> u32 {
+        (self.0 as u32).wrapping_sub(1)
     }
 }
 
@@ -124,7 +257,24 @@ pub enum Verdict {
     Readmit,
 }
 
-/// How a backend stands after some evidence at the tick `now`, and what follows.
+/// Failures in a row that eject a backend: twice as many where the daemon's probes say that it is well.
+#[inline(always)]
+pub fn failures_to_eject(rules: EjectionRules, state: StateWord) -> u8 {
+    // A shift in place of a branch. 255 is the most that a run counts.
+    at_most_255(u32::from(rules.failures) << (state.usable / Usable::VOUCHED & 1))
+}
+
+#[inline(always)]
+fn at_most_255(number: u32) -> u8 {
+    #[expect(clippy::cast_possible_truncation, reason = "the smaller of it and 255")]
+    let number = smaller(u64::from(number), 255) as u8;
+    number
+}
+
+/// How a backend stands after some evidence at the tick `now`, and what follows. Of evidence that says nothing ([`undecided`]) nothing
+/// does.
+///
+/// A run that depends on what was sent, and that one process alone has made, does not eject: it stays one failure below.
 ///
 /// `state`: its state word. If it is chosen although it is ejected ([`Usable::EvenEjected`]), any flow that decides after the time of
 /// the ejection is as good as a trial. And if the word does not say that it is ejected once that time is over, it is not: two CPUs
@@ -143,7 +293,7 @@ pub fn next(
     if rules.failures == 0 {
         return unchanged;
     }
-    let is_overruled = state.usable == Usable::EvenEjected as u8;
+    let is_overruled = matches!(Usable::from_u8(state.usable), Usable::EvenEjected);
     let is_time_over = is_over(before.at, rules, now);
     let phase = match EjectionPhase::from_u8(before.phase) {
         _ if state.ejected == 0 && is_time_over => EjectionPhase::Counting,
@@ -154,52 +304,83 @@ pub fn next(
         EjectionPhase::Ejected => is_overruled && is_time_over,
         EjectionPhase::Trial => evidence.is_trial || is_overruled,
     };
-    match evidence.kind {
-        EvidenceKind::Established => {
-            if matches!(phase, EjectionPhase::Counting) {
-                let run = before.run.saturating_sub(1);
-                let counting = EjectionPhase::Counting as u8;
-                let after = EjectionState { run, phase: counting, ..before };
-                let after = if run == 0 { EjectionState::default() } else { after };
-                return if after.to_word() == before.to_word() {
-                    unchanged
-                } else {
-                    (after, Verdict::Remembered)
-                };
-            }
-            // A trial that is established after another one has failed shows all the same that the backend is well.
-            if !decides && !evidence.is_trial {
-                return unchanged;
-            }
-            let run = rules.failures.saturating_sub(2);
-            let after = EjectionState { at: now, run, phase: EjectionPhase::Counting as u8, ..before };
-            (after, Verdict::Readmit)
+    let is_counting = matches!(phase, EjectionPhase::Counting);
+    if !evidence.kind.is_failure() {
+        if evidence.kind.is(EvidenceKind::NONE) {
+            let after = if evidence.is_trial { undecided(before, now) } else { before };
+            return if after.to_word() == before.to_word() {
+                unchanged
+            } else {
+                (after, Verdict::Remembered)
+            };
         }
-        EvidenceKind::None if !evidence.is_trial => unchanged,
-        EvidenceKind::None => match undecided(before, now) {
-            after if after.to_word() == before.to_word() => unchanged,
-            after => (after, Verdict::Remembered),
-        },
-        EvidenceKind::Failure | EvidenceKind::FailureAfterEstablished => {
-            let before = EjectionState { ending: evidence.ending, ..before };
-            if !matches!(phase, EjectionPhase::Counting) {
-                return if decides {
-                    (ejected(before, rules, now, random), Verdict::EjectLonger)
-                } else {
-                    unchanged
-                };
-            }
-            let (run, level) =
-                if is_long_ago(before.at, rules, now) { (0, 0) } else { (before.run, before.level) };
-            let weight = if matches!(evidence.kind, EvidenceKind::FailureAfterEstablished) { 2 } else { 1 };
-            let run = run.saturating_add(weight);
-            let before = EjectionState { at: now, level, phase: EjectionPhase::Counting as u8, ..before };
-            if run < rules.failures {
-                return (EjectionState { run, ..before }, Verdict::Remembered);
-            }
-            (ejected(before, rules, now, random), Verdict::Eject)
+        let is_established = evidence.kind.is(EvidenceKind::ESTABLISHED);
+        if is_counting && is_established {
+            let run = before.run - u8::from(before.run != 0);
+            let counting = EjectionPhase::Counting as u8;
+            let after = EjectionState { run, phase: counting, ..before };
+            let after = if run == 0 { EjectionState::default() } else { after };
+            return if after.to_word() == before.to_word() {
+                unchanged
+            } else {
+                (after, Verdict::Remembered)
+            };
         }
+        // That one accepts connections does not show that it answers them.
+        let shows = if is_established {
+            !awaits_answer(before)
+        } else {
+            !is_counting && evidence.kind.is(EvidenceKind::ANSWERED)
+        };
+        // A trial that is established after another one has failed shows all the same that the backend is well.
+        if !shows || !decides && !evidence.is_trial {
+            return unchanged;
+        }
+        let run = failures_to_eject(rules, state).saturating_sub(2);
+        let after = EjectionState { at: now, run, phase: EjectionPhase::Counting as u8, ..before };
+        return (after, Verdict::Readmit);
     }
+    if evidence.kind.is(EvidenceKind::UNHEARD) && rules.hangs == 0 {
+        return unchanged;
+    }
+    let before = EjectionState { ending: evidence.ending, ..before };
+    if !is_counting {
+        return if decides { (ejected(before, rules, now, random), Verdict::EjectLonger) } else { unchanged };
+    }
+    let (run, level) = if is_long_ago(before.at, rules, now) { (0, 0) } else { (before.run, before.level) };
+    let failures = failures_to_eject(rules, state);
+    let run = at_most_255(u32::from(run) + u32::from(evidence.kind.weight()));
+    let before = EjectionState { at: now, level, phase: EjectionPhase::Counting as u8, ..before };
+    if run < failures {
+        return (EjectionState { run, ..before }, Verdict::Remembered);
+    }
+    if evidence.kind.depends_on_request() && evidence.accuser.0 != Accuser::SEVERAL.0 {
+        return (EjectionState { run: failures - 1, ..before }, Verdict::Remembered);
+    }
+    (ejected(before, rules, now, random), Verdict::Eject)
+}
+
+/// Who has made the run of failures of a backend, once this failure is added to it. (Without branches: the verifier would follow
+/// what comes once for each way.)
+#[inline(always)]
+pub fn accuser(
+    before: EjectionState,
+    rules: EjectionRules,
+    evidence: Evidence,
+    state: StateWord,
+    now: u32,
+) -> Accuser {
+    let since = u64::from(now.wrapping_sub(before.at));
+    let goes_on = is_below(0, u64::from(before.run)) & (is_below(u64::from(rules.max), since) ^ 1);
+    let is_another = is_below(0, u64::from(state.accuser))
+        & is_below(0, u64::from(state.accuser ^ evidence.accuser.0))
+        & goes_on;
+    // Where the evidence accuses nobody, it stays as it was.
+    let is_none = is_below(u64::from(evidence.accuser.0), 1);
+    let several = u32::from(Accuser::SEVERAL.0) * (is_another & (is_none ^ 1));
+    #[expect(clippy::cast_possible_truncation, reason = "of bytes")]
+    let accuser = (u32::from(evidence.accuser.0) | several | u32::from(state.accuser) * is_none) as u8;
+    Accuser(accuser)
 }
 
 /// How a backend stands after its trial has decided nothing: the next connect is the next one.

@@ -2,6 +2,7 @@
 //! by the tests on the host. It knows nothing of maps.
 
 use crate::abi::Phase;
+use crate::load::{in_one_register, sign_mask_in_register};
 
 /// How a flow ended. Numbers are part of the ABI.
 #[repr(u8)]
@@ -19,7 +20,7 @@ pub enum Ending {
     Reset = 4,
     /// Established, and then the peer acknowledged nothing more.
     DataTimeout = 5,
-    /// This host had no route or no port: no SYN left.
+    /// No SYN left: this host had no route or no port, or the application closed before its first data went out.
     NotSent = 6,
     /// The application gave up before the connection was established, and before an answer was due.
     GaveUp = 7,
@@ -72,19 +73,181 @@ impl Ending {
         }
     }
 
-    /// Whether it counts against the backend. What this host or the application did does not.
+    /// The bit of its number: by the bits of several, one test tells whether it is one of them.
+    #[inline(always)]
+    pub const fn bit(self) -> u32 {
+        1 << (self as u32 & 31)
+    }
+
+    /// Whether it counts against the backend, whatever else is known of the flow. What this host or the application did does
+    /// not.
     #[inline(always)]
     pub const fn is_error(self) -> bool {
-        matches!(
-            self,
-            Self::Refused
-                | Self::TimedOut
-                | Self::Unreachable
-                | Self::Reset
-                | Self::DataTimeout
-                | Self::Unanswered
-        )
+        self.bit() & ERRORS != 0
     }
+}
+
+/// The bits of the endings that are errors.
+const ERRORS: u32 = Ending::Refused.bit()
+    | Ending::TimedOut.bit()
+    | Ending::Unreachable.bit()
+    | Ending::Reset.bit()
+    | Ending::DataTimeout.bit()
+    | Ending::Unanswered.bit();
+/// Of those in which the client or the backend has closed.
+const IN_ORDER: u32 = Ending::Closed.bit() | Ending::Aborted.bit();
+
+/// What a flow's end shows, in numbers that a function of a kernel program can be given.
+///
+/// Whether something holds is told as 1 or 0, and reckoned without branches: the verifier follows both ways of each to the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// The number of the [`Ending`], and bits.
+    word: u32,
+    /// Bytes that the backend sent, a FIN as one of them. Below 2^63, as [`End::bytes_sent`].
+    pub bytes_received: u64,
+    /// Bytes that the backend acknowledged, a FIN as one of them.
+    pub bytes_sent: u64,
+}
+
+impl End {
+    const ESTABLISHED: u32 = 8;
+    const UNSENDABLE: u32 = 9;
+    const CLOSED_BY_PEER: u32 = 10;
+
+    /// The end of a flow that carried nothing, and was established or not.
+    #[inline(always)]
+    pub const fn of(ending: Ending, was_established: bool) -> Self {
+        let word = ending as u32 | (was_established as u32) << Self::ESTABLISHED;
+        Self { word, bytes_received: 0, bytes_sent: 0 }
+    }
+
+    /// The same, of a flow that carried so much.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_bytes(self, received: u64, sent: u64) -> Self {
+        Self { bytes_received: received, bytes_sent: sent, ..self }
+    }
+
+    /// The same, where the backend acknowledged so much, the SYN as a byte.
+    #[inline(always)]
+    #[must_use]
+    pub fn with_acknowledged(self, received: u64, acknowledged: u64) -> Self {
+        self.with_bytes(received, acknowledged.wrapping_sub(u64::from(is_below(0, acknowledged))))
+    }
+
+    /// The same, where the kernel could not send the SYN (`is_unsendable`): it had no route or no port. ([`Ending::NotSent`] also
+    /// stands for a first packet that was put off until there is data.)
+    #[inline(always)]
+    #[must_use]
+    pub const fn unsendable(self, is_unsendable: bool) -> Self {
+        Self { word: self.word | (is_unsendable as u32) << Self::UNSENDABLE, ..self }
+    }
+
+    /// The same, of a socket that leaves this TCP state: the state tells whether the backend closed before the client did.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_state(self, from: u32) -> Self {
+        const CLOSED_BY_PEER: u32 = 1 << TCP_CLOSE_WAIT | 1 << TCP_LAST_ACK;
+        let is_closed_by_peer = CLOSED_BY_PEER >> (from & 31) & 1;
+        Self { word: self.word | is_closed_by_peer << Self::CLOSED_BY_PEER, ..self }
+    }
+
+    /// All but the bytes. The bits from the 16th on are free.
+    #[inline(always)]
+    pub const fn to_word(self) -> u32 {
+        self.word
+    }
+
+    /// From that number and the bytes.
+    #[inline(always)]
+    pub const fn from_word(word: u32, bytes_received: u64, bytes_sent: u64) -> Self {
+        Self { word, bytes_received, bytes_sent }
+    }
+
+    /// The number of the [`Ending`].
+    #[inline(always)]
+    pub const fn number(self) -> u32 {
+        self.word & 0xff
+    }
+
+    /// Whether it is one of the endings with these bits ([`Ending::bit`]).
+    #[inline(always)]
+    pub fn is_one_of(self, endings: u32) -> u32 {
+        // In a register: the compiler makes a comparison of a shift of a single bit, and of that a branch.
+        #[expect(clippy::cast_possible_truncation, reason = "of 32 bits")]
+        let endings = in_one_register(u64::from(endings)) as u32;
+        endings >> (self.word & 31) & 1
+    }
+
+    #[inline(always)]
+    const fn flag(self, bit: u32) -> u32 {
+        self.word >> bit & 1
+    }
+
+    /// Whether it was established.
+    #[inline(always)]
+    pub const fn was_established(self) -> u32 {
+        self.flag(Self::ESTABLISHED)
+    }
+
+    /// Whether the kernel could not send its SYN.
+    #[inline(always)]
+    pub const fn is_unsendable(self) -> u32 {
+        self.flag(Self::UNSENDABLE)
+    }
+
+    /// Whether nothing has to be asked of it: the client or the backend has closed in order, and the backend has sent data.
+    #[inline(always)]
+    pub fn is_plain(self) -> bool {
+        self.is_one_of(IN_ORDER) != 0 && self.bytes_received > 1
+    }
+
+    /// Whether it counts as load of the backend: whatever way a backend fails, it must not look idle.
+    #[inline(always)]
+    pub fn is_load(self) -> u32 {
+        let has_no_cause = self.is_one_of(Ending::Other.bit()) & (self.was_established() ^ 1);
+        self.is_error() | self.is_unsendable() | self.is_silent() | has_no_cause
+    }
+
+    /// Whether it does so whatever the socket is.
+    #[inline(always)]
+    pub fn is_error(self) -> u32 {
+        self.is_one_of(ERRORS)
+    }
+
+    /// Whether the backend sent no byte on an established connection, though the client had sent data, or before it could. (A FIN
+    /// counts as a byte, so a backend that answers with one byte and nothing else looks like one that only closes.)
+    #[inline(always)]
+    fn is_silent(self) -> u32 {
+        let spoke_first = self.flag(Self::CLOSED_BY_PEER);
+        let has_sent = is_below(self.bytes_sent, 2) ^ 1;
+        self.was_established()
+            & is_below(self.bytes_received, 2)
+            & (has_sent | spoke_first)
+            & self.is_one_of(IN_ORDER)
+    }
+
+    /// Whether the client sent data on an established connection and closed it before the backend sent anything, even a FIN.
+    #[inline(always)]
+    pub fn is_unheard(self) -> u32 {
+        self.is_silent() & is_below(self.bytes_received, 1) & (is_below(self.bytes_sent, 2) ^ 1)
+    }
+
+    /// Whether the client sent data and the backend answered.
+    #[inline(always)]
+    pub fn is_answered(self) -> u32 {
+        self.was_established()
+            & (is_below(self.bytes_received, 2) ^ 1)
+            & (is_below(self.bytes_sent, 2) ^ 1)
+            & (self.is_error() ^ 1)
+    }
+}
+
+/// 1 if a number is smaller than another, both below 2^63; else 0.
+#[inline(always)]
+pub fn is_below(number: u64, limit: u64) -> u32 {
+    (sign_mask_in_register(number.wrapping_sub(limit)) & 1) as u32
 }
 
 /// `BPF_TCP_ESTABLISHED`
@@ -99,20 +262,28 @@ const TCP_LISTEN: u32 = 10;
 pub const TCP_CLOSE: u32 = 7;
 /// `BPF_TCP_CLOSE_WAIT`: the peer has closed, we have not.
 pub const TCP_CLOSE_WAIT: u32 = 8;
+/// `BPF_TCP_LAST_ACK`: we have closed after the peer.
+pub const TCP_LAST_ACK: u32 = 9;
 
 // Linux has these numbers on every architecture that eBPF programs are loaded on here.
+const EACCES: u32 = 13;
 const EPIPE: u32 = 32;
+const ENONET: u32 = 64;
+const EPROTO: u32 = 71;
+const ENOPROTOOPT: u32 = 92;
+const EOPNOTSUPP: u32 = 95;
 const ENETUNREACH: u32 = 101;
 const ECONNABORTED: u32 = 103;
 const ECONNRESET: u32 = 104;
 const ETIMEDOUT: u32 = 110;
 const ECONNREFUSED: u32 = 111;
+const EHOSTDOWN: u32 = 112;
 const EHOSTUNREACH: u32 = 113;
 
 /// The ending of a flow whose socket goes from the TCP state `from` to closed, with `error` (`sk_err`) at that moment, if
-/// that can be read. Of [`Ending::GaveUp`] an [`Attempt`] tells more.
+/// that can be read. Of [`Ending::GaveUp`] an [`Attempt`] tells more. `of_error`: [`of_error`], by whatever way.
 #[inline(always)]
-pub fn at_close(phase: u8, from: u32, error: Option<u32>) -> Ending {
+pub fn at_close(phase: u8, from: u32, error: Option<u32>, of_error: impl Fn(u32, bool) -> Ending) -> Ending {
     if phase == Phase::Chosen as u8 {
         return Ending::NotSent;
     }
@@ -132,7 +303,8 @@ pub fn at_close(phase: u8, from: u32, error: Option<u32>) -> Ending {
 pub struct Attempt {
     /// An error that the network reported and the kernel did not act on (`sk_err_soft`), 0 if none or if it cannot be read.
     /// Kernel fact: of an ICMP error that arrives while a call holds the socket, as during `connect()` itself where the
-    /// peer is this host, only this is kept, until the application reads `SO_ERROR`, which clears it.
+    /// peer is this host, only this is kept, until the application reads `SO_ERROR`, which clears it. What then still tells of
+    /// it is the socket's queue of errors (IPv4, Linux 5.18).
     pub soft_error: u32,
     /// How often the SYN was sent again, 0 if it cannot be read.
     pub retransmits: u32,
@@ -178,9 +350,10 @@ pub fn tells_established(state: u32) -> bool {
 /// The ending of a flow whose socket is released, where nothing was seen of it since the choice.
 ///
 /// A blocking connect that fails clears what could be read of it, so that refused, unreachable and timed out are one
-/// here: [`Ending::Other`], but where the error is still pending. Of [`Ending::GaveUp`] an [`Attempt`] tells more.
+/// here: [`Ending::Other`], but where the error is still pending. Of [`Ending::GaveUp`] an [`Attempt`] tells more. `of_error` as in
+/// [`at_close`].
 #[inline(always)]
-pub fn at_release(snapshot: SocketSnapshot) -> Ending {
+pub fn at_release(snapshot: SocketSnapshot, of_error: impl Fn(u32, bool) -> Ending) -> Ending {
     let SocketSnapshot { is_readable, state, error, was_established } = snapshot;
     if state == TCP_SYN_SENT {
         return Ending::GaveUp;
@@ -195,13 +368,18 @@ pub fn at_release(snapshot: SocketSnapshot) -> Ending {
     }
 }
 
+/// The ending of a flow whose socket has this error (an errno, not 0).
 #[inline(always)]
-fn of_error(error: u32, was_established: bool) -> Ending {
+pub fn of_error(error: u32, was_established: bool) -> Ending {
     match error {
         ECONNREFUSED => Ending::Refused,
         ETIMEDOUT if was_established => Ending::DataTimeout,
         ETIMEDOUT => Ending::TimedOut,
         ENETUNREACH | EHOSTUNREACH => Ending::Unreachable,
+        // The others that ICMP and ICMPv6 errors become: prohibited, no such protocol, malformed, isolated.
+        EACCES | EPROTO | ENOPROTOOPT | EOPNOTSUPP | EHOSTDOWN | ENONET if !was_established => {
+            Ending::Unreachable
+        }
         // A reset that meets a socket whose peer has closed already shows as a broken pipe.
         ECONNRESET | EPIPE => Ending::Reset,
         ECONNABORTED => Ending::Destroyed,
@@ -224,7 +402,7 @@ mod tests {
 
     #[track_caller]
     fn check(phase: Phase, from: u32, error: u32, expected: Ending) {
-        assert_eq!(at_close(phase as u8, from, Some(error)), expected);
+        assert_eq!(at_close(phase as u8, from, Some(error), of_error), expected);
     }
 
     /// What Linux shows in each case, as seen on 5.10 to 7.2.
@@ -247,20 +425,22 @@ mod tests {
         check(Established, TCP_ESTABLISHED, ETIMEDOUT, Ending::DataTimeout);
         check(Established, TCP_ESTABLISHED, EHOSTUNREACH, Ending::Unreachable);
         check(Established, TCP_ESTABLISHED, ECONNABORTED, Ending::Destroyed);
-        check(Established, TCP_ESTABLISHED, 71, Ending::Other);
+        check(Connecting, TCP_SYN_SENT, EACCES, Ending::Unreachable);
+        check(Connecting, TCP_SYN_SENT, EPROTO, Ending::Unreachable);
+        check(Established, TCP_ESTABLISHED, EPROTO, Ending::Other);
     }
 
     #[test]
     fn without_the_error_only_what_was_not_sent_is_known() {
-        assert_eq!(at_close(Phase::Connecting as u8, TCP_SYN_SENT, None), Ending::Unknown);
-        assert_eq!(at_close(Phase::Established as u8, FIN_WAIT2, None), Ending::Unknown);
-        assert_eq!(at_close(Phase::Chosen as u8, TCP_SYN_SENT, None), Ending::NotSent);
+        assert_eq!(at_close(Phase::Connecting as u8, TCP_SYN_SENT, None, of_error), Ending::Unknown);
+        assert_eq!(at_close(Phase::Established as u8, FIN_WAIT2, None, of_error), Ending::Unknown);
+        assert_eq!(at_close(Phase::Chosen as u8, TCP_SYN_SENT, None, of_error), Ending::NotSent);
     }
 
     #[test]
     fn at_release_a_cleared_error_is_a_failure_without_a_cause() {
         let shown = |state, error, was_established| {
-            at_release(SocketSnapshot { is_readable: true, state, error, was_established })
+            at_release(SocketSnapshot { is_readable: true, state, error, was_established }, of_error)
         };
         assert_eq!(shown(TCP_ESTABLISHED, 0, true), Ending::Closed);
         assert_eq!(shown(TCP_CLOSE_WAIT, 0, true), Ending::Closed);
@@ -273,9 +453,9 @@ mod tests {
         assert_eq!(shown(TCP_CLOSE, ECONNRESET, true), Ending::Reset);
         let unread =
             SocketSnapshot { is_readable: false, state: TCP_ESTABLISHED, error: 0, was_established: true };
-        assert_eq!(at_release(unread), Ending::Unknown);
+        assert_eq!(at_release(unread, of_error), Ending::Unknown);
         assert_eq!(
-            at_release(SocketSnapshot { state: TCP_SYN_SENT, ..unread }),
+            at_release(SocketSnapshot { state: TCP_SYN_SENT, ..unread }, of_error),
             Ending::GaveUp,
             "its state is always shown"
         );
@@ -289,6 +469,43 @@ mod tests {
         assert_eq!(of(0, 1, false), Ending::Unanswered, "sent again");
         assert_eq!(of(EHOSTUNREACH, 3, true), Ending::Unreachable, "the network has said why");
         assert_eq!(of(ECONNREFUSED, 0, false), Ending::Refused);
-        assert_eq!(of(71, 0, false), Ending::Other);
+        assert_eq!(of(EACCES, 0, false), Ending::Unreachable, "prohibited");
+        assert_eq!(of(5, 0, false), Ending::Other);
+    }
+
+    #[test]
+    fn whatever_way_a_backend_fails_it_counts_as_load() {
+        for (ending, was_established, received, sent, expected) in [
+            (Ending::Refused, false, 0, 0, true),
+            (Ending::Reset, true, 900, 100, true),
+            (Ending::Other, false, 0, 0, true),
+            (Ending::Other, true, 900, 100, false),
+            (Ending::Closed, true, 1, 7, true),
+            (Ending::Closed, true, 1, 0, false),
+            (Ending::Closed, true, 2, 7, false),
+            (Ending::Aborted, true, 0, 7, true),
+            (Ending::GaveUp, false, 0, 0, false),
+            (Ending::NotSent, false, 0, 0, false),
+            (Ending::Destroyed, true, 0, 0, false),
+        ] {
+            let end = End::of(ending, was_established).with_bytes(received, sent);
+            assert_eq!(end.is_load() != 0, expected, "{ending:?}");
+        }
+        assert_eq!(End::of(Ending::NotSent, false).unsendable(true).is_load(), 1);
+        let closed = End::of(Ending::Closed, true).with_bytes(1, 0).from_state(TCP_LAST_ACK);
+        assert_eq!(closed.is_load(), 1, "it accepts and closes");
+    }
+
+    #[test]
+    fn a_connection_is_unheard_if_data_met_no_answer() {
+        let unheard_and_answered = |received, sent| {
+            let end = End::of(Ending::Closed, true).with_bytes(received, sent);
+            (end.is_unheard() != 0, end.is_answered() != 0)
+        };
+        assert_eq!(unheard_and_answered(0, 7), (true, false));
+        assert_eq!(unheard_and_answered(0, 1), (false, false), "no data");
+        assert_eq!(unheard_and_answered(1, 7), (false, false), "closed");
+        assert_eq!(unheard_and_answered(2, 7), (false, true));
+        assert_eq!(unheard_and_answered(2, 0), (false, false), "the backend speaks first");
     }
 }

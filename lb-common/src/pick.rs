@@ -22,7 +22,7 @@ pub use least_loaded::{Scan, least, least_of_part};
 pub use p2c::other_than;
 pub use policy::slow_path;
 pub use schedule::{NO_MEMBER, redraw, redraw_part, usable_group, usable_member, usable_part};
-pub use survey::{Survey, survey, survey_entries, survey_group, survey_members};
+pub use survey::{Survey, survey, survey_entries, survey_group, survey_members, usable_other};
 
 use crate::abi::{Cursor, EjectionState, NO_SLOT, Policy, RecentErrors, Rules, StateWord, TableRef};
 use view::View;

@@ -2,24 +2,32 @@
 
 use lb_common::abi::{BackendState, EjectionPhase, EjectionRules, EjectionState, StateWord, Usable};
 use lb_common::ejection::{
-    Evidence, EvidenceKind, Verdict, duration, is_over, left, next, on_trial, withheld,
+    Accuser, Evidence, EvidenceKind, NO_ANSWER, Verdict, accuser, duration, is_over, left, next, on_trial,
+    undecided, withheld,
 };
-use lb_common::ending::Ending;
+use lb_common::ending::{End, Ending};
 use lb_common::ticks::tick;
 use proptest::prelude::*;
 
 const BASE: u32 = 5_000;
 const MAX: u32 = 300_000;
-const RULES: EjectionRules = EjectionRules { base: BASE, max: MAX, failures: 5, _reserved: [0; 3] };
+const RULES: EjectionRules = EjectionRules { base: BASE, max: MAX, failures: 5, hangs: 1, _reserved: [0; 2] };
 /// In the middle of a jitter's range there is none.
 const NO_JITTER: u32 = 1 << 31;
 const NEW: EjectionState = EjectionState { at: 0, run: 0, level: 0, phase: 0, ending: 0 };
 
+/// A process, and several.
+const ONE: Accuser = Accuser::of(7);
+const SEVERAL: Accuser = Accuser::SEVERAL;
+
 const REFUSED: Evidence =
-    Evidence { kind: EvidenceKind::Failure, is_trial: false, ending: Ending::Refused as u8 };
+    Evidence { kind: EvidenceKind::FAILURE, is_trial: false, ending: Ending::Refused as u8, accuser: ONE };
 const SINKHOLE: Evidence =
-    Evidence { kind: EvidenceKind::FailureAfterEstablished, is_trial: false, ending: Ending::Reset as u8 };
+    Evidence { kind: EvidenceKind::RESET, is_trial: false, ending: Ending::Reset as u8, accuser: SEVERAL };
 const ESTABLISHED: Evidence = Evidence::established(false);
+const ANSWERED: Evidence = Evidence { kind: EvidenceKind::ANSWERED, ..ESTABLISHED };
+const UNHEARD: Evidence =
+    Evidence { kind: EvidenceKind::UNHEARD, is_trial: false, ending: NO_ANSWER, accuser: SEVERAL };
 
 /// A backend as its word goes on.
 #[derive(Clone, Copy)]
@@ -44,6 +52,11 @@ impl Backend {
     }
 
     fn see(&mut self, evidence: Evidence) -> Verdict {
+        if evidence.kind == EvidenceKind::NONE && evidence.is_trial {
+            let before = self.state;
+            self.state = undecided(before, self.now);
+            return if before == self.state { Verdict::Unchanged } else { Verdict::Remembered };
+        }
         let (state, verdict) = next(self.state, RULES, evidence, self.word(), self.now, NO_JITTER);
         self.state = state;
         verdict
@@ -67,31 +80,37 @@ impl Backend {
     }
 }
 
+fn of_end(end: End, is_trial: bool, lasted_ms: u64) -> Evidence {
+    Evidence::of_end(end, is_trial, ONE, lasted_ms * 1_000_000)
+}
+
 fn of_trial(evidence: Evidence) -> Evidence {
     Evidence { is_trial: true, ..evidence }
 }
 
 #[test]
 fn each_end_of_a_flow_counts_as_the_table_says() {
-    use EvidenceKind::{Failure, FailureAfterEstablished, None};
+    const NONE: EvidenceKind = EvidenceKind::NONE;
+    const FAILURE: EvidenceKind = EvidenceKind::FAILURE;
     for ending in Ending::ALL {
         let kind = |was_established, lasted_ms: u64, received| {
-            Evidence::of_end(ending, was_established, false, || lasted_ms * 1_000_000, received).kind
+            let end = End::of(ending, was_established).with_bytes(received, 0);
+            of_end(end, false, lasted_ms).kind
         };
         let before = match ending {
             Ending::Refused
             | Ending::TimedOut
             | Ending::Unreachable
             | Ending::Unanswered
-            | Ending::DataTimeout => Failure,
-            _ => None,
+            | Ending::DataTimeout => FAILURE,
+            _ => NONE,
         };
         assert_eq!(kind(false, 0, 0), before, "{ending:?} before it was established");
         assert_eq!(kind(false, 200_000, 0), before, "{ending:?}");
         let (at_once, later) = match ending {
-            Ending::Reset => (FailureAfterEstablished, None),
-            Ending::DataTimeout => (Failure, Failure),
-            _ => (None, None),
+            Ending::Reset => (EvidenceKind::RESET, NONE),
+            Ending::DataTimeout => (FAILURE, FAILURE),
+            _ => (NONE, NONE),
         };
         assert_eq!([kind(true, 0, 0), kind(true, 2_999, 0)], [at_once; 2], "{ending:?} at once");
         assert_eq!(
@@ -100,22 +119,25 @@ fn each_end_of_a_flow_counts_as_the_table_says() {
             "{ending:?} later"
         );
         // What was established has decided already.
-        assert!(!Evidence::of_end(ending, true, true, || 0, 0).is_trial);
-        assert!(Evidence::of_end(ending, false, true, || 0, 0).is_trial);
+        assert!(!of_end(End::of(ending, true), true, 0).is_trial);
+        assert!(of_end(End::of(ending, false), true, 0).is_trial);
     }
 }
 
 #[test]
 fn evidence_survives_as_a_number() {
     for kind in [
-        EvidenceKind::None,
-        EvidenceKind::Failure,
-        EvidenceKind::FailureAfterEstablished,
-        EvidenceKind::Established,
+        EvidenceKind::NONE,
+        EvidenceKind::FAILURE,
+        EvidenceKind::RESET,
+        EvidenceKind::UNHEARD,
+        EvidenceKind::UNSENDABLE,
+        EvidenceKind::ESTABLISHED,
+        EvidenceKind::ANSWERED,
     ] {
         for is_trial in [false, true] {
-            for ending in [0, 12, 255] {
-                let evidence = Evidence { kind, is_trial, ending };
+            for (ending, accuser) in [(0, 255), (12, 0), (255, 7)] {
+                let evidence = Evidence { kind, is_trial, ending, accuser: Accuser(accuser) };
                 assert_eq!(Evidence::from_word(evidence.to_word()), evidence);
             }
         }
@@ -242,7 +264,7 @@ fn a_trial_that_decides_nothing_passes_to_the_next_connect() {
     backend.try_it();
     assert!(!is_over(backend.state.at, RULES, backend.now + BASE - 1), "it has that long to decide");
     assert!(is_over(backend.state.at, RULES, backend.now + BASE));
-    let undecided = Evidence::of_end(Ending::GaveUp, false, true, || 0, 0);
+    let undecided = of_end(End::of(Ending::GaveUp, false), true, 0);
     backend.now += 3;
     assert_eq!(backend.see(undecided), Verdict::Remembered);
     assert!(backend.phase() == EjectionPhase::Ejected && is_over(backend.state.at, RULES, backend.now));
@@ -403,6 +425,79 @@ fn silence_ejects_nobody_and_holds_nobody() {
     assert_eq!(backend.see(REFUSED), Verdict::Eject);
 }
 
+#[test]
+fn a_backend_that_a_probe_has_found_well_takes_twice_as_many_failures() {
+    let mut backend = Backend::new(0);
+    let vouched = StateWord { usable: backend.word().usable | Usable::VOUCHED, ..backend.word() };
+    let mut see = || {
+        let (state, verdict) = next(backend.state, RULES, REFUSED, vouched, 0, NO_JITTER);
+        backend.state = state;
+        verdict
+    };
+    let verdicts = [(); 10].map(|()| see());
+    assert!(verdicts[..9].iter().all(|verdict| *verdict == Verdict::Remembered));
+    assert_eq!(verdicts[9], Verdict::Eject);
+}
+
+#[test]
+fn what_one_process_alone_can_bring_about_does_not_eject() {
+    for evidence in [SINKHOLE, UNHEARD] {
+        let mut backend = Backend::new(0);
+        for _ in 0..20 {
+            assert_eq!(backend.see(Evidence { accuser: ONE, ..evidence }), Verdict::Remembered);
+        }
+        assert_eq!(backend.state.run, RULES.failures - 1);
+        assert_eq!(backend.see(evidence), Verdict::Eject, "another process finds the same");
+    }
+    // Who refuses is not told by what is sent.
+    let mut backend = Backend::new(0);
+    assert_eq!([(); 5].map(|()| backend.see(REFUSED))[4], Verdict::Eject);
+}
+
+#[test]
+fn who_has_made_a_run_is_known_until_it_is_over() {
+    let of = |before: EjectionState, made_by: Accuser, by: Accuser, now| {
+        let state = StateWord { accuser: made_by.0, ..word(before, Usable::UnlessEjected) };
+        accuser(before, RULES, Evidence { accuser: by, ..REFUSED }, state, now)
+    };
+    let running = EjectionState { at: 100, run: 2, ..NEW };
+    let other = Accuser::of(8);
+    assert_eq!(of(NEW, other, ONE, 100), ONE, "of an earlier run");
+    assert_eq!(of(running, ONE, ONE, 100), ONE);
+    assert_eq!(of(running, other, ONE, 100), SEVERAL);
+    assert_eq!(of(running, SEVERAL, ONE, 100), SEVERAL);
+    assert_eq!(of(running, other, ONE, 101 + MAX), ONE, "that was long ago");
+    assert_eq!(of(running, other, Accuser::default(), 100), other, "nobody is accused");
+}
+
+#[test]
+fn a_backend_that_did_not_answer_comes_back_by_an_answer() {
+    let mut backend = Backend::new(0);
+    assert_eq!([(); 3].map(|()| backend.see(UNHEARD))[2], Verdict::Eject);
+    backend.now = backend.state.at;
+    backend.try_it();
+    assert_eq!(backend.see(of_trial(ESTABLISHED)), Verdict::Unchanged, "it accepted connections before");
+    assert_eq!(backend.see(of_trial(UNHEARD)), Verdict::EjectLonger);
+    backend.now = backend.state.at;
+    backend.try_it();
+    assert_eq!(backend.see(of_trial(ANSWERED)), Verdict::Readmit);
+    // Where only clients send, no answer is expected.
+    let rules = EjectionRules { hangs: 0, ..RULES };
+    let word = word(NEW, Usable::UnlessEjected);
+    assert_eq!(next(NEW, rules, UNHEARD, word, 0, NO_JITTER), (NEW, Verdict::Unchanged));
+}
+
+#[test]
+fn a_connection_is_unheard_after_half_a_second_only() {
+    let end = End::of(Ending::Closed, true).with_bytes(0, 7);
+    assert_eq!(of_end(end, false, 499).kind, EvidenceKind::NONE);
+    assert_eq!(of_end(end, true, 500), Evidence { is_trial: true, accuser: ONE, ..UNHEARD });
+    assert_eq!(of_end(end.with_bytes(9, 7), true, 500).kind, EvidenceKind::ANSWERED);
+    assert_eq!(of_end(End::of(Ending::NotSent, false), false, 0).kind, EvidenceKind::NONE, "put off");
+    let unsendable = End::of(Ending::NotSent, false).unsendable(true);
+    assert_eq!(of_end(unsendable, false, 0).kind, EvidenceKind::UNSENDABLE);
+}
+
 proptest! {
     /// Times begin anew after 52 days: whatever the tick, an ejection lasts as long.
     #[test]
@@ -420,7 +515,7 @@ proptest! {
 
     /// Whatever comes in whatever order, the run is never above the number of failures, and what is well is all zero in the end.
     #[test]
-    fn no_history_breaks_the_word(kinds in prop::collection::vec((0u32..4, any::<bool>(), 0u32..20_000, any::<bool>(), any::<bool>(), any::<u32>()), 0..200)) {
+    fn no_history_breaks_the_word(kinds in prop::collection::vec((0u32..7, any::<bool>(), 0u32..20_000, any::<bool>(), any::<bool>(), any::<u32>()), 0..200)) {
         let mut backend = Backend::new(5);
         for (kind, is_trial, later, overruled, says, random) in kinds {
             backend.now = backend.now.wrapping_add(later);
@@ -439,7 +534,7 @@ proptest! {
             backend.state = state;
         }
         if backend.phase() != EjectionPhase::Counting {
-            backend.see(of_trial(ESTABLISHED));
+            backend.see(of_trial(ANSWERED));
         }
         for _ in 0..6 {
             backend.see(ESTABLISHED);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lb_core::service::Ejection;
 
-use super::keys::ejection::{BASE, FAILURES, MAX, SECTION};
+use super::keys::ejection::{BASE, FAILURES, HANGS, MAX, SECTION};
 use super::keys::service::EJECTION;
 use lb_document::Table;
 use lb_document::diagnostic::Report;
@@ -42,11 +42,11 @@ pub fn read(table: &Table<'_>, report: &mut Report<'_>) -> Option<Option<Asked>>
     }
     let keys = item.table(&SECTION, report)?;
     let failures = FAILURES.take(&keys, report);
-    let (base, max) = (BASE.take(&keys, report), MAX.take(&keys, report));
+    let (base, max, hangs) = (BASE.take(&keys, report), MAX.take(&keys, report), HANGS.take(&keys, report));
     check_order(&keys, base?, max?, report);
     // The row bounds it to a byte.
     let failures = u8::try_from(failures?).unwrap_or(u8::MAX);
-    let ejection = Ejection { failures, base: base?, max: max? };
+    let ejection = Ejection { failures, base: base?, max: max?, hangs: hangs? };
     Some(Some(Asked { ejection: Some(ejection), span }))
 }
 
@@ -91,12 +91,18 @@ mod tests {
         assert_eq!(ejection("protocol = 'udp'"), None, "an ICMP error is mostly taken by the application");
         assert_eq!(
             ejection("ejection = { failures = 255, base = '1h', max = '1h' }"),
-            Some(Ejection { failures: 255, base: Duration::from_hours(1), max: Duration::from_hours(1) })
+            Some(Ejection {
+                failures: 255,
+                base: Duration::from_hours(1),
+                max: Duration::from_hours(1),
+                hangs: true
+            })
         );
         assert_eq!(
             ejection("ejection = { base = '100ms' }"),
             Some(Ejection { base: Duration::from_millis(100), ..default })
         );
+        assert_eq!(ejection("ejection = { hangs = false }"), Some(Ejection { hangs: false, ..default }));
     }
 
     #[test]
@@ -129,13 +135,14 @@ mod tests {
                 "ejection = 'on'",
                 "8:12: unknown ejection \"on\" (write \"off\", or { failures = 5 } and what else is wanted)".to_owned(),
             ),
-            ("ejection = { fails = 1 }", "8:14: unknown key \"fails\" in ejection (known keys: failures, base, max)".to_owned()),
+            ("ejection = { fails = 1 }", "8:14: unknown key \"fails\" in ejection (known keys: failures, base, max, hangs)".to_owned()),
             (
                 "ejection = { max_share = 50 }",
                 "8:14: former key \"max_share\" in ejection (leave it out: whether too many fail at once is judged by \
                  health.panic_threshold alone)"
                     .to_owned(),
             ),
+            ("ejection = { hangs = 1 }", "8:22: hangs must be true or false, not a whole number".to_owned()),
             ("ejection = true", "8:12: ejection must be a table, not true or false".to_owned()),
         ];
         for (line, expected) in cases {

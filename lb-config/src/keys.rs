@@ -21,7 +21,9 @@ use super::service::service_address;
 use super::{Accounting, cgroup};
 use lb_document::diagnostic::quote;
 use lb_document::key::Unset::{Is, Means, Required};
-use lb_document::kind::{Form, Number, PowerOfTwo, Refusal, Text, Thousandths, Time, TimeOrOff, Words};
+use lb_document::kind::{
+    Form, Number, PowerOfTwo, Refusal, Switch, Text, Thousandths, Time, TimeOrOff, Words,
+};
 use lb_document::{
     address,
     key::{Key, Section},
@@ -149,6 +151,9 @@ section! {
         "how long the first ejection lasts; each that follows without recovery lasts twice as long";
     MAX "max": Time(Duration::from_millis(100)..=Duration::from_hours(1)), Is(Duration::from_mins(5)),
         "how long an ejection lasts at most";
+    HANGS "hangs": Switch(), Is(true),
+        "whether an established connection on which the client sent data and got none back within half a second is a failure, while \
+         other backends answer; `false` for protocols in which only the client sends";
 }
 
 section! {

@@ -10,7 +10,7 @@ use lb_common::abi::{
 };
 pub use lb_common::ejection::steps::Judgement;
 use lb_common::ejection::steps::{self, Counted, Words};
-use lb_common::ejection::{self, Event, Evidence, NO_JITTER};
+use lb_common::ejection::{self, Accuser, Event, Evidence, NO_JITTER, Unsendable};
 use lb_common::pick::{self, Survey, Tables};
 
 use crate::ids::Slot;
@@ -39,13 +39,24 @@ pub struct Ejector {
     /// How many of them are of the schedule.
     in_table: u32,
     next_trial: Cell<NextTrial>,
+    unsendable: Cell<Unsendable>,
+    /// The slot of a backend that has answered since the last one that did not, or [`NO_SLOT`].
+    answered: Cell<u32>,
 }
 
 impl Ejector {
     /// For a service with these rules, of which nothing bad is known.
     pub fn new(rules: EjectionRules) -> Self {
-        let next_trial = Cell::default();
-        Self { rules, rows: Vec::new(), schedule: Arc::from([]), members: None, in_table: 0, next_trial }
+        Self {
+            rules,
+            rows: Vec::new(),
+            schedule: Arc::from([]),
+            members: None,
+            in_table: 0,
+            next_trial: Cell::default(),
+            unsendable: Cell::default(),
+            answered: Cell::new(NO_SLOT),
+        }
     }
 
     // ---- what the daemon does ------------------------------------------------------------------------------------------
@@ -139,17 +150,26 @@ impl Ejector {
 
     // ---- what flows show -----------------------------------------------------------------------------------------------
 
+    /// Takes in that a SYN to some backend left this host.
+    pub fn sent(&self) {
+        self.unsendable.set(Unsendable::NONE);
+    }
+
+    /// Takes in that the backend in a slot answered what a client sent.
+    pub fn answered(&self, slot: u32) {
+        self.answered.set(slot);
+    }
+
     /// Takes in what became of a flow to the backend in a slot. `random` decides the jitter.
     pub fn report(&self, slot: u32, evidence: Evidence, now: u32, random: u32) -> Judgement {
         if !evidence.matters(self.row(slot).standing) {
             return Judgement::Unchanged;
         }
         let words = HostWords { random, ..self.words() };
-        if steps::gives_up(evidence) {
-            let was_trial = steps::give_trial_up(&words, slot, now);
-            return if was_trial { Judgement::Remembered } else { Judgement::Unchanged };
-        }
-        let judgement = steps::judge(&words, slot, evidence, now).expect("there is no other CPU");
+        let evidence = Evidence::from_word(steps::weigh(&words, slot, evidence.to_word()));
+        let has_room = self.survey(now).has_room();
+        let judgement = steps::judge(&words, slot, evidence, Some(has_room), now);
+        let judgement = judgement.expect("there is room or not, and no other CPU");
         if let Some(event) = judgement.event() {
             self.schedule_trial(event, now);
         }
@@ -232,6 +252,26 @@ impl<F: Fn(u32) -> bool> Words for HostWords<'_, F> {
 
     fn state(&self, slot: u32) -> StateWord {
         self.ejector.state(slot)
+    }
+
+    fn set_accuser(&self, slot: u32, accuser: Accuser) {
+        self.ejector.change(slot, |row| row.state.accuser = accuser.0);
+    }
+
+    fn unsendable(&self) -> Unsendable {
+        self.ejector.unsendable.get()
+    }
+
+    fn set_unsendable(&self, unsendable: Unsendable) {
+        self.ejector.unsendable.set(unsendable);
+    }
+
+    fn answered(&self) -> u32 {
+        self.ejector.answered.get()
+    }
+
+    fn await_answer(&self) {
+        self.ejector.answered.set(NO_SLOT);
     }
 
     fn set_ejected(&self, slot: u32, ejected: u8) {

@@ -30,7 +30,8 @@ pub fn of_ejection(service: &Service) -> EjectionRules {
         base: ticks(ejection.base),
         max: ticks(ejection.max),
         failures: ejection.failures,
-        _reserved: [0; 3],
+        hangs: u8::from(ejection.hangs),
+        _reserved: [0; 2],
     })
 }
 

@@ -194,11 +194,13 @@ pub struct Ejection {
     pub base: Duration,
     /// How long at most.
     pub max: Duration,
+    /// Whether an established connection that the backend does not answer is a failure.
+    pub hangs: bool,
 }
 
 impl Default for Ejection {
     fn default() -> Self {
-        Self { failures: 5, base: Duration::from_secs(5), max: Duration::from_mins(5) }
+        Self { failures: 5, base: Duration::from_secs(5), max: Duration::from_mins(5), hangs: true }
     }
 }
 

@@ -5,21 +5,25 @@ use std::sync::Arc;
 use lb_common::abi::{
     BackendState, DaemonState, EjectionPhase, EjectionRules, EjectionState, NextTrial, StateWord, Usable,
 };
-use lb_common::ejection::{Evidence, EvidenceKind, Verdict, is_over, next, on_trial, undecided, withheld};
+use lb_common::ejection::{
+    Accuser, Evidence, EvidenceKind, NO_ANSWER, Verdict, is_over, next, on_trial, undecided, withheld,
+};
 use lb_common::ending::Ending;
 use lb_core::ejection::{Ejector, Judgement};
 use lb_core::ids::Slot;
 use proptest::prelude::*;
 
 const BASE: u32 = 5_000;
-const RULES: EjectionRules = EjectionRules { base: BASE, max: 300_000, failures: 5, _reserved: [0; 3] };
+const RULES: EjectionRules =
+    EjectionRules { base: BASE, max: 300_000, failures: 5, hangs: 1, _reserved: [0; 2] };
 /// In the middle of a jitter's range there is none.
 const NO_JITTER: u32 = 1 << 31;
+const ONE: Accuser = Accuser::of(7);
 const REFUSED: Evidence =
-    Evidence { kind: EvidenceKind::Failure, is_trial: false, ending: Ending::Refused as u8 };
+    Evidence { kind: EvidenceKind::FAILURE, is_trial: false, ending: Ending::Refused as u8, accuser: ONE };
 const ESTABLISHED: Evidence = Evidence::established(false);
 const UNDECIDED: Evidence =
-    Evidence { kind: EvidenceKind::None, is_trial: true, ending: Ending::GaveUp as u8 };
+    Evidence { kind: EvidenceKind::NONE, is_trial: true, ending: Ending::GaveUp as u8, accuser: ONE };
 
 fn of_trial(evidence: Evidence) -> Evidence {
     Evidence { is_trial: true, ..evidence }
@@ -162,7 +166,7 @@ fn a_client_that_connects_rarely_sees_that_a_withheld_backend_is_well_again() {
         let evidence = if slot == 1 && is_well { ESTABLISHED } else { REFUSED };
         let evidence = Evidence { is_trial: tried.is_some(), ..evidence };
         service.report(slot, evidence, now, NO_JITTER);
-        evidence.kind == EvidenceKind::Established
+        evidence.kind == EvidenceKind::ESTABLISHED
     };
     fail(&mut service, 0, 0);
     for _ in 0..100 {
@@ -229,6 +233,59 @@ fn above_256_members_a_backend_is_tried_when_its_turn_comes() {
     assert_eq!(service.report(256, of_trial(ESTABLISHED), BASE, NO_JITTER), Judgement::Readmitted);
 }
 
+const UNSENDABLE: Evidence =
+    Evidence { kind: EvidenceKind::UNSENDABLE, is_trial: false, ending: Ending::NotSent as u8, accuser: ONE };
+
+#[test]
+fn a_backend_to_which_no_syn_can_be_sent_is_ejected_while_others_get_theirs() {
+    let service = service(RULES, 3);
+    for failure in 1..=RULES.failures {
+        let judgement = service.report(1, UNSENDABLE, 0, NO_JITTER);
+        let expected = if failure == 5 { Judgement::Ejected } else { Judgement::Remembered };
+        assert_eq!(judgement, expected);
+        service.sent();
+    }
+}
+
+#[test]
+fn nobody_is_blamed_where_nothing_can_be_sent() {
+    let service = service(RULES, 3);
+    // The choice falls on one and the same, and then on others.
+    for _ in 0..5 {
+        service.report(1, UNSENDABLE, 0, NO_JITTER);
+    }
+    assert_eq!(ejected(&service, 3), 1);
+    for slot in [0, 2].into_iter().cycle().take(20) {
+        assert_eq!(service.report(slot, UNSENDABLE, 1, NO_JITTER), Judgement::Unchanged);
+    }
+    assert_eq!((ejected(&service, 3), service.standing(1)), (0, EjectionState::default()));
+    // As soon as anything can be sent again, failures count.
+    service.sent();
+    assert_eq!(service.report(0, UNSENDABLE, 2, NO_JITTER), Judgement::Remembered);
+}
+
+#[test]
+fn no_answer_counts_only_while_other_backends_answer() {
+    let unheard =
+        Evidence { kind: EvidenceKind::UNHEARD, ending: NO_ANSWER, accuser: Accuser::SEVERAL, ..UNSENDABLE };
+    let service = service(RULES, 3);
+    for _ in 0..10 {
+        assert_eq!(service.report(1, unheard, 0, NO_JITTER), Judgement::Unchanged);
+        service.answered(1);
+    }
+    assert_eq!(
+        service.report(1, unheard, 0, NO_JITTER),
+        Judgement::Unchanged,
+        "its own answers show nothing"
+    );
+    for _ in 0..2 {
+        service.answered(2);
+        assert_eq!(service.report(1, unheard, 0, NO_JITTER), Judgement::Remembered);
+    }
+    service.answered(0);
+    assert_eq!(service.report(1, unheard, 0, NO_JITTER), Judgement::Ejected);
+}
+
 /// A service as the rules alone make it: each word by itself, and everything counted anew.
 struct Model {
     words: Vec<EjectionState>,
@@ -238,7 +295,7 @@ struct Model {
 impl Model {
     fn report(&mut self, slot: usize, evidence: Evidence, now: u32, random: u32) -> Judgement {
         let before = self.words[slot];
-        if evidence.kind == EvidenceKind::None {
+        if evidence.kind == EvidenceKind::NONE {
             self.words[slot] = if evidence.is_trial { undecided(before, now) } else { before };
             let changed = self.words[slot] != before;
             return if changed { Judgement::Remembered } else { Judgement::Unchanged };
@@ -299,7 +356,10 @@ proptest! {
                     model.report(tried as usize, evidence, now, random)
                 );
             }
-            let (slot, evidence) = (slot % backends, Evidence { is_trial: false, ..Evidence::from_word(kind) });
+            let nothing = Evidence { is_trial: false, ..UNDECIDED };
+            let reset = Evidence { kind: EvidenceKind::RESET, accuser: Accuser::SEVERAL, ..REFUSED };
+            let (slot, evidence) =
+                (slot % backends, [nothing, REFUSED, reset, ESTABLISHED][kind as usize]);
             prop_assert_eq!(
                 service.report(slot, evidence, now, random),
                 model.report(slot as usize, evidence, now, random)

@@ -237,6 +237,29 @@ impl<T: Clone + Sync + Display> Kind for Text<T> {
     }
 }
 
+/// `true` or `false`.
+pub struct Switch();
+
+impl Kind for Switch {
+    type Value = bool;
+
+    fn values(&self) -> Vec<String> {
+        [true, false].map(|value| self.written(&value)).to_vec()
+    }
+
+    fn written(&self, value: &bool) -> String {
+        value.to_string()
+    }
+
+    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<bool> {
+        let DeValue::Boolean(value) = item.value() else {
+            item.wrong_kind("true or false", report);
+            return None;
+        };
+        Some(*value)
+    }
+}
+
 /// Something that the reader of its key looks at by itself, as in these examples.
 pub struct Form(pub &'static [&'static str]);
 

@@ -11,14 +11,14 @@ use lb_common::abi::{
     Backend, EjectionRules, EjectionState, Flow, NO_MEMBERS, NO_SLOT, NextTrial, Phase, Reason, Service,
     StateWord,
 };
-use lb_common::ejection::steps::{self, Counted, Judgement, Words};
-use lb_common::ejection::{Event, Evidence};
-use lb_common::ending::Ending;
+use lb_common::ejection::steps::{self, Counted, Unjudged, Words};
+use lb_common::ejection::{Accuser, Event, Evidence, Unsendable};
+use lb_common::ending::End;
 use lb_common::pick::{self, Survey, Tables as _};
 use lb_common::ticks::tick;
 
 use crate::decide::tables::{KernelTables, cursor_number, table_of};
-use crate::flow::tally;
+use crate::flow::{record, tally};
 use crate::kernel::atomic::{Instructions, Linux5_10, Linux5_12};
 use crate::kernel::clock;
 use crate::maps::{BACKENDS, SERVICES};
@@ -29,26 +29,82 @@ use crate::rows;
 const DONE: u32 = 0;
 /// Another CPU was quicker: judge again.
 const AGAIN: u32 = 1;
+/// Judge again, with a look whether there is room for one more ejection.
+const WANTS_ROOM: u32 = 2;
 /// Look for the next trial. The number of an [`Event`] is added.
-const SCHEDULE: u32 = 2;
+const SCHEDULE: u32 = 3;
 
-/// Takes in that a flow was established, of which its service and why its backend was taken are known.
+// Whether there is room.
+const UNKNOWN: u32 = 0;
+const ROOM: u32 = 1;
+const NO_ROOM: u32 = 2;
+
+// What a word tells of a flow beside its [`End`].
+/// It was established, and has not ended.
+const ESTABLISHED: u32 = 1 << 16;
+/// What it shows counts.
+const COUNTS: u32 = 1 << 17;
+/// It may change how the backend stands; otherwise it is load at most.
+const JUDGES: u32 = 1 << 18;
+
+/// Takes in that the flow of a socket was established, of which it is known where and why it was sent. `reaches_backend`: whether
+/// the other end of the connection is the backend; asked only where that matters.
 #[inline(always)]
-pub fn report_established<I: Instructions>(slot: u32, service: u32, why: u8, judges: bool) {
-    report::<I>(slot, service, Evidence::established(is_trial(why)), judges);
+pub fn report_established<I: Instructions>(
+    cookie: u64,
+    slot: u32,
+    service: u32,
+    why: u8,
+    reaches_backend: impl Fn() -> u32,
+) {
+    // Most backends have no failures to take back: it costs one load.
+    let Some(backend) = BACKENDS.get_ptr(slot) else { return };
+    if Evidence::established(is_trial(why)).matters(load(backend)) {
+        let word = ESTABLISHED | JUDGES | reaches_backend() * COUNTS;
+        report::<I>(slot, service, evidence_of(cookie, word, 0, 0));
+    }
 }
 
-/// Takes in how a flow ended. Its phase tells whether it was established. Datagrams show nothing: an ICMP error is mostly taken
-/// by the application.
+/// Takes in how the flow of a socket ended, while it has its record: as load, and if the program `judges` it, as evidence. `is_ordinary`: 1 if
+/// the socket asks for no way of its own, else 0, and then its failure shows nothing.
 #[inline(always)]
-pub fn report_end<I: Instructions>(flow: &Flow, ending: Ending, bytes_received: u64, judges: bool) {
-    if flow.phase == Phase::Datagrams as u8 {
-        return;
+pub fn report_end<I: Instructions>(
+    cookie: u64,
+    slot: u32,
+    service: u32,
+    end: End,
+    judges: Judges,
+    is_ordinary: u32,
+) {
+    // What is judged is known when the program is loaded: what cannot be reached costs the verifier nothing.
+    let judge = if matches!(judges, Judges::Nothing) { 0 } else { JUDGES };
+    let word = end.to_word() | is_ordinary * COUNTS | judge;
+    let evidence = evidence_of(cookie, word, end.bytes_received, end.bytes_sent);
+    match judges {
+        Judges::Nothing => {}
+        Judges::All => report::<I>(slot, service, evidence),
+        Judges::Unsendable if evidence == 0 => {}
+        // Known when this is compiled.
+        Judges::Unsendable if I::CAN_FETCH => drop(take_unsendable(slot, service, evidence)),
+        Judges::Unsendable => drop(take_unsendable_5_10(slot, service, evidence)),
     }
-    let was_established = flow.phase == Phase::Established as u8;
-    let lasted_ns = || clock::now_ns().wrapping_sub(flow.start_ns);
-    let evidence = Evidence::of_end(ending, was_established, is_trial(flow.why), lasted_ns, bytes_received);
-    report::<I>(flow.slot, u32::from(flow.service), evidence, judges);
+}
+
+/// Which ends of flows a program judges backends by.
+#[derive(Clone, Copy)]
+pub enum Judges {
+    /// None: they count as load at most.
+    Nothing,
+    /// Those of flows whose SYN could not be sent.
+    Unsendable,
+    /// All.
+    All,
+}
+
+/// Whether a flow is a trial: its end may decide it.
+#[inline(always)]
+pub fn is_trial(why: u8) -> bool {
+    why >> 4 == Reason::Trial as u8
 }
 
 /// Takes in that a socket goes elsewhere whose flow has not ended otherwise. That shows nothing of its backend; but if it was a
@@ -70,39 +126,96 @@ fn pass_on<I: Instructions>(slot: u32) {
     };
 }
 
-/// Whether a flow is a trial.
+/// `evidence`: the word of an [`Evidence`], 0 if nothing follows from it.
 #[inline(always)]
-fn is_trial(why: u8) -> bool {
-    why >> 4 == Reason::Trial as u8
+fn report<I: Instructions>(slot: u32, service: u32, evidence: u32) {
+    if evidence == 0 {
+        return;
+    }
+    // Known when this is compiled.
+    if I::CAN_FETCH {
+        take_evidence(slot, service, evidence)
+    } else {
+        take_evidence_5_10(slot, service, evidence)
+    };
 }
 
-/// Most flows show nothing new of their backends, and cost one load.
+/// Judges, and takes what follows from it.
 #[inline(always)]
-fn report<I: Instructions>(slot: u32, service: u32, evidence: Evidence, judges: bool) {
-    let Some(backend) = BACKENDS.get_ptr(slot) else { return };
-    if !evidence.matters(load(backend)) {
-        return;
-    }
-    if steps::gives_up(evidence) {
-        pass_on::<I>(slot);
-        return;
-    }
-    // Known when the program is loaded: what cannot be reached costs the verifier nothing.
-    if !judges {
-        return;
-    }
-    let (now, evidence) = (tick(clock::now_ns()), evidence.to_word());
-    let attempt = |left| match left {
-        // Known when this is compiled.
-        AGAIN if I::CAN_FETCH => judge_backend(slot, service, evidence, now),
-        AGAIN => judge_backend_5_10(slot, service, evidence, now),
-        _ => left,
+fn take_in<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
+    let now = tick(clock::now_ns());
+    let attempt = |(left, room)| match left {
+        AGAIN | WANTS_ROOM => {
+            let room = if left == WANTS_ROOM { room_for(service, now) } else { room };
+            // Known when this is compiled.
+            let left = if I::CAN_FETCH {
+                judge_backend(slot, service, evidence, room, now)
+            } else {
+                judge_backend_5_10(slot, service, evidence, room, now)
+            };
+            (left, room)
+        }
+        _ => (left, room),
     };
-    // Four attempts, without a loop: the verifier finds none to end that has a call in it, without CAP_PERFMON. Not in a function of
-    // their own, which would stand on the stack as well.
-    let left = attempt(attempt(attempt(attempt(AGAIN))));
+    // Four attempts, without a loop: the verifier finds none to end that has a call in it, without CAP_PERFMON.
+    let (left, _) = attempt(attempt(attempt(attempt((AGAIN, UNKNOWN)))));
     if left >= SCHEDULE {
         schedule_trial(service, left - SCHEDULE, now);
+    }
+    0
+}
+
+/// As [`take_in`], with less for the verifier to follow: in place of a look at all members, one at some scattered entries.
+#[inline(always)]
+fn take_in_shortly<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
+    let now = tick(clock::now_ns());
+    // Known when this is compiled.
+    let attempt = |room| {
+        if I::CAN_FETCH {
+            judge_backend(slot, service, evidence, room, now)
+        } else {
+            judge_backend_5_10(slot, service, evidence, room, now)
+        }
+    };
+    let mut left = attempt(UNKNOWN);
+    if left == WANTS_ROOM {
+        left = attempt(if other_entry(service, slot, now) != NO_SLOT { ROOM } else { NO_ROOM });
+    }
+    if left >= SCHEDULE {
+        name_for_trial(service, slot, now);
+    }
+    0
+}
+
+/// Whether one more backend of a service may be ejected.
+#[inline(always)]
+fn room_for(index: u32, now: u32) -> u32 {
+    if Survey::from_word(survey_service(index, now)).has_room() { ROOM } else { NO_ROOM }
+}
+
+/// A SYN of a flow leaves this host: what could not be sent before was not this host's fault.
+#[inline(always)]
+pub fn sent(service: u32) {
+    let Some(service) = SERVICES.get_ptr_mut(service) else { return };
+    // SAFETY: a live map value; both are the programs'.
+    unsafe {
+        if (&raw const (*service).awaits_syn).read_volatile() != 0 {
+            (&raw mut (*service).unsendable).write_volatile(Unsendable::NONE.0);
+            (&raw mut (*service).awaits_syn).write_volatile(0);
+        }
+    }
+}
+
+/// A backend has answered what a client sent.
+#[inline(always)]
+pub fn answered(service: u32, slot: u32) {
+    let Some(service) = SERVICES.get_ptr_mut(service) else { return };
+    // SAFETY: as above.
+    unsafe {
+        if (&raw const (*service).awaits_answer).read_volatile() != 0 {
+            (&raw mut (*service).answered).write_volatile(slot as u16 + 1);
+            (&raw mut (*service).awaits_answer).write_volatile(0);
+        }
     }
 }
 
@@ -149,16 +262,105 @@ pub fn begin_trial<I: Instructions>(index: u32, slot: u32, now: u32) -> u32 {
 
 // Global functions: the verifier follows each once, for any arguments, and not for each way that leads to it.
 
+/// What a socket's flow shows of its backend, by what the word says: the word of an [`Evidence`], or 0 if nothing follows from it. If
+/// it is load of the backend, that is remembered.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn judge_backend(slot: u32, service: u32, evidence: u32, now: u32) -> u32 {
-    judge::<Linux5_12>(slot, service, evidence, now)
+extern "C" fn evidence_of(cookie: u64, word: u32, received: u64, sent: u64) -> u32 {
+    let Some(record) = record::of(cookie) else { return 0 };
+    // All at once: the record may be in either of two tables, and the verifier follows both ways for as long as it is referred to.
+    let (slot, index, why) = (record.slot(), record.service(), record.why());
+    let (start_ns, process, namespace) = (record.start_ns(), record.process(), record.namespace());
+    let Some(service) = SERVICES.get_ptr_mut(index) else { return 0 };
+    // SAFETY: a live map value; the daemon stores both at any time.
+    let (several, clients) = unsafe {
+        (
+            (&raw const (*service).several_processes).read_volatile(),
+            (&raw const (*service).namespace).read_volatile(),
+        )
+    };
+    let is_trial = u32::from(why) >> 4;
+    let is_trial = is_trial & (is_trial >> 1) & 1;
+    const { assert!(Reason::Trial as u32 == 3 && (Reason::Diverted as u32) < 7) };
+    let counts = word / COUNTS & 1;
+    let now_ns = clock::now_ns();
+    let mut evidence = Evidence::established(false).to_word() | is_trial << 3;
+    if word & ESTABLISHED == 0 {
+        let end = End::from_word(word, received, sent);
+        let accuser = Accuser::among(process, several);
+        evidence = Evidence::word_of_end(end, is_trial, accuser, now_ns.wrapping_sub(start_ns));
+        if end.is_error() | end.is_load() & counts != 0 {
+            tally::remember_error(slot, index, tick(now_ns));
+        }
+    }
+    if word & JUDGES == 0 {
+        return 0;
+    }
+    // What fails in a namespace of a process's own making says nothing of the backends.
+    let is_foreign = sign(clients) & sign(clients ^ namespace);
+    evidence &= !(Evidence::KIND & 0u32.wrapping_sub(is_foreign | counts ^ 1));
+    steps::weigh(&KernelWords::<Linux5_10>::new(index, service), slot, evidence)
+}
+
+/// 1 if a number is not 0, without a branch.
+#[inline(always)]
+fn sign(number: u64) -> u32 {
+    ((number | number.wrapping_neg()) >> 63) as u32
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn judge_backend_5_10(slot: u32, service: u32, evidence: u32, now: u32) -> u32 {
-    judge::<Linux5_10>(slot, service, evidence, now)
+extern "C" fn take_evidence(slot: u32, service: u32, evidence: u32) -> u32 {
+    take_in::<Linux5_12>(slot, service, evidence)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn take_evidence_5_10(slot: u32, service: u32, evidence: u32) -> u32 {
+    take_in::<Linux5_10>(slot, service, evidence)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn take_unsendable(slot: u32, service: u32, evidence: u32) -> u32 {
+    take_in_shortly::<Linux5_12>(slot, service, evidence)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn take_unsendable_5_10(slot: u32, service: u32, evidence: u32) -> u32 {
+    take_in_shortly::<Linux5_10>(slot, service, evidence)
+}
+
+/// The slot of another backend than that in `slot` which may be chosen, at some scattered entry of a service's table; or [`NO_SLOT`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn other_entry(index: u32, slot: u32, now: u32) -> u32 {
+    let Some(service) = rows::service(index) else { return NO_SLOT };
+    let tables = KernelTables::<Linux5_10>::new(index, service);
+    pick::usable_other(&tables, table_of(service), slot, now)
+}
+
+/// Names the ejected backend in a slot for the next trial of its service, if none is named: where another one's time is over
+/// first, that one's trial names the next. Returns 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn name_for_trial(index: u32, slot: u32, now: u32) -> u32 {
+    let Some(service) = SERVICES.get_ptr_mut(index) else { return 0 };
+    steps::name_for_trial(&KernelWords::<Linux5_10>::new(index, service), slot, now);
+    0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn judge_backend(slot: u32, service: u32, evidence: u32, room: u32, now: u32) -> u32 {
+    judge::<Linux5_12>(slot, service, evidence, room, now)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn judge_backend_5_10(slot: u32, service: u32, evidence: u32, room: u32, now: u32) -> u32 {
+    judge::<Linux5_10>(slot, service, evidence, room, now)
 }
 
 #[unsafe(no_mangle)]
@@ -246,13 +448,17 @@ extern "C" fn schedule_trial(index: u32, event: u32, now: u32) -> u32 {
 
 /// Judges a backend by some evidence. Returns what is left to do.
 #[inline(always)]
-fn judge<I: Instructions>(slot: u32, index: u32, evidence: u32, now: u32) -> u32 {
+fn judge<I: Instructions>(slot: u32, index: u32, evidence: u32, room: u32, now: u32) -> u32 {
     let Some(service) = SERVICES.get_ptr_mut(index) else { return DONE };
     let words = KernelWords::<I>::new(index, service);
-    match steps::judge(&words, slot, Evidence::from_word(evidence), now).map(Judgement::event) {
-        None => AGAIN,
-        Some(None) => DONE,
-        Some(Some(event)) => SCHEDULE + event as u32,
+    let has_room = if room == UNKNOWN { None } else { Some(room == ROOM) };
+    match steps::judge(&words, slot, Evidence::from_word(evidence), has_room, now) {
+        Err(Unjudged::Contended) => AGAIN,
+        Err(Unjudged::WantsRoom) => WANTS_ROOM,
+        Ok(judgement) => match judgement.event() {
+            None => DONE,
+            Some(event) => SCHEDULE + event as u32,
+        },
     }
 }
 
@@ -330,6 +536,42 @@ impl<I: Instructions> Words for KernelWords<I> {
     #[inline(always)]
     fn state(&self, backend: *mut Backend) -> StateWord {
         rows::state(backend)
+    }
+
+    #[inline(always)]
+    fn set_accuser(&self, backend: *mut Backend, accuser: Accuser) {
+        // SAFETY: a live map value; the byte is the programs'.
+        unsafe { (&raw mut (*backend).state.accuser).write_volatile(accuser.0) };
+    }
+
+    #[inline(always)]
+    fn unsendable(&self) -> Unsendable {
+        // SAFETY: a live map value.
+        Unsendable(unsafe { (&raw const (*self.service).unsendable).read_volatile() })
+    }
+
+    #[inline(always)]
+    fn set_unsendable(&self, unsendable: Unsendable) {
+        // SAFETY: as above; both are the programs'.
+        unsafe {
+            (&raw mut (*self.service).unsendable).write_volatile(unsendable.0);
+            (&raw mut (*self.service).awaits_syn).write_volatile(1);
+        }
+    }
+
+    #[inline(always)]
+    fn answered(&self) -> u32 {
+        // SAFETY: as above.
+        u32::from(unsafe { (&raw const (*self.service).answered).read_volatile() }).wrapping_sub(1)
+    }
+
+    #[inline(always)]
+    fn await_answer(&self) {
+        // SAFETY: as above.
+        unsafe {
+            (&raw mut (*self.service).answered).write_volatile(0);
+            (&raw mut (*self.service).awaits_answer).write_volatile(1);
+        }
     }
 
     #[inline(always)]
@@ -424,7 +666,8 @@ fn rules(service: *const Service) -> EjectionRules {
             base: (&raw const (*rules).base).read_volatile(),
             max: (&raw const (*rules).max).read_volatile(),
             failures: (&raw const (*rules).failures).read_volatile(),
-            _reserved: [0; 3],
+            hangs: (&raw const (*rules).hangs).read_volatile(),
+            _reserved: [0; 2],
         }
     }
 }

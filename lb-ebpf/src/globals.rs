@@ -138,6 +138,36 @@ pub const KERNEL_SOCKET: Constant<u32, { place_of("KERNEL_SOCKET") }> = Constant
 /// The bit of that byte, as a mask.
 pub const KERNEL_SOCKET_MASK: Constant<u32, { place_of("KERNEL_SOCKET_MASK") }> = Constant::new();
 
+/// Where a socket has the first message of its queue of errors (`sock.sk_error_queue`), as [`SK_ERR`].
+pub const ERROR_QUEUE: Constant<u32, { place_of("ERROR_QUEUE") }> = Constant::new();
+
+/// Where it has how many there are, as [`SK_ERR`].
+pub const ERROR_QUEUE_LENGTH: Constant<u32, { place_of("ERROR_QUEUE_LENGTH") }> = Constant::new();
+
+/// Where such a message has its `struct sock_extended_err`, as [`SK_ERR`].
+pub const QUEUED_ERROR: Constant<u32, { place_of("QUEUED_ERROR") }> = Constant::new();
+
+/// `sock_common.skc_bound_dev_if`, as [`SK_ERR`].
+pub const BOUND_DEVICE: Constant<u32, { place_of("BOUND_DEVICE") }> = Constant::new();
+
+/// `sock.sk_mark`, as [`SK_ERR`].
+pub const SOCKET_MARK: Constant<u32, { place_of("SOCKET_MARK") }> = Constant::new();
+
+/// The byte with the bits of `sock.sk_userlocks`, as [`SK_ERR`].
+pub const USER_LOCKS: Constant<u32, { place_of("USER_LOCKS") }> = Constant::new();
+
+/// The bits of that byte that say that an address or a port was bound, as a mask.
+pub const USER_LOCKS_MASK: Constant<u32, { place_of("USER_LOCKS_MASK") }> = Constant::new();
+
+/// `sock.sk_filter`, as [`SK_ERR`].
+pub const SOCKET_FILTER: Constant<u32, { place_of("SOCKET_FILTER") }> = Constant::new();
+
+/// `sock_common.skc_flags`, as [`SK_ERR`].
+pub const SOCKET_FLAGS: Constant<u32, { place_of("SOCKET_FLAGS") }> = Constant::new();
+
+/// `inet_sock.uc_ttl`, as [`SK_ERR`].
+pub const UNICAST_TTL: Constant<u32, { place_of("UNICAST_TTL") }> = Constant::new();
+
 /// Where the iterator over open files finds fields of the kernel's structures. Set by the loader from the kernel's
 /// description of its types.
 #[unsafe(no_mangle)]

@@ -5,6 +5,7 @@ pub mod cast;
 pub mod context;
 
 pub mod sock_ops;
+pub mod socket;
 
 pub mod clock;
 

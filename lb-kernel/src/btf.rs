@@ -22,6 +22,21 @@ pub struct Offsets {
     pub sk_kern_sock: u32,
     /// Which bit of it, as a mask.
     pub sk_kern_sock_mask: u32,
+    /// The first message of `sk_error_queue`.
+    pub error_queue: u32,
+    /// Its length.
+    pub error_queue_length: u32,
+    /// In a `struct sk_buff` of that queue, its `struct sock_extended_err`.
+    pub queued_error: u32,
+    pub bound_device: u32,
+    pub socket_mark: u32,
+    /// The byte that `sk_userlocks` begins in.
+    pub user_locks: u32,
+    /// The bits of it that say that an address or a port was bound, as a mask.
+    pub user_locks_mask: u32,
+    pub socket_filter: u32,
+    pub socket_flags: u32,
+    pub unicast_ttl: u32,
     /// How to get pointers to such structures without a helper, where the kernel has the functions.
     pub casts: Option<Casts>,
 }
@@ -74,6 +89,16 @@ impl Offsets {
             ("bpf_sock_ops_cb_flags", self.bpf_sock_ops_cb_flags),
             ("sk_kern_sock", self.sk_kern_sock),
             ("sk_kern_sock_mask", self.sk_kern_sock_mask),
+            ("error_queue", self.error_queue),
+            ("error_queue_length", self.error_queue_length),
+            ("queued_error", self.queued_error),
+            ("bound_device", self.bound_device),
+            ("socket_mark", self.socket_mark),
+            ("user_locks", self.user_locks),
+            ("user_locks_mask", self.user_locks_mask),
+            ("socket_filter", self.socket_filter),
+            ("socket_flags", self.socket_flags),
+            ("unicast_ttl", self.unicast_ttl),
         ];
         fields.into_iter().chain(casts)
     }
@@ -93,8 +118,9 @@ const KIND_FUNCTION: u32 = 12;
 /// If the kernel does not describe its types, or not these.
 pub fn offsets(path: &Path) -> io::Result<Offsets> {
     let bytes = std::fs::read(path)?;
-    let sockets = ["sock", "sock_common", "inet_connection_sock", "tcp_sock"];
-    let structures = [&sockets[..], &["net", "bpf_sock_addr_kern", "bpf_sock_ops_kern"]].concat();
+    let sockets = ["sock", "sock_common", "inet_sock", "inet_connection_sock", "tcp_sock"];
+    let queues = ["sk_buff_head", "sk_buff", "sock_exterr_skb"];
+    let structures = [&sockets[..], &queues, &["net", "bpf_sock_addr_kern", "bpf_sock_ops_kern"]].concat();
     let types = Types::parse(&bytes, &structures, &["bpf_rdonly_cast"]);
     let types = types.ok_or_else(|| invalid("is not a description of types"))?;
     let bits = |structure: &str, field: &str| {
@@ -107,6 +133,9 @@ pub fn offsets(path: &Path) -> io::Result<Offsets> {
     };
     // On little-endian processors, the only ones that run these programs, bit fields count from the lowest bit.
     let kernels = bits("sock", "sk_kern_sock")?;
+    let locks = bits("sock", "sk_userlocks")?;
+    let queue = field("sock", "sk_error_queue")?;
+    let common = field("sock", "__sk_common")?;
     Ok(Offsets {
         sk_err: field("sock", "sk_err")?,
         sk_err_soft: field("sock", "sk_err_soft")?,
@@ -118,6 +147,17 @@ pub fn offsets(path: &Path) -> io::Result<Offsets> {
         bpf_sock_ops_cb_flags: field("tcp_sock", "bpf_sock_ops_cb_flags")?,
         sk_kern_sock: kernels / 8,
         sk_kern_sock_mask: 1 << (kernels % 8),
+        error_queue: queue + field("sk_buff_head", "next")?,
+        error_queue_length: queue + field("sk_buff_head", "qlen")?,
+        queued_error: field("sk_buff", "cb")? + field("sock_exterr_skb", "ee")?,
+        bound_device: common + field("sock_common", "skc_bound_dev_if")?,
+        socket_mark: field("sock", "sk_mark")?,
+        user_locks: locks / 8,
+        // SOCK_BINDADDR_LOCK and SOCK_BINDPORT_LOCK.
+        user_locks_mask: (4 | 8) << (locks % 8),
+        socket_filter: field("sock", "sk_filter")?,
+        socket_flags: common + field("sock_common", "skc_flags")?,
+        unicast_ttl: field("inet_sock", "uc_ttl")?,
         casts: types.casts(),
     })
 }

@@ -149,6 +149,14 @@ impl Datapath {
         }
     }
 
+    /// Tells the programs whose evidence counts: only that of flows of one network namespace, by its cookie, if it is known; and if
+    /// several processes have begun flows lately, not that of one alone where it depends on what that has sent.
+    pub fn set_witnesses(&mut self, namespace: Option<u64>, several_processes: bool) {
+        for index in self.applied.services.keys() {
+            self.tables.set_witnesses(*index, namespace.unwrap_or_default(), several_processes);
+        }
+    }
+
     /// Ejects the backends in these slots, which fail and are not ejected.
     pub fn eject(&mut self, slots: &[Slot]) {
         let now = monotonic_ns();

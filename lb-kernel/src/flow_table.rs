@@ -54,6 +54,15 @@ impl FlowTable {
         self.flows.get(index)
     }
 
+    /// Whether several processes have begun flows since a time (`CLOCK_MONOTONIC`), open ones and others: a flow lies in its bucket
+    /// until another one comes there. Looks at every bucket if there is one process, which takes about a millisecond for the default
+    /// number: not for the event loop.
+    pub fn has_several_processes(&self, since_ns: u64) -> bool {
+        let recent = (0..self.len()).map(|index| self.flow(index)).filter(|flow| flow.start_ns >= since_ns);
+        let mut processes = recent.map(|flow| flow.process);
+        processes.next().is_some_and(|first| processes.any(|process| process != first))
+    }
+
     /// Puts the cookie `to` into a bucket in place of `from`; returns whether `from` was there.
     pub fn pass_on(&self, index: usize, from: u64, to: u64) -> bool {
         self.buckets.replace64(index, COOKIE, from, to)

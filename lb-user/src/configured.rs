@@ -97,8 +97,8 @@ fn of_service(configured: &ClientService) -> Keys {
 }
 
 fn ejection_text(ejection: Ejection) -> String {
-    let Ejection { failures, base, max } = ejection;
-    format!("failures {failures}, base {}, max {}", in_units(base), in_units(max))
+    let Ejection { failures, base, max, hangs } = ejection;
+    format!("failures {failures}, base {}, max {}, hangs {hangs}", in_units(base), in_units(max))
 }
 
 fn load_text(ControlRules { law, mode, .. }: ControlRules) -> String {

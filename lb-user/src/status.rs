@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use lb_common::abi::{BackendState, EjectionPhase, EjectionRules, EjectionState, NO_SLOT, Outcome, Usable};
-use lb_common::ejection;
+use lb_common::ejection::{self, name_of_failure};
 use lb_common::ending::Ending;
 use lb_common::ticks::{self, TICK_LOG2};
 use lb_core::service::Protocol;
@@ -256,10 +256,9 @@ fn ejection_of(slot: &SlotView, rules: EjectionRules) -> Ejection {
     let EjectionState { at, run, level, phase, ending } = slot.ejection;
     let now = ticks::tick(lb_kernel::monotonic_ns());
     let is_tried = EjectionPhase::from_u8(phase) == EjectionPhase::Trial;
-    let cause = Ending::ALL.into_iter().find(|known| *known as u8 == ending).unwrap_or(Ending::Unknown);
     Ejection {
         failures: run.into(),
-        cause: cause.name().to_owned(),
+        cause: name_of_failure(ending).to_owned(),
         times: level.into(),
         trial_in_s: (!is_tried).then(|| seconds(u64::from(ejection::left(at, rules, now)) << TICK_LOG2)),
     }

@@ -212,7 +212,7 @@ pub const EJECTED: &str = "ejected";
 pub struct Ejection {
     /// How many flows failed in a row.
     pub failures: u32,
-    /// How the last of them ended, by [`Ending::name`](lb_common::ending::Ending::name).
+    /// What the last of them was, by [`name_of_failure`](lb_common::ejection::name_of_failure).
     pub cause: String,
     /// How often it was ejected without having recovered since.
     pub times: u32,

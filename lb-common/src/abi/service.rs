@@ -70,7 +70,11 @@ pub struct Service {
     /// make it wrong, hence read after them.
     pub fallback: u32,
     /// The errno of a refused connect, as a positive number.
-    pub errno: u32,
+    pub errno: u16,
+    /// 1 if a SYN could not be sent and none was sent since. Written by the kernel programs.
+    pub awaits_syn: u8,
+    /// 1 if a backend did not answer what a client sent, and none has since. Written by the kernel programs.
+    pub awaits_answer: u8,
     /// The address processes dial; getpeername answers with it.
     pub address: Address,
     /// The port processes dial.
@@ -85,8 +89,19 @@ pub struct Service {
     pub ejection: EjectionRules,
     /// Name, padded with zeros.
     pub name: [u8; NAME_BYTES],
+    /// Which backend SYNs could not be sent to, see [`Unsendable`](crate::ejection::Unsendable). Written by the kernel programs.
+    pub unsendable: u16,
+    /// The slot plus one of a backend that has answered since the last one that did not; 0 if none has. Written by the kernel
+    /// programs.
+    pub answered: u16,
+    /// Cookie of the client's network namespace: only flows of this one show anything of backends. 0 if it is not known, and
+    /// then all do. Written by the daemon at any time.
+    pub namespace: u64,
+    /// 1 if several processes of the client have begun flows lately, else 0: then what one of them alone has found may be its own
+    /// doing. Written by the daemon at any time.
+    pub several_processes: u8,
     /// Zero.
-    pub _reserved: [u32; 13],
+    pub _reserved: [u8; 39],
 }
 const _: () = assert!(size_of::<Service>() == 192);
 // All that a connect reads lies in one cache line, if rows begin with one.
@@ -135,8 +150,10 @@ pub struct EjectionRules {
     pub max: u32,
     /// Failures in a row that eject; 0 if nobody is ejected.
     pub failures: u8,
+    /// 1 if established connections that the backend does not answer are failures, else 0.
+    pub hangs: u8,
     /// Zero.
-    pub _reserved: [u8; 3],
+    pub _reserved: [u8; 2],
 }
 const _: () = assert!(size_of::<EjectionRules>() == 12);
 

@@ -6,9 +6,11 @@
 //! the next trial is due. Times are ticks.
 
 use super::{
-    Event, Evidence, EvidenceKind, Verdict, is_over, next, next_trial, on_trial, undecided, withheld,
+    Accuser, Event, Evidence, EvidenceKind, Unsendable, Verdict, accuser, is_over, left, next, next_trial,
+    on_trial, undecided, withheld,
 };
 use crate::abi::{EjectionPhase, EjectionRules, EjectionState, NO_SLOT, NextTrial, StateWord};
+use crate::ending::Ending;
 use crate::pick::Survey;
 
 /// The words of one service and its backends, as one side keeps them.
@@ -33,6 +35,21 @@ pub trait Words {
 
     /// The state word of a backend.
     fn state(&self, backend: Self::Backend) -> StateWord;
+
+    /// Stores who has made the run of failures of a backend.
+    fn set_accuser(&self, backend: Self::Backend, accuser: Accuser);
+
+    /// Which backend SYNs cannot be sent to.
+    fn unsendable(&self) -> Unsendable;
+
+    /// Stores that, and that a SYN is awaited.
+    fn set_unsendable(&self, unsendable: Unsendable);
+
+    /// The slot of a backend that has answered since the last one that did not; [`NO_SLOT`] or more if none has.
+    fn answered(&self) -> u32;
+
+    /// Forgets it, and awaits the next answer.
+    fn await_answer(&self);
 
     /// Stores whether a backend is ejected: 1 or 0.
     fn set_ejected(&self, backend: Self::Backend, ejected: u8);
@@ -108,25 +125,55 @@ impl Judgement {
     }
 }
 
-/// Judges the backend in a slot by some evidence. `None`: another CPU was quicker, so judge again. After that, the next trial is
-/// to be scheduled where [`Judgement::event`] says so. (By the caller: functions of a kernel program that call each other share 512
-/// bytes of stack, and without CAP_PERFMON the verifier has too many ways to follow through a loop of all this.)
+/// Why nothing was judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unjudged {
+    /// Another CPU was quicker: judge again.
+    Contended,
+    /// The backend is to be ejected: look whether there is room, and judge again.
+    WantsRoom,
+}
+
+/// Judges the backend in a slot by some evidence. `has_room`: whether one more may be ejected ([`Survey::has_room`]), if that is known.
+/// After that the next trial is to be scheduled where [`Judgement::event`] says so. (All by the caller: functions of a kernel program
+/// that call each other share 512 bytes of stack, and without CAP_PERFMON the verifier has too many ways to follow through a loop of
+/// all this.)
+///
+/// # Errors
+/// If nothing was judged.
 #[inline(always)]
-pub fn judge<W: Words>(words: &W, slot: u32, evidence: Evidence, now: u32) -> Option<Judgement> {
-    let Some(backend) = words.backend(slot) else { return Some(Judgement::Unchanged) };
-    let (rules, before) = (words.rules(), words.standing(backend));
-    let (mut after, verdict) = next(before, rules, evidence, words.state(backend), now, words.random());
-    if matches!(verdict, Verdict::Unchanged) {
-        return Some(Judgement::Unchanged);
+pub fn judge<W: Words>(
+    words: &W,
+    slot: u32,
+    evidence: Evidence,
+    has_room: Option<bool>,
+    now: u32,
+) -> Result<Judgement, Unjudged> {
+    let Some(backend) = words.backend(slot) else { return Ok(Judgement::Unchanged) };
+    if evidence.kind == EvidenceKind::NONE {
+        let was_trial = evidence.is_trial && give_trial_up(words, slot, now);
+        return Ok(if was_trial { Judgement::Remembered } else { Judgement::Unchanged });
     }
-    let is_withheld = matches!(verdict, Verdict::Eject) && !words.survey(now).has_room();
+    let (rules, before, state) = (words.rules(), words.standing(backend), words.state(backend));
+    let accuser = accuser(before, rules, evidence, state, now);
+    let evidence = Evidence { accuser, ..evidence };
+    let (mut after, verdict) = next(before, rules, evidence, state, now, words.random());
+    if matches!(verdict, Verdict::Unchanged) {
+        return Ok(Judgement::Unchanged);
+    }
+    let mut is_withheld = false;
+    if matches!(verdict, Verdict::Eject) {
+        let Some(has_room) = has_room else { return Err(Unjudged::WantsRoom) };
+        is_withheld = !has_room;
+    }
     if is_withheld {
         after = withheld(after, before, now);
     }
     if !words.replace_standing(backend, before, after) {
-        return None;
+        return Err(Unjudged::Contended);
     }
-    Some(match verdict {
+    words.set_accuser(backend, accuser);
+    Ok(match verdict {
         Verdict::Unchanged | Verdict::Remembered => Judgement::Remembered,
         Verdict::Eject if is_withheld => {
             words.count(slot, Counted::Withheld);
@@ -140,11 +187,53 @@ pub fn judge<W: Words>(words: &W, slot: u32, evidence: Evidence, now: u32) -> Op
         Verdict::Readmit => {
             // It begins with a clean record: what failed before says nothing of what it is now.
             words.forget_errors(backend);
+            words.set_accuser(backend, Accuser::default());
             words.set_ejected(backend, 0);
             words.count(slot, Counted::Readmission);
             Judgement::Readmitted
         }
     })
+}
+
+/// What evidence is worth, by its number: what may be this host's fault, or the way of the protocol, counts only while other backends
+/// show that it is not. Returns the number of what is left of it, 0 if that is nothing. To be asked once, before [`judge`].
+#[inline(always)]
+pub fn weigh<W: Words>(words: &W, slot: u32, evidence: u32) -> u32 {
+    let counts = match Evidence::from_word(evidence).kind {
+        EvidenceKind::NONE => false,
+        EvidenceKind::UNSENDABLE => {
+            let before = words.unsendable();
+            let after = before.failed(slot);
+            words.set_unsendable(after);
+            if after.0 == Unsendable::HOST.0 {
+                absolve(words, before.blamed());
+            }
+            after.0 != Unsendable::HOST.0
+        }
+        EvidenceKind::UNHEARD => {
+            let answered = words.answered();
+            words.await_answer();
+            answered < NO_SLOT && answered != slot
+        }
+        _ => true,
+    };
+    if counts || evidence & Evidence::TRIAL == 0 {
+        return if counts { evidence } else { 0 };
+    }
+    // A trial that has decided nothing.
+    evidence & !Evidence::KIND
+}
+
+/// Takes back a backend that was ejected because no SYN to it could be sent: none can be sent to others, either.
+#[inline(always)]
+fn absolve<W: Words>(words: &W, slot: u32) {
+    let Some(backend) = words.backend(slot) else { return };
+    let before = words.standing(backend);
+    if before.ending == Ending::NotSent as u8
+        && words.replace_standing(backend, before, EjectionState::default())
+    {
+        words.set_ejected(backend, 0);
+    }
 }
 
 /// Stores when the next trial is due, if members are listed.
@@ -223,8 +312,12 @@ pub fn give_trial_up<W: Words>(words: &W, slot: u32, now: u32) -> bool {
     true
 }
 
-/// Whether evidence says no more than that a trial has decided nothing: [`give_trial_up`] takes it.
+/// Names the backend in a slot, which was just ejected, for the next trial if none is named. ([`schedule_trial`] looks at all.)
 #[inline(always)]
-pub const fn gives_up(evidence: Evidence) -> bool {
-    matches!(evidence.kind, EvidenceKind::None)
+pub fn name_for_trial<W: Words>(words: &W, slot: u32, now: u32) {
+    let Some(backend) = words.backend(slot) else { return };
+    if words.lists_members() && words.next_trial().slot == 0 && words.state(backend).ejected != 0 {
+        let left = left(words.standing(backend).at, words.rules(), now);
+        words.set_next_trial(NextTrial::of(slot, now.wrapping_add(left), 0));
+    }
 }

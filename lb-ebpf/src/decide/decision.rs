@@ -133,7 +133,7 @@ impl Decision {
         }
         if HAS_SET_RETVAL.load() != 0 {
             // SAFETY: a live map value.
-            dial.set_errno(unsafe { (&raw const (*self.service).errno).read_volatile() });
+            dial.set_errno(u32::from(unsafe { (&raw const (*self.service).errno).read_volatile() }));
         }
         Verdict::Refuse
     }

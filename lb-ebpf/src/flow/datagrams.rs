@@ -150,7 +150,7 @@ extern "C" fn leave_position(cookie: u64, position: u32, service: u32, slot: u32
             let (address, port) = ((*backend).address, (*backend).port);
             before.write_volatile(Peer { address, port, _reserved: 0 });
         }
-        tally::ended(&old, Ending::Closed, TrafficTotals::NONE);
+        tally::ended(old.slot, old.start_ns, Ending::Closed as u32, TrafficTotals::NONE);
     }
     0
 }
@@ -228,6 +228,6 @@ extern "C" fn end_datagrams(cookie: u64) -> u32 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn end_one(slot: u32, start_ns: u64) -> u32 {
-    tally::ended(&Flow { start_ns, slot, ..Flow::NONE }, Ending::Closed, TrafficTotals::NONE);
+    tally::ended(slot, start_ns, Ending::Closed as u32, TrafficTotals::NONE);
     0
 }

@@ -5,10 +5,11 @@
 //! its end, so no end is counted twice. Nothing here fails a call: a flow that finds no room is simply not tracked.
 
 use lb_common::abi::{Anomalies, Backend, Flow, FlowBucket, Phase};
-use lb_common::ending::{Attempt, Ending};
+use lb_common::ending::{self, Attempt, End, Ending};
 use lb_common::load::without_bounds;
+use lb_common::ticks::tick;
 
-use crate::ejection;
+use crate::ejection::{self, Judges};
 use crate::flow::tally::{self, TrafficTotals};
 use crate::globals::{FLOW_MASK, FULL_ACCOUNTING};
 use crate::kernel::atomic::{self, Instructions, Linux5_10, Linux5_12};
@@ -70,6 +71,20 @@ impl RecordRef {
     pub fn start_ns(&self) -> u64 {
         // SAFETY: as above.
         unsafe { (&raw const (*self.flow).start_ns).read_volatile() }
+    }
+
+    /// Cookie of its network namespace.
+    #[inline(always)]
+    pub fn namespace(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { (&raw const (*self.flow).namespace).read_volatile() }
+    }
+
+    /// The process that began it.
+    #[inline(always)]
+    pub fn process(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (&raw const (*self.flow).process).read_volatile() }
     }
 
     /// Sets how far it has come.
@@ -218,14 +233,14 @@ fn end_of_former<I: Instructions>(before: &Flow) {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn end_former_flow(slot: u32, word: u32, start_ns: u64) -> u32 {
-    abandon::<Linux5_12>(&former(slot, word, start_ns));
+    end_former::<Linux5_12>(&former(slot, word, start_ns));
     0
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn end_former_flow_5_10(slot: u32, word: u32, start_ns: u64) -> u32 {
-    abandon::<Linux5_10>(&former(slot, word, start_ns));
+    end_former::<Linux5_10>(&former(slot, word, start_ns));
     0
 }
 
@@ -245,7 +260,17 @@ fn former(slot: u32, word: u32, start_ns: u64) -> Flow {
 #[inline(always)]
 fn abandon<I: Instructions>(flow: &Flow) {
     ejection::abandoned::<I>(flow);
-    tally::ended(flow, ending_of_abandoned(flow.phase), TrafficTotals::NONE);
+    tally::ended(flow.slot, flow.start_ns, ending_of_abandoned(flow.phase) as u32, TrafficTotals::NONE);
+}
+
+/// The same of one that dials the service again. If its SYN could not be sent, that is load of the backend, and no more: what the
+/// socket asks for is not known here.
+#[inline(always)]
+fn end_former<I: Instructions>(flow: &Flow) {
+    if FULL_ACCOUNTING.load() != 0 && flow.phase == Phase::Chosen as u8 {
+        tally::remember_error(flow.slot, u32::from(flow.service), tick(clock::now_ns()));
+    }
+    abandon::<I>(flow);
 }
 
 /// How a flow ended whose socket now goes elsewhere.
@@ -263,8 +288,25 @@ fn ending_of_abandoned(phase: u8) -> Ending {
 
 /// How a connect ended that the application gave up.
 #[inline(always)]
-pub fn given_up(flow: &Flow, soft_error: u32, retransmits: u32) -> Ending {
-    let number = how_given_up(u32::from(flow.service), flow.start_ns, soft_error, retransmits);
+pub fn given_up(record: &RecordRef, reported_error: u32, retransmits: u32) -> Ending {
+    ending_at(how_given_up(record.service(), record.start_ns(), reported_error, retransmits))
+}
+
+/// How a flow ended whose socket has an error.
+#[inline(always)]
+pub fn of_error(error: u32, was_established: bool) -> Ending {
+    ending_at(ending_of_error(error, u32::from(was_established)))
+}
+
+/// The same ending, as one that the verifier does not know: it would follow what comes after it once for each.
+#[inline(always)]
+pub fn opaque_to_verifier(ending: Ending, any: u64) -> Ending {
+    ending_at(without_bounds(ending as u64, any) as u32)
+}
+
+/// The ending with a number that one of the functions here has given.
+#[inline(always)]
+fn ending_at(number: u32) -> Ending {
     // SAFETY: the number of an ending.
     unsafe { core::mem::transmute::<u8, Ending>(number as u8) }
 }
@@ -272,10 +314,17 @@ pub fn given_up(flow: &Flow, soft_error: u32, retransmits: u32) -> Ending {
 /// A slow path, hence a global function. Returns the number of an [`Ending`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn how_given_up(service: u32, start_ns: u64, soft_error: u32, retransmits: u32) -> u32 {
+extern "C" fn how_given_up(service: u32, start_ns: u64, reported_error: u32, retransmits: u32) -> u32 {
     let after = rows::unanswered_after(service);
     let is_due = after != 0 && clock::is_past(start_ns, after);
-    Attempt { soft_error, retransmits, is_due }.ending() as u32
+    Attempt { soft_error: reported_error, retransmits, is_due }.ending() as u32
+}
+
+/// As [`how_given_up`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn ending_of_error(error: u32, was_established: u32) -> u32 {
+    ending::of_error(error, was_established != 0) as u32
 }
 
 /// The socket goes to no backend any more: a flow that it has is over.
@@ -346,30 +395,34 @@ extern "C" fn leave_overflow(cookie: u64) -> u32 {
     1
 }
 
-/// Takes a socket's record out and counts the end of `flow`, which was read before. What it shows of its backend is taken in
-/// first, by a program that `judges`: once the active count is given back, the slot may get another backend.
+/// Takes a socket's record out and counts the end of its flow, of which the verifier is to know nothing: it would follow what
+/// comes once for each. What it shows of its backend is taken in first: once the active
+/// count is given back, the slot may get another backend. `is_ordinary`: 1 if the socket asks for no way of its own; asked only
+/// where that matters.
 #[inline(always)]
 pub fn end<I: Instructions>(
     cookie: u64,
     record: RecordRef,
-    flow: &Flow,
-    ending: Ending,
-    totals: TrafficTotals,
-    judges: bool,
+    end: End,
+    retransmits: u32,
+    judges: Judges,
+    is_ordinary: impl Fn() -> u32,
 ) {
-    let ending = opaque_to_verifier(ending, cookie);
-    if take_out::<I>(cookie, record) {
-        ejection::report_end::<I>(flow, ending, totals.bytes_received, judges);
-        tally::ended(flow, ending, totals);
+    let word = without_bounds(u64::from(end.to_word()), cookie) as u32;
+    let end = End::from_word(word, end.bytes_received, end.bytes_sent);
+    if !end.is_plain() || ejection::is_trial(record.why()) {
+        let (slot, service) = (record.slot(), record.service());
+        ejection::report_end::<I>(cookie, slot, service, end, judges, is_ordinary());
     }
-}
-
-/// The same ending, as one that the verifier does not know: it would follow what comes after it once for each.
-#[inline(always)]
-fn opaque_to_verifier(ending: Ending, any: u64) -> Ending {
-    let number = without_bounds(ending as u64, any) as u8;
-    // SAFETY: the number of an ending.
-    unsafe { core::mem::transmute::<u8, Ending>(number) }
+    let (slot, service, start_ns) = (record.slot(), record.service(), record.start_ns());
+    if take_out::<I>(cookie, record) {
+        if end.is_answered() != 0 {
+            ejection::answered(service, slot);
+        }
+        let totals =
+            TrafficTotals { bytes_received: end.bytes_received, bytes_sent: end.bytes_sent, retransmits };
+        tally::ended(slot, start_ns, end.number(), totals);
+    }
 }
 
 /// Removes from a hash, and says whether it was there. Kernel fact: from 5.11 to 6.0 a hash refuses a change (EBUSY)

@@ -4,12 +4,9 @@
 //! another backend, with counters of its own.
 
 use lb_common::abi::{
-    Backend, ENDING_ROWS, Flow, Histogram, Outcomes, RecentErrors, Service, SlotCounters, TIME_BUCKETS,
-    bucket,
+    Backend, ENDING_ROWS, Histogram, Outcomes, RecentErrors, Service, SlotCounters, TIME_BUCKETS, bucket,
 };
-use lb_common::ending::Ending;
 use lb_common::load::{self, HalfLife};
-use lb_common::ticks::tick;
 
 use crate::kernel::atomic;
 use crate::kernel::clock;
@@ -102,31 +99,28 @@ fn closed(slot: u32) {
     }
 }
 
-/// Counts the end of a flow and gives its active count back. To be called once its record is taken out or overwritten.
+/// Counts the end of a flow, by the number of its ending, and gives its active count back. To be called once its record is taken out or overwritten.
 #[inline(always)]
-pub fn ended(flow: &Flow, ending: Ending, totals: TrafficTotals) {
+pub fn ended(slot: u32, start_ns: u64, ending: u32, totals: TrafficTotals) {
     let now = clock::now_ns();
-    if let Some(counts) = COUNTS.get_ptr_mut(flow.slot) {
+    if let Some(counts) = COUNTS.get_ptr_mut(slot) {
         // SAFETY: this CPU's map value; the index is masked to the array.
         unsafe {
             let row = opaque_to_verifier(counts, ending as usize) & (ENDING_ROWS - 1);
             atomic::add((&raw mut (*counts).endings).cast::<u64>().add(row), 1);
-            atomic::add(&raw mut (*counts).lifetime_ns, now.wrapping_sub(flow.start_ns));
+            atomic::add(&raw mut (*counts).lifetime_ns, now.wrapping_sub(start_ns));
             atomic::add(&raw mut (*counts).bytes_received, totals.bytes_received);
             atomic::add(&raw mut (*counts).bytes_sent, totals.bytes_sent);
             atomic::add(&raw mut (*counts).retransmits, u64::from(totals.retransmits));
         }
     }
-    if ending.is_error() {
-        remember_error(flow.slot, u32::from(flow.service), tick(now));
-    }
-    closed(flow.slot);
+    closed(slot);
 }
 
 /// Remembers an error of a backend for a while. A slow path, hence a global function. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn remember_error(slot: u32, service: u32, now: u32) -> u32 {
+pub extern "C" fn remember_error(slot: u32, service: u32, now: u32) -> u32 {
     let service: *const Service = match SERVICES.get_ptr(service) {
         Some(service) => service,
         None => return 0,

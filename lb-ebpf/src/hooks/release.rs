@@ -1,14 +1,14 @@
 //! The last close(2) of a socket. Flows whose end no other program sees end here: those of datagrams, connections of
 //! which no SYN left, and connections that are not followed.
 
-use lb_common::abi::{Flow, Phase};
-use lb_common::ending::{Ending, SocketSnapshot, at_release};
+use lb_common::abi::Phase;
+use lb_common::ending::{End, Ending, SocketSnapshot, at_release};
 
-use crate::ejection;
+use crate::ejection::{self, Judges};
 use crate::flow::datagrams;
-use crate::flow::record;
-use crate::flow::tally::{self, TrafficTotals};
-use crate::globals::FULL_ACCOUNTING;
+use crate::flow::record::{self, RecordRef};
+use crate::flow::tally;
+use crate::globals::{FULL_ACCOUNTING, RELEASED_SK_ERR};
 use crate::kernel::atomic::Instructions;
 use crate::kernel::context::Socket;
 use crate::rows;
@@ -23,9 +23,17 @@ pub fn release<I: Instructions>(socket: &Socket) {
         datagrams::end(cookie);
     }
     let Some(record) = record::of(cookie) else { return };
-    let mut flow = record.flow();
-    let is_datagram = flow.phase == Phase::Datagrams as u8;
-    if FULL_ACCOUNTING.load() != 0 && !is_datagram && flow.phase != Phase::Chosen as u8 {
+    let (phase, slot) = (record.phase(), record.slot());
+    if is_unsent(phase) {
+        // A socket that is closed has tried to connect, and could not: there was no route or no port. Of another one the first packet
+        // is put off until there is data (`TCP_FASTOPEN_CONNECT`).
+        let is_unsendable = RELEASED_SK_ERR.load() != 0 && socket.is_closed();
+        let end = End::of(Ending::NotSent, false).unsendable(is_unsendable);
+        record::end::<I>(cookie, record, end, 0, Judges::Unsendable, || socket.is_ordinary());
+        return;
+    }
+    let is_datagram = phase == Phase::Datagrams as u8;
+    if FULL_ACCOUNTING.load() != 0 && !is_datagram {
         // The flow ends when the connection does, which may be long after this; but if another program has taken our
         // request for changes of state away, that would never be seen. Kernel fact: a change of state is announced
         // before it is made, so a socket that is closed already has had its end.
@@ -36,47 +44,47 @@ pub fn release<I: Instructions>(socket: &Socket) {
         if is_closed {
             record::anomaly(|anomalies| &raw mut anomalies.release_out_of_turn);
         }
-    } else if socket.is_connected() && !rows::is_backend(flow.slot, socket.peer()) {
-        tally::count(flow.slot, |counts| &raw mut counts.diverted);
+    } else if socket.is_connected() && !rows::is_backend(slot, socket.peer()) {
+        tally::count(slot, |counts| &raw mut counts.diverted);
     }
-    let mut ending = Ending::Closed;
-    let mut totals = TrafficTotals::NONE;
+    let mut end = End::of(Ending::Closed, false);
+    let mut retransmits = 0;
     if !is_datagram {
         let snapshot = socket.snapshot();
-        ending = ending_of(socket, &flow, snapshot);
+        let ending = record::opaque_to_verifier(ending_of(socket, &record, snapshot), cookie);
+        end = End::of(ending, false);
         if snapshot.is_readable && snapshot.was_established {
-            if flow.phase != Phase::Established as u8 {
-                tally::count(flow.slot, |counts| &raw mut counts.established);
-                flow.phase = Phase::Established as u8;
-                ejection::report_established::<I>(flow.slot, u32::from(flow.service), flow.why, judges());
+            if phase != Phase::Established as u8 {
+                tally::count(slot, |counts| &raw mut counts.established);
+                if FULL_ACCOUNTING.load() == 0 {
+                    let (service, why) = (record.service(), record.why());
+                    ejection::report_established::<I>(cookie, slot, service, why, || 1);
+                }
             }
-            totals = TrafficTotals {
-                bytes_received: socket.bytes_received(),
-                // The SYN counts as a byte.
-                bytes_sent: socket.bytes_sent().saturating_sub(1),
-                retransmits: socket.retransmits(),
-            };
+            end = End::of(ending, true)
+                .from_state(snapshot.state)
+                .with_acknowledged(socket.bytes_received(), socket.bytes_acknowledged());
+            retransmits = socket.retransmits();
         }
     }
-    record::end::<I>(cookie, record, &flow, ending, totals, judges());
+    // Backends are judged here where connections are not followed. Where they are, what ends here was not followed to its end, and
+    // says little.
+    let is_followed = FULL_ACCOUNTING.load() != 0;
+    let judges = if is_followed { Judges::Nothing } else { Judges::All };
+    let is_ordinary = || if is_followed { 0 } else { socket.is_ordinary() };
+    record::end::<I>(cookie, record, end, retransmits, judges, is_ordinary);
 }
 
-/// Whether backends are judged here: only where connections are not followed. Where they are, what ends here was not followed to
-/// its end, and says little.
+/// Whether connections are followed and none of the flow's SYNs was seen: its connection did not begin.
 #[inline(always)]
-fn judges() -> bool {
-    FULL_ACCOUNTING.load() == 0
+fn is_unsent(phase: u8) -> bool {
+    FULL_ACCOUNTING.load() != 0 && phase == Phase::Chosen as u8
 }
 
 #[inline(always)]
-fn ending_of(socket: &Socket, flow: &Flow, snapshot: SocketSnapshot) -> Ending {
-    let ending = at_release(snapshot);
-    // Where connections are followed, a connection of which no SYN was seen did not begin: the first packet of a
-    // connect that is put off (`TCP_FASTOPEN_CONNECT`) leaves with its data.
-    let is_unsent = FULL_ACCOUNTING.load() != 0 && flow.phase == Phase::Chosen as u8;
-    match ending {
-        Ending::GaveUp | Ending::Other | Ending::Unknown if is_unsent => Ending::NotSent,
-        Ending::GaveUp => record::given_up(flow, socket.soft_error(), socket.retransmits()),
+fn ending_of(socket: &Socket, record: &RecordRef, snapshot: SocketSnapshot) -> Ending {
+    match at_release(snapshot, record::of_error) {
+        Ending::GaveUp => record::given_up(record, socket.reported_error(), socket.retransmits()),
         ending => ending,
     }
 }

@@ -2,11 +2,11 @@
 //! those that are flows.
 
 use lb_common::abi::Phase;
-use lb_common::ending::{Ending, TCP_CLOSE, TCP_ESTABLISHED, at_close};
+use lb_common::ending::{End, Ending, TCP_CLOSE, TCP_ESTABLISHED, at_close};
 
-use crate::ejection;
+use crate::ejection::{self, Judges};
 use crate::flow::record;
-use crate::flow::tally::{self, TrafficTotals};
+use crate::flow::tally;
 use crate::kernel::atomic::Instructions;
 use crate::kernel::clock;
 use crate::kernel::sock_ops::{Event, Ops};
@@ -33,12 +33,14 @@ fn connecting(ops: &Ops) {
         tally::count(slot, |counts| &raw mut counts.diverted);
     }
     ops.ask_for_states();
+    ejection::sent(record.service());
     ejection::trial_begun(record.service(), record.why());
 }
 
 #[inline(always)]
 fn established<I: Instructions>(ops: &Ops) {
-    let Some(record) = record::of(ops.cookie_if_any()) else { return };
+    let cookie = ops.cookie_if_any();
+    let Some(record) = record::of(cookie) else { return };
     if record.phase() != Phase::Connecting as u8 {
         record::anomaly(|anomalies| &raw mut anomalies.established_out_of_turn);
     }
@@ -51,7 +53,14 @@ fn established<I: Instructions>(ops: &Ops) {
     // already. Otherwise it took seconds, of which the kernel's ticks tell enough.
     let took = if ops.retransmits() == 0 { rtt } else { micros(clock::now_ns().wrapping_sub(start_ns)) };
     tally::time(slot, took, |counts| &mut counts.connect);
-    ejection::report_established::<I>(slot, record.service(), record.why(), true);
+    // A socket of loopback can connect to itself, where nobody listens; and programs that run after ours can send it elsewhere.
+    let reaches_backend = || {
+        let (peer, port) = ops.peer();
+        let [a, b, c, d] = peer.words.map(|word| u64::from(word.to_network()));
+        u32::from(!ops.is_connected_to_itself())
+            & rows::has_address(slot, a | b << 32, c | d << 32, port.to_network().into())
+    };
+    ejection::report_established::<I>(cookie, slot, record.service(), record.why(), reaches_backend);
 }
 
 #[inline(always)]
@@ -68,16 +77,13 @@ fn closed<I: Instructions>(ops: &Ops, from: u32) {
         return;
     };
     ops.decline_states();
-    let flow = record.flow();
-    let totals = TrafficTotals {
-        bytes_received: ops.bytes_received(),
-        // The SYN counts as a byte.
-        bytes_sent: ops.bytes_sent().saturating_sub(1),
-        retransmits: ops.retransmits(),
-    };
-    let mut ending = at_close(flow.phase, from, ops.error());
+    let (phase, retransmits) = (record.phase(), ops.retransmits());
+    let mut ending = at_close(phase, from, ops.error(), record::of_error);
     if ending == Ending::GaveUp {
-        ending = record::given_up(&flow, ops.soft_error(), totals.retransmits);
+        ending = record::given_up(&record, ops.reported_error(), retransmits);
     }
-    record::end::<I>(cookie, record, &flow, ending, totals, true);
+    let end = End::of(ending, phase == Phase::Established as u8)
+        .from_state(from)
+        .with_acknowledged(ops.bytes_received(), ops.bytes_acknowledged());
+    record::end::<I>(cookie, record, end, retransmits, Judges::All, || ops.is_ordinary());
 }

@@ -10,11 +10,12 @@ use lb_common::ending::{SocketSnapshot, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_ESTABLISH
 use lb_common::net::{Address, Be16, Be32, IPPROTO_TCP, IPPROTO_UDP};
 
 use crate::globals::{
-    CALL, CALL_SOCKET, KERNEL_SOCKET, KERNEL_SOCKET_MASK, KNOWS_MPTCP, NAMESPACE_COOKIE,
+    CALL, CALL_SOCKET, FULL_ACCOUNTING, KERNEL_SOCKET, KERNEL_SOCKET_MASK, KNOWS_MPTCP, NAMESPACE_COOKIE,
     RELEASED_BYTES_RECEIVED, RELEASED_BYTES_SENT, RELEASED_CALLBACKS, RELEASED_RETRANSMITS, RELEASED_SK_ERR,
     RELEASED_SK_ERR_SOFT, RELEASED_SRTT, SOCKET_COOKIE, SOCKET_NAMESPACE, SYN_RETRIES, TCP_SOCK, can_cast,
 };
 use crate::kernel::cast::{cast, field};
+use crate::kernel::socket::{is_ordinary, queued_error, read_at};
 
 /// `IPPROTO_MPTCP`: what such a socket dials is a TCP service. Kernels dial for it with a socket of their own, whose
 /// protocol is TCP; see [`Dial::opener`].
@@ -326,11 +327,24 @@ impl Socket {
         offset == 0 || u32::from(self.read::<u8>(offset)) & BPF_SOCK_OPS_STATE_CB_FLAG != 0
     }
 
-    /// An error that the kernel did not act on, 0 if there is none or it cannot be read.
+    /// What the network has reported of a connect, and the kernel did not act on; 0 if nothing, or if it cannot be read.
     #[inline(always)]
-    pub fn soft_error(&self) -> u32 {
+    pub fn reported_error(&self) -> u32 {
         let offset = RELEASED_SK_ERR_SOFT.load();
-        if offset == 0 { 0 } else { self.read(offset) }
+        if offset == 0 {
+            return 0;
+        }
+        match self.read(offset) {
+            // Where connections are followed, the queue is looked at when they are closed.
+            0 if FULL_ACCOUNTING.load() == 0 => queued_error(self.ctx.cast_const().cast()),
+            error => error,
+        }
+    }
+
+    /// As [`socket::is_ordinary`](is_ordinary). Assumed where it cannot be read.
+    #[inline(always)]
+    pub fn is_ordinary(&self) -> u32 {
+        if RELEASED_SK_ERR.load() == 0 { 1 } else { is_ordinary(self.ctx.cast_const().cast()) }
     }
 
     /// Segments that were sent again, 0 if that cannot be read.
@@ -340,7 +354,7 @@ impl Socket {
         if offset == 0 { 0 } else { self.read(offset) }
     }
 
-    /// Bytes received in order. This and [`Socket::bytes_sent`] only of a readable socket, see [`Socket::snapshot`].
+    /// Bytes received in order. This and [`Socket::bytes_acknowledged`] only of a readable socket, see [`Socket::snapshot`].
     #[inline(always)]
     pub fn bytes_received(&self) -> u64 {
         self.read(RELEASED_BYTES_RECEIVED.load())
@@ -348,7 +362,7 @@ impl Socket {
 
     /// Bytes that the peer has acknowledged, the SYN as one.
     #[inline(always)]
-    pub fn bytes_sent(&self) -> u64 {
+    pub fn bytes_acknowledged(&self) -> u64 {
         self.read(RELEASED_BYTES_SENT.load())
     }
 
@@ -359,16 +373,7 @@ impl Socket {
             // SAFETY: a TCP socket; the offsets are those of its fields.
             return unsafe { field(cast(self.ctx.cast_const(), TCP_SOCK.load()), offset) };
         }
-        let mut value = T::default();
-        // SAFETY: the helper writes as many bytes as there are, whatever it finds at the address.
-        unsafe {
-            helper::bpf_probe_read_kernel(
-                (&raw mut value).cast(),
-                size_of::<T>() as u32,
-                self.ctx.cast::<u8>().add(offset as usize).cast(),
-            );
-        }
-        value
+        read_at(self.ctx.cast::<u8>().wrapping_add(offset as usize).cast_const())
     }
 
     /// The address that the socket is connected to; an IPv4 address as v4-mapped.

@@ -10,6 +10,10 @@ use lb_common::net::{Address, Be16, Be32};
 use crate::globals::{EVENT, EVENT_SOCKET, SK_ERR, SK_ERR_SOFT, can_cast};
 use crate::kernel::cast::{cast, field};
 use crate::kernel::context::cookie_if_any;
+use crate::kernel::socket::{is_ordinary, queued_error};
+
+/// `AF_INET`
+const INET: u32 = 2;
 
 /// What happened to the socket.
 pub enum Event {
@@ -107,7 +111,7 @@ impl Ops {
 
     /// Bytes that the peer has acknowledged, the SYN and a FIN as one each.
     #[inline(always)]
-    pub fn bytes_sent(&self) -> u64 {
+    pub fn bytes_acknowledged(&self) -> u64 {
         // SAFETY: the context is valid while the program runs.
         unsafe { (&raw const (*self.ctx).bytes_acked).read_volatile() }
     }
@@ -118,10 +122,37 @@ impl Ops {
         self.read(SK_ERR.load())
     }
 
-    /// An error that the kernel did not act on (`sk_err_soft`), 0 if there is none or the programs may not read it.
+    /// What the network has reported of a connect, and the kernel did not act on; 0 if nothing, or if the programs may not read it.
     #[inline(always)]
-    pub fn soft_error(&self) -> u32 {
-        self.read(SK_ERR_SOFT.load()).unwrap_or_default()
+    pub fn reported_error(&self) -> u32 {
+        match self.read(SK_ERR_SOFT.load()) {
+            None => 0,
+            Some(0) => queued_error(self.structure()),
+            Some(error) => error,
+        }
+    }
+
+    /// As [`socket::is_ordinary`](is_ordinary). Assumed where it cannot be read.
+    #[inline(always)]
+    pub fn is_ordinary(&self) -> u32 {
+        if SK_ERR.load() == 0 { 1 } else { is_ordinary(self.structure()) }
+    }
+
+    /// The kernel's own structure of the socket, null if there is none.
+    #[inline(always)]
+    fn structure(&self) -> *const u8 {
+        if can_cast() {
+            return self.socket();
+        }
+        // SAFETY: the context is valid while the program runs. The helper returns the kernel's own structure or null.
+        unsafe {
+            let socket = (&raw const (*self.ctx).__bindgen_anon_2.sk).read_volatile();
+            if socket.is_null() {
+                core::ptr::null()
+            } else {
+                helper::bpf_skc_to_tcp_sock(socket.cast()).cast()
+            }
+        }
     }
 
     /// Reads 32 bits of the kernel's own structure of the socket.
@@ -130,30 +161,18 @@ impl Ops {
         if offset == 0 {
             return None;
         }
-        if can_cast() {
-            // SAFETY: a field of `struct sock` of four bytes.
-            return Some(unsafe { field(self.socket(), offset) });
+        let structure = self.structure();
+        if structure.is_null() {
+            return None;
         }
-        // SAFETY: the context is valid while the program runs. The helper returns the kernel's own structure or null,
-        // and the verifier checks the read against the description of its type, from which the offset is.
-        unsafe {
-            let socket = (&raw const (*self.ctx).__bindgen_anon_2.sk).read_volatile();
-            if socket.is_null() {
-                return None;
-            }
-            let tcp = helper::bpf_skc_to_tcp_sock(socket.cast());
-            if tcp.is_null() {
-                return None;
-            }
-            Some(tcp.cast::<u8>().add(offset as usize).cast::<u32>().read_volatile())
-        }
+        // SAFETY: a field of `struct sock` of four bytes. The verifier checks the read against the description of its type, from
+        // which the offset is.
+        Some(unsafe { field(structure, offset) })
     }
 
     /// The address that the socket connects to; an IPv4 address as v4-mapped.
     #[inline(always)]
     pub fn peer(&self) -> (Address, Be16) {
-        /// `AF_INET`
-        const INET: u32 = 2;
         // SAFETY: the context is valid while the program runs. The kernel shows the port in the upper half of the word.
         unsafe {
             let port = (&raw const (*self.ctx).remote_port).read_volatile();
@@ -164,6 +183,29 @@ impl Ops {
             let v6 = Address { words: [word(0), word(1), word(2), word(3)] };
             let is_v4 = (&raw const (*self.ctx).family).read_volatile() == INET;
             (if is_v4 { Address::mapped(v4) } else { v6 }, port)
+        }
+    }
+
+    /// Whether its peer is itself.
+    #[inline(always)]
+    pub fn is_connected_to_itself(&self) -> bool {
+        // The last word of an IPv6 address is enough: a socket of this port is no other one's peer on the same host. The words of
+        // the other family mean nothing, and the local port is in the host's order.
+        // SAFETY: the context is valid while the program runs.
+        unsafe {
+            let port =
+                Be16::from_network(((&raw const (*self.ctx).remote_port).read_volatile() >> 16) as u16);
+            let local_port = Be16::from_host((&raw const (*self.ctx).local_port).read_volatile() as u16);
+            let v4 = (&raw const (*self.ctx).remote_ip4).read_volatile();
+            let local_v4 = (&raw const (*self.ctx).local_ip4).read_volatile();
+            let v6 = (&raw const (*self.ctx).remote_ip6).cast::<u32>().add(3).read_volatile();
+            let local_v6 = (&raw const (*self.ctx).local_ip6).cast::<u32>().add(3).read_volatile();
+            let differs = if (&raw const (*self.ctx).family).read_volatile() == INET {
+                v4 ^ local_v4
+            } else {
+                v6 ^ local_v6
+            };
+            port == local_port && differs == 0
         }
     }
 }

@@ -63,7 +63,7 @@ impl Tables {
                 address,
                 protocol,
                 open: self.open_at(address, protocol) == Some(index),
-                errno: u16::try_from(row.errno).unwrap_or(u16::MAX),
+                errno: row.errno,
                 fallback: row.fallback,
                 rules: row.rules,
                 ejection: row.ejection,
@@ -118,7 +118,7 @@ impl Tables {
     ) -> Result<(), DatapathError> {
         let mut row: Service = bytemuck::Zeroable::zeroed();
         row.fallback = Slot::number_or_none(service.fallback);
-        row.errno = u32::from(service.errno);
+        row.errno = service.errno;
         row.rules = service.rules;
         row.ejection = service.ejection;
         row.address = Address::from(service.address.ip());
@@ -146,7 +146,22 @@ impl Tables {
     }
 
     pub(crate) fn set_errno(&mut self, index: ServiceIndex, errno: u16) {
-        self.maps.services.store32(index.index(), offset_of!(Service, errno), u32::from(errno));
+        self.maps.services.store16(index.index(), offset_of!(Service, errno), errno);
+    }
+
+    /// Stores whose evidence counts, where it is not so already: flows of which network namespace (0: of each), and whether several
+    /// processes have begun them.
+    pub(crate) fn set_witnesses(&mut self, index: ServiceIndex, namespace: u64, several_processes: bool) {
+        let (services, row) = (&mut self.maps.services, index.index());
+        let at = offset_of!(Service, namespace);
+        if services.load64(row, at) != namespace {
+            services.store64(row, at, namespace);
+        }
+        // The bytes behind it are zero.
+        let at = offset_of!(Service, several_processes);
+        if services.load32(row, at) != u32::from(several_processes) {
+            services.store8(row, at, u8::from(several_processes));
+        }
     }
 
     pub(crate) fn set_fallback(&mut self, index: ServiceIndex, slot: Option<Slot>) {

@@ -339,7 +339,7 @@ struct EjectionTable {
 
 impl Default for EjectionTable {
     fn default() -> Self {
-        let Ejection { failures, base, max } = Ejection::default();
+        let Ejection { failures, base, max, hangs: _ } = Ejection::default();
         let span = |time: Duration| Span { us: u64::try_from(time.as_micros()).expect("minutes") };
         Self { failures: Within(failures.into()), base: span(base), max: span(max) }
     }
@@ -365,7 +365,8 @@ impl TryFrom<EjectionTable> for EjectionChoice {
         }
         let failures = u8::try_from(failures.0).expect("its bounds are within those of u8");
         let (base, max) = (Duration::from_micros(base.us), Duration::from_micros(max.us));
-        Ok(Self(Some(Ejection { failures, base, max })))
+        // No backend of the model accepts connections and then does not answer.
+        Ok(Self(Some(Ejection { failures, base, max, hangs: false })))
     }
 }
 
