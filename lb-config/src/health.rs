@@ -68,7 +68,7 @@ mod tests {
             (
                 "health = { panic = 5 }",
                 "8:12: unknown key \"panic\" in health (known keys: panic_threshold, replace_after, probe, port, path, interval, \
-                 idle_interval, timeout, rise, fall, probe_from, key)",
+                 idle_interval, timeout, rise, fall, key)",
             ),
         ];
         for (line, expected) in cases {

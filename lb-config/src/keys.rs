@@ -16,7 +16,7 @@ use lb_core::subset::Algorithm;
 
 use super::admin::group;
 use super::metrics::loopback;
-use super::probe::{ProbeFrom, ProbeWord, request_path};
+use super::probe::{ProbeWord, request_path};
 use super::service::service_address;
 use super::{Accounting, cgroup};
 use lb_document::diagnostic::quote;
@@ -157,7 +157,9 @@ section! {
 }
 
 section! {
-    health, "health", "health", "";
+    health, "health", "health", "",
+        gone "probe_from": "leave it out: for backends that only the client's network namespace reaches, run an agent there and \
+                            write probe = \"report\", or rely on ejection";
 
     PANIC_THRESHOLD "panic_threshold": Number(0..=100), Is(50),
         "percent of the backends that a task has tried: if fewer are available, and none of these has served lately, ejected ones \
@@ -185,9 +187,6 @@ section! {
     FALL "fall": Number(1..=100), Is(3),
         "`tcp` and `http`: probes in a row that must fail before it is refusing; of a backend of which nothing is known yet the \
          first counts at once";
-    PROBE_FROM "probe_from": Words<ProbeFrom>(&ProbeFrom::ALL, ProbeFrom::name), Is(ProbeFrom::Host),
-        "the network namespace that probes come from: `host` is the daemon's, `client` that of the client's processes, for backends that \
-         the host cannot reach (see [reports.md](reports.md#from-a-clients-network-namespace))";
     KEY "key": Text<Cow<'static, str>>(&["users.key"], path), Means("that of `[reports]`"),
         "`report` only: the file with the service's keys, lines `ID KEY`, which only its owner may write and only its owner and group may read";
 }

@@ -65,7 +65,7 @@ pub mod endpoints;
 
 pub use metrics::Metrics;
 pub use paths::Paths;
-pub use probe::{AGENT_PORT, Probe, ProbeFrom, ProbeKind};
+pub use probe::{AGENT_PORT, Probe, ProbeKind};
 pub use reports::Reports;
 
 /// The longest configuration that is read, to bound memory and time when the wrong file is named: every service with

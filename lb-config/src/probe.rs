@@ -12,7 +12,7 @@ use lb_document::in_units;
 use lb_document::kind::Refusal;
 
 use super::Environment;
-use super::keys::health::{FALL, IDLE_INTERVAL, INTERVAL, KEY, PATH, PORT, PROBE, PROBE_FROM, RISE, TIMEOUT};
+use super::keys::health::{FALL, IDLE_INTERVAL, INTERVAL, KEY, PATH, PORT, PROBE, RISE, TIMEOUT};
 use super::reports::{self, Reports};
 
 /// The port of agents, unless another is named.
@@ -43,35 +43,11 @@ impl ProbeWord {
     }
 }
 
-/// The network namespace that probes come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProbeFrom {
-    /// The daemon's.
-    Host,
-    /// That of the client's processes.
-    Client,
-}
-
-impl ProbeFrom {
-    /// All that there are.
-    pub const ALL: [Self; 2] = [Self::Host, Self::Client];
-
-    /// The word for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Host => "host",
-            Self::Client => "client",
-        }
-    }
-}
-
 /// How a service's backends are probed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
     /// By what.
     pub kind: ProbeKind,
-    /// Where probes come from.
-    pub from: ProbeFrom,
     /// Where probes go; `None` for the backend's own port.
     pub port: Option<u16>,
     /// How often.
@@ -152,7 +128,6 @@ pub fn read(
                 FALL.name,
                 KEY.name,
                 IDLE_INTERVAL.name,
-                PROBE_FROM.name,
             ],
             "without probe it means nothing",
             report,
@@ -161,7 +136,6 @@ pub fn read(
     };
     let port = PORT.take_written(keys, report).map(|port| port.and_then(|port| u16::try_from(port).ok()));
     let interval = INTERVAL.take(keys, report);
-    let from = PROBE_FROM.take(keys, report);
     let (kind, port) = match word {
         ProbeWord::Report => {
             let unused = [PATH.name, TIMEOUT.name, RISE.name, FALL.name];
@@ -209,7 +183,7 @@ pub fn read(
             (ProbeKind::Connect { path, timeout: timeout?, rise: rise?, fall: fall? }, port)
         }
     };
-    Some(Some(Probe { kind, from: from?, port, interval: interval? }))
+    Some(Some(Probe { kind, port, interval: interval? }))
 }
 
 /// An idle backend is not asked more often than one in use.
@@ -267,7 +241,7 @@ mod tests {
             rise: 2,
             fall: 3,
         };
-        let of = |kind, port| Some(Probe { kind, from: ProbeFrom::Host, port, interval: 2 * SECOND });
+        let of = |kind, port| Some(Probe { kind, port, interval: 2 * SECOND });
         assert_eq!(probe("health = { probe = 'tcp' }"), of(connect(None), None));
         assert_eq!(probe("health = { probe = 'http', port = 81 }"), of(connect(Some("/")), Some(81)));
         let line =
@@ -293,8 +267,6 @@ mod tests {
         let kind = ProbeKind::Report { keys: key(3), idle_interval: 30 * SECOND };
         assert_eq!((slow.kind, slow.interval), (kind, 30 * SECOND), "never more often than one in use");
         assert!(probe("protocol = 'udp'\nhealth = { probe = 'tcp', port = 8080 }").is_some());
-        let there = probe("health = { probe = 'tcp', probe_from = 'client' }").expect("a probe");
-        assert_eq!(there.from, ProbeFrom::Client);
     }
 
     #[test]
@@ -322,10 +294,6 @@ mod tests {
                 "8:23: interval has no effect (leave it out: without probe it means nothing)",
             ),
             (
-                "health = { probe_from = 'client' }",
-                "8:25: probe_from has no effect (leave it out: without probe it means nothing)",
-            ),
-            (
                 "health = { probe = 'report', key = 'key-1', fall = 3 }",
                 "8:52: fall has no effect (leave it out: it is for probe = \"tcp\" or \"http\")",
             ),
@@ -344,8 +312,9 @@ mod tests {
             ),
             ("health = { probe = 'tcp', port = 0 }", "8:34: port is 0 (write 1 to 65535)"),
             (
-                "health = { probe = 'tcp', probe_from = 'pod' }",
-                "8:40: unknown probe_from \"pod\" (write \"host\" or \"client\")",
+                "health = { probe = 'tcp', probe_from = 'client' }",
+                "8:27: former key \"probe_from\" in health (leave it out: for backends that only the client's network namespace \
+                 reaches, run an agent there and write probe = \"report\", or rely on ejection)",
             ),
         ];
         for (line, expected) in cases {

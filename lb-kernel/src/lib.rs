@@ -4,7 +4,7 @@
 //!
 //! In reading order: system calls (`sys`) and errors ([`DatapathError`]); what the host is and allows
 //! ([`features`](Features), [`privileges`](host), [`cpus`](possible_cpus), [`clock`](monotonic_ns), [`process`],
-//! [`trust`], [`cgroup`](Cgroup), [`network namespaces`](NetworkNamespace)); where a client's objects are pinned ([`Pins`]) and how they are removed
+//! [`trust`], [`cgroup`](Cgroup), [`network namespaces`](NamespaceId)); where a client's objects are pinned ([`Pins`]) and how they are removed
 //! ([`detach`](detach())); what all clients of a host share ([`HostMaps`]), network interfaces ([`interfaces`](interfaces())), the thread that keeps a program on them ([`xdp`]), and the programs that are kept there: the one that takes reports in
 //! ([`receiver`]) and the one that answers for an agent ([`responder`]); the object and its programs ([`Purpose`]), their links ([`is_balanced`]), and programs of
 //! others on the same cgroups ([`neighbours`](neighbours())); the maps ([`Tables`]) and one client task ([`Datapath`]);
@@ -122,13 +122,11 @@ pub use interfaces::{Changes, Driver, Interface, driver_of, interfaces};
 pub use links::{balanced_cgroup, begins_at, is_balanced, linked_to};
 pub use maps::open_flows;
 pub use neighbours::{Neighbour, Pinned, neighbours};
-pub use network_namespace::{NamespaceId, NetworkNamespace, of_cgroup as namespace_of_cgroup};
+pub use network_namespace::NamespaceId;
 pub use object::{Purpose, check_pins, memory_of_client, try_load as try_programs};
 pub use own_cgroup::sockets_have_theirs as sockets_have_their_cgroup;
 pub use pins::{DEFAULT_PINS, Lock, Pins, detach_command, pins_option, remove_roots};
-pub use privileges::{
-    Capability, Host, host, lacking_to_enter_namespaces, lacks_privilege, open_files_of, probe,
-};
+pub use privileges::{Capability, Host, host, lacks_privilege, open_files_of, probe};
 pub use readers::wait_for_readers;
 pub use reclaim::{Pass, ReclaimCounts, ReclaimTarget, Suspects, can_reclaim, reclaim};
 pub use snapshot::{BackendSnapshot, FlowSnapshot, ServiceSnapshot, Snapshot};

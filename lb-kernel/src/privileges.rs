@@ -84,14 +84,6 @@ pub fn host(pins: &Path) -> Host {
     }
 }
 
-/// Which of the capabilities that it takes to probe from a client's network namespace this process lacks: to enter it, and to look at
-/// another user's process that is in it.
-pub fn lacking_to_enter_namespaces() -> Vec<&'static str> {
-    let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
-    let needed = [("CAP_SYS_ADMIN", CapabilitySet::SYS_ADMIN), ("CAP_SYS_PTRACE", CapabilitySet::SYS_PTRACE)];
-    needed.into_iter().filter(|(_, set)| !held.contains(*set)).map(|(name, _)| name).collect()
-}
-
 /// Whether this process may load programs, and which optional abilities the kernel has.
 ///
 /// # Errors

@@ -13,7 +13,7 @@ use lb_kernel::{DatapathError, Pins, ServiceView, Tables};
 use lb_view::configured::{Configured, Keys, SCHEMA};
 
 use crate::config::keys::ERRNOS;
-use crate::config::{Client, ClientService, Config, ListFile, Probe, ProbeFrom, ProbeKind, Reports, Source};
+use crate::config::{Client, ClientService, Config, ListFile, Probe, ProbeKind, Reports, Source};
 use lb_document::in_units;
 
 /// A value that is not given, of a key that has none by default.
@@ -113,7 +113,7 @@ fn health_text(health: HealthRules, probe: Option<&Probe>) -> String {
 }
 
 fn probe_text(probe: &Probe) -> String {
-    let Probe { kind, from, port, interval } = probe;
+    let Probe { kind, port, interval } = probe;
     let port = port.map_or_else(String::new, |port| format!(" port {port}"));
     let how = match kind {
         // Of keys only the numbers are told.
@@ -126,11 +126,7 @@ fn probe_text(probe: &Probe) -> String {
             format!("{path}timeout {}, rise {rise}, fall {fall}", in_units(*timeout))
         }
     };
-    let from = match from {
-        ProbeFrom::Host => String::new(),
-        ProbeFrom::Client => format!(" from {}", from.name()),
-    };
-    format!("probe {}{port}{from}, interval {}, {how}", probe.name(), in_units(*interval))
+    format!("probe {}{port}, interval {}, {how}", probe.name(), in_units(*interval))
 }
 
 fn subset_text(subset: Subset) -> String {

@@ -9,8 +9,6 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Of a client: maps, programs, cgroup. Twice as many for moments, while a reload opens what takes its place.
 pub const OF_CLIENT: u64 = 20;
-/// Of a client whose backends are asked for reports from its network namespace: a socket and an event.
-const OF_NAMESPACE: u64 = 2;
 /// Of the daemon itself: sockets, signals, watches (64), the maps of one client for each of the three documents that may
 /// be made at a time (64), endpoint files that do not answer (320, as many as have threads), probes by connection that are
 /// under way (256), and for reports a socket, an event and the host's maps (at most 8).
@@ -29,7 +27,7 @@ pub const fn wanted(clients: u64) -> u64 {
 
 /// Descriptors for the daemon's own work: connections may have none of these.
 const fn own(clients: u64) -> u64 {
-    OF_DAEMON + (2 * OF_CLIENT + OF_NAMESPACE) * clients
+    OF_DAEMON + 2 * OF_CLIENT * clients
 }
 
 /// Connections at a time of each listener, where so many descriptors are allowed.
@@ -74,7 +72,7 @@ mod tests {
             (wanted(1) - 2, 1, 63),
             (wanted(64), 64, 64),
             (u64::MAX, 64, 64),
-            (840, 1, 42),
+            (840, 1, 43),
             (0, 64, 4),
         ] {
             assert_eq!(connections_limit(limit, clients), expected, "{limit} for {clients}");

@@ -97,12 +97,11 @@ fn rounded(number: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ProbeFrom;
 
     #[test]
     fn what_an_interval_costs_is_said_of_this_host_and_of_a_backend() {
         let kind = ProbeKind::Connect { path: None, timeout: Duration::from_secs(1), rise: 2, fall: 3 };
-        let probe = Probe { kind, from: ProbeFrom::Host, port: None, interval: Duration::from_secs(2) };
+        let probe = Probe { kind, port: None, interval: Duration::from_secs(2) };
         let backends = (1..=24).map(|port| SocketAddr::from(([10, 0, 0, 1], port))).collect();
         let mut probed = Probed { probe: &probe, backends, of_task: 24, listed: 1000, tasks: 1 };
         assert_eq!(

@@ -15,9 +15,8 @@ use std::time::Duration;
 use lb_core::health::probed::Probed;
 use lb_core::health::{Health, Why};
 use lb_core::membership::{Member, Membership};
-use lb_kernel::{NamespaceId, NetworkNamespace};
 use tokio::net::TcpSocket;
-use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
 
 use crate::error::chain;
@@ -45,20 +44,9 @@ pub const MAX_UNDER_WAY: usize = 256;
 /// Between the beginnings of two probes: of many that are due at the same moment at most a thousand begin in a second.
 pub const BETWEEN: Duration = Duration::from_millis(1);
 
-/// The network namespace that probes come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Origin {
-    /// The daemon's.
-    Host,
-    /// That of a client's processes, which is another one.
-    Client(NamespaceId),
-}
-
 /// What is probed, and how.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConnectTarget {
-    /// Where from.
-    pub origin: Origin,
     /// Where.
     pub at: SocketAddr,
     /// What is asked for by HTTP, if anything.
@@ -161,18 +149,13 @@ impl Probes {
         }
     }
 
-    /// Probes these from now on, each for a service, and no others. What was found of those that stay is kept. `entered` is the
-    /// way to where a probe comes from; `None` for the daemon's own namespace.
-    pub fn set_targets(
-        &mut self,
-        targets: &BTreeMap<ConnectTarget, String>,
-        entered: impl Fn(Origin) -> Option<Arc<NetworkNamespace>>,
-    ) {
+    /// Probes these from now on, each for a service, and no others. What was found of those that stay is kept.
+    pub fn set_targets(&mut self, targets: &BTreeMap<ConnectTarget, String>) {
         self.version.fetch_add(1, Ordering::Relaxed);
         self.places.share(&targets.values().map(|service| &**service).collect());
         let mut before = std::mem::take(&mut self.tasks);
         for (target, service) in targets {
-            let start = || self.start(target.clone(), service, entered(target.origin));
+            let start = || self.start(target.clone(), service);
             let task = before.remove(target).unwrap_or_else(start);
             self.tasks.insert(target.clone(), task);
         }
@@ -182,16 +165,10 @@ impl Probes {
         }
     }
 
-    fn start(
-        &self,
-        target: ConnectTarget,
-        service: &str,
-        within: Option<Arc<NetworkNamespace>>,
-    ) -> AbortHandle {
+    fn start(&self, target: ConnectTarget, service: &str) -> AbortHandle {
         lock(&self.findings).insert(target.clone(), Findings::default());
         let probing = Probing {
             target,
-            within,
             findings: Arc::clone(&self.findings),
             places: Arc::clone(&self.places.services[service].0),
             pace: Arc::clone(&self.pace),
@@ -253,8 +230,6 @@ fn lock(findings: &Shared) -> MutexGuard<'_, BTreeMap<ConnectTarget, Findings>> 
 
 struct Probing {
     target: ConnectTarget,
-    /// `None` for the daemon's own namespace.
-    within: Option<Arc<NetworkNamespace>>,
     findings: Shared,
     places: Arc<Semaphore>,
     pace: Arc<Pace>,
@@ -274,7 +249,7 @@ impl Probing {
             tokio::time::sleep(BETWEEN).await;
             drop(pace);
             let begun = lb_kernel::monotonic_ns();
-            let result = probe(&self.target, self.within.as_deref()).await;
+            let result = probe(&self.target).await;
             let took = Duration::from_nanos(lb_kernel::monotonic_ns().saturating_sub(begun));
             self.note(result, took);
             drop(place);
@@ -333,9 +308,9 @@ enum Failure {
 }
 
 /// One probe.
-async fn probe(target: &ConnectTarget, within: Option<&NetworkNamespace>) -> Result<(), Failure> {
+async fn probe(target: &ConnectTarget) -> Result<(), Failure> {
     let is_connected = AtomicBool::new(false);
-    let result = tokio::time::timeout(target.timeout, ask(target, within, &is_connected)).await;
+    let result = tokio::time::timeout(target.timeout, ask(target, &is_connected)).await;
     result.unwrap_or_else(|_| {
         let late = format!("no answer in {} ms", target.timeout.as_millis());
         Err(if is_connected.into_inner() { Failure::Answer(late) } else { Failure::Connect(late) })
@@ -343,26 +318,14 @@ async fn probe(target: &ConnectTarget, within: Option<&NetworkNamespace>) -> Res
 }
 
 /// The same, however long it takes; it sets `is_connected` as soon as it is.
-async fn ask(
-    target: &ConnectTarget,
-    within: Option<&NetworkNamespace>,
-    is_connected: &AtomicBool,
-) -> Result<(), Failure> {
-    let socket = socket(target.at, within).await.map_err(|error| Failure::Host(error.to_string()))?;
+async fn ask(target: &ConnectTarget, is_connected: &AtomicBool) -> Result<(), Failure> {
+    let socket = if target.at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+    let socket = socket.map_err(|error| Failure::Host(error.to_string()))?;
     let stream = socket.connect(target.at).await.map_err(|error| unconnected(&error))?;
     is_connected.store(true, Ordering::Relaxed);
     let Some(path) = &target.path else { return Ok(()) };
     let answer = lb_http::probe::probe(stream, target.at, path, "socklb").await;
     answer.map_err(|error| Failure::Answer(chain(&error)))
-}
-
-/// A socket for a connection to there, which the thread of the namespace makes if it is another one than the daemon's.
-async fn socket(to: SocketAddr, within: Option<&NetworkNamespace>) -> io::Result<TcpSocket> {
-    let make = move || if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
-    let Some(namespace) = within else { return make() };
-    let (made, socket) = oneshot::channel();
-    namespace.carry_out(move || drop(made.send(make())));
-    socket.await.map_err(io::Error::other)?
 }
 
 /// What a failed connect says: of the backend, or of this host. A route may refuse by any of several errors: a blackhole by
@@ -393,7 +356,6 @@ mod tests {
 
     fn target(at: SocketAddr, path: Option<&str>) -> ConnectTarget {
         ConnectTarget {
-            origin: Origin::Host,
             at,
             path: path.map(str::to_owned),
             interval: Duration::from_millis(20),
@@ -404,7 +366,7 @@ mod tests {
     }
 
     fn set(probes: &mut Probes, target: &ConnectTarget) {
-        probes.set_targets(&[(target.clone(), "service".to_owned())].into(), |_| None);
+        probes.set_targets(&[(target.clone(), "service".to_owned())].into());
     }
 
     fn refusing(probes: &Probes) -> Vec<(ConnectTarget, Why)> {
@@ -432,9 +394,9 @@ mod tests {
     #[tokio::test]
     async fn an_answer_is_judged_if_one_is_wanted() {
         let at = server(b"HTTP/1.1 503 Service Unavailable\r\n\r\n").await;
-        assert_eq!(probe(&target(at, None), None).await, Ok(()));
+        assert_eq!(probe(&target(at, None)).await, Ok(()));
         let unwell = Failure::Answer("it answers 503 Service Unavailable".to_owned());
-        assert_eq!(probe(&target(at, Some("/healthz")), None).await, Err(unwell));
+        assert_eq!(probe(&target(at, Some("/healthz"))).await, Err(unwell));
     }
 
     #[tokio::test]
@@ -485,7 +447,7 @@ mod tests {
             silent_ones.map(|target| (target, "silent".to_owned())).collect();
         let dead = target("127.0.0.1:1".parse().unwrap(), None);
         targets.insert(dead.clone(), "other".to_owned());
-        probes.set_targets(&targets, |_| None);
+        probes.set_targets(&targets);
         tokio::time::timeout(Duration::from_secs(5), probes.news.notified()).await.expect("news");
         assert_eq!(refusing(&probes), [(dead, Why::Probe)], "of the others no probe has ended");
     }
@@ -522,7 +484,7 @@ mod tests {
         assert_eq!(probes.results(), [(target.clone(), well)].into());
         let found = probes.findings(&target).unwrap();
         assert!(found.probes > found.failures && found.failures >= 1 && found.took.is_some());
-        probes.set_targets(&BTreeMap::new(), |_| None);
+        probes.set_targets(&BTreeMap::new());
         assert!(probes.is_empty() && probes.findings(&target).is_none());
     }
 }

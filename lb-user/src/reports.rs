@@ -50,18 +50,6 @@ pub struct Counts {
     pub refused: HashMap<Refusal, u64>,
 }
 
-impl Counts {
-    /// Adds what has come and gone elsewhere.
-    pub fn add(&mut self, other: &Self) {
-        self.requests += other.requests;
-        self.unsent += other.unsent;
-        self.believed += other.believed;
-        for (refusal, count) in &other.refused {
-            *self.refused.entry(*refusal).or_default() += count;
-        }
-    }
-}
-
 /// What the thread and the loop share. Neither holds it for longer than a batch of datagrams takes.
 struct Shared {
     senders: Senders<Duration>,

@@ -240,34 +240,6 @@ fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
     assert!(daemon.wait().expect("reap the daemon").success());
 }
 
-/// Probing from a client's network namespace takes more than the daemon has: it says what, and connects go on.
-#[test]
-fn a_client_whose_network_namespace_may_not_be_entered_is_not_probed_for_and_that_is_told() {
-    let stage = Stage::new();
-    let setup = Setup::new(&stage, "a");
-    let cgroup = Cgroup::new();
-    let health = "health = { probe = \"tcp\", probe_from = \"client\" }";
-    setup.write("socklb.toml", &config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, health));
-    let mut daemon = start_as_nobody(&stage, &setup, |_| {});
-    stage::namespace::another_network(|| {
-        let _backend = stage::Backend::start("there", "127.0.0.1:8001");
-        // A process of another user than the daemon's.
-        let mut client = stage::Probe::start(&cgroup);
-        let fault = "client web: its backends are to be probed from its network namespace (probe_from = \"client\"), which \
-                     cannot be entered: Permission denied (os error 13); that takes CAP_SYS_ADMIN, and CAP_SYS_PTRACE";
-        let faults = || stage::faults_of(&setup.status()).join("\n");
-        stage::eventually("it is told", faults, |faults| faults.contains(fault));
-        let probe =
-            setup.backend("127.0.0.1:8001").and_then(|backend| backend.probe).expect("it is to be probed");
-        assert_eq!((probe.state.as_str(), client.dial(SERVICE).name.as_str()), ("unprobed", "there"));
-        assert!(
-            probe.why.expect("a reason").contains("cannot be probed from the client's network namespace")
-        );
-    });
-    stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
-    assert!(daemon.wait().expect("reap the daemon").success());
-}
-
 /// Without the third capability nobody tells the kernel's own sockets for MPTCP apart, and no program sees them end: the
 /// lists of sockets do.
 #[test]

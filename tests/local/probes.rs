@@ -5,8 +5,7 @@ use std::net::TcpListener;
 use lb_view::backend::REFUSING;
 use stage::chance::likely;
 use stage::fixture::{Fixture, SERVICE, config, endpoints};
-use stage::namespace::another_network;
-use stage::{Backend, Probe, eventually, replace, window};
+use stage::{Backend, eventually, replace, window};
 
 fn start(health: &str) -> Fixture {
     start_with(health, "")
@@ -175,43 +174,4 @@ fn who_would_stand_in_next_is_probed_and_who_is_listed_no_more_is_not() {
     // A configuration without probes ends them, and what they had found.
     fixture.setup.write("socklb.toml", &config(&fixture.cgroup, "{ file = \"users.toml\" }", ""));
     eventually("nobody is probed", backends, |all| all.iter().all(|one| one.probe.is_none()));
-}
-
-/// Threads of a process that have entered another network namespace, as the daemon calls them.
-fn entered(pid: u32) -> usize {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
-    let names = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
-    names.filter(|name| name == "namespace\n").count()
-}
-
-#[test]
-fn a_client_in_a_network_of_its_own_is_probed_for_from_there() {
-    let fixture = start("probe = \"tcp\", probe_from = \"client\"");
-    let probe_of = |address: &str| {
-        fixture.setup.backend(address).expect("the backend").probe.expect("it is to be probed")
-    };
-    let is_nowhere = || {
-        let probe = probe_of("127.0.0.1:8001");
-        probe.state == "unprobed" && probe.why.is_some_and(|why| why.contains("no process"))
-    };
-    eventually("a client without processes is nowhere", is_nowhere, |is_nowhere| *is_nowhere);
-    another_network(|| {
-        // On the host all three accept; the client does not reach the third of them.
-        let there = [("there1", "127.0.0.1:8001"), ("there2", "127.0.0.1:8002")];
-        let _there = there.map(|(name, address)| Backend::start(name, address));
-        let mut client = Probe::start(&fixture.cgroup);
-        client.pin(0);
-        eventually("it is found", || state(&fixture, "127.0.0.1:8003"), |state| state == REFUSING);
-        two_share(&client.dial_many(SERVICE, 60), ["there1", "there2"]);
-        assert_eq!(probe_of("127.0.0.1:8001").state, "well");
-        assert_eq!(entered(fixture.daemon().pid()), 1);
-    });
-    // Nothing of the daemon's keeps a namespace whose processes have ended.
-    eventually("the namespace is left", is_nowhere, |is_nowhere| *is_nowhere);
-    eventually("so has its thread", || entered(fixture.daemon().pid()), |entered| *entered == 0);
-    assert_eq!(state(&fixture, "127.0.0.1:8003"), "healthy", "nothing is known of it any more");
-    // A client that is where the host is needs no thread.
-    let _client = fixture.probe();
-    eventually("it is probed", || probe_of("127.0.0.1:8003").state, |state| state == "well");
-    assert_eq!(entered(fixture.daemon().pid()), 0);
 }

@@ -2,7 +2,6 @@
 //! it is again, whatever becomes of agents and daemons meanwhile.
 
 use std::net::UdpSocket;
-use std::time::Duration;
 
 use lb_common::abi::host::{self, Sender, SenderName};
 use lb_view::backend;
@@ -12,8 +11,7 @@ use stage::agent::{Agent, make_key};
 use stage::daemon::failure;
 use stage::fixture::{Fixture, SERVICE, config, endpoints};
 use stage::maps::hash;
-use stage::namespace::another_network;
-use stage::{Backend, Probe, eventually, look, replace};
+use stage::{eventually, replace};
 
 /// The backends.
 pub const ALL: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
@@ -75,35 +73,6 @@ fn a_lame_duck_is_passed_over_from_then_on_and_back_when_it_is_ready() {
         let counts = probe.dial_many(SERVICE, 300);
         assert!(counts.contains_key("b1"), "{policy}: {counts:?}");
     }
-}
-
-#[test]
-fn a_client_in_a_network_of_its_own_hears_the_agents_that_it_reaches() {
-    let mut fixture = Fixture::without_daemon();
-    let key = make_key(&fixture.setup, "service.key", 1);
-    fixture.setup.write("socklb.toml", &text(&fixture, "round-robin", ", probe_from = \"client\""));
-    fixture.start();
-    another_network(|| {
-        let _there = ALL.map(|address| Backend::start(address, address));
-        let agent = Agent::start(&fixture.setup, &key, &ALL);
-        let mut client = Probe::start(&fixture.cgroup);
-        client.pin(0);
-        for address in ALL {
-            eventually("it is heard", || reported(&fixture, address), |state| state == "ready");
-        }
-        agent.tell(&["lame-duck", ALL[0]]);
-        eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
-        let counts = client.dial_many(SERVICE, 60);
-        assert_eq!(counts.keys().collect::<Vec<_>>(), ALL[1..].iter().collect::<Vec<_>>());
-        // A client that starts anew is in another namespace, and what was said before is known there.
-        drop(client);
-        another_network(|| {
-            let _client = Probe::start(&fixture.cgroup);
-            eventually("nobody answers there", || reported(&fixture, ALL[1]), |state| state == "unheard");
-            // The agent has not said that it is back, and does not answer: five questions change nothing.
-            look(|| is_lame(&fixture, ALL[0])).stays(true, Duration::from_millis(500));
-        });
-    });
 }
 
 #[test]

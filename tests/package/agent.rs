@@ -1,4 +1,4 @@
-//! The agent's unit under a real systemd, services that it speaks for, and probes from a service's network namespace.
+//! The agent's unit under a real systemd, and services that it speaks for.
 
 use stage::{Machine, eventually};
 
@@ -131,44 +131,4 @@ fn a_service_with_the_drop_in_leaves_before_it_ends_and_is_ready_again() {
     for said in ["passed on to the application signal=SIGTERM", "LameDuck", "Ready"] {
         assert!(journal.contains(said), "{said:?} is not in {journal}");
     }
-}
-
-/// With the drop-in of docs/reference/reports.md, without which the daemon says what it lacks.
-#[test]
-fn a_service_in_a_network_of_its_own_is_probed_for_with_the_drop_in_of_the_reference() {
-    let machine = Machine::with_systemd();
-    install(&machine);
-    let unit = format!("[Service]\nPrivateNetwork=yes\nExecStart={SERVER}\n");
-    machine.write("/etc/systemd/system/frontend.service", &unit);
-    let config = format!(
-        "[[client]]\njob = \"frontend\"\ncgroup = \"system.slice/frontend.service\"\n\
-         [[service]]\nname = \"users\"\naddress = \"10.96.0.10:80\"\nbackends = {{ static = [\"{BACKEND}\"] }}\n\
-         health = {{ probe = \"tcp\", probe_from = \"client\", interval = \"100ms\" }}\n"
-    );
-    machine.write("/etc/socklb/socklb.toml", &config);
-    machine.good(&["systemctl", "daemon-reload"]);
-    machine.good(&["systemctl", "start", "frontend.service", "socklb.service"]);
-    let status = || {
-        let output = machine.run(&["socklb", "status", "--json"]).stdout;
-        serde_json::from_slice::<lb_view::status::Status>(&output).expect("JSON")
-    };
-    let faults = || {
-        let faults: Vec<String> = status().faults.into_iter().map(|fault| fault.text).collect();
-        faults.join("\n")
-    };
-    eventually("the privilege is named", faults, |faults| faults.contains("CAP_SYS_ADMIN"));
-    let page = machine.good(&["zcat", "--force", "/usr/share/doc/socklb/docs/reference/reports.md"]);
-    let (_, block) = page.split_once("```ini\n").expect("the reference has a drop-in");
-    let (drop_in, _) = block.split_once("```").expect("which ends");
-    machine.write("/etc/systemd/system/socklb.service.d/probes.conf", drop_in);
-    machine.good(&["systemctl", "daemon-reload"]);
-    machine.good(&["systemctl", "restart", "socklb.service"]);
-    let probe = || {
-        let status = status();
-        let backend = &status.clients[0].service("users").expect("users").backends[0];
-        backend.probe.clone().map(|probe| probe.state)
-    };
-    eventually("it is found well", probe, |state| state.as_deref() == Some("well"));
-    // The host has nobody at that address.
-    assert!(!machine.run(&["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/8001"]).status.success());
 }

@@ -93,8 +93,8 @@ impl Hears {
             let mut heard = Vec::new();
             let service = &configured.service;
             if service.control.law.is_some()
-                && let Some(probe) = &configured.probe
-                && let Some(listener) = probing.listener(&client_task.client.name, Some(probe))
+                && let Some(probe) = configured.probe.as_ref().filter(|probe| probe.is_by_report())
+                && let Some(listener) = probing.listener()
             {
                 let members = client_task.balancer().weights(position);
                 listener.look(|senders, _, _| {

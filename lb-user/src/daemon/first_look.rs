@@ -70,9 +70,7 @@ fn has_results(client_task: &ClientTask, probing: &Probing) -> bool {
                 balancer.standing(Identity { service, address }).is_some_and(Standing::is_proven)
             }),
             ProbeKind::Report { .. } => {
-                let Some(listener) = probing.listener(&client_task.client.name, Some(probe)) else {
-                    return true;
-                };
+                let Some(listener) = probing.listener() else { return true };
                 let name = |address| name_of(configured.service.protocol, address);
                 listener.look(|senders, _, _| {
                     members.all(|address| {

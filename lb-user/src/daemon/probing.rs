@@ -1,14 +1,10 @@
 //! Which backends are probed for the clients that there are, and what they hear of it.
 //!
 //! Probes go to the members of each client task and to those that would stand in next, one for each backend, however many client
-//! tasks of a network namespace want to know. Reports come in by a thread of their own for each network namespace that probes come
-//! from, probes by connection by tasks; both only wake the loop when something has changed, and then it takes in how everybody is.
-//!
-//! The register is the host's: a backend that is asked from two namespaces has one entry, and what it says to either counts for all.
+//! tasks want to know. All come from the daemon's network namespace. Reports come in by a thread of their own, probes by connection
+//! by tasks; both only wake the loop when something has changed, and then it takes in how everybody is.
 
 mod asking;
-
-mod origins;
 
 mod views;
 
@@ -34,17 +30,16 @@ use tokio::sync::Notify;
 use tracing::warn;
 
 use self::asking::Asking;
-use self::origins::Origins;
 use super::Daemon;
 use super::client_task::ClientTask;
 use super::leaving::Leaving;
 use super::receiving::{Receiving, Wanted as WantedReceiving};
 use super::register::Register;
-use crate::config::{Client, Probe, ProbeFrom, ProbeKind, Reports};
+use crate::config::{Client, Probe, ProbeKind, Reports};
 use crate::error::chain;
 use crate::facts::ReportCounts;
-use crate::probes::{ConnectTarget, Origin, Probes};
-use crate::reports::{Counts, Listener};
+use crate::probes::{ConnectTarget, Probes};
+use crate::reports::Listener;
 
 /// The state of probing.
 pub struct Probing {
@@ -52,11 +47,8 @@ pub struct Probing {
     wanted: Vec<Wanted>,
     /// How often that was another one.
     aimed: u64,
-    origins: Origins,
-    /// Whom agents are asked for, by where from. That of the host stays once it is there.
-    asking: BTreeMap<Origin, Asking>,
-    /// What came and went where nobody is asked from any more.
-    ended: Counts,
+    /// Whom agents are asked for.
+    asking: Asking,
     probes: Probes,
     news: Arc<Notify>,
     /// The targets of probes by connection, each with a service that wants it.
@@ -85,8 +77,8 @@ struct Disagreements {
     agents: BTreeSet<Name>,
 }
 
-/// Who is to be asked for reports, by where from.
-type Targets = BTreeMap<Origin, BTreeMap<Name, Target>>;
+/// Who is to be asked for reports.
+type Targets = BTreeMap<Name, Target>;
 
 impl Probing {
     /// Of nobody yet.
@@ -95,9 +87,7 @@ impl Probing {
         Self {
             wanted: Vec::new(),
             aimed: 0,
-            origins: Origins::default(),
-            asking: BTreeMap::new(),
-            ended: Counts::default(),
+            asking: Asking::default(),
             probes: Probes::new(Arc::clone(&news)),
             news,
             connected: BTreeMap::new(),
@@ -116,15 +106,10 @@ impl Probing {
         Arc::clone(&self.news)
     }
 
-    /// Who listens to reports now.
-    fn listeners(&self) -> impl Iterator<Item = &Listener> {
-        self.asking.values().filter_map(Asking::listener)
-    }
-
     /// What has come and gone of reports.
     pub fn counts(&self) -> ReportCounts {
-        let mut counts = self.ended.clone();
-        self.listeners().for_each(|listener| listener.look(|_, of_listener, _| counts.add(of_listener)));
+        let counts = self.asking.listener().map(|listener| listener.look(|_, counts, _| counts.clone()));
+        let counts = counts.unwrap_or_default();
         let of = |name: &str| {
             let refused = counts.refused.iter().filter(|(refusal, _)| refusal.name() == name);
             refused.map(|(_, count)| count).sum()
@@ -137,10 +122,9 @@ impl Probing {
 
     /// What is wrong with it.
     pub fn faults(&self) -> Vec<Fault> {
-        let errors = self.asking.values().filter_map(Asking::error);
-        let errors = errors.chain(self.error.as_deref()).chain(self.unregistered.as_deref());
+        let errors = [self.asking.error(), self.error.as_deref(), self.unregistered.as_deref()];
+        let errors = errors.into_iter().flatten();
         let mut faults: Vec<Fault> = errors.map(|error| Fault::of_host(FaultCode::Probes, error)).collect();
-        faults.extend(self.origins.faults());
         let uncovered = self.register.as_ref().map_or(0, Register::uncovered);
         if uncovered > 0 {
             let text = format!(
@@ -149,9 +133,9 @@ impl Probing {
             faults.push(Fault::of_host(FaultCode::Probes, text));
         }
         faults.extend(self.disagreements.faults());
-        let contested =
-            self.listeners().flat_map(|listener| listener.look(|senders, _, now| senders.contested(now)));
-        faults.extend(contested_fault(&contested.collect()));
+        let listener = self.asking.listener();
+        let contested = listener.map(|listener| listener.look(|senders, _, now| senders.contested(now)));
+        faults.extend(contested_fault(&contested.into_iter().flatten().collect()));
         faults.extend(self.receiving.faults());
         faults
     }
@@ -167,7 +151,7 @@ impl Probing {
         }
     }
 
-    /// Opens the register and begins to listen, where somebody is to be asked from and that has not been done.
+    /// Opens the register and begins to listen, if somebody is to be asked and that has not been done.
     fn open(&mut self, targets: &Targets, address: SocketAddr, pins: &Path) {
         if targets.is_empty() {
             self.error = None;
@@ -181,20 +165,7 @@ impl Probing {
             }
         };
         self.error = None;
-        for origin in targets.keys() {
-            let asking = self.asking.entry(*origin).or_default();
-            match (origin, self.origins.entered(*origin)) {
-                (Origin::Host, _) => asking.open(address, None, register, &self.news),
-                (Origin::Client(_), Some(namespace)) => {
-                    // The host's addresses are not those of the namespace.
-                    let any = SocketAddr::new(Reports::ANY.ip(), address.port());
-                    let client = self.origins.client_in(*origin).unwrap_or_default();
-                    asking.open(any, Some((&namespace, client)), register, &self.news);
-                }
-                // It is left.
-                (Origin::Client(_), None) => {}
-            }
-        }
+        self.asking.open(address, register, &self.news);
     }
 
     /// Probes by connection whom they want probed so, and returns who is to be asked for reports.
@@ -203,10 +174,10 @@ impl Probing {
         let mut names = BTreeSet::new();
         let mut connected = BTreeMap::new();
         let mut disagreements = Disagreements::default();
-        for Wanted { service, protocol, probe, origin, candidates } in &wanted {
+        for Wanted { service, protocol, probe, candidates } in &wanted {
             for candidate in candidates {
                 let ProbeKind::Report { keys, idle_interval } = &probe.kind else {
-                    if let Some(target) = connect_target(probe, *origin, candidate.address) {
+                    if let Some(target) = connect_target(probe, candidate.address) {
                         connected.entry(target).or_insert_with(|| service.clone());
                     }
                     continue;
@@ -229,21 +200,18 @@ impl Probing {
                 let interval = if candidate.is_active { probe.interval } else { *idle_interval };
                 let agent = candidate.agent.unwrap_or(probe.at(candidate.address));
                 let new = || Target { name, agent, keys: keys.clone(), interval, id: NO_REPORT };
-                let known = targets.entry(*origin).or_default().entry(name).or_insert_with(new);
+                let known = targets.entry(name).or_insert_with(new);
                 known.interval = known.interval.min(interval);
                 if known.agent != agent {
                     disagreements.agents.insert(name);
                 }
             }
         }
-        for of_origin in targets.values_mut() {
-            of_origin.retain(|name, _| !disagreements.keys.contains(name));
-            for (name, target) in of_origin {
-                // Whoever came later may not have had all keys of the first.
-                target.keys.clone_from(&self.keys[name].1);
-            }
+        targets.retain(|name, _| !disagreements.keys.contains(name));
+        for (name, target) in &mut targets {
+            // Whoever came later may not have had all keys of the first.
+            target.keys.clone_from(&self.keys[name].1);
         }
-        targets.retain(|_, of_origin| !of_origin.is_empty());
         self.keys.retain(|name, _| names.contains(name));
         for name in disagreements.keys.difference(&self.disagreements.keys) {
             warn!(backend = %name.address, "services give it different keys: it is not asked for reports");
@@ -253,7 +221,7 @@ impl Probing {
         }
         self.disagreements = disagreements;
         if connected != self.connected {
-            self.probes.set_targets(&connected, |origin| self.origins.entered(origin));
+            self.probes.set_targets(&connected);
             self.connected = connected;
         }
         self.wanted = wanted;
@@ -265,7 +233,7 @@ impl Probing {
     fn ask(&mut self, mut targets: Targets, now: Instant) -> Vec<Name> {
         let Some(register) = &mut self.register else { return Vec::new() };
         let mut unregistered = None;
-        for target in targets.values_mut().flat_map(BTreeMap::values_mut) {
+        for target in targets.values_mut() {
             match register.hold(target.name, &target.keys) {
                 Ok(id) => target.id = id,
                 Err(error) => {
@@ -279,34 +247,22 @@ impl Probing {
             }
         }
         warn_of_news(&mut self.unregistered, unregistered);
-        let asked = targets.values().flat_map(BTreeMap::keys).copied().collect();
+        let asked = targets.keys().copied().collect();
         let (ids, gone) = register.renew(&asked, now);
         self.ids = Some(ids);
-        // What keeps a client's namespace goes with those that are asked from there.
-        let is_wanted = |origin: &Origin| *origin == Origin::Host || targets.contains_key(origin);
-        let asking = std::mem::take(&mut self.asking).into_iter();
-        let (asking, left): (_, BTreeMap<Origin, Asking>) = asking.partition(|(origin, _)| is_wanted(origin));
-        self.asking = asking;
-        for listener in left.values().filter_map(Asking::listener) {
-            listener.look(|_, counts, _| self.ended.add(counts));
-        }
-        for (origin, asking) in &mut self.asking {
-            let targets = targets.remove(origin).unwrap_or_default();
-            asking.ask(targets.into_values().collect(), register);
-        }
+        self.asking.ask(targets.into_values().collect(), register);
         gone
     }
 
-    /// Has the kernel take reports in where the configuration says so. `may_ask`: whether a service asks for reports from the host.
+    /// Has the kernel take reports in where the configuration says so. `may_ask`: whether a service asks for reports.
     fn receive(&mut self, reports: &Reports, may_ask: bool, pins: &Path, features: Features) {
         self.receiving.has_no_use = !reports.xdp.is_empty() && !may_ask;
         if reports.xdp.is_empty() || !may_ask {
             return self.receiving.want(None, pins, features);
         }
-        let listener = self.asking.get(&Origin::Host).and_then(Asking::listener);
+        let listener = self.asking.listener();
         // Until the daemon can hear, what one before it has attached is all that does.
         let Some((listener, register)) = listener.zip(self.register.as_ref()) else { return };
-        let has_others = self.asking.keys().any(|origin| *origin != Origin::Host);
         let wanted = WantedReceiving {
             maps: Arc::clone(register.maps()),
             address: listener.address(),
@@ -315,16 +271,14 @@ impl Probing {
                 allows_generic: reports.xdp_generic,
                 generic_key: "xdp_generic",
             },
-            // What clients are answered may come to an address of the host, and be for them (masquerading).
-            passes_unbelieved: register.uncovered() > 0 || self.unregistered.is_some() || has_others,
+            passes_unbelieved: register.uncovered() > 0 || self.unregistered.is_some(),
         };
         self.receiving.want(Some(wanted), pins, features);
     }
 
-    /// Whoever receives the reports that a service of this client asks for; `None` if it asks for none, or nobody does.
-    pub fn listener(&self, client: &str, probe: Option<&Probe>) -> Option<&Listener> {
-        let probe = probe.filter(|probe| probe.is_by_report())?;
-        self.asking.get(&self.origin(client, probe)?).and_then(Asking::listener)
+    /// The listener that receives reports, if there is one.
+    pub fn listener(&self) -> Option<&Listener> {
+        self.asking.listener()
     }
 
     /// How many datagrams the kernel has taken in, by what became of them; `None` where it takes none in.
@@ -335,17 +289,9 @@ impl Probing {
 
     /// Whether all is done that these want, and nothing is to be tried again.
     fn has_done(&self, wanted: &[Wanted]) -> bool {
-        let is_open = self.error.is_none() && self.asking.values().all(|asking| asking.error().is_none());
+        let is_open = self.error.is_none() && self.asking.error().is_none();
         let nobody_leaves = self.register.as_ref().is_none_or(Register::is_steady);
         is_open && nobody_leaves && self.unregistered.is_none() && self.wanted == wanted
-    }
-
-    /// Where the probes of a service of this client come from; `None` if they cannot.
-    fn origin(&self, client: &str, probe: &Probe) -> Option<Origin> {
-        match probe.from {
-            ProbeFrom::Host => Some(Origin::Host),
-            ProbeFrom::Client => self.origins.of(client),
-        }
     }
 
     /// Whether ids wait for readers.
@@ -378,7 +324,6 @@ struct Wanted {
     service: String,
     protocol: Protocol,
     probe: Probe,
-    origin: Origin,
     candidates: Vec<Candidate>,
 }
 
@@ -394,10 +339,9 @@ pub struct Candidate {
 }
 
 /// How a service probes one of its backends by connection.
-pub fn connect_target(probe: &Probe, origin: Origin, address: SocketAddr) -> Option<ConnectTarget> {
+pub fn connect_target(probe: &Probe, address: SocketAddr) -> Option<ConnectTarget> {
     let ProbeKind::Connect { path, timeout, rise, fall } = &probe.kind else { return None };
     Some(ConnectTarget {
-        origin,
         at: probe.at(address),
         path: path.clone(),
         interval: probe.interval,
@@ -457,12 +401,7 @@ impl Daemon {
 
     /// Probes whom the clients use now.
     fn aim(&mut self, now: Instant) {
-        let from_there = self.clients.tasks.iter().filter(|task| probes_from_there(&task.client));
-        let clients =
-            from_there.map(|task| (task.client.name.as_str(), task.cgroup().map(|cgroup| &*cgroup.path)));
-        self.probing.origins.look(clients);
-        let wanted: Vec<Wanted> =
-            self.clients.tasks.iter().flat_map(|client_task| wanted_by(client_task, &self.probing)).collect();
+        let wanted: Vec<Wanted> = self.clients.tasks.iter().flat_map(wanted_by).collect();
         let gone = if self.probing.has_done(&wanted) {
             Vec::new()
         } else {
@@ -471,7 +410,7 @@ impl Daemon {
             self.probing.open(&targets, address, &self.config.paths.pins);
             self.probing.ask(targets, now)
         };
-        let may_ask = self.config.clients.iter().any(asks_from_host);
+        let may_ask = self.config.clients.iter().any(asks);
         self.probing.receive(&self.config.reports, may_ask, &self.config.paths.pins, self.features);
         // Also where nothing is new: a client task that was loaded anew has to be told.
         self.give_ids(now);
@@ -502,8 +441,7 @@ impl Daemon {
 
     /// Takes in how everybody is, as probes and reports have it.
     pub fn hear_probes(&mut self, now: Instant) {
-        let sick: BTreeMap<Origin, BTreeMap<Name, Health>> =
-            self.probing.asking.iter().map(|(origin, asking)| (*origin, asking.sick())).collect();
+        let sick = self.probing.asking.sick();
         // Read before the results: what changes in between is taken in once more.
         let version = (self.probing.aimed, self.probing.probes.version());
         let is_news = self.clients.tasks.iter().any(|task| task.probes_heard != Some(version));
@@ -518,22 +456,15 @@ impl Daemon {
                     continue;
                 }
                 let protocol = configured.service.protocol;
-                let origin = self.probing.origin(&client_task.client.name, probe);
-                let sick = origin.and_then(|origin| sick.get(&origin)).filter(|sick| !sick.is_empty());
-                let (who, said) = match (&probe.kind, sick, origin) {
-                    (ProbeKind::Report { .. }, None, _) => (Who::Report, BTreeMap::new()),
-                    (ProbeKind::Report { .. }, Some(sick), _) => {
+                let (who, said) = match &probe.kind {
+                    ProbeKind::Report { .. } if sick.is_empty() => (Who::Report, BTreeMap::new()),
+                    ProbeKind::Report { .. } => {
                         let said = |address| Some((*sick.get(&name_of(protocol, address))?, Why::Report));
                         (Who::Report, said_of(client_task, position, said))
                     }
-                    // No probe can be made, so nothing speaks against any backend, as without probes.
-                    (ProbeKind::Connect { .. }, _, None) => {
-                        let said = |_| Some((Health::Healthy, Why::Probe));
-                        (Who::Probe, said_of(client_task, position, said))
-                    }
-                    (ProbeKind::Connect { .. }, _, Some(origin)) => {
+                    ProbeKind::Connect { .. } => {
                         let said = |address| {
-                            let found = *results.get(&connect_target(probe, origin, address)?)?;
+                            let found = *results.get(&connect_target(probe, address)?)?;
                             // A backend that an earlier daemon found well stays so if one probe is lost.
                             let is_news =
                                 !found.is_unconfirmed || !client_task.is_taken_over_well(position, address);
@@ -553,28 +484,21 @@ impl Daemon {
     }
 }
 
-/// Whom a client task wants probed, as far as that can be done.
-fn wanted_by(client_task: &ClientTask, probing: &Probing) -> impl Iterator<Item = Wanted> {
+/// Whom a client task wants probed.
+fn wanted_by(client_task: &ClientTask) -> impl Iterator<Item = Wanted> {
     let services = client_task.client.services.iter().enumerate();
     services.filter_map(|(position, configured)| {
         let probe = configured.probe.clone()?;
-        let origin = probing.origin(&client_task.client.name, &probe)?;
         let candidates = client_task.candidates(position);
         let service = configured.service.name.clone();
-        Some(Wanted { service, protocol: configured.service.protocol, probe, origin, candidates })
+        Some(Wanted { service, protocol: configured.service.protocol, probe, candidates })
     })
 }
 
-/// Whether a client has a service that asks for reports from the host.
-fn asks_from_host(client: &Client) -> bool {
+/// Whether a client has a service that asks for reports.
+fn asks(client: &Client) -> bool {
     let mut probes = client.services.iter().filter_map(|configured| configured.probe.as_ref());
-    probes.any(|probe| probe.from == ProbeFrom::Host && probe.is_by_report())
-}
-
-/// Whether a client has a service whose probes come from its own network namespace.
-fn probes_from_there(client: &Client) -> bool {
-    let mut probes = client.services.iter().filter_map(|configured| configured.probe.as_ref());
-    probes.any(|probe| probe.from == ProbeFrom::Client)
+    probes.any(Probe::is_by_report)
 }
 
 fn said_of(
@@ -601,7 +525,7 @@ mod tests {
         let numbered = |id: u16| Numbered { id, key: ServiceKey::from_bytes([id.to_be_bytes()[1]; 32]) };
         let keys = Keys::new(numbered(keys[0]), keys.get(1).copied().map(numbered));
         let kind = ProbeKind::Report { keys, idle_interval: 15 * SECOND };
-        let probe = Probe { kind, from: ProbeFrom::Host, port: Some(9465), interval: 2 * SECOND };
+        let probe = Probe { kind, port: Some(9465), interval: 2 * SECOND };
         let candidates = candidates.iter().map(|(port, is_active)| Candidate {
             address: ([10, 0, 0, 1], *port).into(),
             agent: None,
@@ -611,14 +535,13 @@ mod tests {
             service: "users".to_owned(),
             protocol: Protocol::Tcp,
             probe,
-            origin: Origin::Host,
             candidates: candidates.collect(),
         }
     }
 
     /// Who is asked: the port, under which keys, and how often.
     fn aimed(probing: &mut Probing, wanted: Vec<Wanted>) -> Vec<(u16, Vec<u16>, Duration)> {
-        let targets = probing.aim(wanted).remove(&Origin::Host).unwrap_or_default();
+        let targets = probing.aim(wanted);
         let asked = targets.into_values().map(|target| {
             let keys = target.keys.all().iter().map(|key| key.id).collect();
             (target.name.address.port(), keys, target.interval)

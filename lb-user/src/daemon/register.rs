@@ -1,9 +1,8 @@
 //! The register of backends that report, in the kernel: their ids and keys, what was believed of them last, and until when each is
 //! a lame duck.
 //!
-//! It outlives the daemon, and so does what it says. The event loop alone makes and removes entries; whoever takes in reports stores of
-//! those that there are: threads, one for each network namespace that backends are asked from ([`Stores`]), and the program of network
-//! interfaces, where there is one. Where two hear of one backend the later report counts.
+//! It outlives the daemon, and so does what it says. The event loop alone makes and removes entries. A thread ([`Stores`]), and the
+//! program of network interfaces if there is one, store reports in existing entries; of two reports the later one counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -74,9 +73,9 @@ impl Register {
         Ok(Self { maps, storing, ids, written: BTreeMap::new(), absent: BTreeMap::new() })
     }
 
-    /// What a thread that takes in reports stores by. A program of network interfaces hears what is said to the host's.
-    pub fn stores(&self, is_host: bool) -> Stores {
-        Stores { maps: Arc::clone(&self.maps), storing: Arc::clone(&self.storing), is_host }
+    /// What the thread that takes in reports stores by.
+    pub fn stores(&self) -> Stores {
+        Stores { maps: Arc::clone(&self.maps), storing: Arc::clone(&self.storing) }
     }
 
     /// The maps.
@@ -183,7 +182,6 @@ pub struct Stores {
     maps: Arc<HostMaps>,
     /// Held from a look at an entry until it is written: others store by theirs, and the loop writes other keys.
     storing: Arc<Mutex<()>>,
-    is_host: bool,
 }
 
 impl Kernel for Stores {
@@ -213,7 +211,7 @@ impl Kernel for Stores {
     }
 
     fn asked(&mut self, id: u32, nonce: u64) {
-        if self.is_host && id != NO_REPORT {
+        if id != NO_REPORT {
             self.maps.set_nonce(id, nonce);
         }
     }

@@ -8,7 +8,7 @@ use lb_view::backend::Probe;
 use lb_view::diagnosis::{Diagnosis, State};
 use lb_view::status::Status;
 
-use crate::config::{Config, Probe as Configured, ProbeFrom, Reports};
+use crate::config::{Config, Probe as Configured, Reports};
 
 /// Backends that are named in one finding.
 const NAMED: usize = 3;
@@ -17,18 +17,11 @@ const NAMED: usize = 3;
 const NO_REPORT: &str =
     "on the backend's host: socklb agent status; its key, and whether UDP to its port is let through";
 
-/// What to do where clients' network namespaces cannot be entered.
-const ENTER: &str = "run it as root, or give the daemon CAP_SYS_ADMIN, and CAP_SYS_PTRACE where the clients' processes are another \
-                     user's; the unit's drop-in is in docs/reference/reports.md";
-
 /// Looks at both.
 pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&Status>) {
     match (status, config) {
         (Some(status), _) => of_daemon(diagnosis, status),
-        (None, Some(config)) => {
-            port(diagnosis, config);
-            namespaces(diagnosis, config);
-        }
+        (None, Some(config)) => port(diagnosis, config),
         (None, None) => {}
     }
 }
@@ -79,23 +72,6 @@ fn of_service(diagnosis: &mut Diagnosis, subject: &str, probed: &[(SocketAddr, &
 fn probes(config: &Config) -> impl Iterator<Item = &Configured> {
     let services = config.clients.iter().flat_map(|client| &client.services);
     services.filter_map(|service| service.probe.as_ref())
-}
-
-/// Whether a daemon could probe from the network namespaces of clients.
-fn namespaces(diagnosis: &mut Diagnosis, config: &Config) {
-    if !probes(config).any(|probe| probe.from == ProbeFrom::Client) {
-        return;
-    }
-    let lacking = lb_kernel::lacking_to_enter_namespaces();
-    if lacking.is_empty() {
-        return diagnosis
-            .ok("probes", "clients' network namespaces may be entered (probe_from = \"client\")");
-    }
-    let text = format!(
-        "probe_from = \"client\" enters the network namespaces of clients; missing: {}",
-        lacking.join(", ")
-    );
-    diagnosis.add("probes", State::Warning, text, Some(ENTER));
 }
 
 /// Whether a daemon could listen for reports.

@@ -1,4 +1,4 @@
-//! Reports that are asked for from one network namespace.
+//! Reports that are asked for.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -7,7 +7,6 @@ use std::sync::Arc;
 use lb_core::health::Health;
 use lb_core::reports::Name;
 use lb_core::reports::senders::Target;
-use lb_kernel::NetworkNamespace;
 use tokio::sync::Notify;
 use tracing::info;
 
@@ -15,7 +14,7 @@ use super::super::register::Register;
 use super::warn_of_news;
 use crate::reports::{Datagrams, Listener};
 
-/// Who is asked from there, and whoever listens to what they say.
+/// Who is asked, and whoever listens to what they say.
 #[derive(Default)]
 pub struct Asking {
     listener: Option<Listener>,
@@ -25,33 +24,20 @@ pub struct Asking {
 }
 
 impl Asking {
-    /// Begins to listen, if that has not been done. `within` is the namespace, of which `place` tells in words; the host's has none.
-    pub fn open(
-        &mut self,
-        address: SocketAddr,
-        within: Option<(&NetworkNamespace, &str)>,
-        register: &Register,
-        news: &Arc<Notify>,
-    ) {
+    /// Begins to listen, if that has not been done.
+    pub fn open(&mut self, address: SocketAddr, register: &Register, news: &Arc<Notify>) {
         if self.listener.is_some() {
             return;
         }
-        let socket = match within {
-            None => Datagrams::bind(address),
-            Some((namespace, _)) => namespace.make(move || Datagrams::bind(address)),
-        };
-        let started = socket
-            .and_then(|socket| Listener::start(socket, Arc::clone(news), register.stores(within.is_none())));
-        let place = within
-            .map_or_else(String::new, |(_, client)| format!(" in the network namespace of client {client}"));
-        match started {
+        let start = |socket| Listener::start(socket, Arc::clone(news), register.stores());
+        match Datagrams::bind(address).and_then(start) {
             Ok(listener) => {
-                info!(address = %listener.address(), "asking agents for reports{place}");
+                info!(address = %listener.address(), "asking agents for reports");
                 (self.listener, self.error) = (Some(listener), None);
             }
             Err(error) => {
                 let text = format!(
-                    "reports cannot be received at {address}{place} ([reports] listen): {error}; tried again every second"
+                    "reports cannot be received at {address} ([reports] listen): {error}; tried again every second"
                 );
                 warn_of_news(&mut self.error, Some(text));
             }

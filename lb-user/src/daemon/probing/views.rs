@@ -10,7 +10,6 @@ use lb_view::backend;
 
 use super::super::Daemon;
 use super::super::client_task::ClientTask;
-use super::asking::Asking;
 use super::{connect_target, name_of};
 use crate::config::{Probe, ProbeKind};
 use crate::probes::Findings;
@@ -25,15 +24,7 @@ impl Daemon {
             let addresses: Vec<SocketAddr> =
                 client_task.candidates(position).iter().map(|candidate| candidate.address).collect();
             let mut add = |address, view| drop(views.insert((service.name.clone(), address), view));
-            let client = &client_task.client.name;
-            let Some(origin) = self.probing.origin(client, probe) else {
-                let why = self.probing.origins.why_none(client);
-                let view = backend::Probe { why, ..unprobed(probe) };
-                addresses.into_iter().for_each(|address| add(address, view.clone()));
-                continue;
-            };
-            let listener = self.probing.asking.get(&origin).and_then(Asking::listener);
-            match (&probe.kind, listener) {
+            match (&probe.kind, self.probing.asking.listener()) {
                 (ProbeKind::Report { .. }, Some(listener)) => listener.look(|senders, _, now| {
                     for address in addresses {
                         let sender = senders.get(name_of(service.protocol, address));
@@ -48,7 +39,7 @@ impl Daemon {
                 }
                 (ProbeKind::Connect { .. }, _) => {
                     for address in addresses {
-                        let target = connect_target(probe, origin, address);
+                        let target = connect_target(probe, address);
                         let findings = target.and_then(|target| self.probing.probes.findings(&target));
                         add(
                             address,
