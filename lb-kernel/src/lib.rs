@@ -4,7 +4,7 @@
 //!
 //! In reading order: system calls (`sys`) and errors ([`DatapathError`]); what the host is and allows
 //! ([`features`](Features), [`privileges`](host), [`cpus`](possible_cpus), [`clock`](monotonic_ns), [`process`],
-//! [`trust`], [`cgroup`](Cgroup), [`network namespaces`](NamespaceId)); where a client's objects are pinned ([`Pins`]) and how they are removed
+//! [`trust`], [`cgroup`](Cgroup), [`network namespaces`](ClientNamespace)); where a client's objects are pinned ([`Pins`]) and how they are removed
 //! ([`detach`](detach())); what all clients of a host share ([`HostMaps`]), network interfaces ([`interfaces`](interfaces())), the thread that keeps a program on them ([`xdp`]), and the programs that are kept there: the one that takes reports in
 //! ([`receiver`]) and the one that answers for an agent ([`responder`]); the object and its programs ([`Purpose`]), their links ([`is_balanced`]), and programs of
 //! others on the same cgroups ([`neighbours`](neighbours())); the maps ([`Tables`]) and one client task ([`Datapath`]);
@@ -95,6 +95,8 @@ mod network_namespace;
 
 mod namespaces;
 
+mod client_namespace;
+
 mod holders;
 
 mod uncovered;
@@ -110,6 +112,7 @@ pub use cgroup::{
 };
 pub use cgroup_tree::CgroupTree;
 pub use client::Datapath;
+pub use client_namespace::ClientNamespace;
 pub use clock::monotonic_ns;
 pub use cpus::possible_cpus;
 pub use detach::{detach, has_links, is_retired, retire};

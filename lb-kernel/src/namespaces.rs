@@ -5,13 +5,14 @@
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use lb_diag::{SocketEntry, SocketLists};
 
 use super::cgroup;
-use super::network_namespace::{NamespaceId, enter};
+use super::network_namespace::{NamespaceId, enter, open};
 
 /// Namespaces that one look goes into. A process may make as many as it likes, and each takes some 0.2 ms.
 pub const MOST: usize = 1024;
@@ -23,14 +24,23 @@ const WAYS: usize = 4;
 /// # Errors
 /// If the process is gone or its namespace may not be entered.
 pub fn open_in_namespace_of(pid: u32) -> io::Result<SocketLists> {
+    open_within(open(pid)?)
+}
+
+/// Opens a way to the lists of sockets of a network namespace, which takes CAP_SYS_ADMIN.
+///
+/// # Errors
+/// If the namespace may not be entered.
+pub fn open_within(namespace: File) -> io::Result<SocketLists> {
     // A thread stays in the namespace that it has entered, so another one does it.
-    let thread = std::thread::Builder::new().name("namespace".to_owned()).spawn(move || lists_of(pid))?;
+    let thread = std::thread::Builder::new().name("namespace".to_owned());
+    let thread = thread.spawn(move || lists_of(&namespace))?;
     thread.join().map_err(|_| io::Error::other("the thread that entered a network namespace panicked"))?
 }
 
-/// Moves the calling thread into a process's network namespace, and opens its lists of sockets.
-fn lists_of(pid: u32) -> io::Result<SocketLists> {
-    enter(pid)?;
+/// Moves the calling thread into a network namespace, and opens its lists of sockets.
+fn lists_of(namespace: &File) -> io::Result<SocketLists> {
+    enter(namespace)?;
     SocketLists::open()
 }
 
@@ -109,7 +119,7 @@ impl Namespaces {
         // A thread stays in the namespace that it has entered, so another one does it; without it no list is complete.
         let visit = || {
             for ways in others {
-                match ways.iter().find_map(|pid| lists_of(*pid).ok()) {
+                match ways.iter().find_map(|pid| lists_of(&open(*pid).ok()?).ok()) {
                     Some(lists) => look.read(&lists),
                     None => look.is_whole = false,
                 }

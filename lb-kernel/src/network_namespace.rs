@@ -1,4 +1,4 @@
-//! A network namespace: which one processes are in, and sockets that are made in another one than ours.
+//! A network namespace: its number, and how a thread enters it.
 //!
 //! A thread that has entered a namespace stays there, and so none but a thread of its own ever does.
 
@@ -14,6 +14,14 @@ use rustix::thread::LinkNameSpaceType;
 pub struct NamespaceId(u64);
 
 impl NamespaceId {
+    /// That of an open namespace.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn of_open(namespace: &File) -> io::Result<Self> {
+        namespace.metadata().map(|metadata| Self(metadata.ino()))
+    }
+
     /// That of the calling thread.
     ///
     /// # Errors
@@ -35,11 +43,18 @@ impl NamespaceId {
     }
 }
 
-/// Moves the calling thread into a process's network namespace.
+/// Opens a process's network namespace, which lasts at least until it is closed.
 ///
 /// # Errors
-/// If the process is gone, or its namespace may not be entered, which takes CAP_SYS_ADMIN.
-pub fn enter(pid: u32) -> io::Result<()> {
-    let namespace = File::open(format!("/proc/{pid}/ns/net"))?;
+/// As [`NamespaceId::of`].
+pub fn open(pid: u32) -> io::Result<File> {
+    File::open(format!("/proc/{pid}/ns/net"))
+}
+
+/// Moves the calling thread into a network namespace.
+///
+/// # Errors
+/// Without CAP_SYS_ADMIN.
+pub fn enter(namespace: &File) -> io::Result<()> {
     Ok(rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
 }

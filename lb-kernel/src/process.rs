@@ -22,9 +22,8 @@ pub struct Process {
 /// The process of this PID, if it runs and can be seen from here.
 pub fn process(pid: u32) -> Option<Process> {
     let name = name(pid)?;
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let ticks = rustix::param::clock_ticks_per_second().max(1);
-    let started = u128::from(started(&stat)?) * 1_000_000_000 / u128::from(ticks);
+    let started = u128::from(start_of(pid)?) * 1_000_000_000 / u128::from(ticks);
     // Kernel fact: the start counts from the boot on, suspended time included.
     let suspended = now_ns(ClockId::Boottime).saturating_sub(monotonic_ns());
     let started_ns = u64::try_from(started).ok()?.saturating_sub(suspended);
@@ -56,6 +55,11 @@ pub fn numbers_are_ours() -> bool {
     /// The inode of the initial PID namespace: `PROC_PID_INIT_INO`.
     const FIRST: u64 = 0xeffffffc;
     fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == FIRST)
+}
+
+/// When the process of this PID began, in clock ticks since the boot, if it runs.
+pub(crate) fn start_of(pid: u32) -> Option<u64> {
+    started(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/stat")).ok()?))
 }
 
 /// When a process began, in clock ticks: the 22nd field. The second is its name in brackets, with any characters.

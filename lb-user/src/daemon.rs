@@ -6,7 +6,7 @@
 //! files (`files`), how lists are read (`lists`), given to clients (`delivering`) and kept (`keeping`), another
 //! configuration (`reload`), how it is read (`loader`), what it changes (`changes`) and cannot change (`fixed`), one client
 //! (`client_task`), all of them (`clients`), how they are opened (`opening`) and leave (`leaving`), flow records whose end
-//! no program saw (`flow_records`), which backends are probed and what is heard of it (`probing`), who of them reports (`register`), on which
+//! no program saw (`flow_records`), the network namespaces of clients (`namespaces`), which backends are probed and what is heard of it (`probing`), who of them reports (`register`), on which
 //! network interfaces the kernel takes reports in by itself (`receiving`), weights that follow load (`control`), what they have learnt for a later start (`learnt`), what the daemon answers (`report`), and what it knows that the maps do not hold
 //! (`facts`).
 
@@ -51,6 +51,8 @@ mod opening;
 mod leaving;
 
 mod flow_records;
+
+mod namespaces;
 
 mod probing;
 
@@ -138,6 +140,8 @@ enum Event {
     ReadersGone(Result<(), DatapathError>),
     /// Flow records were compared with the kernel's lists of sockets.
     Reclaimed(Pass, Suspects),
+    /// The network namespaces of clients were searched for.
+    NamespacesFound(Vec<namespaces::Found>),
     /// A process asks on the socket or the port for metrics.
     Asked(Query),
     /// [`TICK`] has passed.
@@ -248,6 +252,7 @@ impl Daemon {
             }
             Event::ReadersGone(result) => self.readers_gone(result, now),
             Event::Reclaimed(pass, suspects) => self.reclaimed(pass, suspects, now),
+            Event::NamespacesFound(found) => self.namespaces_found(found, now),
             Event::Asked(query) => self.answer(query, now),
             Event::Tick => self.tick(now),
             Event::Heard => {
@@ -259,6 +264,7 @@ impl Daemon {
             Event::Stop => return ControlFlow::Break(Ok(())),
         }
         self.start_keeping(now);
+        self.search_namespaces(now);
         ControlFlow::Continue(())
     }
 

@@ -2,13 +2,15 @@
 //!
 //! Facts change the plan; [`ClientTask::settle`] brings the maps to it. What cannot be done at once (a region that may
 //! still be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing. In reading
-//! order: its plan and its maps (this file), the lists that change the plan (`lists`), its cgroup (`attachment`), what
+//! order: its plan and its maps (this file), the lists that change the plan (`lists`), its cgroup (`attachment`), its network namespace (`namespace`), what
 //! its programs find of backends (`health`), what they count (`counts`), and weights that change while lists stay (`control`), and
 //! subsets whose size follows load (`size`).
 
 mod lists;
 
 mod attachment;
+
+mod namespace;
 
 mod control;
 
@@ -28,7 +30,9 @@ use lb_core::grace_period::GracePeriods;
 use lb_core::ids::{ServiceIndex, Slot};
 use lb_core::limits::Limits;
 use lb_core::service::{Policy, Service};
-use lb_kernel::{Cgroup, CursorSeed, Datapath, DatapathError, Features, Lock, Pins, Purpose};
+use lb_kernel::{
+    Cgroup, ClientNamespace, CursorSeed, Datapath, DatapathError, Features, Lock, Pins, Purpose,
+};
 use thiserror::Error;
 
 pub use self::attachment::Followed;
@@ -62,6 +66,9 @@ pub struct ClientTask {
     path: PathBuf,
     /// The cgroup that the programs are attached to; `None` while there is none at the client's path.
     cgroup: Option<Cgroup>,
+    /// The network namespace of its processes; `None` until that is known.
+    namespace: Option<ClientNamespace>,
+    search: namespace::Search,
     /// Why the programs are not attached, if the kernel refused.
     attach_error: Option<String>,
     /// When attaching is tried again.
@@ -141,6 +148,8 @@ impl ClientTask {
             is_unpinned: false,
             path,
             cgroup: None,
+            namespace: None,
+            search: namespace::Search::default(),
             attach_error: None,
             attaching: Backoff::default(),
             has_verdicts: false,
@@ -193,7 +202,10 @@ impl ClientTask {
         self.settled = None;
         self.cursor_seed = cursor_seed(&client, self.cursor_seed.cpus);
         self.client = client;
-        self.path = path;
+        if path != self.path {
+            self.path = path;
+            self.forget_namespace();
+        }
         self.has_moved = true;
         self.links_seen = None;
         self.attaching.retry_now();

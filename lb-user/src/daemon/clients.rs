@@ -30,6 +30,8 @@ pub struct Clients {
     pub resuming: Backoff,
     /// Whether a wait for readers is under way.
     waiting_for_readers: bool,
+    /// Whether a search for network namespaces is under way.
+    pub is_searching: bool,
     /// Why the last wait for readers failed, if it did.
     readers_error: Option<String>,
 }

@@ -22,8 +22,8 @@ use lb_host::watch::Watch;
 
 /// Threads for what may block beside the loop. Each use has a limit of its own, and this is the sum of the limits, so
 /// that no use waits for another: files that may not answer; what client tasks use of a list, one thread for each of
-/// 256 services; and 64 for a wait for readers, a pass over flow records, clients that are opened, and pages and
-/// answers that are written.
+/// 256 services; and 64 for a wait for readers, a pass over flow records, a search for network namespaces, clients that
+/// are opened, and pages and answers that are written.
 const BLOCKING_THREADS: usize = MAX_THREADS + 256 + 64;
 
 /// Runs until SIGTERM or SIGINT, with a configuration whose file had `stamp` when it was read. What the daemon has put

@@ -1,0 +1,210 @@
+//! The network namespace of a client: that of the oldest process of its cgroup.
+//!
+//! Any process of a cgroup can make further namespaces, and as many flows in them as it likes. It cannot become older than the
+//! process that started the client, so age decides and the number of flows does not.
+
+use std::io;
+use std::path::Path;
+
+use lb_diag::SocketLists;
+
+use super::cgroup;
+use super::namespaces::open_within;
+use super::network_namespace::{NamespaceId, open};
+use crate::process::start_of;
+
+/// Processes of a cgroup that one search compares, at most. The kernel lists processes of the cgroup itself first, then those of its
+/// descendants. To read the age of one takes some 10 µs.
+const COMPARED: usize = 4096;
+
+/// The network namespace of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientNamespace {
+    /// Its number.
+    pub id: NamespaceId,
+    /// The number by which kernel programs know it; `None` before Linux 5.14, or without CAP_SYS_ADMIN if it is not ours.
+    pub cookie: Option<u64>,
+    /// Whether the process that searched is in it.
+    pub is_ours: bool,
+    /// The process that decided.
+    oldest: Process,
+}
+
+/// A process by its age: the older is the smaller one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Process {
+    /// In clock ticks since the boot.
+    start: u64,
+    pid: u32,
+}
+
+impl Process {
+    /// The process that has this PID now; `None` if it has ended.
+    fn of(pid: u32) -> Option<Self> {
+        Some(Self { start: start_of(pid)?, pid })
+    }
+}
+
+impl ClientNamespace {
+    /// Finds the network namespace of the oldest process in a cgroup and all below it; `None` if there is no process. `known` is the
+    /// result of the last search, and saves a visit to the namespace if nothing has changed. It may block for as long as it takes to
+    /// read the ages of 4,096 processes.
+    ///
+    /// # Errors
+    /// If the namespace of the oldest process may not be looked at: that of another user's process takes CAP_SYS_PTRACE.
+    pub fn find(cgroup: &Path, known: Option<Self>) -> io::Result<Option<Self>> {
+        let processes = cgroup::each_process(cgroup).take(COMPARED);
+        let mut processes: Vec<Process> = processes.filter_map(Process::of).collect();
+        processes.sort_unstable();
+        for process in processes {
+            match Self::of(process, known) {
+                // The process has ended since its age was read, or only threads of it are left.
+                Err(error) if is_gone(&error) => {}
+                result => return result.map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    fn of(oldest: Process, known: Option<Self>) -> io::Result<Self> {
+        let namespace = open(oldest.pid)?;
+        // Another process may have got the PID.
+        if Process::of(oldest.pid) != Some(oldest) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let id = NamespaceId::of_open(&namespace)?;
+        // The kernel reuses numbers of namespaces that are gone, so the number alone does not show that nothing has changed.
+        let is_same = |known: &Self| (known.id, known.oldest) == (id, oldest) && known.cookie.is_some();
+        if let Some(known) = known.filter(is_same) {
+            return Ok(known);
+        }
+        let is_ours = NamespaceId::ours()? == id;
+        let lists = if is_ours { SocketLists::open() } else { open_within(namespace) };
+        let cookie = lists.and_then(|lists| lists.namespace()).ok();
+        Ok(Self { id, cookie, is_ours, oldest })
+    }
+
+    /// The PID of the oldest process.
+    pub const fn pid(&self) -> u32 {
+        self.oldest.pid
+    }
+
+    /// Whether this is the namespace of another search, also if another process decided.
+    pub fn is_namespace_of(&self, other: &Self) -> bool {
+        (self.id, self.cookie) == (other.id, other.cookie)
+    }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+
+    use rustix::thread::UnshareFlags;
+
+    use super::*;
+
+    /// A process that is killed at the end.
+    struct Started(Child);
+
+    impl Started {
+        /// In our network namespace, or in one of its own.
+        fn new(flags: UnshareFlags) -> Self {
+            let mut command = Command::new("cat");
+            command.stdin(Stdio::piped());
+            // SAFETY: the closure makes one system call and allocates nothing.
+            unsafe {
+                std::os::unix::process::CommandExt::pre_exec(&mut command, move || {
+                    rustix::thread::unshare_unsafe(flags)?;
+                    Ok(())
+                });
+            }
+            Self(command.spawn().expect("root starts a process in a namespace"))
+        }
+
+        /// The same, and waits until the kernel's clock has ticked, so that the next process is younger.
+        fn and_wait(flags: UnshareFlags) -> Self {
+            let started = Self::new(flags);
+            let before = start_of(started.0.id()).expect("it runs");
+            let is_younger =
+                |_| start_of(Self::new(UnshareFlags::empty()).pid()).is_some_and(|now| now > before);
+            // Each process takes a part of a millisecond, and a tick 10 ms at most.
+            assert!((0..10_000).any(is_younger), "the kernel's clock stands still");
+            started
+        }
+
+        fn pid(&self) -> u32 {
+            self.0.id()
+        }
+    }
+
+    impl Drop for Started {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// A directory that lists processes as a cgroup does, with one below it.
+    fn listing(here: &[u32], below: &[u32]) -> tempfile::TempDir {
+        let cgroup = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir(cgroup.path().join("below")).expect("a directory in it");
+        for (path, pids) in [("cgroup.procs", here), ("below/cgroup.procs", below)] {
+            let lines: String = pids.iter().map(|pid| format!("{pid}\n")).collect();
+            std::fs::write(cgroup.path().join(path), lines).expect("write it");
+        }
+        cgroup
+    }
+
+    fn find(here: &[u32], below: &[u32], known: Option<ClientNamespace>) -> Option<ClientNamespace> {
+        ClientNamespace::find(listing(here, below).path(), known).expect("root may look")
+    }
+
+    #[test]
+    fn the_oldest_process_decides_wherever_it_is_listed() {
+        let first = Started::and_wait(UnshareFlags::NEWNET);
+        let others: Vec<Started> = (0..3).map(|_| Started::new(UnshareFlags::NEWNET)).collect();
+        let others: Vec<u32> = others.iter().map(Started::pid).collect();
+        let there = NamespaceId::of(first.pid()).unwrap();
+        for found in [
+            find(&[others.clone(), vec![first.pid()]].concat(), &[], None),
+            find(&others, &[first.pid()], None),
+        ] {
+            let found = found.expect("a process");
+            assert_eq!((found.id, found.pid(), found.is_ours), (there, first.pid(), false));
+        }
+        assert_eq!(find(&[0, u32::MAX], &[], None), None, "no process");
+        let ours = find(&[others[0], std::process::id()], &[], None).expect("this process is older");
+        assert_eq!((ours.id, ours.is_ours), (NamespaceId::ours().unwrap(), true));
+    }
+
+    #[test]
+    fn the_cookie_is_that_of_a_socket_made_there() {
+        let there = Started::new(UnshareFlags::NEWNET);
+        let found = find(&[there.pid()], &[], None).expect("a process");
+        let lists = super::super::namespaces::open_in_namespace_of(there.pid()).expect("root enters it");
+        assert_eq!(found.cookie, lists.namespace().ok());
+        let ours = find(&[std::process::id()], &[], None).expect("a process");
+        assert_eq!(ours.cookie, SocketLists::open().and_then(|lists| lists.namespace()).ok());
+        assert!(!ours.is_namespace_of(&found) && NamespaceId::ours().unwrap() == ours.id);
+    }
+
+    #[test]
+    fn a_known_namespace_is_not_entered_again_until_its_process_ends() {
+        let first = Started::and_wait(UnshareFlags::NEWNET);
+        let second = Started::new(UnshareFlags::NEWNET);
+        let both = [second.pid(), first.pid()];
+        // A cookie that no namespace has shows whether the kernel was asked.
+        let known = find(&both, &[], None).map(|found| ClientNamespace { cookie: Some(u64::MAX), ..found });
+        assert_eq!(find(&both, &[], known), known);
+        drop(first);
+        let found = find(&both, &[], known).expect("a process");
+        assert_eq!(found.id, NamespaceId::of(second.pid()).unwrap());
+        assert_ne!(found.cookie, Some(u64::MAX));
+        drop(second);
+        assert_eq!(find(&both, &[], Some(found)), None);
+    }
+}
