@@ -170,8 +170,8 @@ section! {
         "after how long the next endpoint of the task's order stands in for a member that is unavailable";
     PROBE "probe": Words<ProbeWord>(&ProbeWord::ALL, ProbeWord::name), Means("none"),
         "how the daemon finds out how backends are: `report` asks the agent beside each (see [reports.md](reports.md)), `tcp` \
-         connects, `http` asks for `path`. Who fails a `tcp` or `http` probe is refusing connections; without probes only the \
-         connects of this host tell";
+         connects, `http` asks for `path`. A backend that fails a `tcp` or `http` probe is refusing connections, or ejected if \
+         the client is in another network namespace than the daemon; without probes only the connects of this host tell";
     PORT "port": Number(1..=65_535), Means("9465 for `report`, else the backend's own"),
         "where probes go; of `report` an endpoint may name another (`agent`)";
     PATH "path": Text<String>(&["/healthz"], request_path), Means("`\"/\"`"),

@@ -22,7 +22,7 @@ pub enum Health {
     Unproven,
     /// Serves, asks for no new connections.
     LameDuck,
-    /// Failed too often in a row: a guess, by what becomes of connects.
+    /// A guess: connects failed too often in a row, or probes fail that come from another network namespace than the client's.
     Ejected,
     /// Does not accept connections, or answers them with an error: known, by a probe, the list or itself.
     Refusing,
@@ -233,7 +233,7 @@ impl<T: Copy + Ord> Standing<T> {
 
     /// Whether the kernel programs have ejected it.
     pub fn is_ejected(&self) -> bool {
-        self.verdicts.iter().any(|verdict| verdict.health == Health::Ejected)
+        self.verdicts.iter().any(|verdict| verdict.who == Who::Kernel && verdict.health == Health::Ejected)
     }
 
     /// Whether anybody says that it is a lame duck, whatever else is said.

@@ -1,8 +1,9 @@
-//! The rule of docs/design/health.md: tiers, and who is chosen while which of them serves, cell by cell. (That a list is stale changes
+//! The rule of docs/design/health.md: tiers, who is chosen while which of them serves, and what a failed probe means, cell by cell. (That a list is stale changes
 //! none of it: its last verdicts stay, see the test of the daemon.)
 
 use lb_common::abi::Usable;
 use lb_core::health::Health;
+use lb_core::health::probed::seen_from;
 use lb_core::health::tiers::{Candidate, Tier, is_below_threshold, tier, usable};
 
 const fn candidate(health: Health) -> Candidate {
@@ -94,6 +95,24 @@ fn a_backend_that_cannot_accept_is_chosen_last() {
             }
         }
     }
+}
+
+/// By how probes found a backend, whether the client is in another network namespace, and whether it has established a connection.
+#[test]
+fn a_failed_probe_is_a_guess_for_a_client_in_another_network_namespace() {
+    for (found, is_elsewhere, has_established, expected) in [
+        (Health::Refusing, false, false, Health::Refusing),
+        (Health::Refusing, false, true, Health::Refusing),
+        (Health::Refusing, true, false, Health::Ejected),
+        (Health::Refusing, true, true, Health::Healthy),
+        (Health::Healthy, true, false, Health::Healthy),
+        (Health::Healthy, true, true, Health::Healthy),
+    ] {
+        assert_eq!(seen_from(found, is_elsewhere, has_established), expected, "{found:?}");
+    }
+    let guessed = candidate(seen_from(Health::Refusing, true, false));
+    assert_eq!(tier([guessed, REFUSING, UNWELL], false), Tier::Ejected);
+    assert_eq!(usable(guessed, Tier::Panic), Usable::EvenEjected, "panic overrules guesses");
 }
 
 #[test]

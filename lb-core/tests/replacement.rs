@@ -9,6 +9,7 @@ use lb_common::abi::{BackendState, Usable};
 use lb_core::balancer::{self, Adopted, Fact, KernelVerdict};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::health::tiers::Tier;
+use lb_core::health::{Health, Who, Why};
 use lb_core::ids::Slot;
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
@@ -211,6 +212,21 @@ fn one_that_fails_and_is_not_ejected_because_it_is_the_last_counts_as_ejected() 
     verdicts.insert(members[1], last);
     balancer.handle(at(101), Fact::Kernel(verdicts)).expect("it takes no room");
     assert_eq!(balancer.row(0).map(|row| row.tier), Some(Tier::Ejected));
+}
+
+#[test]
+fn a_guess_by_probes_counts_as_ejected_and_is_no_ejection_by_the_kernel_programs() {
+    let mut balancer = balancer(2, "hh");
+    let members: Vec<SocketAddr> = balancer.weights(0).iter().map(|(address, _)| *address).collect();
+    let guess = |health| members.iter().map(|address| (*address, (health, Why::Probe))).collect();
+    balancer.handle(at(100), Fact::Said(0, Who::Probe, guess(Health::Ejected))).expect("it takes no room");
+    let look = |balancer: &Balancer| balancer.row(0).map(|row| (row.tier, row.available));
+    assert_eq!(look(&balancer), Some((Tier::Ejected, (0, 2))));
+    let plan = balancer.plan();
+    assert!(in_table(&plan).iter().all(|slot| backend(&plan, *slot).usable == Usable::EvenEjected));
+    balancer.handle(at(101), Fact::Said(0, Who::Probe, guess(Health::Healthy))).expect("it takes no room");
+    assert_eq!(look(&balancer), Some((Tier::Healthy, (2, 2))));
+    assert_eq!(balancer.take_returned(), [], "the programs have ejected none, so they need not try any");
 }
 
 #[test]

@@ -252,7 +252,10 @@ impl Daemon {
             }
             Event::ReadersGone(result) => self.readers_gone(result, now),
             Event::Reclaimed(pass, suspects) => self.reclaimed(pass, suspects, now),
-            Event::NamespacesFound(found) => self.namespaces_found(found, now),
+            Event::NamespacesFound(found) => {
+                self.namespaces_found(found, now);
+                self.hear_probes(now);
+            }
             Event::Asked(query) => self.answer(query, now),
             Event::Tick => self.tick(now),
             Event::Heard => {

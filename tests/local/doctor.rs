@@ -385,3 +385,23 @@ fn r10_a_cgroup_namespace_is_resolved_or_named() {
     stage::eventually("it attaches", attached, |times| *times == 2);
     assert_eq!(daemon.stop(), Some(0));
 }
+
+#[test]
+fn a_client_in_another_network_namespace_is_named_if_its_backends_are_probed_from_here() {
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let cgroup = Cgroup::new();
+    let _client = stage::Probe::start_with(&cgroup, stage::namespace::in_a_network_of_its_own);
+    let named = |health: &str| {
+        setup.write("socklb.toml", &config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, health));
+        let (_, findings) = doctor(&setup);
+        let found = of(&findings, "probes");
+        found.iter().any(|(state, text, help)| {
+            *state == State::Note
+                && text.ends_with("tcp and http probes of users are guesses")
+                && help.is_some()
+        })
+    };
+    assert!(named(r#"health = { probe = "tcp" }"#));
+    assert!(!named(""));
+}

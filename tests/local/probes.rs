@@ -5,7 +5,8 @@ use std::net::TcpListener;
 use lb_view::backend::REFUSING;
 use stage::chance::likely;
 use stage::fixture::{Fixture, SERVICE, config, endpoints};
-use stage::{Backend, eventually, replace, window};
+use stage::namespace::another_network;
+use stage::{Backend, Probe, eventually, replace, window};
 
 fn start(health: &str) -> Fixture {
     start_with(health, "")
@@ -174,4 +175,30 @@ fn who_would_stand_in_next_is_probed_and_who_is_listed_no_more_is_not() {
     // A configuration without probes ends them, and what they had found.
     fixture.setup.write("socklb.toml", &config(&fixture.cgroup, "{ file = \"users.toml\" }", ""));
     eventually("nobody is probed", backends, |all| all.iter().all(|one| one.probe.is_none()));
+}
+
+#[test]
+fn a_failed_probe_is_a_guess_for_a_client_in_another_network_namespace_and_its_connections_refute_it() {
+    let mut fixture = prepare("probe = \"tcp\"", "ejection = { base = \"100ms\" }");
+    let address = fixture.backends[0].address().to_string();
+    drop(fixture.backends.remove(0));
+    fixture.start();
+    eventually("it is found", || state(&fixture, &address), |state| state == REFUSING);
+    another_network(|| {
+        let there = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
+        let _there = there.map(|address| Backend::start(address, address));
+        let mut client = Probe::start(&fixture.cgroup);
+        client.pin(0);
+        eventually("it is a guess", || state(&fixture, &address), |state| state == "ejected");
+        // One of these connects is the trial of the backend that the daemon does not reach.
+        let dial = || client.dial_many(SERVICE, 30).contains_key(&address);
+        eventually("it is tried", dial, |is_tried| *is_tried);
+        eventually("the trial refutes the guess", || state(&fixture, &address), |state| state == "healthy");
+        assert_eq!(client.dial_many(SERVICE, 60).len(), 3);
+        let probe = fixture.setup.backend(&address).and_then(|backend| backend.probe).expect("it is probed");
+        assert_eq!((probe.state.as_str(), probe.verdict), ("failing", None));
+    });
+    // What the daemon's own namespace shows counts for a client that is there.
+    let _client = fixture.probe();
+    eventually("it is refusing", || state(&fixture, &address), |state| state == REFUSING);
 }

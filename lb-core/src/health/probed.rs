@@ -1,5 +1,18 @@
 //! Whether a backend is refusing, by probes of which some fail: HAProxy's `rise` and `fall`.
 
+use super::Health;
+
+/// How a backend is to a client if probes by connection have found it like that. A client in another network namespace than the
+/// daemon may reach it although probes do not: there a failure is a guess, and a connection that the client has established since
+/// refutes it.
+pub const fn seen_from(found: Health, is_elsewhere: bool, has_established: bool) -> Health {
+    match (found, is_elsewhere, has_established) {
+        (Health::Refusing, true, true) => Health::Healthy,
+        (Health::Refusing, true, false) => Health::Ejected,
+        (found, _, _) => found,
+    }
+}
+
 /// What the probes of a backend have found so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probed {

@@ -3,7 +3,7 @@
 //! Facts change the plan; [`ClientTask::settle`] brings the maps to it. What cannot be done at once (a region that may
 //! still be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing. In reading
 //! order: its plan and its maps (this file), the lists that change the plan (`lists`), its cgroup (`attachment`), its network namespace (`namespace`), what
-//! its programs find of backends (`health`), what they count (`counts`), and weights that change while lists stay (`control`), and
+//! its programs find of backends (`health`), guesses of probes (`guesses`), what they count (`counts`), and weights that change while lists stay (`control`), and
 //! subsets whose size follows load (`size`).
 
 mod lists;
@@ -18,6 +18,8 @@ mod counts;
 
 mod health;
 
+mod guesses;
+
 mod size;
 
 use std::borrow::Cow;
@@ -30,6 +32,7 @@ use lb_core::grace_period::GracePeriods;
 use lb_core::ids::{ServiceIndex, Slot};
 use lb_core::limits::Limits;
 use lb_core::service::{Policy, Service};
+use lb_core::slots::Identity;
 use lb_kernel::{
     Cgroup, ClientNamespace, CursorSeed, Datapath, DatapathError, Features, Lock, Pins, Purpose,
 };
@@ -103,6 +106,8 @@ pub struct ClientTask {
     pub probes_heard: Option<(u64, u64)>,
     /// What is known of services with too few available backends: whether they serve.
     serving: BTreeMap<ServiceIndex, health::Serving>,
+    /// Backends that fail probes, if the client is in another network namespace than the daemon.
+    guesses: BTreeMap<Identity, guesses::Guess>,
     /// When counters that could not be read are read again.
     counting: Backoff,
     /// Why the maps are not as planned, if they are not, and whether the kernel has refused a step.
@@ -170,6 +175,7 @@ impl ClientTask {
             first_look: None,
             probes_heard: None,
             serving: BTreeMap::new(),
+            guesses: BTreeMap::new(),
             counting: Backoff::default(),
             trouble: None,
             has_failed: false,

@@ -456,11 +456,15 @@ impl Daemon {
                     continue;
                 }
                 let protocol = configured.service.protocol;
-                let (who, said) = match &probe.kind {
-                    ProbeKind::Report { .. } if sick.is_empty() => (Who::Report, BTreeMap::new()),
+                match &probe.kind {
                     ProbeKind::Report { .. } => {
-                        let said = |address| Some((*sick.get(&name_of(protocol, address))?, Why::Report));
-                        (Who::Report, said_of(client_task, position, said))
+                        let of = |address| Some((*sick.get(&name_of(protocol, address))?, Why::Report));
+                        let said = if sick.is_empty() {
+                            BTreeMap::new()
+                        } else {
+                            said_of(client_task, position, of)
+                        };
+                        client_task.hear(position, Who::Report, said, now);
                     }
                     ProbeKind::Connect { .. } => {
                         let said = |address| {
@@ -470,15 +474,16 @@ impl Daemon {
                                 !found.is_unconfirmed || !client_task.is_taken_over_well(position, address);
                             is_news.then_some((found.health, found.why))
                         };
-                        (Who::Probe, said_of(client_task, position, said))
+                        let found = said_of(client_task, position, said);
+                        client_task.apply_findings(position, found, now);
                     }
-                };
-                client_task.hear(position, who, said, now);
+                }
             }
             client_task.look_who_serves(now);
         }
         self.settle_if_needed(now);
         for client_task in &mut self.clients.tasks {
+            client_task.judge_guesses();
             client_task.try_returned(now);
         }
     }

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
 
 use lb_core::reports::reported::ReportState;
+use lb_kernel::{ClientNamespace, cgroup2_mount};
 use lb_view::backend::Probe;
 use lb_view::diagnosis::{Diagnosis, State};
 use lb_view::status::Status;
 
-use crate::config::{Config, Probe as Configured, Reports};
+use crate::config::{Client, Config, Probe as Configured, Reports};
 
 /// Backends that are named in one finding.
 const NAMED: usize = 3;
@@ -17,12 +18,40 @@ const NAMED: usize = 3;
 const NO_REPORT: &str =
     "on the backend's host: socklb agent status; its key, and whether UDP to its port is let through";
 
+/// What to do if probes come from another network namespace than the client's connects.
+const GUESSES: &str = "an agent in that namespace knows (probe = \"report\"); to see the namespace of another user's process the \
+                       daemon needs CAP_SYS_PTRACE: see docs/reference/reports.md";
+
 /// Looks at both.
 pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&Status>) {
     match (status, config) {
         (Some(status), _) => of_daemon(diagnosis, status),
         (None, Some(config)) => port(diagnosis, config),
         (None, None) => {}
+    }
+    for client in config.into_iter().flat_map(|config| &config.clients) {
+        namespace(diagnosis, client);
+    }
+}
+
+/// Whether a client whose backends are probed by connection is in another network namespace than this process. A namespace that may not
+/// be looked at is no finding: privileges have findings of their own.
+fn namespace(diagnosis: &mut Diagnosis, client: &Client) {
+    let connects = |probe: &Configured| !probe.is_by_report();
+    let probed = client.services.iter().filter(|service| service.probe.as_ref().is_some_and(connects));
+    let probed: Vec<&str> = probed.map(|service| service.service.name.as_str()).collect();
+    let Ok(mount) = cgroup2_mount() else { return };
+    if let Ok(Some(namespace)) = ClientNamespace::find(&mount.join(&client.cgroup), None)
+        && !namespace.is_ours
+        && !probed.is_empty()
+    {
+        let text = format!(
+            "client {}: its oldest process (PID {}) is in another network namespace, so failed tcp and http probes of {} are guesses",
+            client.name,
+            namespace.pid(),
+            probed.join(", ")
+        );
+        diagnosis.add("probes", State::Note, text, Some(GUESSES));
     }
 }
 

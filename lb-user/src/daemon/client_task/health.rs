@@ -269,7 +269,7 @@ impl ClientTask {
             let (client, service, backend) = (&self.client.name, &line.service, line.backend);
             let (ejections, readmissions) = (line.ejections, line.readmissions);
             if line.is_ejected {
-                warn!(%client, %service, %backend, ejections, readmissions, "backend ejected: its connects fail");
+                warn!(%client, %service, %backend, ejections, readmissions, "backend ejected");
             } else {
                 info!(%client, %service, %backend, ejections, readmissions, "backend taken back");
             }

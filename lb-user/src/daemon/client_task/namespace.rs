@@ -70,8 +70,10 @@ impl ClientTask {
         match (was_elsewhere, self.is_elsewhere()) {
             (false, true) => info!(%client, pid, "the client is in another network namespace"),
             (true, false) => info!(%client, pid, "the client is in the daemon's network namespace"),
-            (false, false) | (true, true) => {}
+            (false, false) | (true, true) => return,
         }
+        // Failed probes mean something else from now on.
+        self.probes_heard = None;
     }
 
     /// Whether the client's processes are in another network namespace than the daemon, as far as that is known.

@@ -41,11 +41,11 @@ impl Daemon {
                     for address in addresses {
                         let target = connect_target(probe, address);
                         let findings = target.and_then(|target| self.probing.probes.findings(&target));
-                        add(
-                            address,
-                            findings
-                                .map_or_else(|| unprobed(probe), |findings| connect_view(probe, findings)),
-                        );
+                        let view = |findings| {
+                            let refusing = client_task.seen(position, address, Health::Refusing);
+                            connect_view(probe, findings, refusing)
+                        };
+                        add(address, findings.map_or_else(|| unprobed(probe), view));
                     }
                 }
             }
@@ -95,9 +95,9 @@ fn report_view(reported: &Reported<Duration>, now: Duration) -> backend::Probe {
     }
 }
 
-/// What is shown of a backend by probes that connect.
-fn connect_view(probe: &Probe, findings: Findings) -> backend::Probe {
-    let is_refusing = findings.probed.is_refusing() == Some(true);
+/// What is shown of a backend by probes that connect. `refusing` is the verdict if they find it refusing.
+fn connect_view(probe: &Probe, findings: Findings, refusing: Health) -> backend::Probe {
+    let is_refusing = findings.probed.is_refusing() == Some(true) && refusing != Health::Healthy;
     let state = match (&findings.failure, findings.probes) {
         (_, 0) => {
             let verdict = Some(Health::Unproven.name().to_owned());
@@ -108,7 +108,7 @@ fn connect_view(probe: &Probe, findings: Findings) -> backend::Probe {
     };
     backend::Probe {
         state: state.to_owned(),
-        verdict: is_refusing.then(|| Health::Refusing.name().to_owned()),
+        verdict: is_refusing.then(|| refusing.name().to_owned()),
         why: findings.failure,
         round_trip_ms: findings.took.map(|time| time.as_secs_f64() * 1e3),
         ..unprobed(probe)

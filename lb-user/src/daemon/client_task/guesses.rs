@@ -1,0 +1,96 @@
+//! Backends that fail probes of the daemon, as a client in another network namespace sees them: a guess, until the client's own
+//! connections show that it is wrong.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use lb_core::health::probed::seen_from;
+use lb_core::health::{Health, Who, Why};
+use lb_core::ids::{BackendRef, ServiceIndex, Slot};
+use lb_core::slots::Identity;
+
+use super::ClientTask;
+
+/// A backend that fails probes.
+#[derive(Debug, Default)]
+pub struct Guess {
+    /// How many connections the client had established when the backend was ejected for it; `None` before it has a slot.
+    ejected: Option<(BackendRef, u64)>,
+    /// Whether the client has established a connection since then. Nothing but a probe that succeeds ends that: if the backend fails
+    /// later, the client's own connects eject it.
+    is_refuted: bool,
+}
+
+impl ClientTask {
+    /// Applies what probes by connection have found of the backends of the service at this position.
+    pub fn apply_findings(
+        &mut self,
+        position: usize,
+        found: BTreeMap<SocketAddr, (Health, Why)>,
+        now: Instant,
+    ) {
+        let is_elsewhere = self.is_elsewhere();
+        let Some(service) = self.index(position) else { return };
+        let fails =
+            |address: &SocketAddr| found.get(address).is_some_and(|(health, _)| *health == Health::Refusing);
+        self.guesses.retain(|of, _| of.service != service || is_elsewhere && fails(&of.address));
+        for address in found.keys().filter(|address| is_elsewhere && fails(address)) {
+            self.guesses.entry(Identity { service, address: *address }).or_default();
+        }
+        let seen =
+            |(address, (health, why))| (address, (self.seen_at(Identity { service, address }, health), why));
+        let said = found.into_iter().map(seen).collect();
+        self.hear(position, Who::Probe, said, now);
+    }
+
+    /// How a backend is to this client if probes have found it like that.
+    pub fn seen(&self, position: usize, address: SocketAddr, found: Health) -> Health {
+        self.index(position).map_or(found, |service| self.seen_at(Identity { service, address }, found))
+    }
+
+    fn seen_at(&self, identity: Identity, found: Health) -> Health {
+        let is_refuted = self.guesses.get(&identity).is_some_and(|guess| guess.is_refuted);
+        seen_from(found, self.is_elsewhere(), is_refuted)
+    }
+
+    fn index(&self, position: usize) -> Option<ServiceIndex> {
+        self.balancer.services().nth(position).map(|(_, index, _)| index)
+    }
+
+    /// Ejects backends for new guesses, so that the kernel programs try them, and notes which guesses connections have refuted: the
+    /// next look at probes applies that. Does nothing until the maps are as planned, because until then the ejected ones may be the
+    /// only ones that connects can choose.
+    pub fn judge_guesses(&mut self) {
+        if self.guesses.is_empty() || !self.is_settled() {
+            return;
+        }
+        let services = self.balancer.services();
+        let ejects: BTreeMap<ServiceIndex, bool> =
+            services.map(|(service, index, _)| (index, service.ejection.is_some())).collect();
+        self.guesses.retain(|of, _| ejects.contains_key(&of.service));
+        let (tables, backends) = (self.datapath.tables(), &self.datapath.applied().backends);
+        let mut to_eject: Vec<Slot> = Vec::new();
+        for (&slot, backend) in backends {
+            let identity = Identity { service: backend.service, address: backend.address };
+            let Some(guess) = self.guesses.get_mut(&identity).filter(|guess| !guess.is_refuted) else {
+                continue;
+            };
+            let Ok(counts) = tables.counts(slot) else { continue };
+            let (at, established) =
+                (BackendRef { slot, generation: backend.generation }, counts.sums.established);
+            match guess.ejected {
+                Some((known, before)) if known == at => guess.is_refuted = established != before,
+                _ => {
+                    guess.ejected = Some((at, established));
+                    let is_ejected = tables.slot(slot).is_some_and(|view| view.is_ejected);
+                    to_eject.extend((ejects[&backend.service] && !is_ejected).then_some(slot));
+                }
+            }
+            if guess.is_refuted {
+                self.probes_heard = None;
+            }
+        }
+        self.datapath.eject(&to_eject);
+    }
+}
