@@ -1,5 +1,6 @@
-//! Prometheus and its `promtool`, for tests that let the real one scrape the daemon: out of Debian's package, unpacked and not
-//! installed, because an installed one would start and listen on this machine.
+//! Prometheus, its `promtool` and Alertmanager's `amtool`, for tests that let the real ones scrape the daemon and check what is
+//! shipped for them: out of Debian's packages, unpacked and not installed, because an installed one would start and listen on this
+//! machine.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,24 +12,29 @@ use crate::apt::Apt;
 use crate::command::{output, run as run_command, target};
 use crate::toolchain::tools;
 
-/// The suite that it is taken from: its programs need no newer libraries than any system that builds socklb has.
+/// The suite that they are taken from: its programs need no newer libraries than any system that builds socklb has.
 const SUITE: &str = "bookworm";
-/// What is kept of the package.
-const PROGRAMS: [&str; 2] = ["prometheus", "promtool"];
+/// The packages, and the programs that are kept of each.
+const PACKAGES: [(&str, &[&str]); 2] =
+    [("prometheus", &["prometheus", "promtool"]), ("prometheus-alertmanager", &["amtool"])];
 
-/// `cargo xtask prometheus`: fetches it if it is not there.
+/// `cargo xtask prometheus`: fetches what is not there.
 pub fn run() -> Result<()> {
     if !is_there() {
         fetch()?;
     }
-    println!("prometheus: {}", program(PROGRAMS[0]).display());
+    println!("prometheus: {}", program("prometheus").display());
     Ok(())
 }
 
-/// Whether both programs are there and start.
+/// Whether all programs are there and start.
 pub fn is_there() -> bool {
+    PACKAGES.iter().all(|(_, programs)| start(programs))
+}
+
+fn start(programs: &[&str]) -> bool {
     // A path of its own, not whatever the machine has: of another version, another grammar.
-    PROGRAMS.iter().all(|name| output(Command::new(program(name)).arg("--version")).is_ok())
+    programs.iter().all(|name| output(Command::new(program(name)).arg("--version")).is_ok())
 }
 
 fn program(name: &str) -> PathBuf {
@@ -37,10 +43,9 @@ fn program(name: &str) -> PathBuf {
 
 fn fetch() -> Result<()> {
     let folder = target().join("prometheus");
-    let unpacked = folder.join("unpacked");
     // What an attempt that was cut off has left.
     let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&unpacked).with_context(|| format!("make {}", unpacked.display()))?;
+    fs::create_dir_all(tools().join("bin"))?;
     // Debian's name for what this program was built for.
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -48,15 +53,19 @@ fn fetch() -> Result<()> {
         other => other,
     };
     let apt = Apt::of_suite(SUITE, architecture, &folder.join("apt"))?;
-    let package = apt.newest(PROGRAMS[0])?;
-    let archive = apt.download(&package.name, &package.version, &folder)?;
-    run_command(Command::new("dpkg").arg("-x").arg(&archive).arg(&unpacked))?;
-    fs::create_dir_all(tools().join("bin"))?;
-    for name in PROGRAMS {
-        let from = unpacked.join("usr/bin").join(name);
-        fs::copy(&from, program(name)).with_context(|| format!("keep {}", from.display()))?;
+    // Programs that are there may be running, and cannot be written then.
+    for (package, programs) in PACKAGES.into_iter().filter(|(_, programs)| !start(programs)) {
+        let unpacked = folder.join(package);
+        fs::create_dir_all(&unpacked).with_context(|| format!("make {}", unpacked.display()))?;
+        let package = apt.newest(package)?;
+        let archive = apt.download(&package.name, &package.version, &unpacked)?;
+        run_command(Command::new("dpkg").arg("-x").arg(&archive).arg(&unpacked))?;
+        for name in programs {
+            let from = unpacked.join("usr/bin").join(name);
+            fs::copy(&from, program(name)).with_context(|| format!("keep {}", from.display()))?;
+        }
+        println!("prometheus: {} {}", package.name, package.version);
     }
     fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
-    println!("prometheus: {} {}", package.name, package.version);
     Ok(())
 }
