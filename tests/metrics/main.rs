@@ -13,3 +13,5 @@ mod crowds;
 mod scrape;
 
 mod shipped;
+
+mod fleet;

@@ -14,16 +14,18 @@ use crate::http;
 use crate::page::{COUNTED, LISTEN, with};
 use crate::prometheus::promtool;
 
-fn shipped(name: &str) -> PathBuf {
+/// The path of a file that the package ships.
+pub fn shipped(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging").join(name)
 }
 
 const DASHBOARD: &str = "grafana/socklb.json";
-const RULES: &str = "prometheus/socklb.rules.yml";
+/// The alert rules.
+pub const RULES: &str = "prometheus/socklb.rules.yml";
 
-/// Every name of a metric of ours in a text.
+/// Every name of a metric of ours in a text. The names of recorded series have colons, and are not the daemon's.
 fn names(text: &str) -> BTreeSet<&str> {
-    let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c);
     let words = text.split(|c| !is_name(c));
     words.filter(|word| word.starts_with("socklb_")).collect()
 }
@@ -123,18 +125,22 @@ fn promtool_takes_the_rules_and_they_fire_when_they_should() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("metrics/rules.test.yml");
     check(&["test", "rules", tests.to_str().expect("UTF-8")]);
     // Each alert of the file is among those that the tests let fire.
-    let alerts = stage::daemon::read(&shipped(RULES));
-    let alerts = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
     let tests = stage::daemon::read(&tests);
-    for alert in alerts {
+    for alert in alerts(&stage::daemon::read(&shipped(RULES))) {
         assert!(tests.contains(&format!("alertname: {alert}\n        exp_alerts:\n")), "{alert} never fires");
     }
 }
 
+/// The alerts of a file of rules.
+fn alerts(rules: &str) -> BTreeSet<&str> {
+    rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect()
+}
+
+/// Runs promtool, which must succeed.
 #[track_caller]
-fn check(arguments: &[&str]) {
+pub fn check(arguments: &[&str]) {
     let output = promtool(arguments, Stdio::null());
     let said =
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{arguments:?}: {}: {said}", output.status);
+    assert!(output.status.success(), "{}: {said}", output.status);
 }
