@@ -1,4 +1,4 @@
-//! A running Prometheus, and `promtool`.
+//! A running Prometheus, and the tools that check what is shipped for it.
 
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::http;
 /// Where it listens, in the test's own network namespace.
 const ADDRESS: &str = "127.0.0.1:9090";
 
-/// A program of the package that setup has fetched.
+/// A program of the packages that setup has fetched.
 fn tool(name: &str) -> PathBuf {
     let tools =
         std::env::var_os("SOCKLB_TEST_TOOLS").expect("`cargo xtask test local` sets SOCKLB_TEST_TOOLS");
@@ -24,10 +24,20 @@ fn tool(name: &str) -> PathBuf {
 
 /// Runs promtool.
 pub fn promtool(arguments: &[&str], input: Stdio) -> Output {
-    let mut command = Command::new(tool("promtool"));
+    run("promtool", arguments, input)
+}
+
+/// Runs Alertmanager's amtool.
+pub fn amtool(arguments: &[&str]) -> Output {
+    run("amtool", arguments, Stdio::null())
+}
+
+fn run(name: &str, arguments: &[&str], input: Stdio) -> Output {
+    let mut command = Command::new(tool(name));
     command.args(arguments).stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped());
     die_with_us(&mut command);
-    command.spawn().and_then(Child::wait_with_output).expect("run promtool")
+    let output = command.spawn().and_then(Child::wait_with_output);
+    output.unwrap_or_else(|error| panic!("run {name}: {error}"))
 }
 
 /// A running Prometheus. Killed when it is dropped.

@@ -1,8 +1,9 @@
-//! The dashboard and the alert rules that the package ships: of metrics that there are, and alerts that fire when they should.
+//! The dashboard, the alert rules and the example for Alertmanager that the package ships name existing metrics and alerts, and
+//! the alerts fire when they should.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 
 use lb_view::backend::Backend;
 use serde_json::Value;
@@ -12,7 +13,7 @@ use stage::fixture::{Fixture, SERVICE};
 
 use crate::http;
 use crate::page::{COUNTED, LISTEN, with};
-use crate::prometheus::promtool;
+use crate::prometheus::{amtool, promtool};
 
 /// The path of a file that the package ships.
 pub fn shipped(name: &str) -> PathBuf {
@@ -22,6 +23,7 @@ pub fn shipped(name: &str) -> PathBuf {
 const DASHBOARD: &str = "grafana/socklb.json";
 /// The alert rules.
 pub const RULES: &str = "prometheus/socklb.rules.yml";
+const ALERTMANAGER: &str = "prometheus/alertmanager.yml";
 
 /// Every name of a metric of ours in a text. The names of recorded series have colons, and are not the daemon's.
 fn names(text: &str) -> BTreeSet<&str> {
@@ -131,6 +133,18 @@ fn promtool_takes_the_rules_and_they_fire_when_they_should() {
     }
 }
 
+#[test]
+fn amtool_takes_the_example_for_alertmanager_which_names_alerts_that_there_are() {
+    let path = shipped(ALERTMANAGER);
+    succeeded(&amtool(&["check-config", path.to_str().expect("UTF-8")]));
+    let rules = stage::daemon::read(&shipped(RULES));
+    let alerts = alerts(&rules);
+    let example = stage::daemon::read(&path);
+    let named = example.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| word.starts_with("Socklb"));
+    let named: BTreeSet<&str> = named.collect();
+    assert!(named.contains("SocklbBackendDead") && named.is_subset(&alerts), "{named:?} of {alerts:?}");
+}
+
 /// The alerts of a file of rules.
 fn alerts(rules: &str) -> BTreeSet<&str> {
     rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect()
@@ -139,7 +153,11 @@ fn alerts(rules: &str) -> BTreeSet<&str> {
 /// Runs promtool, which must succeed.
 #[track_caller]
 pub fn check(arguments: &[&str]) {
-    let output = promtool(arguments, Stdio::null());
+    succeeded(&promtool(arguments, Stdio::null()));
+}
+
+#[track_caller]
+fn succeeded(output: &Output) {
     let said =
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{}: {said}", output.status);

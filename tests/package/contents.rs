@@ -49,6 +49,7 @@ fn every_file_is_at_its_place_and_roots() {
         "/usr/share/doc/socklb/examples/backend-service.conf",
         "/usr/share/doc/socklb/examples/balanced-service.conf",
         "/usr/share/doc/socklb/examples/grafana/socklb.json",
+        "/usr/share/doc/socklb/examples/prometheus/alertmanager.yml",
         "/usr/share/doc/socklb/examples/prometheus/socklb.rules.yml",
         "/usr/share/doc/socklb/examples/socklb.toml",
         "/usr/share/doc/socklb/examples/users.toml",
