@@ -5,12 +5,17 @@
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use lb_diag::SocketLists;
 
 use super::cgroup;
+use super::clock::monotonic_ns;
+use super::error::DatapathError;
+use super::flow_table::FlowTable;
 use super::namespaces::open_within;
 use super::network_namespace::{NamespaceId, open};
+use super::pins::Pins;
 use crate::process::start_of;
 
 /// Processes of a cgroup that one search compares, at most. The kernel lists processes of the cgroup itself first, then those of its
@@ -92,6 +97,34 @@ impl ClientNamespace {
     /// Whether this is the namespace of another search, also if another process decided.
     pub fn is_namespace_of(&self, other: &Self) -> bool {
         (self.id, self.cookie) == (other.id, other.cookie)
+    }
+}
+
+/// The cookie of the calling process's network namespace; `None` before Linux 5.14.
+pub fn own_namespace_cookie() -> Option<u64> {
+    SocketLists::open().and_then(|lists| lists.namespace()).ok()
+}
+
+/// What flow records tell of the processes of a client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecordedProcesses {
+    /// Whether more than one has begun flows lately.
+    pub are_several: bool,
+    /// Cookie of the network namespace of the oldest of them, if one is still there: it takes no privilege to know it.
+    pub namespace: Option<u64>,
+}
+
+impl RecordedProcesses {
+    /// Reads what a client's flows tell that began within the time before now. It may block for a millisecond or two.
+    ///
+    /// # Errors
+    /// If the flow table may not be read.
+    pub fn read(pins: &Pins, within: Duration) -> Result<Self, DatapathError> {
+        let within = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
+        let processes = FlowTable::open(pins, false)?.processes_since(monotonic_ns().saturating_sub(within));
+        let aged = processes.iter().filter_map(|(pid, namespace)| Some((Process::of(*pid)?, *namespace)));
+        let namespace = aged.min().map(|(_, namespace)| namespace);
+        Ok(Self { are_several: processes.len() > 1, namespace })
     }
 }
 

@@ -1,5 +1,6 @@
 //! The flow table as the daemon and the commands see it: which socket has each bucket, and the flow that lies there.
 
+use std::collections::BTreeMap;
 use std::mem::offset_of;
 
 use lb_common::abi::{Flow, FlowBucket, RECLAIMING, map};
@@ -54,13 +55,12 @@ impl FlowTable {
         self.flows.get(index)
     }
 
-    /// Whether several processes have begun flows since a time (`CLOCK_MONOTONIC`), open ones and others: a flow lies in its bucket
-    /// until another one comes there. Looks at every bucket if there is one process, which takes about a millisecond for the default
-    /// number: not for the event loop.
-    pub fn has_several_processes(&self, since_ns: u64) -> bool {
+    /// The processes that have begun flows since a time (`CLOCK_MONOTONIC`), each with the cookie of its network namespace: of open
+    /// flows and of others, for a flow lies in its bucket until another one comes there. Looks at every bucket, which takes about a
+    /// millisecond for the default number: not for the event loop.
+    pub fn processes_since(&self, since_ns: u64) -> BTreeMap<u32, u64> {
         let recent = (0..self.len()).map(|index| self.flow(index)).filter(|flow| flow.start_ns >= since_ns);
-        let mut processes = recent.map(|flow| flow.process);
-        processes.next().is_some_and(|first| processes.any(|process| process != first))
+        recent.map(|flow| (flow.process, flow.namespace)).collect()
     }
 
     /// Puts the cookie `to` into a bucket in place of `from`; returns whether `from` was there.

@@ -112,7 +112,7 @@ pub use cgroup::{
 };
 pub use cgroup_tree::CgroupTree;
 pub use client::Datapath;
-pub use client_namespace::ClientNamespace;
+pub use client_namespace::{ClientNamespace, RecordedProcesses, own_namespace_cookie};
 pub use clock::monotonic_ns;
 pub use cpus::possible_cpus;
 pub use detach::{detach, has_links, is_retired, retire};

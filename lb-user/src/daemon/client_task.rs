@@ -10,7 +10,7 @@ mod lists;
 
 mod attachment;
 
-mod namespace;
+pub mod namespace;
 
 mod control;
 
@@ -35,6 +35,7 @@ use lb_core::service::{Policy, Service};
 use lb_core::slots::Identity;
 use lb_kernel::{
     Cgroup, ClientNamespace, CursorSeed, Datapath, DatapathError, Features, Lock, Pins, Purpose,
+    RecordedProcesses,
 };
 use thiserror::Error;
 
@@ -71,7 +72,11 @@ pub struct ClientTask {
     cgroup: Option<Cgroup>,
     /// The network namespace of its processes; `None` until that is known.
     namespace: Option<ClientNamespace>,
-    search: namespace::Search,
+    search: namespace::Searches,
+    /// What flow records tell of these processes.
+    recorded: RecordedProcesses,
+    /// Cookie of the daemon's network namespace.
+    own_namespace: Option<u64>,
     /// Why the programs are not attached, if the kernel refused.
     attach_error: Option<String>,
     /// When attaching is tried again.
@@ -154,7 +159,9 @@ impl ClientTask {
             path,
             cgroup: None,
             namespace: None,
-            search: namespace::Search::default(),
+            search: namespace::Searches::default(),
+            recorded: RecordedProcesses::default(),
+            own_namespace: lb_kernel::own_namespace_cookie(),
             attach_error: None,
             attaching: Backoff::default(),
             has_verdicts: false,

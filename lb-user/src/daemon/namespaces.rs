@@ -1,12 +1,16 @@
-//! The network namespaces of all clients, searched for by one thread beside the loop.
+//! The network namespaces and the processes of all clients, searched for by one thread beside the loop.
 
 use std::io;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use lb_kernel::ClientNamespace;
+use lb_kernel::{ClientNamespace, RecordedProcesses};
 
+use super::client_task::namespace::Search;
 use super::{Daemon, Event};
+
+/// Processes that have begun a flow within this time are those of the client that count.
+const RECENT: Duration = Duration::from_mins(1);
 
 /// The result of a search for the namespace of one client.
 pub struct Found {
@@ -14,6 +18,8 @@ pub struct Found {
     /// The path of the cgroup that was searched.
     path: PathBuf,
     result: io::Result<Option<ClientNamespace>>,
+    /// What flow records tell, if flows have begun since they were last read, and they can be read.
+    recorded: Option<RecordedProcesses>,
 }
 
 impl Daemon {
@@ -31,9 +37,10 @@ impl Daemon {
         self.clients.is_searching = true;
         let events = self.events.clone();
         tokio::task::spawn_blocking(move || {
-            let find = |(client, (path, known)): (String, (PathBuf, _))| {
+            let find = |(client, Search { path, known, records }): (String, Search)| {
                 let result = ClientNamespace::find(&path, known);
-                Found { client, path, result }
+                let recorded = records.and_then(|pins| RecordedProcesses::read(&pins, RECENT).ok());
+                Found { client, path, result, recorded }
             };
             let _ = events.blocking_send(Event::NamespacesFound(wanted.into_iter().map(find).collect()));
         });
@@ -41,10 +48,10 @@ impl Daemon {
 
     pub fn namespaces_found(&mut self, found: Vec<Found>, now: Instant) {
         self.clients.is_searching = false;
-        for Found { client, path, result } in found {
+        for Found { client, path, result, recorded } in found {
             // A reload may have given the client another cgroup.
             if let Some(client_task) = self.clients.task_mut(&client).filter(|task| task.path() == path) {
-                client_task.search_ended(result, now);
+                client_task.search_ended(result, recorded, now);
             }
         }
     }

@@ -42,6 +42,7 @@ impl ClientTask {
         };
         let changed: Vec<Slot> =
             slots.iter().zip(chosen).filter(has_changed).map(|(slot, _)| *slot).collect();
+        let has_begun = !changed.is_empty();
         let mut counted = Vec::with_capacity(changed.len());
         tables.visit_counts(&changed, |slot, counts| {
             let mut sample = Sample::of(at(slot), &counts.sums);
@@ -55,6 +56,9 @@ impl ClientTask {
         let limited = self.limited()?;
         let all: Vec<BackendRef> = slots.into_iter().map(at).collect();
         self.window.push_changes(now, &all, counted, limited);
+        if has_begun {
+            self.flows_have_begun();
+        }
         Ok(())
     }
 

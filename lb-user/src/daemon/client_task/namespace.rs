@@ -1,10 +1,11 @@
-//! In which network namespace the processes of a client are: as the daemon finds it by searches, which are carried out beside the loop.
+//! Whose evidence counts: in which network namespace the processes of a client are, and whether several of them begin flows. The
+//! daemon finds it by searches, which are carried out beside the loop, and tells the programs.
 
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use lb_kernel::ClientNamespace;
+use lb_kernel::{ClientNamespace, Pins, RecordedProcesses};
 use tracing::info;
 
 use super::ClientTask;
@@ -16,10 +17,29 @@ const EVERY: Duration = Duration::from_secs(10);
 const SOON: Duration = Duration::from_secs(1);
 
 /// When the namespace is searched for.
-#[derive(Debug, Default)]
-pub struct Search {
+#[derive(Debug)]
+pub struct Searches {
     /// The cgroup of the last search, and when the next is due.
     last: Option<(Option<u64>, Instant)>,
+    /// Whether flows may have begun since their records were read.
+    has_new_flows: bool,
+}
+
+impl Default for Searches {
+    /// Nothing was searched yet, and flows may have begun under a daemon before this one.
+    fn default() -> Self {
+        Self { last: None, has_new_flows: true }
+    }
+}
+
+/// A search that is to be carried out.
+pub struct Search {
+    /// The path of the client's cgroup.
+    pub path: PathBuf,
+    /// What is known.
+    pub known: Option<ClientNamespace>,
+    /// Where flow records are to be read, if they are.
+    pub records: Option<Pins>,
 }
 
 impl ClientTask {
@@ -29,19 +49,31 @@ impl ClientTask {
         self.search.last.is_none_or(|(last, due)| last != cgroup || due <= now)
     }
 
-    /// Begins a search: below which path, and what is known.
-    pub fn begin_search(&mut self, now: Instant) -> (PathBuf, Option<ClientNamespace>) {
+    /// Begins a search.
+    pub fn begin_search(&mut self, now: Instant) -> Search {
         self.search.last = Some((self.cgroup.as_ref().map(|cgroup| cgroup.id), now + EVERY));
-        (self.path.clone(), self.namespace)
+        let records = std::mem::take(&mut self.search.has_new_flows).then(|| self.pins.clone());
+        Search { path: self.path.clone(), known: self.namespace, records }
+    }
+
+    /// Takes in that flows have begun.
+    pub(super) fn flows_have_begun(&mut self) {
+        self.search.has_new_flows = true;
     }
 
     /// Forgets what was found of another cgroup.
     pub(super) fn forget_namespace(&mut self) {
-        (self.namespace, self.search) = (None, Search::default());
+        (self.namespace, self.search) = (None, Searches::default());
     }
 
     /// Applies the result of a search. If there is no process, the namespace before stays: nothing connects from anywhere.
-    pub fn search_ended(&mut self, found: io::Result<Option<ClientNamespace>>, now: Instant) {
+    pub fn search_ended(
+        &mut self,
+        found: io::Result<Option<ClientNamespace>>,
+        recorded: Option<RecordedProcesses>,
+        now: Instant,
+    ) {
+        self.recorded = recorded.unwrap_or(self.recorded);
         let has_process = !matches!(found, Ok(None));
         let namespace = found.map_or(None, |found| found.or(self.namespace));
         let is_same = match (&self.namespace, &namespace) {
@@ -59,10 +91,18 @@ impl ClientTask {
         } else {
             self.namespace_found(namespace);
         }
+        self.tell_witnesses();
     }
 
-    /// Stores a namespace that differs from the one before, and what follows from it. `None`: it may not be looked at, so the
-    /// daemon's counts.
+    /// Tells the programs whose evidence counts: flows of the namespace that was found, else of the one that flow records tell where it
+    /// may not be looked at, and until one is known, of the daemon's. Each service that is new has to be told.
+    pub(super) fn tell_witnesses(&mut self) {
+        let RecordedProcesses { are_several, namespace } = self.recorded;
+        let found = self.namespace.and_then(|found| found.cookie);
+        self.datapath.set_witnesses(found.or(namespace).or(self.own_namespace), are_several);
+    }
+
+    /// Stores a namespace that differs from the one before, and what follows from it. `None`: it may not be looked at.
     fn namespace_found(&mut self, namespace: Option<ClientNamespace>) {
         let was_elsewhere = self.is_elsewhere();
         self.namespace = namespace;
