@@ -171,6 +171,17 @@ fn who_fails_gets_no_more_than_it_has() {
     assert!(numbers(&factors, 1)[0] <= 1.0, "its own connects fail");
 }
 
+/// It answers at once and has nothing to do: by its utilization alone it would get more and more.
+#[test]
+fn a_backend_that_answers_everything_with_an_error_falls_to_an_eighth() {
+    let mut law = Feedback::default();
+    let failing = Load { eps: Some(1_000), ..load(0.1, 1.0) };
+    let fed = |second| row(&[failing, load(0.5, 1.0), load(0.5, 1.0), load(0.5, 1.0)], s(second));
+    let ticks = (0..120).map(|second| feed(&mut law, s(second), &fed(second), Flows::default()));
+    let factors = numbers(&ticks.last().expect("a tick"), 4);
+    assert!(factors[0] <= 0.125, "{factors:?}");
+}
+
 #[test]
 fn what_nobody_feeds_is_held_and_then_gone_within_a_minute() {
     let mut law = Feedback::default();
