@@ -4,7 +4,7 @@
 //! written, or taken from the environment or the host name. Whether a cgroup exists is not for this file to know.
 
 use lb_core::limits::Limits;
-use lb_core::service::{Accounting, Task};
+use lb_core::service::Task;
 
 use super::cgroup::ClientCgroups;
 use super::keys::client::{ACCOUNTING, CGROUP, JOB, NAME, SERVICES};
@@ -39,7 +39,7 @@ pub fn read(
         if let Some(task) = task {
             check_limits(table, name.as_deref(), task, &templates, limits, report);
         }
-        let accounting = read_accounting(table, &templates, report);
+        let accounting = ACCOUNTING.take(table, report);
         if let (Some(job), Some(name), Some((cgroup, _)), Some(task), Some(accounting)) =
             (job, name, cgroup, task, accounting)
         {
@@ -106,26 +106,6 @@ fn find<'s, 't>(services: &'s [Declared<'t>], name: &str) -> Option<&'s Declared
     services.iter().find(|declared| declared.name == Some(name))
 }
 
-// Accounting "active" sees no cause of an end, so a decay of errors that is written would have no effect.
-fn read_accounting(
-    table: &Table<'_>,
-    templates: &[&ServiceTemplate],
-    report: &mut Report<'_>,
-) -> Option<Accounting> {
-    let accounting = ACCOUNTING.take(table, report)?;
-    if let (Accounting::Active, Some(item)) = (accounting, ACCOUNTING.item(table, report)) {
-        for (template, decay) in templates.iter().filter_map(|one| Some((one, one.counts_errors()?))) {
-            let (name, line) = (template.name(), report.line(decay));
-            let message = format!(
-                "accounting \"active\" knows no errors, and service \"{name}\" counts them by error_decay on line {line}"
-            );
-            let help = "write accounting = \"full\", or error_decay = \"off\"".to_owned();
-            report.add(item.span(), message, help);
-        }
-    }
-    Some(accounting)
-}
-
 // What is certain before any endpoint file is read must fit.
 fn check_limits(
     table: &Table<'_>,
@@ -153,7 +133,7 @@ fn check_limits(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{SERVICE, check, faults, good, with_client, with_client_line};
+    use super::super::tests::{check, good, with_client, with_client_line};
     use super::*;
 
     #[test]
@@ -162,7 +142,7 @@ mod tests {
         let services = std::mem::take(&mut clients[0].services);
         assert_eq!(services.len(), 1);
         let task = Task { index: 0, count: 1 };
-        let (services, accounting) = (vec![], Accounting::Full);
+        let (services, accounting) = (vec![], lb_core::service::Accounting::Full);
         let expected =
             Client { job: "j".into(), name: "j".into(), cgroup: "c".into(), task, services, accounting };
         assert_eq!(clients, [expected]);
@@ -207,58 +187,6 @@ mod tests {
         for (line, expected) in cases {
             check(&with_client_line(line), &expected.split('\n').collect::<Vec<_>>());
         }
-    }
-
-    /// A configuration with one service that has more lines, the 5th and 6th, and a client whose accounting is on line 10.
-    fn accounted(accounting: &str, lines: [&str; 2]) -> String {
-        let lines = lines.join("\n");
-        format!("{SERVICE}{lines}\n[[client]]\njob = 'j'\ncgroup = 'c'\naccounting = '{accounting}'\n")
-    }
-
-    #[test]
-    fn errors_count_unless_accounting_knows_none() {
-        let decay = |accounting, lines| {
-            let client = good(&accounted(accounting, lines)).clients.remove(0);
-            assert_eq!(client.accounting.name(), accounting);
-            client.services[0].service.error_decay.map(|decay| decay.as_secs())
-        };
-        for policy in ["policy = 'least-loaded'", "policy = 'p2c'", "policy = 'random'"] {
-            assert_eq!(decay("full", [policy, ""]), Some(5), "{policy}");
-            assert_eq!(decay("active", [policy, ""]), None, "{policy}");
-            assert_eq!(decay("full", [policy, "error_decay = '1m'"]), Some(60), "{policy}");
-            for accounting in ["full", "active"] {
-                assert_eq!(decay(accounting, [policy, "error_decay = 'off'"]), None, "{policy}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_service_that_counts_errors_needs_an_accounting_that_knows_them() {
-        let fault = |position: &str, service: &str, line: u32| {
-            format!(
-                "{position}: accounting \"active\" knows no errors, and service \"{service}\" counts them by error_decay on \
-                 line {line} (write accounting = \"full\", or error_decay = \"off\")"
-            )
-        };
-        for policy in ["policy = 'least-loaded'", "policy = 'p2c'"] {
-            check(&accounted("active", [policy, "error_decay = '1s'"]), &[&fault("10:14", "s", 6)]);
-        }
-        // Where nothing counts errors, nothing needs them. Each client has a fault for each service.
-        assert_eq!(faults(&accounted("active", ["policy = 'random'", "error_decay = '1s'"])), [""; 0]);
-        let services = ["t", "u"].map(|name| {
-            let port = name.as_bytes()[0];
-            format!(
-                "[[service]]\nname = '{name}'\naddress = '10.96.0.10:{port}'\nbackends = {{ static = [] }}\n\
-                 policy = 'p2c'\nerror_decay = '1s'\n"
-            )
-        });
-        let clients = "[[client]]\njob = 'j'\ncgroup = 'c'\naccounting = 'active'\n\
-             [[client]]\njob = 'k'\ncgroup = 'd'\naccounting = 'active'\nservices = ['u']\n\
-             [[client]]\njob = 'l'\ncgroup = 'e'\n";
-        check(
-            &format!("{}{clients}", services.concat()),
-            &[&fault("16:14", "t", 6), &fault("16:14", "u", 12), &fault("20:14", "u", 12)],
-        );
     }
 
     #[test]

@@ -104,7 +104,7 @@ section! {
     ERROR_DECAY "error_decay": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)),
         Is(Some(Duration::from_secs(5))),
         "half-life of an error, which counts as an open flow for `least-loaded` and `p2c`, so that a backend that fails fast \
-         does not look idle; `off`: errors do not count, which is the default with `accounting = \"active\"`";
+         does not look idle; `off`: errors do not count";
     // The kernel's steps begin at about a second, and without a limit the kernel gives up after 127.
     CONNECT_TIMEOUT "connect_timeout": Time(Duration::from_secs(1)..=Duration::from_secs(127)),
         Means("the kernel's, about 127 s"),

@@ -3,7 +3,6 @@
 //! Combinations that cannot work, or that say something without effect, are refused here, each at the value that should
 //! change. Knows nothing of clients: what a client's accounting rules out is checked where clients are read.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use lb_core::service::{MAX_SCAN, Overflow, Policy, Protocol, ScanCause, Size, Subset};
@@ -15,7 +14,6 @@ use super::keys::udp::{REBIND, SECTION};
 use super::{Source, ejection};
 use lb_document::Table;
 use lb_document::diagnostic::Report;
-use lb_document::kind::Kind as _;
 
 /// How backends are chosen.
 pub struct Choice {
@@ -25,8 +23,8 @@ pub struct Choice {
     pub active_limit: Option<u32>,
     /// What happens when all backends are at the limit.
     pub overflow: Overflow,
-    /// If `error_decay` is written: where, and the half-life of errors, or `None` if they do not count.
-    pub error_decay: Option<(Range<usize>, Option<Duration>)>,
+    /// The half-life of errors, or `None` if they do not count.
+    pub error_decay: Option<Duration>,
     /// When a backend is ejected, if that is written.
     pub ejection: Option<ejection::Asked>,
     /// After how long a connect gives up.
@@ -44,10 +42,7 @@ pub fn read(table: &Table<'_>, protocol: Option<Protocol>, report: &mut Report<'
     let active_limit = ACTIVE_LIMIT.take_written(table, report);
     let overflow = OVERFLOW.take(table, report);
     check_overflow(table, report);
-    let error_decay = match ERROR_DECAY.item(table, report) {
-        Some(item) => ERROR_DECAY.kind.read(&item, report).map(|decay| Some((item.span(), decay))),
-        None => Some(None),
-    };
+    let error_decay = ERROR_DECAY.take(table, report);
     check_protocol(table, EJECTION.name, Protocol::Tcp, protocol, report);
     let ejection = ejection::read(table, report);
     check_protocol(table, CONNECT_TIMEOUT.name, Protocol::Tcp, protocol, report);

@@ -149,7 +149,7 @@ fn read_template(
         policy: choice.policy,
         active_limit: choice.active_limit,
         overflow: choice.overflow,
-        error_decay: None,
+        error_decay: choice.error_decay,
         ejection: None,
         health,
         control: control?,
@@ -161,7 +161,7 @@ fn read_template(
         errno: errno?,
     };
     let ejection = choice.ejection.map(|asked| asked.ejection);
-    Some(ServiceTemplate { service, seed, error_decay: choice.error_decay, ejection, source: source?, probe })
+    Some(ServiceTemplate { service, seed, ejection, source: source?, probe })
 }
 
 fn read_errno(table: &Table<'_>, report: &mut Report<'_>) -> Option<u16> {

@@ -3,25 +3,19 @@
 //! It also tells what a client task needs for the service, as far as the text of the configuration tells that: endpoint
 //! files are not read.
 
-use std::ops::Range;
-use std::time::Duration;
-
 use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, SCHEDULE_ENTRIES_PER_BACKEND};
 use lb_core::service::{Ejection, Protocol, Service, Size, Subset, Task, seed};
 use lb_core::subset::{Position, length};
 use lb_core::weights;
 
-use super::keys::service::ERROR_DECAY;
 use super::{Accounting, ClientService, Probe, Source};
 
-/// A service before a client's job gives it its seed, and the client's accounting says whether errors are known.
+/// A service before a client's job gives it its seed, and the client's accounting says whether causes of failures are known.
 pub struct ServiceTemplate {
-    /// With neither seed, decay of errors nor ejection.
+    /// With neither seed nor ejection.
     pub service: Service,
     /// The seed, if it is written.
     pub seed: Option<u64>,
-    /// If `error_decay` is written: where, and what.
-    pub error_decay: Option<(Range<usize>, Option<Duration>)>,
     /// If `ejection` is written: what, `None` for `"off"`.
     pub ejection: Option<Option<Ejection>>,
     /// Where its endpoints come from.
@@ -34,30 +28,14 @@ impl ServiceTemplate {
     /// The service as a task of `job` with this accounting sees it.
     pub fn of_job(&self, job: &str, accounting: Accounting) -> ClientService {
         let seed = self.seed.unwrap_or_else(|| seed(job, &self.service.name));
-        let error_decay = match (&self.error_decay, accounting) {
-            (Some((_, written)), _) => *written,
-            (None, Accounting::Full) => ERROR_DECAY.default(),
-            (None, Accounting::Active) => None,
-        };
         let ejection = match (self.ejection, accounting, self.service.protocol) {
             (Some(written), _, _) => written,
             (None, Accounting::Full, Protocol::Tcp) => Some(Ejection::default()),
             // Most causes are not known with the one; of the other nothing is.
             (None, Accounting::Active, _) | (None, _, Protocol::Udp) => None,
         };
-        let service = Service { seed, error_decay, ejection, ..self.service.clone() };
+        let service = Service { seed, ejection, ..self.service.clone() };
         ClientService { service, source: self.source.clone(), probe: self.probe.clone() }
-    }
-
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.service.name
-    }
-
-    /// Where it is written that errors count, if it is and the policy counts them.
-    pub fn counts_errors(&self) -> Option<&Range<usize>> {
-        let (span, written) = self.error_decay.as_ref()?;
-        written.filter(|_| self.service.policy.counts_errors()).map(|_| span)
     }
 
     /// The fewest backends that a client task takes of it, as far as the text tells. Of a file, which is not read: as
@@ -112,7 +90,7 @@ mod tests {
         };
         let text = format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {source}\nsubset = {subset}");
         let ClientService { service, source, probe } = services(&with_service(&text)).remove(0);
-        let entry = ServiceTemplate { service, seed: None, error_decay: None, ejection: None, source, probe };
+        let entry = ServiceTemplate { service, seed: None, ejection: None, source, probe };
         let task = Task { index, count };
         assert_eq!((entry.backends(task), entry.schedule_entries(task)), (backends, entries), "{text}");
     }
