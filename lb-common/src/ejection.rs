@@ -64,7 +64,7 @@ impl EvidenceKind {
             | 2 << (2 * EvidenceKind::RESET.0)
             | 2 << (2 * EvidenceKind::UNHEARD.0)
             | 1 << (2 * EvidenceKind::UNSENDABLE.0);
-        (WEIGHTS >> (2 * self.0 & 31) & 3) as u8
+        (WEIGHTS >> ((2 * self.0) & 31) & 3) as u8
     }
 
     /// Whether it speaks against the backend.
@@ -91,7 +91,6 @@ impl Accuser {
     /// A process. (One of 254 pairs of processes looks like one.)
     #[inline(always)]
     pub const fn of(process: u32) -> Self {
-        #[expect(clippy::cast_possible_truncation, reason = "the remainder is below 254")]
         let number = (process % 254) as u8 + 1;
         Self(number)
     }
@@ -172,7 +171,6 @@ impl Evidence {
     /// From that number.
     #[inline(always)]
     pub const fn from_word(word: u32) -> Self {
-        #[expect(clippy::cast_possible_truncation, reason = "three bits")]
         let kind = EvidenceKind((word & Self::KIND) as u8);
         #[expect(clippy::cast_possible_truncation, reason = "the second byte")]
         let ending = (word >> 8) as u8;
@@ -261,7 +259,7 @@ pub enum Verdict {
 #[inline(always)]
 pub fn failures_to_eject(rules: EjectionRules, state: StateWord) -> u8 {
     // A shift in place of a branch. 255 is the most that a run counts.
-    at_most_255(u32::from(rules.failures) << (state.usable / Usable::VOUCHED & 1))
+    at_most_255(u32::from(rules.failures) << ((state.usable / Usable::VOUCHED) & 1))
 }
 
 #[inline(always)]
@@ -379,7 +377,7 @@ pub fn accuser(
     let is_none = is_below(u64::from(evidence.accuser.0), 1);
     let several = u32::from(Accuser::SEVERAL.0) * (is_another & (is_none ^ 1));
     #[expect(clippy::cast_possible_truncation, reason = "of bytes")]
-    let accuser = (u32::from(evidence.accuser.0) | several | u32::from(state.accuser) * is_none) as u8;
+    let accuser = (u32::from(evidence.accuser.0) | several | (u32::from(state.accuser) * is_none)) as u8;
     Accuser(accuser)
 }
 

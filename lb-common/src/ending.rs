@@ -114,6 +114,7 @@ impl End {
     const ESTABLISHED: u32 = 8;
     const UNSENDABLE: u32 = 9;
     const CLOSED_BY_PEER: u32 = 10;
+    const FROM_FIN_WAIT2: u32 = 11;
 
     /// The end of a flow that carried nothing, and was established or not.
     #[inline(always)]
@@ -150,7 +151,9 @@ impl End {
     pub const fn from_state(self, from: u32) -> Self {
         const CLOSED_BY_PEER: u32 = 1 << TCP_CLOSE_WAIT | 1 << TCP_LAST_ACK;
         let is_closed_by_peer = CLOSED_BY_PEER >> (from & 31) & 1;
-        Self { word: self.word | is_closed_by_peer << Self::CLOSED_BY_PEER, ..self }
+        let was_left_alone = (1 << TCP_FIN_WAIT2) >> (from & 31) & 1;
+        let bits = is_closed_by_peer << Self::CLOSED_BY_PEER | was_left_alone << Self::FROM_FIN_WAIT2;
+        Self { word: self.word | bits, ..self }
     }
 
     /// All but the bytes. The bits from the 16th on are free.
@@ -197,10 +200,12 @@ impl End {
         self.flag(Self::UNSENDABLE)
     }
 
-    /// Whether nothing has to be asked of it: the client or the backend has closed in order, and the backend has sent data.
+    /// Whether nothing has to be asked of it: the client or the backend has closed in order, and the backend has sent data; or the
+    /// backend never said anything, which was seen when the client closed (`from` [`TCP_FIN_WAIT2`]).
     #[inline(always)]
-    pub fn is_plain(self) -> bool {
-        self.is_one_of(IN_ORDER) != 0 && self.bytes_received > 1
+    pub fn is_plain(self) -> u32 {
+        let has_received = is_below(self.bytes_received, 2) ^ 1;
+        self.is_one_of(IN_ORDER) & (has_received | self.flag(Self::FROM_FIN_WAIT2))
     }
 
     /// Whether it counts as load of the backend: whatever way a backend fails, it must not look idle.
@@ -234,13 +239,10 @@ impl End {
         self.is_silent() & is_below(self.bytes_received, 1) & (is_below(self.bytes_sent, 2) ^ 1)
     }
 
-    /// Whether the client sent data and the backend answered.
+    /// Whether the backend sent data.
     #[inline(always)]
     pub fn is_answered(self) -> u32 {
-        self.was_established()
-            & (is_below(self.bytes_received, 2) ^ 1)
-            & (is_below(self.bytes_sent, 2) ^ 1)
-            & (self.is_error() ^ 1)
+        self.was_established() & (is_below(self.bytes_received, 2) ^ 1) & (self.is_error() ^ 1)
     }
 }
 
@@ -252,6 +254,8 @@ pub fn is_below(number: u64, limit: u64) -> u32 {
 
 /// `BPF_TCP_ESTABLISHED`
 pub const TCP_ESTABLISHED: u32 = 1;
+/// `BPF_TCP_FIN_WAIT2`: we have closed, and the peer has acknowledged that.
+pub const TCP_FIN_WAIT2: u32 = 5;
 /// `BPF_TCP_SYN_SENT`
 pub const TCP_SYN_SENT: u32 = 2;
 /// `BPF_TCP_SYN_RECV`
@@ -391,7 +395,7 @@ pub fn of_error(error: u32, was_established: bool) -> Ending {
 mod tests {
     use super::*;
 
-    const FIN_WAIT2: u32 = 5;
+    const FIN_WAIT2: u32 = TCP_FIN_WAIT2;
 
     #[test]
     fn numbers_are_positions() {
@@ -506,6 +510,6 @@ mod tests {
         assert_eq!(unheard_and_answered(0, 1), (false, false), "no data");
         assert_eq!(unheard_and_answered(1, 7), (false, false), "closed");
         assert_eq!(unheard_and_answered(2, 7), (false, true));
-        assert_eq!(unheard_and_answered(2, 0), (false, false), "the backend speaks first");
+        assert_eq!(unheard_and_answered(2, 0), (false, true), "the backend speaks first");
     }
 }

@@ -207,6 +207,11 @@ impl<T: Copy + Ord> Standing<T> {
         self.proof != Proof::Missing
     }
 
+    /// Whether probes have found it well.
+    pub fn is_vouched(&self) -> bool {
+        self.is_proven() && !self.verdicts.iter().any(|verdict| verdict.who == Who::Probe)
+    }
+
     /// Whether it accepts connections as far as is known: of one that is refusing, if all that speaks against it is how it
     /// answers them.
     pub fn accepts(&self) -> bool {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use lb_common::abi::{BackendState, EjectionRules, Rules, Usable};
+use lb_common::abi::{BackendState, DaemonState, EjectionRules, Rules, Usable};
 
 use crate::ids::{Generation, ServiceIndex, Slot};
 use crate::service::Protocol;
@@ -63,8 +63,17 @@ pub struct BackendPlan {
     pub state: BackendState,
     /// Whether connect may choose it, unless it is ejected.
     pub usable: Usable,
+    /// Whether a probe has found it well: then it takes twice as many failures to eject it.
+    pub is_vouched: bool,
     /// Its report id; [`NO_REPORT`](lb_common::abi::host::NO_REPORT) if no report of it is heard.
     pub report: u32,
+}
+
+impl BackendPlan {
+    /// The daemon's half of its state word.
+    pub fn daemon_state(&self) -> DaemonState {
+        DaemonState::new(self.usable, self.state).vouched(self.is_vouched)
+    }
 }
 
 /// How many entries of a schedule each slot in it has.
@@ -94,7 +103,7 @@ pub enum Step {
     /// Store the fallback.
     SetFallback(ServiceIndex, Option<Slot>),
     /// Store the daemon's half of a backend's state word: whether it is usable, and why or why not.
-    SetState(Slot, Usable, BackendState),
+    SetState(Slot, DaemonState),
     /// Store the weight that readers of the maps are shown.
     SetWeight(Slot, u16),
     /// Store the report id: which verdict is about the backend.
@@ -176,9 +185,11 @@ impl Plan {
             Step::SetRules(index, rules) => self.service(*index).rules = *rules,
             Step::SetEjection(index, rules) => self.service(*index).ejection = *rules,
             Step::SetFallback(index, slot) => self.service(*index).fallback = *slot,
-            Step::SetState(slot, usable, state) => {
+            Step::SetState(slot, state) => {
                 let backend = self.backend(*slot);
-                (backend.usable, backend.state) = (*usable, *state);
+                backend.usable = Usable::from_u8(state.usable);
+                backend.is_vouched = state.is_vouched();
+                backend.state = BackendState::from_u8(state.state).expect("a plan has known states only");
             }
             Step::SetWeight(slot, weight) => self.backend(*slot).weight = *weight,
             Step::SetReport(slot, report) => self.backend(*slot).report = *report,
@@ -315,8 +326,8 @@ fn set_states(index: ServiceIndex, changed: &Changed<'_>, steps: &mut Vec<Step>)
         if before.report != backend.report {
             steps.push(Step::SetReport(slot, backend.report));
         }
-        if (before.usable, before.state) != (backend.usable, backend.state) {
-            let step = Step::SetState(slot, backend.usable, backend.state);
+        if before.daemon_state() != backend.daemon_state() {
+            let step = Step::SetState(slot, backend.daemon_state());
             // Backends come back before others leave: fewer picks meet an unusable backend.
             if backend.usable.is_usable() { steps.push(step) } else { unusable.push(step) }
         }

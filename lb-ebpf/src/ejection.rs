@@ -60,7 +60,7 @@ pub fn report_established<I: Instructions>(
     // Most backends have no failures to take back: it costs one load.
     let Some(backend) = BACKENDS.get_ptr(slot) else { return };
     if Evidence::established(is_trial(why)).matters(load(backend)) {
-        let word = ESTABLISHED | JUDGES | reaches_backend() * COUNTS;
+        let word = ESTABLISHED | JUDGES | (reaches_backend() * COUNTS);
         report::<I>(slot, service, evidence_of(cookie, word, 0, 0));
     }
 }
@@ -78,7 +78,7 @@ pub fn report_end<I: Instructions>(
 ) {
     // What is judged is known when the program is loaded: what cannot be reached costs the verifier nothing.
     let judge = if matches!(judges, Judges::Nothing) { 0 } else { JUDGES };
-    let word = end.to_word() | is_ordinary * COUNTS | judge;
+    let word = end.to_word() | (is_ordinary * COUNTS) | judge;
     let evidence = evidence_of(cookie, word, end.bytes_received, end.bytes_sent);
     match judges {
         Judges::Nothing => {}
@@ -105,6 +105,14 @@ pub enum Judges {
 #[inline(always)]
 pub fn is_trial(why: u8) -> bool {
     why >> 4 == Reason::Trial as u8
+}
+
+/// The same as 1 or 0, without a branch.
+#[inline(always)]
+pub fn trial_bit(why: u8) -> u32 {
+    const { assert!(Reason::Trial as u32 == 3 && (Reason::Diverted as u32) < 7) };
+    let reason = u32::from(why) >> 4;
+    reason & (reason >> 1) & 1
 }
 
 /// Takes in that a socket goes elsewhere whose flow has not ended otherwise. That shows nothing of its backend; but if it was a
@@ -157,8 +165,8 @@ fn take_in<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
         }
         _ => (left, room),
     };
-    // Four attempts, without a loop: the verifier finds none to end that has a call in it, without CAP_PERFMON.
-    let (left, _) = attempt(attempt(attempt(attempt((AGAIN, UNKNOWN)))));
+    // Three attempts, without a loop: the verifier finds none to end that has a call in it, without CAP_PERFMON.
+    let (left, _) = attempt(attempt(attempt((AGAIN, UNKNOWN))));
     if left >= SCHEDULE {
         schedule_trial(service, left - SCHEDULE, now);
     }
@@ -279,10 +287,8 @@ extern "C" fn evidence_of(cookie: u64, word: u32, received: u64, sent: u64) -> u
             (&raw const (*service).namespace).read_volatile(),
         )
     };
-    let is_trial = u32::from(why) >> 4;
-    let is_trial = is_trial & (is_trial >> 1) & 1;
-    const { assert!(Reason::Trial as u32 == 3 && (Reason::Diverted as u32) < 7) };
-    let counts = word / COUNTS & 1;
+    let is_trial = trial_bit(why);
+    let counts = (word / COUNTS) & 1;
     let now_ns = clock::now_ns();
     let mut evidence = Evidence::established(false).to_word() | is_trial << 3;
     if word & ESTABLISHED == 0 {
@@ -338,7 +344,7 @@ extern "C" fn take_unsendable_5_10(slot: u32, service: u32, evidence: u32) -> u3
 extern "C" fn other_entry(index: u32, slot: u32, now: u32) -> u32 {
     let Some(service) = rows::service(index) else { return NO_SLOT };
     let tables = KernelTables::<Linux5_10>::new(index, service);
-    pick::usable_other(&tables, table_of(service), slot, now)
+    pick::usable_other(&tables, table_of(service), slot, now.wrapping_add(cursor_number(index)))
 }
 
 /// Names the ejected backend in a slot for the next trial of its service, if none is named: where another one's time is over

@@ -236,6 +236,7 @@ mod tests {
             lame_until_ns: 0,
             state: BackendState::Leaving,
             usable: Usable::No,
+            is_vouched: false,
             is_ejected: false,
             ejection: EjectionState::default(),
         };

@@ -28,6 +28,8 @@ mod degraded;
 
 mod ejection;
 
+mod evidence;
+
 mod slow_paths;
 
 mod probes;

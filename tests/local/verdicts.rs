@@ -318,10 +318,10 @@ fn datagrams_are_diverted_where_they_are_sent_anew() {
             let connected = probe.open_datagram(family);
             probe.connect_datagram(connected, service);
             assert_eq!(probe.query_connected(connected, service), "s0b3");
-            // A flow goes on where it is.
+            // What is connected goes on where it is; what is not is sent elsewhere, as away from a lame duck of the list.
             judge(&scene.setup, IDS[2], for_an_hour());
             judge(&scene.setup, IDS[1], 0);
-            assert_eq!(probe.query(addressed, service), "s0b3");
+            assert_eq!(probe.query(addressed, service), "s0b2");
             assert_eq!(probe.query_connected(connected, service), "s0b3");
             judge(&scene.setup, IDS[1], for_an_hour());
             judge(&scene.setup, IDS[2], 0);

@@ -65,6 +65,7 @@ impl Probe {
             Request::DialMptcp(address) => answer(self.dial_mptcp(address)),
             Request::Redial(socket, address) => answer(self.redial(socket, address)),
             Request::StartConnect(address) => answer(self.start_connect(address)),
+            Request::ConnectOddly(address, oddity) => answer(self.connect_oddly(address, oddity)),
             Request::StartConnectWithRetries(address, retries) => {
                 answer(self.start_connect_with_retries(address, retries))
             }

@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 use rustix::net::{SendFlags, SocketFlags, sockopt};
-use stage::protocol::{Family, SocketId};
+use stage::protocol::{Family, Oddity, SocketId};
 
 use crate::streams::{self, start};
 use crate::{Outcome, Probe, errno};
@@ -44,6 +44,24 @@ impl Probe {
         Ok(self.keep(socket))
     }
 
+    pub fn connect_oddly(&mut self, address: SocketAddr, oddity: Oddity) -> Outcome<SocketId> {
+        let socket = streams::socket(Family::of(address), SocketFlags::CLOEXEC)?;
+        match oddity {
+            Oddity::Device => {
+                set_at(&socket, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, c"lo".to_bytes_with_nul())?;
+            }
+            Oddity::Mark => set_at(&socket, libc::SOL_SOCKET, libc::SO_MARK, &7i32.to_ne_bytes())?,
+            Oddity::Source => {
+                let source: SocketAddr = (std::net::Ipv4Addr::new(127, 0, 0, 9), 0).into();
+                rustix::net::bind(&socket, &source)?;
+            }
+            Oddity::DontRoute => set_at(&socket, libc::SOL_SOCKET, libc::SO_DONTROUTE, &1i32.to_ne_bytes())?,
+            Oddity::Ttl => set_at(&socket, libc::IPPROTO_IP, libc::IP_TTL, &64i32.to_ne_bytes())?,
+        }
+        rustix::net::connect(&socket, &address)?;
+        Ok(self.keep(socket))
+    }
+
     pub fn write(&self, socket: SocketId) -> Outcome<()> {
         rustix::io::write(self.socket(socket)?, b"!").map(drop)
     }
@@ -73,16 +91,14 @@ pub fn mount_share(address: SocketAddr, folder: &Path) -> Outcome<()> {
 }
 
 fn set(socket: &OwnedFd, option: libc::c_int, value: libc::c_int) -> Outcome<()> {
+    set_at(socket, libc::IPPROTO_TCP, option, &value.to_ne_bytes())
+}
+
+fn set_at(socket: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &[u8]) -> Outcome<()> {
+    let length = libc::socklen_t::try_from(value.len()).map_err(|_| Errno::INVAL)?;
     // SAFETY: the value outlives the call and is as long as is said.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            option,
-            (&raw const value).cast(),
-            SIZE_OF_INT,
-        )
-    };
+    let result =
+        unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value.as_ptr().cast(), length) };
     if result == 0 { Ok(()) } else { Err(errno(std::io::Error::last_os_error())) }
 }
 

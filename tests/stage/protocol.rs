@@ -35,6 +35,26 @@ impl Family {
     }
 }
 
+/// A way of its own that a socket asks for before it connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Oddity {
+    /// Bound to the loopback device.
+    Device,
+    /// With a mark.
+    Mark,
+    /// Bound to an address of loopback.
+    Source,
+    /// `SO_DONTROUTE`.
+    DontRoute,
+    /// With a TTL.
+    Ttl,
+}
+
+impl Oddity {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Device, Self::Mark, Self::Source, Self::DontRoute, Self::Ttl];
+}
+
 /// A socket that reached somebody.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dialled {
@@ -95,6 +115,8 @@ pub enum Request {
     StartConnect(SocketAddr),
     /// The same, with so many retransmissions of the SYN (`TCP_SYNCNT`) set before.
     StartConnectWithRetries(SocketAddr, u32),
+    /// The same with a socket that asks for a way of its own, and waits until it is connected.
+    ConnectOddly(SocketAddr, Oddity),
     /// Dial so often, and reset each connection at once; answered with [`Counts`].
     DialMany(SocketAddr, u32),
     /// The same until [`Request::Stop`] comes; only then answered, with [`Counts`].

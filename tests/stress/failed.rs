@@ -191,7 +191,7 @@ fn rejected(player: &mut Player) -> Result<()> {
     let kinds = [
         ("icmp-host", Errno::HOSTUNREACH, Seen::Unreachable),
         ("icmp-port", Errno::CONNREFUSED, Seen::Refused),
-        ("icmp-protocol", Errno::NOPROTOOPT, Seen::Other),
+        ("icmp-protocol", Errno::NOPROTOOPT, Seen::Unreachable),
         ("icmp-network", Errno::NETUNREACH, Seen::Unreachable),
     ];
     for (name, errno, seen) in kinds {

@@ -78,6 +78,11 @@ impl DaemonState {
         Self { usable: usable as u8, state: state as u8 }
     }
 
+    /// Whether a probe has found the backend well.
+    pub const fn is_vouched(self) -> bool {
+        self.usable & Usable::VOUCHED != 0
+    }
+
     /// The same, of a backend that a probe has found well or not.
     #[must_use]
     pub const fn vouched(self, is_vouched: bool) -> Self {

@@ -190,14 +190,14 @@ pub fn survey_entries<T: Tables>(
 }
 
 /// Entries at which [`usable_other`] looks.
-const LOOKS: u32 = 3;
+const LOOKS: u32 = 2;
 
 /// The slot of a backend that may be chosen and is not that in `slot`, at some scattered entry of a table; or [`NO_SLOT`].
 #[inline(always)]
-pub fn usable_other<T: Tables>(tables: &T, table: TableRef, slot: u32, now: u32) -> u32 {
+pub fn usable_other<T: Tables>(tables: &T, table: TableRef, slot: u32, seed: u32) -> u32 {
     // Bound: LOOKS entries.
     for look in 0..LOOKS {
-        let Some(other) = slot_at(tables, table, mixed(now.wrapping_add(look))) else { break };
+        let Some(other) = slot_at(tables, table, mixed(seed.wrapping_add(look))) else { break };
         let Some(backend) = tables.backend(other) else { break };
         if other != slot && tables.state(backend).is_usable() {
             return other;

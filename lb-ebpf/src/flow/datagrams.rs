@@ -5,7 +5,7 @@
 //! So no other program changes a socket's entry meanwhile, and the program that takes the entry out counts the ends of
 //! all its flows.
 
-use lb_common::abi::{Backend, Datagrams, Flow, FlowBucket, MAX_DATAGRAM_FLOWS, Peer};
+use lb_common::abi::{Backend, Datagrams, Flow, FlowBucket, MAX_DATAGRAM_FLOWS, NO_SLOT, Peer};
 use lb_common::ending::Ending;
 use lb_common::net::{Address, Be16};
 
@@ -190,6 +190,9 @@ pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
     None
 }
 
+/// In place of a slot: no flow is at a position.
+const NOBODY: u16 = NO_SLOT as u16;
+
 /// Takes a socket's entry out, if it has one, and counts the ends of all its flows.
 #[inline(always)]
 pub fn end(cookie: u64) {
@@ -202,24 +205,27 @@ pub fn end(cookie: u64) {
 #[inline(never)]
 extern "C" fn end_datagrams(cookie: u64) -> u32 {
     let Some(entry) = entry(cookie) else { return 0 };
-    // What an end counts of a flow is read before the entry is given up: its memory may be another socket's after that.
-    let mut ended = [(0, 0, 0); MAX_DATAGRAM_FLOWS];
-    for (position, ended) in ended.iter_mut().enumerate() {
+    // What an end counts of a flow is read before the entry is given up: its memory may be another socket's after that. In two arrays,
+    // which take less of the stack than one of pairs.
+    let (mut starts, mut slots) = ([0u64; MAX_DATAGRAM_FLOWS], [NOBODY; MAX_DATAGRAM_FLOWS]);
+    for (position, (start, slot)) in starts.iter_mut().zip(&mut slots).enumerate() {
         // SAFETY: the socket's own entry; within the array by the bound.
         let flow = unsafe { (&raw const (*entry).flows).cast::<Flow>().add(position) };
         // SAFETY: as above.
-        *ended = unsafe { ((*flow).start_ns, (*flow).slot, (*flow).phase) };
+        let (start_ns, its_slot, phase) = unsafe { ((*flow).start_ns, (*flow).slot, (*flow).phase) };
+        *start = start_ns;
+        *slot = if phase == 0 { NOBODY } else { its_slot as u16 };
     }
     if !record::is_removed(|| DATAGRAMS.remove(cookie)) {
         record::anomaly(|anomalies| &raw mut anomalies.ended_twice);
         return 0;
     }
     record::note_datagrams(cookie, FlowBucket::IN_DATAGRAMS.wrapping_neg());
-    for (start_ns, slot, phase) in ended {
-        if phase == 0 {
+    for (start_ns, slot) in starts.into_iter().zip(slots) {
+        if slot == NOBODY {
             break;
         }
-        end_one(slot, start_ns);
+        end_one(u32::from(slot), start_ns);
     }
     0
 }

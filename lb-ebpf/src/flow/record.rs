@@ -7,7 +7,6 @@
 use lb_common::abi::{Anomalies, Backend, Flow, FlowBucket, Phase};
 use lb_common::ending::{self, Attempt, End, Ending};
 use lb_common::load::without_bounds;
-use lb_common::ticks::tick;
 
 use crate::ejection::{self, Judges};
 use crate::flow::tally::{self, TrafficTotals};
@@ -233,14 +232,14 @@ fn end_of_former<I: Instructions>(before: &Flow) {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn end_former_flow(slot: u32, word: u32, start_ns: u64) -> u32 {
-    end_former::<Linux5_12>(&former(slot, word, start_ns));
+    abandon::<Linux5_12>(&former(slot, word, start_ns));
     0
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn end_former_flow_5_10(slot: u32, word: u32, start_ns: u64) -> u32 {
-    end_former::<Linux5_10>(&former(slot, word, start_ns));
+    abandon::<Linux5_10>(&former(slot, word, start_ns));
     0
 }
 
@@ -261,16 +260,6 @@ fn former(slot: u32, word: u32, start_ns: u64) -> Flow {
 fn abandon<I: Instructions>(flow: &Flow) {
     ejection::abandoned::<I>(flow);
     tally::ended(flow.slot, flow.start_ns, ending_of_abandoned(flow.phase) as u32, TrafficTotals::NONE);
-}
-
-/// The same of one that dials the service again. If its SYN could not be sent, that is load of the backend, and no more: what the
-/// socket asks for is not known here.
-#[inline(always)]
-fn end_former<I: Instructions>(flow: &Flow) {
-    if FULL_ACCOUNTING.load() != 0 && flow.phase == Phase::Chosen as u8 {
-        tally::remember_error(flow.slot, u32::from(flow.service), tick(clock::now_ns()));
-    }
-    abandon::<I>(flow);
 }
 
 /// How a flow ended whose socket now goes elsewhere.
@@ -410,7 +399,7 @@ pub fn end<I: Instructions>(
 ) {
     let word = without_bounds(u64::from(end.to_word()), cookie) as u32;
     let end = End::from_word(word, end.bytes_received, end.bytes_sent);
-    if !end.is_plain() || ejection::is_trial(record.why()) {
+    if end.is_plain() ^ 1 | ejection::trial_bit(record.why()) != 0 {
         let (slot, service) = (record.slot(), record.service());
         ejection::report_end::<I>(cookie, slot, service, end, judges, is_ordinary());
     }

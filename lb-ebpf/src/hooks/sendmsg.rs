@@ -48,7 +48,10 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
     let mut is_due = false;
     if !before.is_null() {
         is_due = is_rebind_due(before, index);
-        if !is_due && let Some(backend) = usable(before) {
+        if !is_due
+            && let Some(backend) = usable(before)
+            && is_lame_duck(before) == 0
+        {
             tally::outcome(index, |outcomes| &raw mut outcomes.reused);
             return Verdict::Forward(backend);
         }
@@ -107,6 +110,23 @@ fn usable(flow: *const Flow) -> Option<*const BackendAddress> {
     let is_usable = rows::state(backend).is_usable()
         && unsafe { (&raw const (*address).generation).read_volatile() } == generation;
     if is_usable { Some(address) } else { None }
+}
+
+/// Whether the backend of a flow is a lame duck by its own report: 1 or 0.
+#[inline(always)]
+fn is_lame_duck(flow: *const Flow) -> u32 {
+    // SAFETY: the socket's own entry.
+    lame_duck_in(unsafe { (*flow).slot })
+}
+
+/// The same of the backend in a slot. (A function, because the verifier would follow the rest once more for each way through.)
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn lame_duck_in(slot: u32) -> u32 {
+    match rows::backend(slot) {
+        Some(backend) => u32::from(rows::is_lame(backend, clock::now_ns())),
+        None => 0,
+    }
 }
 
 /// Whether the choice fell on the backend of the existing flow.

@@ -2,12 +2,12 @@
 //! those that are flows.
 
 use lb_common::abi::Phase;
-use lb_common::ending::{End, Ending, TCP_CLOSE, TCP_ESTABLISHED, at_close};
+use lb_common::ending::{End, Ending, TCP_CLOSE, TCP_ESTABLISHED, TCP_FIN_WAIT2, at_close};
 
 use crate::ejection::{self, Judges};
 use crate::flow::record;
 use crate::flow::tally;
-use crate::kernel::atomic::Instructions;
+use crate::kernel::atomic::{Instructions, Linux5_10, Linux5_12};
 use crate::kernel::clock;
 use crate::kernel::sock_ops::{Event, Ops};
 use crate::rows;
@@ -17,6 +17,7 @@ pub fn tcp<I: Instructions>(ops: &Ops) {
     match ops.event() {
         Event::Connect => connecting(ops),
         Event::State { to: TCP_ESTABLISHED, .. } => established::<I>(ops),
+        Event::State { to: TCP_FIN_WAIT2, .. } => left_alone::<I>(ops),
         Event::State { from, to: TCP_CLOSE } => closed::<I>(ops, from),
         Event::State { .. } | Event::Other => {}
     }
@@ -67,6 +68,45 @@ fn established<I: Instructions>(ops: &Ops) {
 fn micros(ns: u64) -> u32 {
     let us = ns / 1000;
     if us > u64::from(u32::MAX) { u32::MAX } else { us as u32 }
+}
+
+/// The backend's kernel has acknowledged that the client closed. If the backend has sent nothing by then, it does not answer; and its
+/// connection is not over for as long as it says nothing.
+#[inline(always)]
+fn left_alone<I: Instructions>(ops: &Ops) {
+    if ops.bytes_received() != 0 || !ops.is_orphan() {
+        return;
+    }
+    // Known when this is compiled.
+    if I::CAN_FETCH {
+        report_left_alone(ops.cookie_if_any(), ops.bytes_acknowledged())
+    } else {
+        report_left_alone_5_10(ops.cookie_if_any(), ops.bytes_acknowledged())
+    };
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn report_left_alone(cookie: u64, acknowledged: u64) -> u32 {
+    unheard::<Linux5_12>(cookie, acknowledged)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn report_left_alone_5_10(cookie: u64, acknowledged: u64) -> u32 {
+    unheard::<Linux5_10>(cookie, acknowledged)
+}
+
+#[inline(always)]
+fn unheard<I: Instructions>(cookie: u64, acknowledged: u64) -> u32 {
+    let Some(record) = record::of(cookie) else { return 0 };
+    let (slot, service, phase) = (record.slot(), record.service(), record.phase());
+    let end = End::of(Ending::Closed, phase == Phase::Established as u8).with_acknowledged(0, acknowledged);
+    if end.is_unheard() != 0 {
+        // What the socket asks for does not matter: one process alone is not believed.
+        ejection::report_end::<I>(cookie, slot, service, end, Judges::All, 1);
+    }
+    0
 }
 
 #[inline(always)]

@@ -7,10 +7,10 @@ use aya_ebpf::helpers::generated as helper;
 use aya_ebpf::programs::SockOpsContext;
 use lb_common::net::{Address, Be16, Be32};
 
-use crate::globals::{EVENT, EVENT_SOCKET, SK_ERR, SK_ERR_SOFT, can_cast};
+use crate::globals::{EVENT, EVENT_SOCKET, SK_ERR, SK_ERR_SOFT, SOCKET_FLAGS, can_cast};
 use crate::kernel::cast::{cast, field};
 use crate::kernel::context::cookie_if_any;
-use crate::kernel::socket::{is_ordinary, queued_error};
+use crate::kernel::socket::{is_ordinary, is_ordinary_at, queued_error, read_at};
 
 /// `AF_INET`
 const INET: u32 = 2;
@@ -127,15 +127,42 @@ impl Ops {
     pub fn reported_error(&self) -> u32 {
         match self.read(SK_ERR_SOFT.load()) {
             None => 0,
-            Some(0) => queued_error(self.structure()),
+            Some(0) => {
+                let structure = self.structure();
+                if structure.is_null() { 0 } else { queued_error(structure) }
+            }
             Some(error) => error,
         }
+    }
+
+    /// Whether the application has closed the socket, and not only shut it down. Not where that cannot be read.
+    #[inline(always)]
+    pub fn is_orphan(&self) -> bool {
+        /// `SOCK_DEAD`
+        const DEAD: u32 = 1;
+        self.read(SOCKET_FLAGS.load()).unwrap_or_default() & DEAD != 0
     }
 
     /// As [`socket::is_ordinary`](is_ordinary). Assumed where it cannot be read.
     #[inline(always)]
     pub fn is_ordinary(&self) -> u32 {
-        if SK_ERR.load() == 0 { 1 } else { is_ordinary(self.structure()) }
+        if SK_ERR.load() == 0 {
+            return 1;
+        }
+        if can_cast() {
+            return is_ordinary_at(self.address());
+        }
+        let structure = self.structure();
+        if structure.is_null() { 1 } else { is_ordinary(structure) }
+    }
+
+    /// The address of the kernel's own structure of the socket, as a number, which a function can be given: the verifier follows it
+    /// once. Only where [`can_cast`].
+    #[inline(always)]
+    fn address(&self) -> u64 {
+        // SAFETY: the context is valid while the program runs.
+        let context = unsafe { cast(self.ctx.cast_const(), EVENT.load()) };
+        read_at(context.wrapping_add(EVENT_SOCKET.load() as usize))
     }
 
     /// The kernel's own structure of the socket, null if there is none.

@@ -53,6 +53,13 @@ pub fn is_ordinary(socket: *const u8) -> u32 {
     ((asks | asks.wrapping_neg()) >> 63) as u32 ^ 1
 }
 
+/// As [`is_ordinary`], of the socket at an address.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn is_ordinary_at(socket: u64) -> u32 {
+    is_ordinary(socket as *const u8)
+}
+
 /// The error of the first ICMP message that waits in a socket's queue of errors; 0 if none does.
 ///
 /// Kernel facts: since Linux 5.18 a TCP socket of IPv4 whose connect is under way gets one for each ICMP error; it stays when the

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use lb_common::abi::DaemonState;
 use lb_core::arena::NoRoom;
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::plan::{ServicePlan, Step, entries_by_slot};
@@ -43,9 +42,7 @@ impl Datapath {
             Step::SetRules(index, rules) => self.tables.set_rules(*index, *rules),
             Step::SetEjection(index, rules) => self.tables.set_ejection(*index, *rules),
             Step::SetFallback(index, slot) => self.tables.set_fallback(*index, *slot),
-            Step::SetState(slot, usable, state) => {
-                self.tables.set_state(*slot, DaemonState::new(*usable, *state));
-            }
+            Step::SetState(slot, state) => self.tables.set_state(*slot, *state),
             Step::SetWeight(slot, weight) => self.tables.set_weight(*slot, *weight),
             Step::SetReport(slot, report) => self.tables.set_report(*slot, *report),
             Step::Publish(index, schedule, replaced) => return Ok(self.publish(*index, schedule, replaced)),

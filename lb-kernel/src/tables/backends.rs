@@ -35,6 +35,8 @@ pub struct SlotView {
     pub state: BackendState,
     /// What the daemon says of whether it may be chosen.
     pub usable: Usable,
+    /// Whether a probe has found it well.
+    pub is_vouched: bool,
     /// Whether it is ejected.
     pub is_ejected: bool,
     /// How it has done of late, and until when it is ejected.
@@ -79,6 +81,7 @@ impl Tables {
             weight: endpoint.weight,
             state: known,
             usable: Usable::from_u8(state.usable),
+            is_vouched: state.usable & Usable::VOUCHED != 0,
             is_ejected: state.ejected != 0,
             ejection,
             entries,
@@ -202,7 +205,7 @@ impl Tables {
         self.maps.reclaimed.store64(slot.index(), 0, reclaimed);
         self.set_entries(slot, 0);
         self.readmit(slot);
-        self.set_state(slot, DaemonState::new(backend.usable, backend.state));
+        self.set_state(slot, backend.daemon_state());
         if retired.is_some() {
             self.maps.retired.remove(&name).map_err(|error| self.fail_io(map::RETIRED, "write", error))?;
         }

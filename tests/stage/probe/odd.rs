@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::Probe;
 use crate::address;
-use crate::protocol::{Answer, Errno, Request, SocketId};
+use crate::protocol::{Answer, Errno, Oddity, Request, SocketId};
 
 impl Probe {
     /// Connects a new TCP socket by io_uring.
@@ -29,6 +29,11 @@ impl Probe {
     #[track_caller]
     pub fn start_connect_with_retries(&mut self, to: &str, retries: u32) -> SocketId {
         self.must(&Request::StartConnectWithRetries(address(to), retries))
+    }
+
+    /// Connects a new TCP socket that asks for a way of its own.
+    pub fn connect_oddly(&mut self, to: &str, oddity: Oddity) -> Answer<SocketId> {
+        self.ask(&Request::ConnectOddly(address(to), oddity))
     }
 
     /// Writes a byte.

@@ -1,0 +1,180 @@
+//! Whose evidence counts against a backend, and of what: connects that this host cannot send, sockets and processes that fail by
+//! themselves, and connections that are accepted and never answered.
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::process::Command;
+
+use aya::maps::{Array, MapData};
+use lb_common::abi::{Service, map};
+use lb_view::backend::{self, Backend as View};
+use lb_view::flows::Flows;
+use stage::fixture::{Fixture, SERVICE, with_active_accounting};
+use stage::maps::{Raw, array};
+use stage::namespace::in_a_network_of_its_own;
+use stage::protocol::{Family, Oddity};
+use stage::{Backend, Probe, eventually, look, replace};
+
+use crate::ejection::{DEAD, THREE, start, text, write};
+
+/// Nobody is tried again while a test runs.
+const FOR_LONG: &str = "ejection = { base = \"1h\", max = \"1h\" }";
+/// There is no way there.
+const LOST: &str = "10.99.0.1:80";
+
+/// The test's own network has a route of this kind to [`LOST`], in place of any before.
+fn lose(kind: &str) {
+    let status = Command::new("ip").args(["route", "replace", kind, "10.99.0.0/24"]).status().expect("ip");
+    assert!(status.success(), "{kind}: {status}");
+}
+
+fn at(fixture: &Fixture, address: &str) -> View {
+    fixture.setup.backend(address).expect("the backend is there")
+}
+
+/// Connects that failed.
+fn failed(counts: &BTreeMap<String, u32>) -> u32 {
+    counts.iter().filter(|(name, _)| !name.starts_with('b')).map(|(_, count)| count).sum()
+}
+
+/// Dials so often, keeps what is connected, and closes what is not, as applications do.
+fn connect(probe: &mut Probe, count: u32) -> BTreeMap<String, u32> {
+    let mut counts = BTreeMap::new();
+    for _ in 0..count {
+        let socket = probe.open_stream(Family::V4);
+        let name = match probe.try_redial(socket, SERVICE) {
+            Ok(dialled) => dialled.name,
+            Err(errno) => {
+                probe.close(socket);
+                errno.to_string()
+            }
+        };
+        *counts.entry(name).or_insert(0) += 1;
+    }
+    counts
+}
+
+fn service(fixture: &Fixture) -> Service {
+    let services: Array<MapData, Raw<Service>> = array(&fixture.setup.map("web", map::SERVICES));
+    services.get(&0, 0).expect("the row").0
+}
+
+#[test]
+fn a_backend_to_which_there_is_no_way_costs_a_few_connects() {
+    let list = [LOST, THREE[0], THREE[1], THREE[2], "127.0.0.1:8004"];
+    for (kind, policy) in
+        [("blackhole", "weighted-round-robin"), ("prohibit", "p2c"), ("unreachable", "least-loaded")]
+    {
+        let fixture = start(&list, &format!("policy = \"{policy}\"\n{FOR_LONG}"));
+        lose(kind);
+        let _fourth = Backend::start("b4", "127.0.0.1:8004");
+        let counts = fixture.probe().dial_many(SERVICE, 300);
+        // Five, and one more for each look at a few others that met none of them.
+        assert!((1..=12).contains(&failed(&counts)), "{kind}, {policy}: {counts:?}");
+        let lost = || at(&fixture, LOST).ejection.map(|ejection| ejection.cause);
+        if failed(&counts) >= 5 {
+            look(lost).becomes(Some("not-sent".to_owned()));
+        }
+    }
+}
+
+#[test]
+fn open_connections_elsewhere_do_not_make_it_a_sinkhole() {
+    for policy in ["p2c", "least-loaded"] {
+        let fixture = start(&[THREE[0]], &format!("policy = \"{policy}\"\n{FOR_LONG}"));
+        lose("blackhole");
+        let mut probe = fixture.probe();
+        connect(&mut probe, 50);
+        write(&fixture, &[THREE[0], LOST]);
+        eventually("it is listed", || fixture.setup.backend(LOST), Option::is_some);
+        let counts = connect(&mut probe, 100);
+        assert!((1..=12).contains(&failed(&counts)), "{policy}: {counts:?}");
+    }
+}
+
+#[test]
+fn nobody_is_blamed_where_nothing_can_be_sent() {
+    let fixture = start(&[LOST, "10.99.0.2:80", "10.99.0.3:80"], FOR_LONG);
+    lose("blackhole");
+    let counts = fixture.probe().dial_many(SERVICE, 60);
+    assert_eq!(failed(&counts), 60, "{counts:?}");
+    let blamed = || {
+        let backends = fixture.setup.backends("web", "users");
+        backends.iter().filter(|backend| backend.state == backend::EJECTED).count()
+    };
+    look(blamed).now("none of them is ejected");
+    assert_eq!(blamed(), 0);
+}
+
+#[test]
+fn without_causes_a_backend_that_fails_fast_does_not_look_idle() {
+    for policy in ["p2c", "least-loaded"] {
+        let fixture = start(&[THREE[0], THREE[1], DEAD[0]], "ejection = \"off\"");
+        let lines = format!("policy = \"{policy}\"\nerror_decay = \"1h\"\nejection = \"off\"");
+        replace(&fixture.setup.folder.join("socklb.toml"), &with_active_accounting(&text(&fixture, &lines)));
+        let active = || fixture.setup.backends("web", "users").len();
+        look(active).becomes(3);
+        eventually("the policy is in force", || service(&fixture).rules.error_half_life, |half| *half > 0);
+        let counts = connect(&mut fixture.probe(), 200);
+        // A third of them would be its share.
+        assert!(failed(&counts) <= 67 + 1, "{policy}: {counts:?}");
+    }
+}
+
+#[test]
+fn sockets_that_ask_for_a_way_of_their_own_eject_nobody() {
+    let fixture = start(&[DEAD[0], THREE[0]], FOR_LONG);
+    let mut probe = fixture.probe();
+    for oddity in Oddity::ALL {
+        for _ in 0..20 {
+            if let Ok(socket) = probe.connect_oddly(SERVICE, oddity) {
+                probe.close(socket);
+            }
+        }
+    }
+    let dead = look(|| at(&fixture, DEAD[0])).now("many connects have failed");
+    assert!(dead.endings["refused"] >= 20 && dead.ejections == 0, "{dead:?}");
+    let counts = probe.dial_many(SERVICE, 100);
+    assert_eq!(failed(&counts), 5, "ordinary ones do: {counts:?}");
+}
+
+#[test]
+fn what_fails_in_another_network_namespace_ejects_nobody() {
+    let fixture = start(&THREE, FOR_LONG);
+    let mut probe = fixture.probe();
+    // The oldest process tells which namespace is the client's.
+    probe.dial_many(SERVICE, 3);
+    let namespace = || service(&fixture).namespace;
+    eventually("the namespace is known", namespace, |namespace| *namespace != 0);
+    let mut elsewhere = Probe::start_with(&fixture.cgroup, in_a_network_of_its_own);
+    let counts = elsewhere.dial_many(SERVICE, 100);
+    assert_eq!(counts.values().sum::<u32>(), 100, "{counts:?}");
+    assert!(!counts.keys().any(|name| name.starts_with('b')), "nobody is reached from there: {counts:?}");
+    let ejected = fixture.setup.backends("web", "users").iter().map(|backend| backend.ejections).sum::<u64>();
+    assert_eq!(ejected, 0);
+    let counts = probe.dial_many(SERVICE, 30);
+    assert_eq!(counts.values().copied().collect::<Vec<_>>(), [10, 10, 10], "{counts:?}");
+}
+
+/// A listener whose process is stopped: the kernel accepts connections for it, and nothing answers.
+#[test]
+fn a_backend_that_accepts_and_does_not_answer_is_ejected_while_others_answer() {
+    const HUNG: &str = "127.0.0.1:8010";
+    let fixture = start(&[HUNG, THREE[0], THREE[1], THREE[2]], FOR_LONG);
+    let _hung = TcpListener::bind(HUNG).expect("listen");
+    let mut probe = fixture.probe();
+    // One that waits in vain, and three that are answered. The hung one's kernel takes a moment to acknowledge a close, so each round
+    // shows what the one before has found: a failure that weighs two, and takes back what accepting has spoken for it.
+    let round = || {
+        let sockets = [(); 4].map(|()| probe.start_connect(SERVICE));
+        sockets.iter().for_each(|socket| probe.write(*socket));
+        let youngest = || {
+            let flows = fixture.setup.document::<Flows>(&["flows"]).flows;
+            flows.iter().map(|flow| flow.age_s).fold(f64::INFINITY, f64::min)
+        };
+        eventually("each has waited for an answer", youngest, |age| *age > 0.6);
+        sockets.into_iter().for_each(|socket| probe.close(socket));
+        at(&fixture, HUNG).ejection.map(|ejection| ejection.cause)
+    };
+    eventually("it is ejected", round, |cause| cause.as_deref() == Some("no-answer"));
+}
