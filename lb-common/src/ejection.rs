@@ -269,8 +269,8 @@ fn at_most_255(number: u32) -> u8 {
     number
 }
 
-/// How a backend stands after some evidence at the tick `now`, and what follows. Of evidence that says nothing ([`undecided`]) nothing
-/// does.
+/// How a backend stands after some evidence at the tick `now`, and what follows. Evidence that says nothing leaves a trial
+/// [`undecided`].
 ///
 /// A run that depends on what was sent, and that one process alone has made, does not eject: it stays one failure below.
 ///

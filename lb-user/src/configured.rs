@@ -277,7 +277,7 @@ mod tests {
                 "address = 10.96.0.10:80",
                 "backends = static [10.0.0.1:80 index 12823 weight 1]",
                 "connect_timeout = none",
-                "ejection = failures 5, base 5s, max 5m",
+                "ejection = failures 5, base 5s, max 5m, hangs true",
                 "error_decay = 5s",
                 "health = panic_threshold 50, replace_after 10s",
                 "load = none",

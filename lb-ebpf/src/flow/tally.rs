@@ -99,7 +99,8 @@ fn closed(slot: u32) {
     }
 }
 
-/// Counts the end of a flow, by the number of its ending, and gives its active count back. To be called once its record is taken out or overwritten.
+/// Counts the end of a flow, by the number of its ending, and gives its active count back. To be called once its record is taken
+/// out or overwritten.
 #[inline(always)]
 pub fn ended(slot: u32, start_ns: u64, ending: u32, totals: TrafficTotals) {
     let now = clock::now_ns();
