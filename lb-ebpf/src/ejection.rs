@@ -141,14 +141,18 @@ fn report<I: Instructions>(slot: u32, service: u32, evidence: u32) {
         return;
     }
     // Known when this is compiled.
-    if I::CAN_FETCH {
+    let left = if I::CAN_FETCH {
         take_evidence(slot, service, evidence)
     } else {
         take_evidence_5_10(slot, service, evidence)
     };
+    // Here and not there: functions that call each other share 512 bytes of stack.
+    if left >= SCHEDULE {
+        schedule_trial(service, left - SCHEDULE, tick(clock::now_ns()));
+    }
 }
 
-/// Judges, and takes what follows from it.
+/// Judges. Returns what is left to do.
 #[inline(always)]
 fn take_in<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
     let now = tick(clock::now_ns());
@@ -167,10 +171,7 @@ fn take_in<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
     };
     // Three attempts, without a loop: the verifier finds none to end that has a call in it, without CAP_PERFMON.
     let (left, _) = attempt(attempt(attempt((AGAIN, UNKNOWN))));
-    if left >= SCHEDULE {
-        schedule_trial(service, left - SCHEDULE, now);
-    }
-    0
+    left
 }
 
 /// As [`take_in`], with less for the verifier to follow: in place of a look at all members, one at some scattered entries.
