@@ -97,6 +97,12 @@ pub fn sign_mask_in_register(difference: u64) -> u64 {
     mask
 }
 
+/// 1 if a number is not 0, else 0, without a branch: the highest bit of it or of its negative is set then.
+#[inline(always)]
+pub const fn is_not_zero(number: u64) -> u32 {
+    ((number | number.wrapping_neg()) >> 63) as u32
+}
+
 /// The smaller of two numbers below 2^63, without a branch.
 #[inline(always)]
 pub fn smaller(one: u64, other: u64) -> u64 {

@@ -14,13 +14,15 @@ use lb_common::abi::{
 use lb_common::ejection::steps::{self, Counted, Unjudged, Words};
 use lb_common::ejection::{Accuser, Event, Evidence, Unsendable};
 use lb_common::ending::End;
+use lb_common::load::is_not_zero;
 use lb_common::pick::{self, Survey, Tables as _};
 use lb_common::ticks::tick;
 
 use crate::decide::tables::{KernelTables, cursor_number, table_of};
 use crate::flow::{record, tally};
-use crate::kernel::atomic::{Instructions, Linux5_10, Linux5_12};
+use crate::kernel::atomic::{Instructions, Linux5_10};
 use crate::kernel::clock;
+use crate::kernel::global_function::global_function;
 use crate::maps::{BACKENDS, SERVICES};
 use crate::rows;
 
@@ -65,8 +67,8 @@ pub fn report_established<I: Instructions>(
     }
 }
 
-/// Takes in how the flow of a socket ended, while it has its record: as load, and if the program `judges` it, as evidence. `is_ordinary`: 1 if
-/// the socket asks for no way of its own, else 0, and then its failure shows nothing.
+/// Takes in how the flow of a socket ended, while it has its record: as load, and if the program `judges` it, as evidence.
+/// `is_ordinary`: 1 if the socket asks for no way of its own, else 0, and then its failure shows nothing.
 #[inline(always)]
 pub fn report_end<I: Instructions>(
     cookie: u64,
@@ -84,9 +86,9 @@ pub fn report_end<I: Instructions>(
         Judges::Nothing => {}
         Judges::All => report::<I>(slot, service, evidence),
         Judges::Unsendable if evidence == 0 => {}
-        // Known when this is compiled.
-        Judges::Unsendable if I::CAN_FETCH => drop(take_unsendable(slot, service, evidence)),
-        Judges::Unsendable => drop(take_unsendable_5_10(slot, service, evidence)),
+        Judges::Unsendable => {
+            judge_unsendable::<I>(slot, service, evidence);
+        }
     }
 }
 
@@ -104,7 +106,7 @@ pub enum Judges {
 /// Whether a flow is a trial: its end may decide it.
 #[inline(always)]
 pub fn is_trial(why: u8) -> bool {
-    why >> 4 == Reason::Trial as u8
+    trial_bit(why) != 0
 }
 
 /// The same as 1 or 0, without a branch.
@@ -124,14 +126,8 @@ pub fn abandoned<I: Instructions>(flow: &Flow) {
     }
 }
 
-#[inline(always)]
-fn pass_on<I: Instructions>(slot: u32) {
-    // Known when this is compiled.
-    if I::CAN_FETCH {
-        pass_trial_on(slot)
-    } else {
-        pass_trial_on_5_10(slot)
-    };
+global_function! {
+    fn pass_on(slot: u32) -> u32 = give_trial_up, pass_trial_on, pass_trial_on_5_10;
 }
 
 /// `evidence`: the word of an [`Evidence`], 0 if nothing follows from it.
@@ -140,32 +136,35 @@ fn report<I: Instructions>(slot: u32, service: u32, evidence: u32) {
     if evidence == 0 {
         return;
     }
-    // Known when this is compiled.
-    let left = if I::CAN_FETCH {
-        take_evidence(slot, service, evidence)
-    } else {
-        take_evidence_5_10(slot, service, evidence)
-    };
+    let left = judge_often::<I>(slot, service, evidence);
     // Here and not there: functions that call each other share 512 bytes of stack.
     if left >= SCHEDULE {
         schedule_trial(service, left - SCHEDULE, tick(clock::now_ns()));
     }
 }
 
-/// Judges. Returns what is left to do.
+global_function! {
+    fn judge_often(slot: u32, service: u32, evidence: u32) -> u32 = take_in, take_evidence, take_evidence_5_10;
+}
+
+global_function! {
+    fn judge_unsendable(slot: u32, service: u32, evidence: u32) -> u32 = take_in_shortly,
+    take_unsendable, take_unsendable_5_10;
+}
+
+global_function! {
+    fn judge_once(slot: u32, service: u32, evidence: u32, room: u32, now: u32) -> u32 = judge,
+    judge_backend, judge_backend_5_10;
+}
+
+/// Judges until no other CPU is quicker, but not for ever. Returns what is left to do.
 #[inline(always)]
 fn take_in<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
     let now = tick(clock::now_ns());
     let attempt = |(left, room)| match left {
         AGAIN | WANTS_ROOM => {
             let room = if left == WANTS_ROOM { room_for(service, now) } else { room };
-            // Known when this is compiled.
-            let left = if I::CAN_FETCH {
-                judge_backend(slot, service, evidence, room, now)
-            } else {
-                judge_backend_5_10(slot, service, evidence, room, now)
-            };
-            (left, room)
+            (judge_once::<I>(slot, service, evidence, room, now), room)
         }
         _ => (left, room),
     };
@@ -178,14 +177,7 @@ fn take_in<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
 #[inline(always)]
 fn take_in_shortly<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
     let now = tick(clock::now_ns());
-    // Known when this is compiled.
-    let attempt = |room| {
-        if I::CAN_FETCH {
-            judge_backend(slot, service, evidence, room, now)
-        } else {
-            judge_backend_5_10(slot, service, evidence, room, now)
-        }
-    };
+    let attempt = |room| judge_once::<I>(slot, service, evidence, room, now);
     let mut left = attempt(UNKNOWN);
     if left == WANTS_ROOM {
         left = attempt(if other_entry(service, slot, now) != NO_SLOT { ROOM } else { NO_ROOM });
@@ -237,8 +229,7 @@ pub fn due_trial<I: Instructions>(index: u32, service: *const Service, now: u32)
     if next_trial(service).slot == 0 {
         return None;
     }
-    // Known when this is compiled.
-    let slot = if I::CAN_FETCH { take_trial(index, now) } else { take_trial_5_10(index, now) };
+    let slot = take_if_due::<I>(index, now);
     if slot == NO_SLOT { None } else { Some(slot) }
 }
 
@@ -246,6 +237,10 @@ pub fn due_trial<I: Instructions>(index: u32, service: *const Service, now: u32)
 fn next_trial(service: *const Service) -> NextTrial {
     // SAFETY: a live map value; one word.
     NextTrial::from_word(unsafe { (&raw const (*service).next_trial).cast::<u64>().read_volatile() })
+}
+
+global_function! {
+    fn take_if_due(index: u32, now: u32) -> u32 = take, take_trial, take_trial_5_10;
 }
 
 #[inline(always)]
@@ -262,14 +257,12 @@ pub fn trial_begun(service: u32, why: u8) {
     }
 }
 
-/// Begins the trial of the backend in a slot, if it is due. Returns the slot, or [`NO_SLOT`] if there is no trial.
-#[inline(always)]
-pub fn begin_trial<I: Instructions>(index: u32, slot: u32, now: u32) -> u32 {
-    // Known when this is compiled.
-    if I::CAN_FETCH { claim_trial(index, slot, now) } else { claim_trial_5_10(index, slot, now) }
+global_function! {
+    /// Begins the trial of the backend in a slot, if it is due. Returns the slot, or [`NO_SLOT`] if there is no trial.
+    pub fn begin_trial(index: u32, slot: u32, now: u32) -> u32 = claim, claim_trial, claim_trial_5_10;
 }
 
-// Global functions: the verifier follows each once, for any arguments, and not for each way that leads to it.
+// Global functions that are the same for both sets of instructions.
 
 /// What a socket's flow shows of its backend, by what the word says: the word of an [`Evidence`], or 0 if nothing follows from it. If
 /// it is load of the backend, that is remembered.
@@ -304,39 +297,9 @@ extern "C" fn evidence_of(cookie: u64, word: u32, received: u64, sent: u64) -> u
         return 0;
     }
     // What fails in a namespace of a process's own making says nothing of the backends.
-    let is_foreign = sign(clients) & sign(clients ^ namespace);
+    let is_foreign = is_not_zero(clients) & is_not_zero(clients ^ namespace);
     evidence &= !(Evidence::KIND & 0u32.wrapping_sub(is_foreign | counts ^ 1));
     steps::weigh(&KernelWords::<Linux5_10>::new(index, service), slot, evidence)
-}
-
-/// 1 if a number is not 0, without a branch.
-#[inline(always)]
-fn sign(number: u64) -> u32 {
-    ((number | number.wrapping_neg()) >> 63) as u32
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn take_evidence(slot: u32, service: u32, evidence: u32) -> u32 {
-    take_in::<Linux5_12>(slot, service, evidence)
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn take_evidence_5_10(slot: u32, service: u32, evidence: u32) -> u32 {
-    take_in::<Linux5_10>(slot, service, evidence)
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn take_unsendable(slot: u32, service: u32, evidence: u32) -> u32 {
-    take_in_shortly::<Linux5_12>(slot, service, evidence)
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn take_unsendable_5_10(slot: u32, service: u32, evidence: u32) -> u32 {
-    take_in_shortly::<Linux5_10>(slot, service, evidence)
 }
 
 /// The slot of another backend than that in `slot` which may be chosen, at some scattered entry of a service's table; or [`NO_SLOT`].
@@ -356,54 +319,6 @@ extern "C" fn name_for_trial(index: u32, slot: u32, now: u32) -> u32 {
     let Some(service) = SERVICES.get_ptr_mut(index) else { return 0 };
     steps::name_for_trial(&KernelWords::<Linux5_10>::new(index, service), slot, now);
     0
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn judge_backend(slot: u32, service: u32, evidence: u32, room: u32, now: u32) -> u32 {
-    judge::<Linux5_12>(slot, service, evidence, room, now)
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn judge_backend_5_10(slot: u32, service: u32, evidence: u32, room: u32, now: u32) -> u32 {
-    judge::<Linux5_10>(slot, service, evidence, room, now)
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn pass_trial_on(slot: u32) -> u32 {
-    give_trial_up::<Linux5_12>(slot)
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn pass_trial_on_5_10(slot: u32) -> u32 {
-    give_trial_up::<Linux5_10>(slot)
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn claim_trial(index: u32, slot: u32, now: u32) -> u32 {
-    claim::<Linux5_12>(index, slot, now)
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn claim_trial_5_10(index: u32, slot: u32, now: u32) -> u32 {
-    claim::<Linux5_10>(index, slot, now)
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn take_trial(index: u32, now: u32) -> u32 {
-    take::<Linux5_12>(index, now)
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn take_trial_5_10(index: u32, now: u32) -> u32 {
-    take::<Linux5_10>(index, now)
 }
 
 /// The word of a [`Survey`] of a service's table.

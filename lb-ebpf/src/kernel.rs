@@ -5,10 +5,13 @@ pub mod cast;
 pub mod context;
 
 pub mod sock_ops;
+
 pub mod socket;
 
 pub mod clock;
 
 pub mod atomic;
+
+pub mod global_function;
 
 pub mod log;

@@ -5,7 +5,8 @@ use lb_common::abi::{NO_SLOT, Service, TableRef};
 use lb_common::pick::{self, How, Pick, pick};
 
 use super::tables::{KernelCursor, KernelTables, rules, rules_of};
-use crate::kernel::atomic::{Instructions, Linux5_10, Linux5_12};
+use crate::kernel::atomic::Instructions;
+use crate::kernel::global_function::global_function;
 use crate::maps::CURSORS;
 use crate::rows;
 
@@ -28,26 +29,12 @@ pub fn here<I: Instructions>(
 /// What is picked where no backend at the sample's places of the schedule is eligible, or the table is odd.
 #[inline(always)]
 pub fn slow_path<I: Instructions>(index: u32, table: TableRef, sample: u32, now: u32) -> Pick {
-    let table = table.to_word();
-    // Known when this is compiled.
-    let word = if I::CAN_FETCH {
-        choose_slow_path(index, table, sample, now)
-    } else {
-        choose_slow_path_5_10(index, table, sample, now)
-    };
-    from_word(word)
+    from_word(slow_word::<I>(index, table.to_word(), sample, now))
 }
 
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn choose_slow_path(index: u32, table: u64, sample: u32, now: u32) -> u32 {
-    choose_slowly::<Linux5_12>(index, table, sample, now)
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn choose_slow_path_5_10(index: u32, table: u64, sample: u32, now: u32) -> u32 {
-    choose_slowly::<Linux5_10>(index, table, sample, now)
+global_function! {
+    fn slow_word(index: u32, table: u64, sample: u32, now: u32) -> u32 = choose_slowly,
+    choose_slow_path, choose_slow_path_5_10;
 }
 
 #[inline(always)]

@@ -11,8 +11,9 @@ use lb_common::load::without_bounds;
 use crate::ejection::{self, Judges};
 use crate::flow::tally::{self, TrafficTotals};
 use crate::globals::{FLOW_MASK, FULL_ACCOUNTING};
-use crate::kernel::atomic::{self, Instructions, Linux5_10, Linux5_12};
+use crate::kernel::atomic::{self, Instructions};
 use crate::kernel::clock;
+use crate::kernel::global_function::global_function;
 use crate::maps::{ANOMALIES, FLOW_BUCKETS, FLOW_OVERFLOW, FLOWS, NO_FLOW};
 use crate::rows;
 
@@ -221,25 +222,16 @@ extern "C" fn claim_overflow(cookie: u64) -> u32 {
 #[inline(always)]
 fn end_of_former<I: Instructions>(before: &Flow) {
     let word = u32::from(before.service) | u32::from(before.why) << 16 | u32::from(before.phase) << 24;
-    // Known when this is compiled.
-    if I::CAN_FETCH {
-        end_former_flow(before.slot, word, before.start_ns)
-    } else {
-        end_former_flow_5_10(before.slot, word, before.start_ns)
-    };
+    end_former::<I>(before.slot, word, before.start_ns);
 }
 
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn end_former_flow(slot: u32, word: u32, start_ns: u64) -> u32 {
-    abandon::<Linux5_12>(&former(slot, word, start_ns));
-    0
+global_function! {
+    fn end_former(slot: u32, word: u32, start_ns: u64) -> u32 = abandon_former, end_former_flow, end_former_flow_5_10;
 }
 
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn end_former_flow_5_10(slot: u32, word: u32, start_ns: u64) -> u32 {
-    abandon::<Linux5_10>(&former(slot, word, start_ns));
+#[inline(always)]
+fn abandon_former<I: Instructions>(slot: u32, word: u32, start_ns: u64) -> u32 {
+    abandon::<I>(&former(slot, word, start_ns));
     0
 }
 
@@ -320,27 +312,13 @@ extern "C" fn ending_of_error(error: u32, was_established: u32) -> u32 {
 #[inline(always)]
 pub fn leave<I: Instructions>(cookie: u64) {
     if of(cookie).is_some() {
-        // Known when this is compiled.
-        if I::CAN_FETCH {
-            leave_backend(cookie)
-        } else {
-            leave_backend_5_10(cookie)
-        };
+        end_if_any::<I>(cookie);
     }
 }
 
-/// A slow path, hence a global function: the hooks of connect need their stack for the fast path. Returns 0.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn leave_backend(cookie: u64) -> u32 {
-    end_abandoned::<Linux5_12>(cookie)
-}
-
-/// As [`leave_backend`].
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn leave_backend_5_10(cookie: u64) -> u32 {
-    end_abandoned::<Linux5_10>(cookie)
+global_function! {
+    /// A slow path: the hooks of connect need their stack for the fast path. Returns 0.
+    fn end_if_any(cookie: u64) -> u32 = end_abandoned, leave_backend, leave_backend_5_10;
 }
 
 #[inline(always)]

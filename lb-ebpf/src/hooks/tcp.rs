@@ -7,8 +7,9 @@ use lb_common::ending::{End, Ending, TCP_CLOSE, TCP_ESTABLISHED, TCP_FIN_WAIT2, 
 use crate::ejection::{self, Judges};
 use crate::flow::record;
 use crate::flow::tally;
-use crate::kernel::atomic::{Instructions, Linux5_10, Linux5_12};
+use crate::kernel::atomic::Instructions;
 use crate::kernel::clock;
+use crate::kernel::global_function::global_function;
 use crate::kernel::sock_ops::{Event, Ops};
 use crate::rows;
 
@@ -77,24 +78,11 @@ fn left_alone<I: Instructions>(ops: &Ops) {
     if ops.bytes_received() != 0 || !ops.is_orphan() {
         return;
     }
-    // Known when this is compiled.
-    if I::CAN_FETCH {
-        report_left_alone(ops.cookie_if_any(), ops.bytes_acknowledged())
-    } else {
-        report_left_alone_5_10(ops.cookie_if_any(), ops.bytes_acknowledged())
-    };
+    report_unheard::<I>(ops.cookie_if_any(), ops.bytes_acknowledged());
 }
 
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn report_left_alone(cookie: u64, acknowledged: u64) -> u32 {
-    unheard::<Linux5_12>(cookie, acknowledged)
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn report_left_alone_5_10(cookie: u64, acknowledged: u64) -> u32 {
-    unheard::<Linux5_10>(cookie, acknowledged)
+global_function! {
+    fn report_unheard(cookie: u64, acknowledged: u64) -> u32 = unheard, report_left_alone, report_left_alone_5_10;
 }
 
 #[inline(always)]

@@ -1,6 +1,7 @@
 //! What the kernel's own structure of a socket says of a failure. Read only where a flow has failed, each field by a call.
 
 use aya_ebpf::helpers::generated as helper;
+use lb_common::load::is_not_zero;
 
 use crate::globals::{
     BOUND_DEVICE, ERROR_QUEUE, ERROR_QUEUE_LENGTH, QUEUED_ERROR, SOCKET_FILTER, SOCKET_FLAGS, SOCKET_MARK,
@@ -49,8 +50,7 @@ pub fn is_ordinary(socket: *const u8) -> u32 {
         | read(SOCKET_FLAGS.load(), LOCAL_ROUTE)
         // A TTL of -1 stands for none that was asked for.
         | read(UNICAST_TTL.load(), 0xffff) ^ 0xffff;
-    // The highest bit of a number or of its negative is set, unless it is 0.
-    ((asks | asks.wrapping_neg()) >> 63) as u32 ^ 1
+    is_not_zero(asks) ^ 1
 }
 
 /// As [`is_ordinary`], of the socket at an address.

@@ -1,0 +1,31 @@
+//! Global functions of a program: the verifier follows each once, for any arguments, and not for each way that leads to it.
+
+/// A global function for each set of [`Instructions`](super::atomic::Instructions), over one body that is generic over it; and a
+/// function that calls the one of the caller's set.
+macro_rules! global_function {
+    (
+        $(#[$about:meta])*
+        $visibility:vis fn $call:ident($($argument:ident: $type:ty),*) -> $result:ty = $body:ident,
+        $new:ident, $old:ident;
+    ) => {
+        $(#[$about])*
+        #[inline(always)]
+        $visibility fn $call<I: $crate::kernel::atomic::Instructions>($($argument: $type),*) -> $result {
+            // Known when this is compiled.
+            if I::CAN_FETCH { $new($($argument),*) } else { $old($($argument),*) }
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $new($($argument: $type),*) -> $result {
+            $body::<$crate::kernel::atomic::Linux5_12>($($argument),*)
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $old($($argument: $type),*) -> $result {
+            $body::<$crate::kernel::atomic::Linux5_10>($($argument),*)
+        }
+    };
+}
+pub(crate) use global_function;
