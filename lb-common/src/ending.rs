@@ -114,7 +114,7 @@ impl End {
     const ESTABLISHED: u32 = 8;
     const UNSENDABLE: u32 = 9;
     const CLOSED_BY_PEER: u32 = 10;
-    const FROM_FIN_WAIT2: u32 = 11;
+    const REPORTED: u32 = 11;
 
     /// The end of a flow that carried nothing, and was established or not.
     #[inline(always)]
@@ -145,14 +145,19 @@ impl End {
         Self { word: self.word | (is_unsendable as u32) << Self::UNSENDABLE, ..self }
     }
 
-    /// The same, of a socket that leaves this TCP state: the state tells whether the backend closed before the client did.
+    /// The end of a flow of datagrams: it shows nothing of its backend, for an ICMP error is mostly taken by the application.
+    pub const OF_DATAGRAMS: Self =
+        Self { word: Ending::Closed as u32 | 1 << Self::REPORTED, bytes_received: 0, bytes_sent: 0 };
+
+    /// The same, of a socket that leaves this TCP state: the state tells whether the backend closed before the client did, and whether
+    /// what the end shows was reported when the client closed ([`TCP_FIN_WAIT2`]).
     #[inline(always)]
     #[must_use]
     pub const fn from_state(self, from: u32) -> Self {
         const CLOSED_BY_PEER: u32 = 1 << TCP_CLOSE_WAIT | 1 << TCP_LAST_ACK;
         let is_closed_by_peer = CLOSED_BY_PEER >> (from & 31) & 1;
-        let was_left_alone = (1 << TCP_FIN_WAIT2) >> (from & 31) & 1;
-        let bits = is_closed_by_peer << Self::CLOSED_BY_PEER | was_left_alone << Self::FROM_FIN_WAIT2;
+        let is_reported = (1 << TCP_FIN_WAIT2) >> (from & 31) & 1;
+        let bits = is_closed_by_peer << Self::CLOSED_BY_PEER | is_reported << Self::REPORTED;
         Self { word: self.word | bits, ..self }
     }
 
@@ -200,12 +205,11 @@ impl End {
         self.flag(Self::UNSENDABLE)
     }
 
-    /// Whether nothing has to be asked of it: the client or the backend has closed in order, and the backend has sent data; or the
-    /// backend never said anything, which was seen when the client closed (`from` [`TCP_FIN_WAIT2`]).
+    /// Whether nothing has to be asked of it: it was closed in order, and the backend has sent data or the end was reported before.
     #[inline(always)]
     pub fn is_plain(self) -> u32 {
         let has_received = is_below(self.bytes_received, 2) ^ 1;
-        self.is_one_of(IN_ORDER) & (has_received | self.flag(Self::FROM_FIN_WAIT2))
+        self.is_one_of(IN_ORDER) & (has_received | self.flag(Self::REPORTED))
     }
 
     /// Whether it counts as load of the backend: whatever way a backend fails, it must not look idle.
@@ -498,6 +502,22 @@ mod tests {
         assert_eq!(End::of(Ending::NotSent, false).unsendable(true).is_load(), 1);
         let closed = End::of(Ending::Closed, true).with_bytes(1, 0).from_state(TCP_LAST_ACK);
         assert_eq!(closed.is_load(), 1, "it accepts and closes");
+    }
+
+    #[test]
+    fn an_end_is_plain_if_it_is_in_order_and_shows_nothing_more() {
+        let closed = End::of(Ending::Closed, true);
+        for (end, expected) in [
+            (closed.with_bytes(2, 7), 1),
+            (closed.with_bytes(1, 7), 0),
+            (closed.with_bytes(0, 7).from_state(TCP_FIN_WAIT2), 1),
+            (closed.with_bytes(0, 7).from_state(TCP_LAST_ACK), 0),
+            (End::of(Ending::Refused, false).from_state(TCP_FIN_WAIT2), 0),
+            (End::OF_DATAGRAMS, 1),
+        ] {
+            assert_eq!(end.is_plain(), expected, "{end:?}");
+        }
+        assert_eq!((End::OF_DATAGRAMS.is_load(), End::OF_DATAGRAMS.number()), (0, 0));
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub fn release<I: Instructions>(socket: &Socket) {
     } else if socket.is_connected() && !rows::is_backend(slot, socket.peer()) {
         tally::count(slot, |counts| &raw mut counts.diverted);
     }
-    let mut end = End::of(Ending::Closed, false);
+    let mut end = End::OF_DATAGRAMS;
     let mut retransmits = 0;
     if !is_datagram {
         let snapshot = socket.snapshot();
