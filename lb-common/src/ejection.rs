@@ -26,8 +26,8 @@ pub struct Evidence {
     pub is_trial: bool,
     /// How it ended; of no meaning if it has not.
     pub ending: u8,
-    /// The process that began it; as [`next`] takes it, all that have made the run of failures with it, see [`accuser`].
-    pub accuser: Accuser,
+    /// The process that began it; as [`next`] takes it, all that have made the run of failures with it, see [`failure_source`].
+    pub failure_source: FailureSource,
 }
 
 /// Whether it speaks for or against a backend. (A number and not an enumeration: for that the compiler makes a way for each.)
@@ -43,9 +43,9 @@ impl EvidenceKind {
     pub const RESET: Self = Self(2);
     /// An established connection that the backend did not answer: it weighs twice, and counts only while others answer, see
     /// [`Service::answered`](crate::abi::Service::answered).
-    pub const UNHEARD: Self = Self(3);
-    /// The SYN could not be sent: it counts unless none can, see [`Unsendable`].
-    pub const UNSENDABLE: Self = Self(4);
+    pub const NO_ANSWER: Self = Self(3);
+    /// The SYN could not be sent: it counts unless none can, see [`SendFailures`].
+    pub const SEND_FAILED: Self = Self(4);
     /// The connection was established.
     pub const ESTABLISHED: Self = Self(5);
     /// The backend answered: this decides a trial of one that was ejected because it did not.
@@ -62,8 +62,8 @@ impl EvidenceKind {
         // Two bits for each number, in place of a branch for each.
         const WEIGHTS: u32 = 1 << (2 * EvidenceKind::FAILURE.0)
             | 2 << (2 * EvidenceKind::RESET.0)
-            | 2 << (2 * EvidenceKind::UNHEARD.0)
-            | 1 << (2 * EvidenceKind::UNSENDABLE.0);
+            | 2 << (2 * EvidenceKind::NO_ANSWER.0)
+            | 1 << (2 * EvidenceKind::SEND_FAILED.0);
         (WEIGHTS >> ((2 * self.0) & 31) & 3) as u8
     }
 
@@ -80,23 +80,23 @@ impl EvidenceKind {
     }
 }
 
-/// A process of several, or all of them, in one byte: as long as a run of failures is one process's, it may be that process's doing.
+/// The process that caused a run of failures, in one byte. If one process caused all of them, its requests may be the cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Accuser(pub u8);
+pub struct FailureSource(pub u8);
 
-impl Accuser {
-    /// Two processes or more, or the only one that there is.
+impl FailureSource {
+    /// Two or more processes, or the client's only process.
     pub const SEVERAL: Self = Self(255);
 
-    /// A process. (One of 254 pairs of processes looks like one.)
+    /// A process. (One of 254 pairs of processes has the same byte.)
     #[inline(always)]
     pub const fn of(process: u32) -> Self {
         let number = (process % 254) as u8 + 1;
         Self(number)
     }
 
-    /// The process, where several have begun flows lately (`is_one_of_several`, 1 or 0). Where it is the only one, it speaks for the
-    /// whole client.
+    /// A process of a client; [`SEVERAL`](Self::SEVERAL) unless several processes of it have begun flows recently
+    /// (`is_one_of_several`, 1 or 0).
     #[inline(always)]
     pub fn among(process: u32, is_one_of_several: u8) -> Self {
         // All bits of the mask are set if it is alone.
@@ -112,7 +112,7 @@ impl Accuser {
 const RESET_AT_ONCE_NS: u64 = 3_000_000_000;
 
 /// A backend that has not answered for this long after the choice does not answer; sooner, the client may not have waited.
-const UNHEARD_AFTER_NS: u64 = 500_000_000;
+const NO_ANSWER_AFTER_NS: u64 = 500_000_000;
 
 impl Evidence {
     /// The bits of the kind in its number.
@@ -123,17 +123,17 @@ impl Evidence {
     /// That a connection was established.
     #[inline(always)]
     pub const fn established(is_trial: bool) -> Self {
-        Self { kind: EvidenceKind::ESTABLISHED, is_trial, ending: 0, accuser: Accuser(0) }
+        Self { kind: EvidenceKind::ESTABLISHED, is_trial, ending: 0, failure_source: FailureSource(0) }
     }
 
     /// What the end of a flow says that lasted so long.
-    pub fn of_end(end: End, is_trial: bool, accuser: Accuser, lasted_ns: u64) -> Self {
-        Self::from_word(Self::word_of_end(end, u32::from(is_trial), accuser, lasted_ns))
+    pub fn of_end(end: End, is_trial: bool, failure_source: FailureSource, lasted_ns: u64) -> Self {
+        Self::from_word(Self::word_of_end(end, u32::from(is_trial), failure_source, lasted_ns))
     }
 
     /// The same as its number, from whether the flow was a trial as 1 or 0; without branches, as [`End`].
     #[inline(always)]
-    pub fn word_of_end(end: End, is_trial: u32, accuser: Accuser, lasted_ns: u64) -> u32 {
+    pub fn word_of_end(end: End, is_trial: u32, failure_source: FailureSource, lasted_ns: u64) -> u32 {
         /// Endings of a connect that speak against the backend.
         const FAILED: u32 = Ending::Refused.bit()
             | Ending::TimedOut.bit()
@@ -146,17 +146,17 @@ impl Evidence {
             & end.is_one_of(Ending::Reset.bit())
             & is_below(end.bytes_received, 1)
             & is_below(lasted_ns, RESET_AT_ONCE_NS);
-        let is_unheard = end.is_unheard() & (is_below(lasted_ns, UNHEARD_AFTER_NS) ^ 1);
+        let lacks_answer = end.lacks_answer() & (is_below(lasted_ns, NO_ANSWER_AFTER_NS) ^ 1);
         // At most one of them holds.
         let kind = is_failure * u32::from(EvidenceKind::FAILURE.0)
             + is_reset * u32::from(EvidenceKind::RESET.0)
-            + is_unheard * u32::from(EvidenceKind::UNHEARD.0)
-            + end.is_unsendable() * u32::from(EvidenceKind::UNSENDABLE.0)
+            + lacks_answer * u32::from(EvidenceKind::NO_ANSWER.0)
+            + end.send_failed() * u32::from(EvidenceKind::SEND_FAILED.0)
             + end.is_answered() * u32::from(EvidenceKind::ANSWERED.0);
         // What was established has decided a trial already, unless an answer decides it.
-        let decides = is_unheard | end.is_answered() | (was_established ^ 1);
-        let ending = end.number() * (is_unheard ^ 1) + u32::from(NO_ANSWER) * is_unheard;
-        kind | (is_trial & decides) << 3 | ending << 8 | u32::from(accuser.0) << 16
+        let decides = lacks_answer | end.is_answered() | (was_established ^ 1);
+        let ending = end.number() * (lacks_answer ^ 1) + u32::from(NO_ANSWER) * lacks_answer;
+        kind | (is_trial & decides) << 3 | ending << 8 | u32::from(failure_source.0) << 16
     }
 
     /// As one number, which is what a function of a kernel program can be given.
@@ -165,7 +165,7 @@ impl Evidence {
         self.kind.0 as u32
             | (self.is_trial as u32) << 3
             | (self.ending as u32) << 8
-            | (self.accuser.0 as u32) << 16
+            | (self.failure_source.0 as u32) << 16
     }
 
     /// From that number.
@@ -175,8 +175,8 @@ impl Evidence {
         #[expect(clippy::cast_possible_truncation, reason = "the second byte")]
         let ending = (word >> 8) as u8;
         #[expect(clippy::cast_possible_truncation, reason = "the third byte")]
-        let accuser = Accuser((word >> 16) as u8);
-        Self { kind, is_trial: word & 8 != 0, ending, accuser }
+        let failure_source = FailureSource((word >> 16) as u8);
+        Self { kind, is_trial: word & 8 != 0, ending, failure_source }
     }
 
     /// Whether it can change anything of a backend that stands like this. Most of what happens cannot.
@@ -214,17 +214,17 @@ pub fn name_of_failure(ending: u8) -> &'static str {
 /// Of which backend SYNs cannot be sent, and whether that is this host's fault: a word of its service.
 ///
 /// A failure to send speaks against a backend as long as no SYN to another one fails as well. If one does, and none was sent in
-/// between, nothing can be sent: nobody is to blame until a SYN leaves.
+/// between, this host cannot send at all: no failure counts until a SYN leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Unsendable(pub u16);
+pub struct SendFailures(pub u16);
 
-impl Unsendable {
+impl SendFailures {
     /// Nothing is known against any backend.
     pub const NONE: Self = Self(0);
     /// Nothing can be sent to several of them.
     pub const HOST: Self = Self(u16::MAX);
 
-    /// After a SYN to the backend in a slot could not be sent. The failure counts unless [`Unsendable::HOST`] comes of it.
+    /// After a SYN to the backend in a slot could not be sent. The failure counts unless [`SendFailures::HOST`] comes of it.
     #[inline(always)]
     #[must_use]
     pub const fn failed(self, slot: u32) -> Self {
@@ -259,7 +259,7 @@ pub enum Verdict {
 #[inline(always)]
 pub fn failures_to_eject(rules: EjectionRules, state: StateWord) -> u8 {
     // A shift in place of a branch. 255 is the most that a run counts.
-    at_most_255(u32::from(rules.failures) << ((state.usable / Usable::VOUCHED) & 1))
+    at_most_255(u32::from(rules.failures) << ((state.usable / Usable::PROBED_HEALTHY) & 1))
 }
 
 #[inline(always)]
@@ -338,7 +338,7 @@ pub fn next(
         let after = EjectionState { at: now, run, phase: EjectionPhase::Counting as u8, ..before };
         return (after, Verdict::Readmit);
     }
-    if evidence.kind.is(EvidenceKind::UNHEARD) && rules.hangs == 0 {
+    if evidence.kind.is(EvidenceKind::NO_ANSWER) && rules.hangs == 0 {
         return unchanged;
     }
     let before = EjectionState { ending: evidence.ending, ..before };
@@ -352,7 +352,7 @@ pub fn next(
     if run < failures {
         return (EjectionState { run, ..before }, Verdict::Remembered);
     }
-    if evidence.kind.depends_on_request() && evidence.accuser.0 != Accuser::SEVERAL.0 {
+    if evidence.kind.depends_on_request() && evidence.failure_source.0 != FailureSource::SEVERAL.0 {
         return (EjectionState { run: failures - 1, ..before }, Verdict::Remembered);
     }
     (ejected(before, rules, now, random), Verdict::Eject)
@@ -361,24 +361,25 @@ pub fn next(
 /// Who has made the run of failures of a backend, once this failure is added to it. (Without branches: the verifier would follow
 /// what comes once for each way.)
 #[inline(always)]
-pub fn accuser(
+pub fn failure_source(
     before: EjectionState,
     rules: EjectionRules,
     evidence: Evidence,
     state: StateWord,
     now: u32,
-) -> Accuser {
+) -> FailureSource {
     let since = u64::from(now.wrapping_sub(before.at));
     let goes_on = is_below(0, u64::from(before.run)) & (is_below(u64::from(rules.max), since) ^ 1);
-    let is_another = is_below(0, u64::from(state.accuser))
-        & is_below(0, u64::from(state.accuser ^ evidence.accuser.0))
+    let is_another = is_below(0, u64::from(state.failure_source))
+        & is_below(0, u64::from(state.failure_source ^ evidence.failure_source.0))
         & goes_on;
-    // Where the evidence accuses nobody, it stays as it was.
-    let is_none = is_below(u64::from(evidence.accuser.0), 1);
-    let several = u32::from(Accuser::SEVERAL.0) * (is_another & (is_none ^ 1));
+    // Evidence of an established connection names no process and leaves the source as it was.
+    let is_none = is_below(u64::from(evidence.failure_source.0), 1);
+    let several = u32::from(FailureSource::SEVERAL.0) * (is_another & (is_none ^ 1));
     #[expect(clippy::cast_possible_truncation, reason = "of bytes")]
-    let accuser = (u32::from(evidence.accuser.0) | several | (u32::from(state.accuser) * is_none)) as u8;
-    Accuser(accuser)
+    let failure_source =
+        (u32::from(evidence.failure_source.0) | several | (u32::from(state.failure_source) * is_none)) as u8;
+    FailureSource(failure_source)
 }
 
 /// How a backend stands after its trial has decided nothing: the next connect is the next one.

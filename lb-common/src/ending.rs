@@ -112,7 +112,7 @@ pub struct End {
 
 impl End {
     const ESTABLISHED: u32 = 8;
-    const UNSENDABLE: u32 = 9;
+    const SEND_FAILED: u32 = 9;
     const CLOSED_BY_PEER: u32 = 10;
     const REPORTED: u32 = 11;
 
@@ -137,12 +137,12 @@ impl End {
         self.with_bytes(received, acknowledged.wrapping_sub(u64::from(is_below(0, acknowledged))))
     }
 
-    /// The same, where the kernel could not send the SYN (`is_unsendable`): it had no route or no port. ([`Ending::NotSent`] also
+    /// The same, where the kernel could not send the SYN (`send_failed`): it had no route or no port. ([`Ending::NotSent`] also
     /// stands for a first packet that was put off until there is data.)
     #[inline(always)]
     #[must_use]
-    pub const fn unsendable(self, is_unsendable: bool) -> Self {
-        Self { word: self.word | (is_unsendable as u32) << Self::UNSENDABLE, ..self }
+    pub const fn send_failed_if(self, send_failed: bool) -> Self {
+        Self { word: self.word | (send_failed as u32) << Self::SEND_FAILED, ..self }
     }
 
     /// The end of a flow of datagrams: it shows nothing of its backend, for an ICMP error is mostly taken by the application.
@@ -201,8 +201,8 @@ impl End {
 
     /// Whether the kernel could not send its SYN.
     #[inline(always)]
-    pub const fn is_unsendable(self) -> u32 {
-        self.flag(Self::UNSENDABLE)
+    pub const fn send_failed(self) -> u32 {
+        self.flag(Self::SEND_FAILED)
     }
 
     /// Whether nothing has to be asked of it: it was closed in order, and the backend has sent data or the end was reported before.
@@ -216,7 +216,7 @@ impl End {
     #[inline(always)]
     pub fn is_load(self) -> u32 {
         let has_no_cause = self.is_one_of(Ending::Other.bit()) & (self.was_established() ^ 1);
-        self.is_error() | self.is_unsendable() | self.is_silent() | has_no_cause
+        self.is_error() | self.send_failed() | self.is_silent() | has_no_cause
     }
 
     /// Whether it does so whatever the socket is.
@@ -239,7 +239,7 @@ impl End {
 
     /// Whether the client sent data on an established connection and closed it before the backend sent anything, even a FIN.
     #[inline(always)]
-    pub fn is_unheard(self) -> u32 {
+    pub fn lacks_answer(self) -> u32 {
         self.is_silent() & is_below(self.bytes_received, 1) & (is_below(self.bytes_sent, 2) ^ 1)
     }
 
@@ -499,7 +499,7 @@ mod tests {
             let end = End::of(ending, was_established).with_bytes(received, sent);
             assert_eq!(end.is_load() != 0, expected, "{ending:?}");
         }
-        assert_eq!(End::of(Ending::NotSent, false).unsendable(true).is_load(), 1);
+        assert_eq!(End::of(Ending::NotSent, false).send_failed_if(true).is_load(), 1);
         let closed = End::of(Ending::Closed, true).with_bytes(1, 0).from_state(TCP_LAST_ACK);
         assert_eq!(closed.is_load(), 1, "it accepts and closes");
     }
@@ -521,15 +521,15 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_unheard_if_data_met_no_answer() {
-        let unheard_and_answered = |received, sent| {
+    fn a_connection_lacks_an_answer_if_data_met_none() {
+        let lacks_and_has = |received, sent| {
             let end = End::of(Ending::Closed, true).with_bytes(received, sent);
-            (end.is_unheard() != 0, end.is_answered() != 0)
+            (end.lacks_answer() != 0, end.is_answered() != 0)
         };
-        assert_eq!(unheard_and_answered(0, 7), (true, false));
-        assert_eq!(unheard_and_answered(0, 1), (false, false), "no data");
-        assert_eq!(unheard_and_answered(1, 7), (false, false), "closed");
-        assert_eq!(unheard_and_answered(2, 7), (false, true));
-        assert_eq!(unheard_and_answered(2, 0), (false, true), "the backend speaks first");
+        assert_eq!(lacks_and_has(0, 7), (true, false));
+        assert_eq!(lacks_and_has(0, 1), (false, false), "no data");
+        assert_eq!(lacks_and_has(1, 7), (false, false), "closed");
+        assert_eq!(lacks_and_has(2, 7), (false, true));
+        assert_eq!(lacks_and_has(2, 0), (false, true), "the backend speaks first");
     }
 }

@@ -2,8 +2,8 @@
 
 use lb_common::abi::{BackendState, EjectionPhase, EjectionRules, EjectionState, StateWord, Usable};
 use lb_common::ejection::{
-    Accuser, Evidence, EvidenceKind, NO_ANSWER, Verdict, accuser, duration, is_over, left, next, on_trial,
-    undecided, withheld,
+    Evidence, EvidenceKind, FailureSource, NO_ANSWER, Verdict, duration, failure_source, is_over, left, next,
+    on_trial, undecided, withheld,
 };
 use lb_common::ending::{End, Ending};
 use lb_common::ticks::tick;
@@ -17,17 +17,25 @@ const NO_JITTER: u32 = 1 << 31;
 const NEW: EjectionState = EjectionState { at: 0, run: 0, level: 0, phase: 0, ending: 0 };
 
 /// A process, and several.
-const ONE: Accuser = Accuser::of(7);
-const SEVERAL: Accuser = Accuser::SEVERAL;
+const ONE: FailureSource = FailureSource::of(7);
+const SEVERAL: FailureSource = FailureSource::SEVERAL;
 
-const REFUSED: Evidence =
-    Evidence { kind: EvidenceKind::FAILURE, is_trial: false, ending: Ending::Refused as u8, accuser: ONE };
-const SINKHOLE: Evidence =
-    Evidence { kind: EvidenceKind::RESET, is_trial: false, ending: Ending::Reset as u8, accuser: SEVERAL };
+const REFUSED: Evidence = Evidence {
+    kind: EvidenceKind::FAILURE,
+    is_trial: false,
+    ending: Ending::Refused as u8,
+    failure_source: ONE,
+};
+const SINKHOLE: Evidence = Evidence {
+    kind: EvidenceKind::RESET,
+    is_trial: false,
+    ending: Ending::Reset as u8,
+    failure_source: SEVERAL,
+};
 const ESTABLISHED: Evidence = Evidence::established(false);
 const ANSWERED: Evidence = Evidence { kind: EvidenceKind::ANSWERED, ..ESTABLISHED };
-const UNHEARD: Evidence =
-    Evidence { kind: EvidenceKind::UNHEARD, is_trial: false, ending: NO_ANSWER, accuser: SEVERAL };
+const NO_ANSWER_EVIDENCE: Evidence =
+    Evidence { kind: EvidenceKind::NO_ANSWER, is_trial: false, ending: NO_ANSWER, failure_source: SEVERAL };
 
 /// A backend as its word goes on.
 #[derive(Clone, Copy)]
@@ -130,14 +138,15 @@ fn evidence_survives_as_a_number() {
         EvidenceKind::NONE,
         EvidenceKind::FAILURE,
         EvidenceKind::RESET,
-        EvidenceKind::UNHEARD,
-        EvidenceKind::UNSENDABLE,
+        EvidenceKind::NO_ANSWER,
+        EvidenceKind::SEND_FAILED,
         EvidenceKind::ESTABLISHED,
         EvidenceKind::ANSWERED,
     ] {
         for is_trial in [false, true] {
-            for (ending, accuser) in [(0, 255), (12, 0), (255, 7)] {
-                let evidence = Evidence { kind, is_trial, ending, accuser: Accuser(accuser) };
+            for (ending, failure_source) in [(0, 255), (12, 0), (255, 7)] {
+                let evidence =
+                    Evidence { kind, is_trial, ending, failure_source: FailureSource(failure_source) };
                 assert_eq!(Evidence::from_word(evidence.to_word()), evidence);
             }
         }
@@ -428,9 +437,10 @@ fn silence_ejects_nobody_and_holds_nobody() {
 #[test]
 fn a_backend_that_a_probe_has_found_well_takes_twice_as_many_failures() {
     let mut backend = Backend::new(0);
-    let vouched = StateWord { usable: backend.word().usable | Usable::VOUCHED, ..backend.word() };
+    let probed_healthy =
+        StateWord { usable: backend.word().usable | Usable::PROBED_HEALTHY, ..backend.word() };
     let mut see = || {
-        let (state, verdict) = next(backend.state, RULES, REFUSED, vouched, 0, NO_JITTER);
+        let (state, verdict) = next(backend.state, RULES, REFUSED, probed_healthy, 0, NO_JITTER);
         backend.state = state;
         verdict
     };
@@ -441,10 +451,10 @@ fn a_backend_that_a_probe_has_found_well_takes_twice_as_many_failures() {
 
 #[test]
 fn what_one_process_alone_can_bring_about_does_not_eject() {
-    for evidence in [SINKHOLE, UNHEARD] {
+    for evidence in [SINKHOLE, NO_ANSWER_EVIDENCE] {
         let mut backend = Backend::new(0);
         for _ in 0..20 {
-            assert_eq!(backend.see(Evidence { accuser: ONE, ..evidence }), Verdict::Remembered);
+            assert_eq!(backend.see(Evidence { failure_source: ONE, ..evidence }), Verdict::Remembered);
         }
         assert_eq!(backend.state.run, RULES.failures - 1);
         assert_eq!(backend.see(evidence), Verdict::Eject, "another process finds the same");
@@ -456,46 +466,49 @@ fn what_one_process_alone_can_bring_about_does_not_eject() {
 
 #[test]
 fn who_has_made_a_run_is_known_until_it_is_over() {
-    let of = |before: EjectionState, made_by: Accuser, by: Accuser, now| {
-        let state = StateWord { accuser: made_by.0, ..word(before, Usable::UnlessEjected) };
-        accuser(before, RULES, Evidence { accuser: by, ..REFUSED }, state, now)
+    let of = |before: EjectionState, made_by: FailureSource, by: FailureSource, now| {
+        let state = StateWord { failure_source: made_by.0, ..word(before, Usable::UnlessEjected) };
+        failure_source(before, RULES, Evidence { failure_source: by, ..REFUSED }, state, now)
     };
     let running = EjectionState { at: 100, run: 2, ..NEW };
-    let other = Accuser::of(8);
+    let other = FailureSource::of(8);
     assert_eq!(of(NEW, other, ONE, 100), ONE, "of an earlier run");
     assert_eq!(of(running, ONE, ONE, 100), ONE);
     assert_eq!(of(running, other, ONE, 100), SEVERAL);
     assert_eq!(of(running, SEVERAL, ONE, 100), SEVERAL);
     assert_eq!(of(running, other, ONE, 101 + MAX), ONE, "that was long ago");
-    assert_eq!(of(running, other, Accuser::default(), 100), other, "nobody is accused");
+    assert_eq!(of(running, other, FailureSource::default(), 100), other, "no process is named");
 }
 
 #[test]
 fn a_backend_that_did_not_answer_comes_back_by_an_answer() {
     let mut backend = Backend::new(0);
-    assert_eq!([(); 3].map(|()| backend.see(UNHEARD))[2], Verdict::Eject);
+    assert_eq!([(); 3].map(|()| backend.see(NO_ANSWER_EVIDENCE))[2], Verdict::Eject);
     backend.now = backend.state.at;
     backend.try_it();
     assert_eq!(backend.see(of_trial(ESTABLISHED)), Verdict::Unchanged, "it accepted connections before");
-    assert_eq!(backend.see(of_trial(UNHEARD)), Verdict::EjectLonger);
+    assert_eq!(backend.see(of_trial(NO_ANSWER_EVIDENCE)), Verdict::EjectLonger);
     backend.now = backend.state.at;
     backend.try_it();
     assert_eq!(backend.see(of_trial(ANSWERED)), Verdict::Readmit);
     // Where only clients send, no answer is expected.
     let rules = EjectionRules { hangs: 0, ..RULES };
     let word = word(NEW, Usable::UnlessEjected);
-    assert_eq!(next(NEW, rules, UNHEARD, word, 0, NO_JITTER), (NEW, Verdict::Unchanged));
+    assert_eq!(next(NEW, rules, NO_ANSWER_EVIDENCE, word, 0, NO_JITTER), (NEW, Verdict::Unchanged));
 }
 
 #[test]
-fn a_connection_is_unheard_after_half_a_second_only() {
+fn a_connection_lacks_an_answer_after_half_a_second_only() {
     let end = End::of(Ending::Closed, true).with_bytes(0, 7);
     assert_eq!(of_end(end, false, 499).kind, EvidenceKind::NONE);
-    assert_eq!(of_end(end, true, 500), Evidence { is_trial: true, accuser: ONE, ..UNHEARD });
+    assert_eq!(
+        of_end(end, true, 500),
+        Evidence { is_trial: true, failure_source: ONE, ..NO_ANSWER_EVIDENCE }
+    );
     assert_eq!(of_end(end.with_bytes(9, 7), true, 500).kind, EvidenceKind::ANSWERED);
     assert_eq!(of_end(End::of(Ending::NotSent, false), false, 0).kind, EvidenceKind::NONE, "put off");
-    let unsendable = End::of(Ending::NotSent, false).unsendable(true);
-    assert_eq!(of_end(unsendable, false, 0).kind, EvidenceKind::UNSENDABLE);
+    let send_failures = End::of(Ending::NotSent, false).send_failed_if(true);
+    assert_eq!(of_end(send_failures, false, 0).kind, EvidenceKind::SEND_FAILED);
 }
 
 proptest! {

@@ -678,7 +678,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             let said = Said { health: Health::Ejected, why: Why::Failures(after.failures), until: None };
             // Also one that failed as often and is not ejected, because it is the last.
             let limit = limits.get(&identity.service).copied().unwrap_or(u8::MAX);
-            let limit = if standing.is_vouched() { limit.saturating_mul(2) } else { limit };
+            let limit = if standing.is_probed_healthy() { limit.saturating_mul(2) } else { limit };
             let is_ejected = after.is_ejected || after.failures >= limit;
             standing.hear(Who::Kernel, is_ejected.then_some(said), now);
             if after.failures > before.failures {
@@ -724,7 +724,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                     state => state,
                 },
                 usable: self.usable(state, identity, at),
-                is_vouched: self.standings.get(&identity).is_some_and(Standing::is_vouched),
+                is_probed_healthy: self.standings.get(&identity).is_some_and(Standing::is_probed_healthy),
                 report: self.report_id(state, identity, at),
             };
             plan.backends.insert(at.slot, backend);

@@ -1,5 +1,5 @@
-//! Ejection on the host, for the planner and for tests: [`steps`], which the kernel programs run as well, over words that lie in
-//! memory. Time is an argument, in ticks, and so is the number that decides the jitter.
+//! Ejection on the host, for the planner and for tests: [`steps`], which the kernel programs run as well, over an
+//! [`EjectionStore`] in memory. Time is an argument, in ticks, and so is the number that decides the jitter.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use lb_common::abi::{
     StateWord, TableRef, Usable,
 };
 pub use lb_common::ejection::steps::Judgement;
-use lb_common::ejection::steps::{self, Counted, Words};
-use lb_common::ejection::{self, Accuser, Event, Evidence, NO_JITTER, Unsendable};
+use lb_common::ejection::steps::{self, Counted, EjectionStore};
+use lb_common::ejection::{self, Event, Evidence, FailureSource, NO_JITTER, SendFailures};
 use lb_common::pick::{self, Survey, Tables};
 
 use crate::ids::Slot;
@@ -39,7 +39,7 @@ pub struct Ejector {
     /// How many of them are of the schedule.
     in_table: u32,
     next_trial: Cell<NextTrial>,
-    unsendable: Cell<Unsendable>,
+    send_failures: Cell<SendFailures>,
     /// The slot of a backend that has answered since the last one that did not, or [`NO_SLOT`].
     answered: Cell<u32>,
 }
@@ -54,7 +54,7 @@ impl Ejector {
             members: None,
             in_table: 0,
             next_trial: Cell::default(),
-            unsendable: Cell::default(),
+            send_failures: Cell::default(),
             answered: Cell::new(NO_SLOT),
         }
     }
@@ -136,7 +136,7 @@ impl Ejector {
     /// The slot of an ejected backend that this connect is to try, if a trial is due: asked before a policy picks. Not even a
     /// trial goes to a backend that has as many open flows as the service allows.
     pub fn due_trial(&self, now: u32, is_at_limit: impl Fn(u32) -> bool) -> Option<u32> {
-        let slot = steps::take_trial(&HostWords { ejector: self, random: NO_JITTER, is_at_limit }, now);
+        let slot = steps::take_trial(&MemoryStore { ejector: self, random: NO_JITTER, is_at_limit }, now);
         (slot != NO_SLOT).then(|| {
             self.schedule_trial(Event::TrialBegan, now);
             slot
@@ -145,14 +145,14 @@ impl Ejector {
 
     /// Begins the trial of the backend in a slot, if it may be tried. Returns whether it may.
     pub fn begin_trial(&self, slot: u32, now: u32) -> bool {
-        steps::begin_trial(&self.words(), slot, now) != NO_SLOT
+        steps::begin_trial(&self.store(), slot, now) != NO_SLOT
     }
 
     // ---- what flows show -----------------------------------------------------------------------------------------------
 
     /// Takes in that a SYN to some backend left this host.
     pub fn sent(&self) {
-        self.unsendable.set(Unsendable::NONE);
+        self.send_failures.set(SendFailures::NONE);
     }
 
     /// Takes in that the backend in a slot answered what a client sent.
@@ -165,10 +165,10 @@ impl Ejector {
         if !evidence.matters(self.row(slot).standing) {
             return Judgement::Unchanged;
         }
-        let words = HostWords { random, ..self.words() };
-        let evidence = Evidence::from_word(steps::weigh(&words, slot, evidence.to_word()));
+        let store = MemoryStore { random, ..self.store() };
+        let evidence = Evidence::from_word(steps::weigh(&store, slot, evidence.to_word()));
         let has_room = self.survey(now).has_room();
-        let judgement = steps::judge(&words, slot, evidence, Some(has_room), now);
+        let judgement = steps::judge(&store, slot, evidence, Some(has_room), now);
         let judgement = judgement.expect("there is room or not, and no other CPU");
         if let Some(event) = judgement.event() {
             self.schedule_trial(event, now);
@@ -177,11 +177,11 @@ impl Ejector {
     }
 
     fn schedule_trial(&self, event: Event, now: u32) {
-        steps::schedule_trial(&self.words(), event, now);
+        steps::schedule_trial(&self.store(), event, now);
     }
 
-    fn words(&self) -> HostWords<'_, fn(u32) -> bool> {
-        HostWords { ejector: self, random: NO_JITTER, is_at_limit: |_| false }
+    fn store(&self) -> MemoryStore<'_, fn(u32) -> bool> {
+        MemoryStore { ejector: self, random: NO_JITTER, is_at_limit: |_| false }
     }
 
     /// A look at all members, or at scattered entries of the table where they are not listed.
@@ -220,14 +220,14 @@ impl Ejector {
     }
 }
 
-/// The words of an [`Ejector`], for the steps.
-struct HostWords<'e, F> {
+/// An [`Ejector`] as the steps see it.
+struct MemoryStore<'e, F> {
     ejector: &'e Ejector,
     random: u32,
     is_at_limit: F,
 }
 
-impl<F: Fn(u32) -> bool> Words for HostWords<'_, F> {
+impl<F: Fn(u32) -> bool> EjectionStore for MemoryStore<'_, F> {
     type Backend = u32;
 
     fn backend(&self, slot: u32) -> Option<u32> {
@@ -254,16 +254,16 @@ impl<F: Fn(u32) -> bool> Words for HostWords<'_, F> {
         self.ejector.state(slot)
     }
 
-    fn set_accuser(&self, slot: u32, accuser: Accuser) {
-        self.ejector.change(slot, |row| row.state.accuser = accuser.0);
+    fn set_failure_source(&self, slot: u32, failure_source: FailureSource) {
+        self.ejector.change(slot, |row| row.state.failure_source = failure_source.0);
     }
 
-    fn unsendable(&self) -> Unsendable {
-        self.ejector.unsendable.get()
+    fn send_failures(&self) -> SendFailures {
+        self.ejector.send_failures.get()
     }
 
-    fn set_unsendable(&self, unsendable: Unsendable) {
-        self.ejector.unsendable.set(unsendable);
+    fn set_send_failures(&self, send_failures: SendFailures) {
+        self.ejector.send_failures.set(send_failures);
     }
 
     fn answered(&self) -> u32 {

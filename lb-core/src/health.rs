@@ -208,7 +208,7 @@ impl<T: Copy + Ord> Standing<T> {
     }
 
     /// Whether probes have found it well.
-    pub fn is_vouched(&self) -> bool {
+    pub fn is_probed_healthy(&self) -> bool {
         self.is_proven() && !self.verdicts.iter().any(|verdict| verdict.who == Who::Probe)
     }
 

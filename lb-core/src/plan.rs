@@ -64,7 +64,7 @@ pub struct BackendPlan {
     /// Whether connect may choose it, unless it is ejected.
     pub usable: Usable,
     /// Whether a probe has found it well: then it takes twice as many failures to eject it.
-    pub is_vouched: bool,
+    pub is_probed_healthy: bool,
     /// Its report id; [`NO_REPORT`](lb_common::abi::host::NO_REPORT) if no report of it is heard.
     pub report: u32,
 }
@@ -72,7 +72,7 @@ pub struct BackendPlan {
 impl BackendPlan {
     /// The daemon's half of its state word.
     pub fn daemon_state(&self) -> DaemonState {
-        DaemonState::new(self.usable, self.state).vouched(self.is_vouched)
+        DaemonState::new(self.usable, self.state).probed_healthy(self.is_probed_healthy)
     }
 }
 
@@ -188,7 +188,7 @@ impl Plan {
             Step::SetState(slot, state) => {
                 let backend = self.backend(*slot);
                 backend.usable = Usable::from_u8(state.usable);
-                backend.is_vouched = state.is_vouched();
+                backend.is_probed_healthy = state.is_probed_healthy();
                 backend.state = BackendState::from_u8(state.state).expect("a plan has known states only");
             }
             Step::SetWeight(slot, weight) => self.backend(*slot).weight = *weight,

@@ -6,7 +6,7 @@ use lb_common::abi::{
     BackendState, DaemonState, EjectionPhase, EjectionRules, EjectionState, NextTrial, StateWord, Usable,
 };
 use lb_common::ejection::{
-    Accuser, Evidence, EvidenceKind, NO_ANSWER, Verdict, is_over, next, on_trial, undecided, withheld,
+    Evidence, EvidenceKind, FailureSource, NO_ANSWER, Verdict, is_over, next, on_trial, undecided, withheld,
 };
 use lb_common::ending::Ending;
 use lb_core::ejection::{Ejector, Judgement};
@@ -18,12 +18,16 @@ const RULES: EjectionRules =
     EjectionRules { base: BASE, max: 300_000, failures: 5, hangs: 1, _reserved: [0; 2] };
 /// In the middle of a jitter's range there is none.
 const NO_JITTER: u32 = 1 << 31;
-const ONE: Accuser = Accuser::of(7);
-const REFUSED: Evidence =
-    Evidence { kind: EvidenceKind::FAILURE, is_trial: false, ending: Ending::Refused as u8, accuser: ONE };
+const ONE: FailureSource = FailureSource::of(7);
+const REFUSED: Evidence = Evidence {
+    kind: EvidenceKind::FAILURE,
+    is_trial: false,
+    ending: Ending::Refused as u8,
+    failure_source: ONE,
+};
 const ESTABLISHED: Evidence = Evidence::established(false);
 const UNDECIDED: Evidence =
-    Evidence { kind: EvidenceKind::NONE, is_trial: true, ending: Ending::GaveUp as u8, accuser: ONE };
+    Evidence { kind: EvidenceKind::NONE, is_trial: true, ending: Ending::GaveUp as u8, failure_source: ONE };
 
 fn of_trial(evidence: Evidence) -> Evidence {
     Evidence { is_trial: true, ..evidence }
@@ -233,14 +237,18 @@ fn above_256_members_a_backend_is_tried_when_its_turn_comes() {
     assert_eq!(service.report(256, of_trial(ESTABLISHED), BASE, NO_JITTER), Judgement::Readmitted);
 }
 
-const UNSENDABLE: Evidence =
-    Evidence { kind: EvidenceKind::UNSENDABLE, is_trial: false, ending: Ending::NotSent as u8, accuser: ONE };
+const SEND_FAILED: Evidence = Evidence {
+    kind: EvidenceKind::SEND_FAILED,
+    is_trial: false,
+    ending: Ending::NotSent as u8,
+    failure_source: ONE,
+};
 
 #[test]
 fn a_backend_to_which_no_syn_can_be_sent_is_ejected_while_others_get_theirs() {
     let service = service(RULES, 3);
     for failure in 1..=RULES.failures {
-        let judgement = service.report(1, UNSENDABLE, 0, NO_JITTER);
+        let judgement = service.report(1, SEND_FAILED, 0, NO_JITTER);
         let expected = if failure == 5 { Judgement::Ejected } else { Judgement::Remembered };
         assert_eq!(judgement, expected);
         service.sent();
@@ -248,26 +256,30 @@ fn a_backend_to_which_no_syn_can_be_sent_is_ejected_while_others_get_theirs() {
 }
 
 #[test]
-fn nobody_is_blamed_where_nothing_can_be_sent() {
+fn no_backend_is_blamed_where_nothing_can_be_sent() {
     let service = service(RULES, 3);
     // The choice falls on one and the same, and then on others.
     for _ in 0..5 {
-        service.report(1, UNSENDABLE, 0, NO_JITTER);
+        service.report(1, SEND_FAILED, 0, NO_JITTER);
     }
     assert_eq!(ejected(&service, 3), 1);
     for slot in [0, 2].into_iter().cycle().take(20) {
-        assert_eq!(service.report(slot, UNSENDABLE, 1, NO_JITTER), Judgement::Unchanged);
+        assert_eq!(service.report(slot, SEND_FAILED, 1, NO_JITTER), Judgement::Unchanged);
     }
     assert_eq!((ejected(&service, 3), service.standing(1)), (0, EjectionState::default()));
     // As soon as anything can be sent again, failures count.
     service.sent();
-    assert_eq!(service.report(0, UNSENDABLE, 2, NO_JITTER), Judgement::Remembered);
+    assert_eq!(service.report(0, SEND_FAILED, 2, NO_JITTER), Judgement::Remembered);
 }
 
 #[test]
 fn no_answer_counts_only_while_other_backends_answer() {
-    let unheard =
-        Evidence { kind: EvidenceKind::UNHEARD, ending: NO_ANSWER, accuser: Accuser::SEVERAL, ..UNSENDABLE };
+    let unheard = Evidence {
+        kind: EvidenceKind::NO_ANSWER,
+        ending: NO_ANSWER,
+        failure_source: FailureSource::SEVERAL,
+        ..SEND_FAILED
+    };
     let service = service(RULES, 3);
     for _ in 0..10 {
         assert_eq!(service.report(1, unheard, 0, NO_JITTER), Judgement::Unchanged);
@@ -357,7 +369,7 @@ proptest! {
                 );
             }
             let nothing = Evidence { is_trial: false, ..UNDECIDED };
-            let reset = Evidence { kind: EvidenceKind::RESET, accuser: Accuser::SEVERAL, ..REFUSED };
+            let reset = Evidence { kind: EvidenceKind::RESET, failure_source: FailureSource::SEVERAL, ..REFUSED };
             let (slot, evidence) =
                 (slot % backends, [nothing, REFUSED, reset, ESTABLISHED][kind as usize]);
             prop_assert_eq!(

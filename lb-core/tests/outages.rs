@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lb_common::abi::DaemonState;
-use lb_common::ejection::{Accuser, Evidence, NO_JITTER};
+use lb_common::ejection::{Evidence, FailureSource, NO_JITTER};
 use lb_common::ending::{End, Ending};
 use lb_common::ticks::tick;
 use lb_core::balancer::{self, Adopted, Fact, KernelVerdict};
@@ -199,7 +199,7 @@ impl Host {
             self.established.insert(slot, self.now);
             Evidence::established(is_trial)
         } else {
-            Evidence::of_end(End::of(Ending::Refused, false), is_trial, Accuser::default(), 0)
+            Evidence::of_end(End::of(Ending::Refused, false), is_trial, FailureSource::default(), 0)
         };
         self.ejector.report(slot.number(), evidence, now, NO_JITTER);
         !is_alive

@@ -1,6 +1,6 @@
 //! Ejection: what flows show of their backends is remembered, backends that fail are ejected, and one connect at a time tries
-//! whether they are well again. `lb_common::ejection` decides and takes the steps; here lie the words that it decides by, and the
-//! functions into which the steps are cut for the verifier.
+//! whether they are well again. `lb_common::ejection` decides and takes the steps; here are its store in the
+//! maps, and the functions into which the steps are cut for the verifier.
 //!
 //! It works without the daemon. Linux before 5.12 has no compare-and-swap: two CPUs that judge the same backend at the same
 //! moment may there lose a failure, or let two trials through.
@@ -11,8 +11,8 @@ use lb_common::abi::{
     Backend, EjectionRules, EjectionState, Flow, NO_MEMBERS, NO_SLOT, NextTrial, Phase, Reason, Service,
     StateWord,
 };
-use lb_common::ejection::steps::{self, Counted, Unjudged, Words};
-use lb_common::ejection::{Accuser, Event, Evidence, Unsendable};
+use lb_common::ejection::steps::{self, Counted, EjectionStore, Unjudged};
+use lb_common::ejection::{Event, Evidence, FailureSource, SendFailures};
 use lb_common::ending::End;
 use lb_common::load::is_not_zero;
 use lb_common::pick::{self, Survey, Tables as _};
@@ -85,9 +85,9 @@ pub fn report_end<I: Instructions>(
     match judges {
         Judges::Nothing => {}
         Judges::All => report::<I>(slot, service, evidence),
-        Judges::Unsendable if evidence == 0 => {}
-        Judges::Unsendable => {
-            judge_unsendable::<I>(slot, service, evidence);
+        Judges::SendFailures if evidence == 0 => {}
+        Judges::SendFailures => {
+            judge_send_failure::<I>(slot, service, evidence);
         }
     }
 }
@@ -98,7 +98,7 @@ pub enum Judges {
     /// None: they count as load at most.
     Nothing,
     /// Those of flows whose SYN could not be sent.
-    Unsendable,
+    SendFailures,
     /// All.
     All,
 }
@@ -136,7 +136,7 @@ fn report<I: Instructions>(slot: u32, service: u32, evidence: u32) {
     if evidence == 0 {
         return;
     }
-    let left = judge_often::<I>(slot, service, evidence);
+    let left = judge_with_retries::<I>(slot, service, evidence);
     // Here and not there: functions that call each other share 512 bytes of stack.
     if left >= SCHEDULE {
         schedule_trial(service, left - SCHEDULE, tick(clock::now_ns()));
@@ -144,12 +144,12 @@ fn report<I: Instructions>(slot: u32, service: u32, evidence: u32) {
 }
 
 global_function! {
-    fn judge_often(slot: u32, service: u32, evidence: u32) -> u32 = take_in, take_evidence, take_evidence_5_10;
+    fn judge_with_retries(slot: u32, service: u32, evidence: u32) -> u32 = retry, take_evidence, take_evidence_5_10;
 }
 
 global_function! {
-    fn judge_unsendable(slot: u32, service: u32, evidence: u32) -> u32 = take_in_shortly,
-    take_unsendable, take_unsendable_5_10;
+    fn judge_send_failure(slot: u32, service: u32, evidence: u32) -> u32 = judge_by_samples,
+    take_send_failure, take_send_failure_5_10;
 }
 
 global_function! {
@@ -157,9 +157,9 @@ global_function! {
     judge_backend, judge_backend_5_10;
 }
 
-/// Judges until no other CPU is quicker, but not for ever. Returns what is left to do.
+/// Judges, and retries if another CPU was quicker. Returns what is left to do.
 #[inline(always)]
-fn take_in<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
+fn retry<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
     let now = tick(clock::now_ns());
     let attempt = |(left, room)| match left {
         AGAIN | WANTS_ROOM => {
@@ -173,9 +173,9 @@ fn take_in<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
     left
 }
 
-/// As [`take_in`], with less for the verifier to follow: in place of a look at all members, one at some scattered entries.
+/// As [`retry`], with less for the verifier to follow: in place of a look at all members, one at some scattered entries.
 #[inline(always)]
-fn take_in_shortly<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
+fn judge_by_samples<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
     let now = tick(clock::now_ns());
     let attempt = |room| judge_once::<I>(slot, service, evidence, room, now);
     let mut left = attempt(UNKNOWN);
@@ -201,7 +201,7 @@ pub fn sent(service: u32) {
     // SAFETY: a live map value; both are the programs'.
     unsafe {
         if (&raw const (*service).awaits_syn).read_volatile() != 0 {
-            (&raw mut (*service).unsendable).write_volatile(Unsendable::NONE.0);
+            (&raw mut (*service).send_failures).write_volatile(SendFailures::NONE.0);
             (&raw mut (*service).awaits_syn).write_volatile(0);
         }
     }
@@ -246,7 +246,7 @@ global_function! {
 #[inline(always)]
 fn take<I: Instructions>(index: u32, now: u32) -> u32 {
     let Some(service) = SERVICES.get_ptr_mut(index) else { return NO_SLOT };
-    steps::take_trial(&KernelWords::<I>::new(index, service), now)
+    steps::take_trial(&MapStore::<I>::new(index, service), now)
 }
 
 /// The SYN of a flow leaves: if it is a trial, the next one is looked for.
@@ -287,8 +287,8 @@ extern "C" fn evidence_of(cookie: u64, word: u32, received: u64, sent: u64) -> u
     let mut evidence = Evidence::established(false).to_word() | is_trial << 3;
     if word & ESTABLISHED == 0 {
         let end = End::from_word(word, received, sent);
-        let accuser = Accuser::among(process, several);
-        evidence = Evidence::word_of_end(end, is_trial, accuser, now_ns.wrapping_sub(start_ns));
+        let failure_source = FailureSource::among(process, several);
+        evidence = Evidence::word_of_end(end, is_trial, failure_source, now_ns.wrapping_sub(start_ns));
         if end.is_error() | end.is_load() & counts != 0 {
             tally::remember_error(slot, index, tick(now_ns));
         }
@@ -299,7 +299,7 @@ extern "C" fn evidence_of(cookie: u64, word: u32, received: u64, sent: u64) -> u
     // What fails in a namespace of a process's own making says nothing of the backends.
     let is_foreign = is_not_zero(clients) & is_not_zero(clients ^ namespace);
     evidence &= !(Evidence::KIND & 0u32.wrapping_sub(is_foreign | counts ^ 1));
-    steps::weigh(&KernelWords::<Linux5_10>::new(index, service), slot, evidence)
+    steps::weigh(&MapStore::<Linux5_10>::new(index, service), slot, evidence)
 }
 
 /// The slot of another backend than that in `slot` which may be chosen, at some scattered entry of a service's table; or [`NO_SLOT`].
@@ -317,7 +317,7 @@ extern "C" fn other_entry(index: u32, slot: u32, now: u32) -> u32 {
 #[inline(never)]
 extern "C" fn name_for_trial(index: u32, slot: u32, now: u32) -> u32 {
     let Some(service) = SERVICES.get_ptr_mut(index) else { return 0 };
-    steps::name_for_trial(&KernelWords::<Linux5_10>::new(index, service), slot, now);
+    steps::name_for_trial(&MapStore::<Linux5_10>::new(index, service), slot, now);
     0
 }
 
@@ -364,7 +364,7 @@ extern "C" fn survey_entries(index: u32, part: u32, now: u32) -> u64 {
 #[inline(never)]
 extern "C" fn schedule_trial(index: u32, event: u32, now: u32) -> u32 {
     let Some(service) = SERVICES.get_ptr_mut(index) else { return 0 };
-    steps::schedule_trial(&KernelWords::<Linux5_10>::new(index, service), Event::from_u32(event), now);
+    steps::schedule_trial(&MapStore::<Linux5_10>::new(index, service), Event::from_u32(event), now);
     0
 }
 
@@ -372,9 +372,9 @@ extern "C" fn schedule_trial(index: u32, event: u32, now: u32) -> u32 {
 #[inline(always)]
 fn judge<I: Instructions>(slot: u32, index: u32, evidence: u32, room: u32, now: u32) -> u32 {
     let Some(service) = SERVICES.get_ptr_mut(index) else { return DONE };
-    let words = KernelWords::<I>::new(index, service);
+    let store = MapStore::<I>::new(index, service);
     let has_room = if room == UNKNOWN { None } else { Some(room == ROOM) };
-    match steps::judge(&words, slot, Evidence::from_word(evidence), has_room, now) {
+    match steps::judge(&store, slot, Evidence::from_word(evidence), has_room, now) {
         Err(Unjudged::Contended) => AGAIN,
         Err(Unjudged::WantsRoom) => WANTS_ROOM,
         Ok(judgement) => match judgement.event() {
@@ -391,7 +391,7 @@ fn give_trial_up<I: Instructions>(slot: u32) -> u32 {
     // SAFETY: a live map value; while flows refer to the slot its service stays.
     let index = u32::from(unsafe { (&raw const (*backend).endpoint.service).read_volatile() });
     let Some(service) = SERVICES.get_ptr_mut(index) else { return 0 };
-    steps::give_trial_up(&KernelWords::<I>::new(index, service), slot, tick(clock::now_ns()));
+    steps::give_trial_up(&MapStore::<I>::new(index, service), slot, tick(clock::now_ns()));
     0
 }
 
@@ -399,17 +399,17 @@ fn give_trial_up<I: Instructions>(slot: u32) -> u32 {
 #[inline(always)]
 fn claim<I: Instructions>(index: u32, slot: u32, now: u32) -> u32 {
     let Some(service) = SERVICES.get_ptr_mut(index) else { return NO_SLOT };
-    steps::begin_trial(&KernelWords::<I>::new(index, service), slot, now)
+    steps::begin_trial(&MapStore::<I>::new(index, service), slot, now)
 }
 
-/// The words of a service as they lie in this client task's maps.
-struct KernelWords<I> {
+/// The ejection words of a service in this client task's maps.
+struct MapStore<I> {
     index: u32,
     service: *mut Service,
     instructions: PhantomData<I>,
 }
 
-impl<I> KernelWords<I> {
+impl<I> MapStore<I> {
     #[inline(always)]
     const fn new(index: u32, service: *mut Service) -> Self {
         Self { index, service, instructions: PhantomData }
@@ -423,7 +423,7 @@ impl<I> KernelWords<I> {
     }
 }
 
-impl<I: Instructions> Words for KernelWords<I> {
+impl<I: Instructions> EjectionStore for MapStore<I> {
     type Backend = *mut Backend;
 
     #[inline(always)]
@@ -461,22 +461,22 @@ impl<I: Instructions> Words for KernelWords<I> {
     }
 
     #[inline(always)]
-    fn set_accuser(&self, backend: *mut Backend, accuser: Accuser) {
+    fn set_failure_source(&self, backend: *mut Backend, failure_source: FailureSource) {
         // SAFETY: a live map value; the byte is the programs'.
-        unsafe { (&raw mut (*backend).state.accuser).write_volatile(accuser.0) };
+        unsafe { (&raw mut (*backend).state.failure_source).write_volatile(failure_source.0) };
     }
 
     #[inline(always)]
-    fn unsendable(&self) -> Unsendable {
+    fn send_failures(&self) -> SendFailures {
         // SAFETY: a live map value.
-        Unsendable(unsafe { (&raw const (*self.service).unsendable).read_volatile() })
+        SendFailures(unsafe { (&raw const (*self.service).send_failures).read_volatile() })
     }
 
     #[inline(always)]
-    fn set_unsendable(&self, unsendable: Unsendable) {
+    fn set_send_failures(&self, send_failures: SendFailures) {
         // SAFETY: as above; both are the programs'.
         unsafe {
-            (&raw mut (*self.service).unsendable).write_volatile(unsendable.0);
+            (&raw mut (*self.service).send_failures).write_volatile(send_failures.0);
             (&raw mut (*self.service).awaits_syn).write_volatile(1);
         }
     }

@@ -151,9 +151,9 @@ impl Datapath {
 
     /// Tells the programs whose evidence counts: only that of flows of one network namespace, by its cookie, if it is known; and if
     /// several processes have begun flows lately, not that of one alone where it depends on what that has sent.
-    pub fn set_witnesses(&mut self, namespace: Option<u64>, several_processes: bool) {
+    pub fn set_evidence_scope(&mut self, namespace: Option<u64>, several_processes: bool) {
         for index in self.applied.services.keys() {
-            self.tables.set_witnesses(*index, namespace.unwrap_or_default(), several_processes);
+            self.tables.set_evidence_scope(*index, namespace.unwrap_or_default(), several_processes);
         }
     }
 

@@ -117,7 +117,7 @@ mod tests {
             weight: 1,
             state: BackendState::Healthy,
             usable: Usable::UnlessEjected,
-            is_vouched: false,
+            is_probed_healthy: false,
             is_ejected: false,
             ejection: EjectionState::default(),
             entries: 4,

@@ -82,7 +82,7 @@ impl Tables {
                     weight: u16::try_from(view.weight).unwrap_or(u16::MAX),
                     state: view.state,
                     usable: view.usable,
-                    is_vouched: view.is_vouched,
+                    is_probed_healthy: view.is_probed_healthy,
                     report: view.report,
                 },
             );

@@ -120,7 +120,7 @@ fn plan(net: u8, first: u32) -> Plan {
         weight: 1,
         state: BackendState::Healthy,
         usable: Usable::UnlessEjected,
-        is_vouched: false,
+        is_probed_healthy: false,
         report: NO_REPORT,
     };
     Plan {

@@ -236,7 +236,7 @@ mod tests {
             lame_until_ns: 0,
             state: BackendState::Leaving,
             usable: Usable::No,
-            is_vouched: false,
+            is_probed_healthy: false,
             is_ejected: false,
             ejection: EjectionState::default(),
         };

@@ -16,9 +16,9 @@ pub struct StateWord {
     /// 1 while the backend is ejected. Set by the kernel programs, and cleared by them; the daemon clears it, too: for an
     /// operator who wants the backend back, where ejection is turned off, and before a slot gets another backend.
     pub ejected: u8,
-    /// Which processes have added to the run of failures: 0 if none has, else the [`Accuser`](crate::ejection::Accuser). Written
-    /// by the kernel programs.
-    pub accuser: u8,
+    /// The [`FailureSource`](crate::ejection::FailureSource) of the run of failures; 0 if there is no run. Written by the kernel
+    /// programs.
+    pub failure_source: u8,
 }
 one_word!(StateWord, u32);
 
@@ -34,7 +34,7 @@ pub struct DaemonState {
 one_word!(DaemonState, u16);
 
 /// Whether the daemon lets a backend be chosen. Numbers are part of the ABI: bit 0 is whether, bit 1 is whether also while
-/// the backend is ejected. Bit 2 of the byte is [`Usable::VOUCHED`].
+/// the backend is ejected. Bit 2 of the byte is [`Usable::PROBED_HEALTHY`].
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Usable {
@@ -48,7 +48,7 @@ pub enum Usable {
 
 impl Usable {
     /// The bit by which the daemon says that a probe has found the backend well.
-    pub const VOUCHED: u8 = 4;
+    pub const PROBED_HEALTHY: u8 = 4;
 
     /// The value with this number; numbers that mean nothing are read as a choice reads them.
     pub const fn from_u8(number: u8) -> Self {
@@ -79,22 +79,22 @@ impl DaemonState {
     }
 
     /// Whether a probe has found the backend well.
-    pub const fn is_vouched(self) -> bool {
-        self.usable & Usable::VOUCHED != 0
+    pub const fn is_probed_healthy(self) -> bool {
+        self.usable & Usable::PROBED_HEALTHY != 0
     }
 
     /// The same, of a backend that a probe has found well or not.
     #[must_use]
-    pub const fn vouched(self, is_vouched: bool) -> Self {
-        let bit = if is_vouched { Usable::VOUCHED } else { 0 };
-        Self { usable: self.usable & !Usable::VOUCHED | bit, ..self }
+    pub const fn probed_healthy(self, is_probed_healthy: bool) -> Self {
+        let bit = if is_probed_healthy { Usable::PROBED_HEALTHY } else { 0 };
+        Self { usable: self.usable & !Usable::PROBED_HEALTHY | bit, ..self }
     }
 }
 
 impl StateWord {
     /// The word of a backend in `state`, which is not ejected.
     pub const fn new(usable: Usable, state: BackendState) -> Self {
-        Self { usable: usable as u8, state: state as u8, ejected: 0, accuser: 0 }
+        Self { usable: usable as u8, state: state as u8, ejected: 0, failure_source: 0 }
     }
 
     /// 1 if the backend may be chosen, else 0. A number, because loops over many backends do without branches.

@@ -89,8 +89,8 @@ pub struct Service {
     pub ejection: EjectionRules,
     /// Name, padded with zeros.
     pub name: [u8; NAME_BYTES],
-    /// Which backend SYNs could not be sent to, see [`Unsendable`](crate::ejection::Unsendable). Written by the kernel programs.
-    pub unsendable: u16,
+    /// Which backend SYNs could not be sent to, see [`SendFailures`](crate::ejection::SendFailures). Written by the kernel programs.
+    pub send_failures: u16,
     /// The slot plus one of a backend that has answered since the last one that did not; 0 if none has. Written by the kernel
     /// programs.
     pub answered: u16,

@@ -1,20 +1,20 @@
-//! The steps of ejection, in the order in which they change a backend's words: a flow's end is judged, an ejection finds room or is
+//! The steps of ejection, in the order in which they change a backend's store: a flow's end is judged, an ejection finds room or is
 //! withheld, and one connect at a time is a trial.
 //!
-//! The kernel programs, the planner and the tests run this one copy; [`Words`] is where the words of one service lie. Each step
+//! The kernel programs, the planner and the tests run this one copy; [`EjectionStore`] holds the words of one service. Each step
 //! is a compare-and-swap of the backend's word, then a store of its state byte, and then a look at all members, which says when
 //! the next trial is due. Times are ticks.
 
 use super::{
-    Accuser, Event, Evidence, EvidenceKind, Unsendable, Verdict, accuser, is_over, left, next, next_trial,
-    on_trial, undecided, withheld,
+    Event, Evidence, EvidenceKind, FailureSource, SendFailures, Verdict, failure_source, is_over, left, next,
+    next_trial, on_trial, undecided, withheld,
 };
 use crate::abi::{EjectionPhase, EjectionRules, EjectionState, NO_SLOT, NextTrial, StateWord};
 use crate::ending::Ending;
 use crate::pick::Survey;
 
-/// The words of one service and its backends, as one side keeps them.
-pub trait Words {
+/// The ejection words of one service and its backends: in BPF maps, or in memory.
+pub trait EjectionStore {
     /// A reference to a backend.
     type Backend: Copy;
 
@@ -37,13 +37,13 @@ pub trait Words {
     fn state(&self, backend: Self::Backend) -> StateWord;
 
     /// Stores who has made the run of failures of a backend.
-    fn set_accuser(&self, backend: Self::Backend, accuser: Accuser);
+    fn set_failure_source(&self, backend: Self::Backend, failure_source: FailureSource);
 
     /// Which backend SYNs cannot be sent to.
-    fn unsendable(&self) -> Unsendable;
+    fn send_failures(&self) -> SendFailures;
 
     /// Stores that, and that a SYN is awaited.
-    fn set_unsendable(&self, unsendable: Unsendable);
+    fn set_send_failures(&self, send_failures: SendFailures);
 
     /// The slot of a backend that has answered since the last one that did not; [`NO_SLOT`] or more if none has.
     fn answered(&self) -> u32;
@@ -142,22 +142,22 @@ pub enum Unjudged {
 /// # Errors
 /// If nothing was judged.
 #[inline(always)]
-pub fn judge<W: Words>(
-    words: &W,
+pub fn judge<W: EjectionStore>(
+    store: &W,
     slot: u32,
     evidence: Evidence,
     has_room: Option<bool>,
     now: u32,
 ) -> Result<Judgement, Unjudged> {
-    let Some(backend) = words.backend(slot) else { return Ok(Judgement::Unchanged) };
+    let Some(backend) = store.backend(slot) else { return Ok(Judgement::Unchanged) };
     if evidence.kind == EvidenceKind::NONE {
-        let was_trial = evidence.is_trial && give_trial_up(words, slot, now);
+        let was_trial = evidence.is_trial && give_trial_up(store, slot, now);
         return Ok(if was_trial { Judgement::Remembered } else { Judgement::Unchanged });
     }
-    let (rules, before, state) = (words.rules(), words.standing(backend), words.state(backend));
-    let accuser = accuser(before, rules, evidence, state, now);
-    let evidence = Evidence { accuser, ..evidence };
-    let (mut after, verdict) = next(before, rules, evidence, state, now, words.random());
+    let (rules, before, state) = (store.rules(), store.standing(backend), store.state(backend));
+    let failure_source = failure_source(before, rules, evidence, state, now);
+    let evidence = Evidence { failure_source, ..evidence };
+    let (mut after, verdict) = next(before, rules, evidence, state, now, store.random());
     if matches!(verdict, Verdict::Unchanged) {
         return Ok(Judgement::Unchanged);
     }
@@ -169,27 +169,27 @@ pub fn judge<W: Words>(
     if is_withheld {
         after = withheld(after, before, now);
     }
-    if !words.replace_standing(backend, before, after) {
+    if !store.replace_standing(backend, before, after) {
         return Err(Unjudged::Contended);
     }
-    words.set_accuser(backend, accuser);
+    store.set_failure_source(backend, failure_source);
     Ok(match verdict {
         Verdict::Unchanged | Verdict::Remembered => Judgement::Remembered,
         Verdict::Eject if is_withheld => {
-            words.count(slot, Counted::Withheld);
+            store.count(slot, Counted::Withheld);
             Judgement::Withheld
         }
         Verdict::Eject | Verdict::EjectLonger => {
-            words.set_ejected(backend, 1);
-            words.count(slot, Counted::Ejection);
+            store.set_ejected(backend, 1);
+            store.count(slot, Counted::Ejection);
             if matches!(verdict, Verdict::Eject) { Judgement::Ejected } else { Judgement::EjectedLonger }
         }
         Verdict::Readmit => {
             // It begins with a clean record: what failed before says nothing of what it is now.
-            words.forget_errors(backend);
-            words.set_accuser(backend, Accuser::default());
-            words.set_ejected(backend, 0);
-            words.count(slot, Counted::Readmission);
+            store.forget_errors(backend);
+            store.set_failure_source(backend, FailureSource::default());
+            store.set_ejected(backend, 0);
+            store.count(slot, Counted::Readmission);
             Judgement::Readmitted
         }
     })
@@ -198,21 +198,21 @@ pub fn judge<W: Words>(
 /// What evidence is worth, by its number: what may be this host's fault, or the way of the protocol, counts only while other backends
 /// show that it is not. Returns the number of what is left of it, 0 if that is nothing. To be asked once, before [`judge`].
 #[inline(always)]
-pub fn weigh<W: Words>(words: &W, slot: u32, evidence: u32) -> u32 {
+pub fn weigh<W: EjectionStore>(store: &W, slot: u32, evidence: u32) -> u32 {
     let counts = match Evidence::from_word(evidence).kind {
         EvidenceKind::NONE => false,
-        EvidenceKind::UNSENDABLE => {
-            let before = words.unsendable();
+        EvidenceKind::SEND_FAILED => {
+            let before = store.send_failures();
             let after = before.failed(slot);
-            words.set_unsendable(after);
-            if after.0 == Unsendable::HOST.0 {
-                absolve(words, before.blamed());
+            store.set_send_failures(after);
+            if after.0 == SendFailures::HOST.0 {
+                readmit_blamed(store, before.blamed());
             }
-            after.0 != Unsendable::HOST.0
+            after.0 != SendFailures::HOST.0
         }
-        EvidenceKind::UNHEARD => {
-            let answered = words.answered();
-            words.await_answer();
+        EvidenceKind::NO_ANSWER => {
+            let answered = store.answered();
+            store.await_answer();
             answered < NO_SLOT && answered != slot
         }
         _ => true,
@@ -226,98 +226,103 @@ pub fn weigh<W: Words>(words: &W, slot: u32, evidence: u32) -> u32 {
 
 /// Takes back a backend that was ejected because no SYN to it could be sent: none can be sent to others, either.
 #[inline(always)]
-fn absolve<W: Words>(words: &W, slot: u32) {
-    let Some(backend) = words.backend(slot) else { return };
-    let before = words.standing(backend);
+fn readmit_blamed<W: EjectionStore>(store: &W, slot: u32) {
+    let Some(backend) = store.backend(slot) else { return };
+    let before = store.standing(backend);
     if before.ending == Ending::NotSent as u8
-        && words.replace_standing(backend, before, EjectionState::default())
+        && store.replace_standing(backend, before, EjectionState::default())
     {
-        words.set_ejected(backend, 0);
+        store.set_ejected(backend, 0);
     }
 }
 
 /// Stores when the next trial is due, if members are listed.
 #[inline(always)]
-pub fn schedule_trial<W: Words>(words: &W, event: Event, now: u32) {
-    if !words.lists_members() {
+pub fn schedule_trial<W: EjectionStore>(store: &W, event: Event, now: u32) {
+    if !store.lists_members() {
         return;
     }
-    // Twice: another CPU may have ejected a backend between the look and the store, and have stored before. Whoever looks after
-    // its own store sees what the other one has done, or the other one stores last.
+    // Twice: another CPU may have ejected a backend between the look and the store, and have stored before. A CPU
+    // that looks after its own store sees the other CPU's store, or the other CPU stores last.
     for _ in 0..2 {
-        let (seen, before) = (words.survey(now), words.next_trial());
-        words.set_next_trial(next_trial(seen, words.rules(), event, before, now));
+        let (seen, before) = (store.survey(now), store.next_trial());
+        store.set_next_trial(next_trial(seen, store.rules(), event, before, now));
     }
 }
 
 /// The slot of an ejected backend that a connect which begins now is to try, if a trial is due; else [`NO_SLOT`].
 #[inline(always)]
-pub fn take_trial<W: Words>(words: &W, now: u32) -> u32 {
-    let due = words.next_trial();
+pub fn take_trial<W: EjectionStore>(store: &W, now: u32) -> u32 {
+    let due = store.next_trial();
     if due.slot == 0 {
         return NO_SLOT;
     }
     if due.others != 0 {
         // A store that comes late lets a few connects more or less go first.
-        words.set_others(due.others - 1);
+        store.set_others(due.others - 1);
         return NO_SLOT;
     }
-    let rules = words.rules();
+    let rules = store.rules();
     if !is_over(due.at, rules, now) {
         return NO_SLOT;
     }
-    let slot = begin_trial(words, due.slot(), now);
+    let slot = begin_trial(store, due.slot(), now);
     // Until it is decided; and if it could not be tried, not again at each connect. If another CPU has said something else
     // meanwhile, that is newer.
-    words.replace_next_trial(due, NextTrial { at: now.wrapping_add(rules.base), ..due });
+    store.replace_next_trial(due, NextTrial { at: now.wrapping_add(rules.base), ..due });
     slot
 }
 
 /// Begins the trial of the backend in a slot. Returns the slot, or [`NO_SLOT`] if the backend may not be tried.
 #[inline(always)]
-pub fn begin_trial<W: Words>(words: &W, slot: u32, now: u32) -> u32 {
-    let Some(backend) = words.backend(slot) else { return NO_SLOT };
-    let before = words.standing(backend);
-    if !may_be_tried(words, backend, before, now)
-        || !words.replace_standing(backend, before, on_trial(before, words.rules(), now))
+pub fn begin_trial<W: EjectionStore>(store: &W, slot: u32, now: u32) -> u32 {
+    let Some(backend) = store.backend(slot) else { return NO_SLOT };
+    let before = store.standing(backend);
+    if !may_be_tried(store, backend, before, now)
+        || !store.replace_standing(backend, before, on_trial(before, store.rules(), now))
     {
         return NO_SLOT;
     }
-    words.count(slot, Counted::Trial);
+    store.count(slot, Counted::Trial);
     slot
 }
 
 /// Whether a connect that begins now may be the trial of a backend with this ejection word.
 #[inline(always)]
-pub fn may_be_tried<W: Words>(words: &W, backend: W::Backend, before: EjectionState, now: u32) -> bool {
-    // Of a service whose members are listed, the trial may be due before its time is over: where nobody is well. But one that is
-    // under way is left alone.
-    let waits = before.phase == EjectionPhase::Trial as u8 || !words.lists_members();
-    words.state(backend).is_held_back() != 0
-        && (!waits || is_over(before.at, words.rules(), now))
-        && words.takes_trials(backend)
+pub fn may_be_tried<W: EjectionStore>(
+    store: &W,
+    backend: W::Backend,
+    before: EjectionState,
+    now: u32,
+) -> bool {
+    // Of a service whose members are listed, the trial may be due before its time is over, if no backend is well. A
+    // trial that is under way goes on.
+    let waits = before.phase == EjectionPhase::Trial as u8 || !store.lists_members();
+    store.state(backend).is_held_back() != 0
+        && (!waits || is_over(before.at, store.rules(), now))
+        && store.takes_trials(backend)
 }
 
 /// A trial has decided nothing: it is soon the next one's turn. Returns whether the flow was the trial.
 #[inline(always)]
-pub fn give_trial_up<W: Words>(words: &W, slot: u32, now: u32) -> bool {
-    let Some(backend) = words.backend(slot) else { return false };
-    let before = words.standing(backend);
+pub fn give_trial_up<W: EjectionStore>(store: &W, slot: u32, now: u32) -> bool {
+    let Some(backend) = store.backend(slot) else { return false };
+    let before = store.standing(backend);
     let after = undecided(before, now);
-    if after.to_word() == before.to_word() || !words.replace_standing(backend, before, after) {
+    if after.to_word() == before.to_word() || !store.replace_standing(backend, before, after) {
         return false;
     }
-    let others = words.next_trial().others;
-    words.set_next_trial(NextTrial::of(slot, now, others));
+    let others = store.next_trial().others;
+    store.set_next_trial(NextTrial::of(slot, now, others));
     true
 }
 
 /// Names the backend in a slot, which was just ejected, for the next trial if none is named. ([`schedule_trial`] looks at all.)
 #[inline(always)]
-pub fn name_for_trial<W: Words>(words: &W, slot: u32, now: u32) {
-    let Some(backend) = words.backend(slot) else { return };
-    if words.lists_members() && words.next_trial().slot == 0 && words.state(backend).ejected != 0 {
-        let left = left(words.standing(backend).at, words.rules(), now);
-        words.set_next_trial(NextTrial::of(slot, now.wrapping_add(left), 0));
+pub fn name_for_trial<W: EjectionStore>(store: &W, slot: u32, now: u32) {
+    let Some(backend) = store.backend(slot) else { return };
+    if store.lists_members() && store.next_trial().slot == 0 && store.state(backend).ejected != 0 {
+        let left = left(store.standing(backend).at, store.rules(), now);
+        store.set_next_trial(NextTrial::of(slot, now.wrapping_add(left), 0));
     }
 }

@@ -190,8 +190,8 @@ pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
     None
 }
 
-/// In place of the slot of a flow, where there is none.
-const NO_FLOW: u16 = NO_SLOT as u16;
+/// In place of a slot: the position has no flow.
+const FREE: u16 = NO_SLOT as u16;
 
 /// Takes a socket's entry out, if it has one, and counts the ends of all its flows.
 #[inline(always)]
@@ -207,14 +207,14 @@ extern "C" fn end_datagrams(cookie: u64) -> u32 {
     let Some(entry) = entry(cookie) else { return 0 };
     // What an end counts of a flow is read before the entry is given up: its memory may be another socket's after that. In two arrays,
     // which take less of the stack than one of pairs.
-    let (mut starts, mut slots) = ([0u64; MAX_DATAGRAM_FLOWS], [NO_FLOW; MAX_DATAGRAM_FLOWS]);
+    let (mut starts, mut slots) = ([0u64; MAX_DATAGRAM_FLOWS], [FREE; MAX_DATAGRAM_FLOWS]);
     for (position, (start, slot)) in starts.iter_mut().zip(&mut slots).enumerate() {
         // SAFETY: the socket's own entry; within the array by the bound.
         let flow = unsafe { (&raw const (*entry).flows).cast::<Flow>().add(position) };
         // SAFETY: as above.
         let (start_ns, its_slot, phase) = unsafe { ((*flow).start_ns, (*flow).slot, (*flow).phase) };
         *start = start_ns;
-        *slot = if phase == 0 { NO_FLOW } else { its_slot as u16 };
+        *slot = if phase == 0 { FREE } else { its_slot as u16 };
     }
     if !record::is_removed(|| DATAGRAMS.remove(cookie)) {
         record::anomaly(|anomalies| &raw mut anomalies.ended_twice);
@@ -222,7 +222,7 @@ extern "C" fn end_datagrams(cookie: u64) -> u32 {
     }
     record::note_datagrams(cookie, FlowBucket::IN_DATAGRAMS.wrapping_neg());
     for (start_ns, slot) in starts.into_iter().zip(slots) {
-        if slot == NO_FLOW {
+        if slot == FREE {
             break;
         }
         end_one(u32::from(slot), start_ns);

@@ -27,9 +27,9 @@ pub fn release<I: Instructions>(socket: &Socket) {
     if is_unsent(phase) {
         // A socket that is closed has tried to connect, and could not: there was no route or no port. Of another one the first packet
         // is put off until there is data (`TCP_FASTOPEN_CONNECT`).
-        let is_unsendable = RELEASED_SK_ERR.load() != 0 && socket.is_closed();
-        let end = End::of(Ending::NotSent, false).unsendable(is_unsendable);
-        record::end::<I>(cookie, record, end, 0, Judges::Unsendable, || socket.is_ordinary());
+        let send_failed = RELEASED_SK_ERR.load() != 0 && socket.is_closed();
+        let end = End::of(Ending::NotSent, false).send_failed_if(send_failed);
+        record::end::<I>(cookie, record, end, 0, Judges::SendFailures, || socket.is_ordinary());
         return;
     }
     let is_datagram = phase == Phase::Datagrams as u8;

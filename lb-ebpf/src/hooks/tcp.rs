@@ -18,7 +18,7 @@ pub fn tcp<I: Instructions>(ops: &Ops) {
     match ops.event() {
         Event::Connect => connecting(ops),
         Event::State { to: TCP_ESTABLISHED, .. } => established::<I>(ops),
-        Event::State { to: TCP_FIN_WAIT2, .. } => left_alone::<I>(ops),
+        Event::State { to: TCP_FIN_WAIT2, .. } => fin_acknowledged::<I>(ops),
         Event::State { from, to: TCP_CLOSE } => closed::<I>(ops, from),
         Event::State { .. } | Event::Other => {}
     }
@@ -55,7 +55,7 @@ fn established<I: Instructions>(ops: &Ops) {
     // already. Otherwise it took seconds, of which the kernel's ticks tell enough.
     let took = if ops.retransmits() == 0 { rtt } else { micros(clock::now_ns().wrapping_sub(start_ns)) };
     tally::time(slot, took, |counts| &mut counts.connect);
-    // A socket of loopback can connect to itself, where nobody listens; and programs that run after ours can send it elsewhere.
+    // If no socket listens, a loopback socket can connect to itself; and programs that run after ours can redirect it.
     let reaches_backend = || {
         let (peer, port) = ops.peer();
         let [a, b, c, d] = peer.words.map(|word| u64::from(word.to_network()));
@@ -74,23 +74,23 @@ fn micros(ns: u64) -> u32 {
 /// The backend's kernel has acknowledged that the client closed. If the backend has sent nothing by then, it does not answer; and its
 /// connection is not over for as long as it says nothing.
 #[inline(always)]
-fn left_alone<I: Instructions>(ops: &Ops) {
+fn fin_acknowledged<I: Instructions>(ops: &Ops) {
     if ops.bytes_received() != 0 || !ops.is_orphan() {
         return;
     }
-    report_unheard::<I>(ops.cookie_if_any(), ops.bytes_acknowledged());
+    report_if_no_answer::<I>(ops.cookie_if_any(), ops.bytes_acknowledged());
 }
 
 global_function! {
-    fn report_unheard(cookie: u64, acknowledged: u64) -> u32 = unheard, report_left_alone, report_left_alone_5_10;
+    fn report_if_no_answer(cookie: u64, acknowledged: u64) -> u32 = no_answer, report_no_answer, report_no_answer_5_10;
 }
 
 #[inline(always)]
-fn unheard<I: Instructions>(cookie: u64, acknowledged: u64) -> u32 {
+fn no_answer<I: Instructions>(cookie: u64, acknowledged: u64) -> u32 {
     let Some(record) = record::of(cookie) else { return 0 };
     let (slot, service, phase) = (record.slot(), record.service(), record.phase());
     let end = End::of(Ending::Closed, phase == Phase::Established as u8).with_acknowledged(0, acknowledged);
-    if end.is_unheard() != 0 {
+    if end.lacks_answer() != 0 {
         // What the socket asks for does not matter: one process alone is not believed.
         ejection::report_end::<I>(cookie, slot, service, end, Judges::All, 1);
     }

@@ -36,7 +36,7 @@ pub struct SlotView {
     /// What the daemon says of whether it may be chosen.
     pub usable: Usable,
     /// Whether a probe has found it well.
-    pub is_vouched: bool,
+    pub is_probed_healthy: bool,
     /// Whether it is ejected.
     pub is_ejected: bool,
     /// How it has done of late, and until when it is ejected.
@@ -81,7 +81,7 @@ impl Tables {
             weight: endpoint.weight,
             state: known,
             usable: Usable::from_u8(state.usable),
-            is_vouched: state.usable & Usable::VOUCHED != 0,
+            is_probed_healthy: state.usable & Usable::PROBED_HEALTHY != 0,
             is_ejected: state.ejected != 0,
             ejection,
             entries,

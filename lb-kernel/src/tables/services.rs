@@ -151,7 +151,12 @@ impl Tables {
 
     /// Stores whose evidence counts, where it is not so already: flows of which network namespace (0: of each), and whether several
     /// processes have begun them.
-    pub(crate) fn set_witnesses(&mut self, index: ServiceIndex, namespace: u64, several_processes: bool) {
+    pub(crate) fn set_evidence_scope(
+        &mut self,
+        index: ServiceIndex,
+        namespace: u64,
+        several_processes: bool,
+    ) {
         let (services, row) = (&mut self.maps.services, index.index());
         let at = offset_of!(Service, namespace);
         if services.load64(row, at) != namespace {

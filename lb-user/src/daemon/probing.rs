@@ -47,7 +47,7 @@ pub struct Probing {
     wanted: Vec<Wanted>,
     /// How often that was another one.
     aimed: u64,
-    /// Whom agents are asked for.
+    /// The backends whose agents are polled.
     asking: Asking,
     probes: Probes,
     news: Arc<Notify>,
@@ -151,7 +151,7 @@ impl Probing {
         }
     }
 
-    /// Opens the register and begins to listen, if somebody is to be asked and that has not been done.
+    /// Opens the register and begins to listen, if an agent is to be polled and that has not been done.
     fn open(&mut self, targets: &Targets, address: SocketAddr, pins: &Path) {
         if targets.is_empty() {
             self.error = None;
@@ -209,7 +209,7 @@ impl Probing {
         }
         targets.retain(|name, _| !disagreements.keys.contains(name));
         for (name, target) in &mut targets {
-            // Whoever came later may not have had all keys of the first.
+            // A client that came later may not have had all keys of the first.
             target.keys.clone_from(&self.keys[name].1);
         }
         self.keys.retain(|name, _| names.contains(name));
@@ -489,7 +489,7 @@ impl Daemon {
     }
 }
 
-/// Whom a client task wants probed.
+/// The backends that a client task wants probed.
 fn wanted_by(client_task: &ClientTask) -> impl Iterator<Item = Wanted> {
     let services = client_task.client.services.iter().enumerate();
     services.filter_map(|(position, configured)| {

@@ -2,7 +2,7 @@
 //!
 //! Must not know when backends fail, nor decide who is ejected: the [`Client`]'s ejector does.
 
-use lb_common::ejection::{Accuser, Evidence};
+use lb_common::ejection::{Evidence, FailureSource};
 use lb_common::ending::{End, Ending};
 use lb_common::ticks::{TICK_LOG2, tick};
 use lb_core::ejection::Judgement;
@@ -54,7 +54,7 @@ impl World<'_> {
         }
         // A client task is one process here, and what it alone has found counts.
         let end = End::of(ending, was_established);
-        self.judge(client, slot, Evidence::of_end(end, is_trial, Accuser::SEVERAL, 0));
+        self.judge(client, slot, Evidence::of_end(end, is_trial, FailureSource::SEVERAL, 0));
         // After a trial that was established has taken it back, with no errors: this is its first one since.
         if ending.is_error() {
             client.count_error(slot, self.tick());

@@ -83,7 +83,7 @@ impl ClientTask {
     pub fn hear_kernel(&mut self, now: Instant) {
         let verdicts = self.datapath.tables().kernel_verdicts(&self.datapath.applied().backends);
         self.has_verdicts = !verdicts.is_empty();
-        self.tell_witnesses();
+        self.publish_evidence_scope();
         let ejected = verdicts.iter().filter(|(_, verdict)| verdict.is_ejected);
         let ejected: Vec<Slot> = ejected.map(|(slot, _)| *slot).collect();
         self.datapath.renew_trials(&ejected);

@@ -91,15 +91,15 @@ impl ClientTask {
         } else {
             self.namespace_found(namespace);
         }
-        self.tell_witnesses();
+        self.publish_evidence_scope();
     }
 
     /// Tells the programs whose evidence counts: flows of the namespace that was found, else of the one that flow records tell where it
     /// may not be looked at, and until one is known, of the daemon's. Each service that is new has to be told.
-    pub(super) fn tell_witnesses(&mut self) {
+    pub(super) fn publish_evidence_scope(&mut self) {
         let RecordedProcesses { are_several, namespace } = self.recorded;
         let found = self.namespace.and_then(|found| found.cookie);
-        self.datapath.set_witnesses(found.or(namespace).or(self.own_namespace), are_several);
+        self.datapath.set_evidence_scope(found.or(namespace).or(self.own_namespace), are_several);
     }
 
     /// Stores a namespace that differs from the one before, and what follows from it. `None`: it may not be looked at.

@@ -14,7 +14,7 @@ use super::super::register::Register;
 use super::warn_of_news;
 use crate::reports::{Datagrams, Listener};
 
-/// Who is asked, and whoever listens to what they say.
+/// The agents that are polled, and the listener that receives their reports.
 #[derive(Default)]
 pub struct Asking {
     listener: Option<Listener>,

@@ -68,7 +68,7 @@ fn backend() -> BackendSnapshot {
             weight: 3,
             state: BackendState::LameDuck,
             usable: Usable::No,
-            is_vouched: false,
+            is_probed_healthy: false,
             is_ejected: false,
             ejection: EjectionState::default(),
             entries: 256,
