@@ -52,8 +52,16 @@ fn delivered(size: u32, pattern: &str) -> Fact {
 }
 
 fn balancer(size: u32, pattern: &str) -> Balancer {
-    let mut balancer =
-        Balancer::new(vec![service(size)], LIMITS, Adopted::default(), at(0)).expect("it fits");
+    balancing(service(size), size, pattern)
+}
+
+/// The same, with ejection.
+fn ejecting(size: u32, pattern: &str) -> Balancer {
+    balancing(Service { ejection: Some(Ejection::default()), ..service(size) }, size, pattern)
+}
+
+fn balancing(service: Service, size: u32, pattern: &str) -> Balancer {
+    let mut balancer = Balancer::new(vec![service], LIMITS, Adopted::default(), at(0)).expect("it fits");
     balancer.handle(at(0), delivered(size, pattern)).expect("it fits");
     balancer
 }
@@ -200,9 +208,7 @@ fn panic_is_judged_by_all_that_were_tried_and_ends_where_one_of_them_serves() {
 
 #[test]
 fn one_that_fails_and_is_not_ejected_because_it_is_the_last_counts_as_ejected() {
-    let service = Service { ejection: Some(Ejection::default()), ..service(2) };
-    let mut balancer = Balancer::new(vec![service], LIMITS, Adopted::default(), at(0)).expect("it fits");
-    balancer.handle(at(0), delivered(2, "hh")).expect("it fits");
+    let mut balancer = ejecting(2, "hh");
     let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
     let last = KernelVerdict { is_ejected: false, failures: 5 };
     let Fact::Kernel(mut verdicts) = ejected(&members[..1]) else { unreachable!("a verdict") };
@@ -212,6 +218,27 @@ fn one_that_fails_and_is_not_ejected_because_it_is_the_last_counts_as_ejected() 
     verdicts.insert(members[1], last);
     balancer.handle(at(101), Fact::Kernel(verdicts)).expect("it takes no room");
     assert_eq!(balancer.row(0).map(|row| row.tier), Some(Tier::Ejected));
+}
+
+#[test]
+fn a_backend_that_a_probe_has_found_healthy_takes_twice_as_many_failures() {
+    let mut balancer = ejecting(2, "hh");
+    let members: Vec<SocketAddr> = balancer.weights(0).iter().map(|(address, _)| *address).collect();
+    let probed = |balancer: &mut Balancer, health| {
+        let said = members.iter().map(|address| (*address, (health, Why::Probe))).collect();
+        balancer.handle(at(100), Fact::Said(0, Who::Probe, said)).expect("it takes no room");
+        let plan = balancer.plan();
+        in_table(&plan).iter().map(|slot| backend(&plan, *slot).is_probed_healthy).collect::<Vec<_>>()
+    };
+    assert_eq!(probed(&mut balancer, Health::Refusing), [false; 2]);
+    assert_eq!(probed(&mut balancer, Health::Healthy), [true; 2]);
+    let slot = *in_table(&balancer.plan()).first().expect("two");
+    let mut available_after = |failures| {
+        let verdict = KernelVerdict { is_ejected: false, failures };
+        balancer.handle(at(101), Fact::Kernel([(slot, verdict)].into())).expect("it takes no room");
+        balancer.row(0).expect("a list is in use").available
+    };
+    assert_eq!([available_after(9), available_after(10)], [(2, 2), (1, 2)]);
 }
 
 #[test]

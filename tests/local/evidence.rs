@@ -17,7 +17,7 @@ use stage::{Backend, Probe, eventually, kernel, look, replace};
 
 use crate::ejection::{DEAD, THREE, start, text, write};
 
-/// Nobody is tried again while a test runs.
+/// No trial is due while a test runs.
 const FOR_LONG: &str = "ejection = { base = \"1h\", max = \"1h\" }";
 /// There is no way there.
 const LOST: &str = "10.99.0.1:80";
@@ -93,7 +93,7 @@ fn open_connections_elsewhere_do_not_make_it_a_sinkhole() {
 }
 
 #[test]
-fn nobody_is_blamed_where_nothing_can_be_sent() {
+fn no_backend_is_blamed_where_nothing_can_be_sent() {
     let fixture = start(&[LOST, "10.99.0.2:80", "10.99.0.3:80"], FOR_LONG);
     lose("blackhole");
     let counts = fixture.probe().dial_many(SERVICE, 60);
@@ -122,7 +122,7 @@ fn without_causes_a_backend_that_fails_fast_does_not_look_idle() {
 }
 
 #[test]
-fn sockets_that_ask_for_a_way_of_their_own_eject_nobody() {
+fn sockets_that_ask_for_a_way_of_their_own_eject_no_backend() {
     let fixture = start(&[DEAD[0], THREE[0]], FOR_LONG);
     let mut probe = fixture.probe();
     for oddity in Oddity::ALL {
@@ -139,7 +139,25 @@ fn sockets_that_ask_for_a_way_of_their_own_eject_nobody() {
 }
 
 #[test]
-fn what_fails_in_another_network_namespace_ejects_nobody() {
+fn a_socket_that_connected_to_itself_takes_no_failure_back() {
+    let fixture = start(&[DEAD[0], THREE[0]], FOR_LONG);
+    let mut probe = fixture.probe();
+    assert_eq!(failed(&probe.dial_many(SERVICE, 8)), 4);
+    // In turn with the other backend, to which the same address connects as well.
+    let from_its_address = || {
+        if let Ok(socket) = probe.connect_from(DEAD[0], SERVICE) {
+            probe.reset(socket);
+        }
+        at(&fixture, DEAD[0]).established
+    };
+    eventually("a socket has connected to itself", from_its_address, |established| *established == 1);
+    look(|| at(&fixture, DEAD[0]).ejections).now("four failures do not eject");
+    assert_eq!(failed(&probe.dial_many(SERVICE, 2)), 1);
+    look(|| at(&fixture, DEAD[0]).ejections).becomes(1);
+}
+
+#[test]
+fn what_fails_in_another_network_namespace_ejects_no_backend() {
     if kernel::NAMESPACE_COOKIES.skips() {
         return;
     }
@@ -152,7 +170,10 @@ fn what_fails_in_another_network_namespace_ejects_nobody() {
     let mut elsewhere = Probe::start_with(&fixture.cgroup, in_a_network_of_its_own);
     let counts = elsewhere.dial_many(SERVICE, 100);
     assert_eq!(counts.values().sum::<u32>(), 100, "{counts:?}");
-    assert!(!counts.keys().any(|name| name.starts_with('b')), "nobody is reached from there: {counts:?}");
+    assert!(
+        !counts.keys().any(|name| name.starts_with('b')),
+        "no backend is reachable from there: {counts:?}"
+    );
     let ejected = fixture.setup.backends("web", "users").iter().map(|backend| backend.ejections).sum::<u64>();
     assert_eq!(ejected, 0);
     let counts = probe.dial_many(SERVICE, 30);

@@ -66,6 +66,7 @@ impl Probe {
             Request::Redial(socket, address) => answer(self.redial(socket, address)),
             Request::StartConnect(address) => answer(self.start_connect(address)),
             Request::ConnectOddly(address, oddity) => answer(self.connect_oddly(address, oddity)),
+            Request::ConnectFrom(source, address) => answer(self.connect_from(source, address)),
             Request::StartConnectWithRetries(address, retries) => {
                 answer(self.start_connect_with_retries(address, retries))
             }

@@ -62,6 +62,13 @@ impl Probe {
         Ok(self.keep(socket))
     }
 
+    pub fn connect_from(&mut self, source: SocketAddr, address: SocketAddr) -> Outcome<SocketId> {
+        let socket = streams::socket(Family::of(address), SocketFlags::CLOEXEC)?;
+        rustix::net::bind(&socket, &source)?;
+        rustix::net::connect(&socket, &address)?;
+        Ok(self.keep(socket))
+    }
+
     pub fn write(&self, socket: SocketId) -> Outcome<()> {
         rustix::io::write(self.socket(socket)?, b"!").map(drop)
     }

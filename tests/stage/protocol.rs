@@ -117,6 +117,8 @@ pub enum Request {
     StartConnectWithRetries(SocketAddr, u32),
     /// The same with a socket that asks for a way of its own, and waits until it is connected.
     ConnectOddly(SocketAddr, Oddity),
+    /// The same from this address.
+    ConnectFrom(SocketAddr, SocketAddr),
     /// Dial so often, and reset each connection at once; answered with [`Counts`].
     DialMany(SocketAddr, u32),
     /// The same until [`Request::Stop`] comes; only then answered, with [`Counts`].

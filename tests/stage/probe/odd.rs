@@ -36,6 +36,11 @@ impl Probe {
         self.ask(&Request::ConnectOddly(address(to), oddity))
     }
 
+    /// Connects a new TCP socket that is bound to an address before.
+    pub fn connect_from(&mut self, source: &str, to: &str) -> Answer<SocketId> {
+        self.ask(&Request::ConnectFrom(address(source), address(to)))
+    }
+
     /// Writes a byte.
     #[track_caller]
     pub fn write(&mut self, socket: SocketId) {
