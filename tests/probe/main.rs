@@ -102,6 +102,7 @@ impl Probe {
             Request::SynRetries(socket) => answer(self.syn_retries(socket)),
             Request::Retransmissions(socket) => answer(self.retransmissions(socket)),
             Request::TakeError(socket) => answer(self.take_error(socket)),
+            Request::TakeQueuedError(socket) => answer(self.take_queued_error(socket)),
             Request::MountShare(address, folder) => answer(odd::mount_share(address, &folder)),
         }
     }

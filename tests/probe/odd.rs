@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
-use rustix::net::{SendFlags, SocketFlags, sockopt};
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, sockopt};
 use stage::protocol::{Family, Oddity, SocketId};
 
 use crate::streams::{self, start};
@@ -85,6 +85,15 @@ impl Probe {
     pub fn take_error(&self, socket: SocketId) -> Outcome<Option<i32>> {
         let error = sockopt::socket_error(self.socket(socket)?)?;
         Ok(error.err().map(Errno::raw_os_error))
+    }
+
+    pub fn take_queued_error(&self, socket: SocketId) -> Outcome<bool> {
+        match rustix::net::recv(self.socket(socket)?, &mut [0; 64], RecvFlags::ERRQUEUE | RecvFlags::DONTWAIT)
+        {
+            Ok(_) => Ok(true),
+            Err(Errno::AGAIN) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 }
 

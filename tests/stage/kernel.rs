@@ -50,9 +50,6 @@ pub const MAPS_TELL_THEIR_MEMORY: Feature = Feature { name: "map_mem_usage", sin
 pub const NAMESPACE_COOKIES: Feature = Feature { name: "SO_NETNS_COOKIE", since: Version(5, 14) };
 /// Without: a refused connect fails with EPERM, whatever is configured.
 pub const SET_RETVAL: Feature = Feature { name: "bpf_set_retval", since: Version(5, 18) };
-/// ICMP errors of connects lie in the socket's queue of errors as well. Without: one that the application takes off is lost.
-pub const QUEUED_ICMP_ERRORS: Feature =
-    Feature { name: "ICMP errors in the error queue of a connecting socket", since: Version(5, 18) };
 /// Without: connections of MPTCP sockets stay counted.
 pub const SKC_TO_MPTCP_SOCK: Feature = Feature { name: "bpf_skc_to_mptcp_sock", since: Version(6, 0) };
 

@@ -182,6 +182,8 @@ pub enum Request {
     Retransmissions(SocketId),
     /// Take the socket's error off (`SO_ERROR`); answered with it, or with `None`.
     TakeError(SocketId),
+    /// Whether the queue of errors has a message, which is taken off.
+    TakeQueuedError(SocketId),
     /// Have the kernel dial a file server (CIFS) and mount what it serves over a directory.
     MountShare(SocketAddr, PathBuf),
 }

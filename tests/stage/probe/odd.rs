@@ -71,6 +71,12 @@ impl Probe {
         self.must(&Request::TakeError(socket))
     }
 
+    /// Takes a message off the queue of errors, and says whether there was one.
+    #[track_caller]
+    pub fn take_queued_error(&mut self, socket: SocketId) -> bool {
+        self.must(&Request::TakeQueuedError(socket))
+    }
+
     /// Has the kernel dial a file server and mount what it serves over a directory.
     #[track_caller]
     pub fn mount_share(&mut self, server: &str, folder: &Path) -> Answer<()> {
