@@ -47,7 +47,7 @@ struct Backend {
 /// The state word that goes with this standing.
 fn word(standing: EjectionState, usable: Usable) -> StateWord {
     let ejected = u8::from(standing.phase != EjectionPhase::Counting as u8);
-    StateWord { ejected, ..StateWord::new(usable, BackendState::Healthy) }
+    StateWord { ejected, ..StateWord::new(usable, BackendState::Member) }
 }
 
 impl Backend {
@@ -537,7 +537,7 @@ proptest! {
             }
             let evidence = Evidence { is_trial, ..Evidence::from_word(kind) };
             let usable = if overruled { Usable::EvenEjected } else { Usable::UnlessEjected };
-            let word = StateWord { ejected: u8::from(says), ..StateWord::new(usable, BackendState::Healthy) };
+            let word = StateWord { ejected: u8::from(says), ..StateWord::new(usable, BackendState::Member) };
             let (state, verdict) = next(backend.state, RULES, evidence, word, backend.now, random);
             prop_assert!(state.run <= RULES.failures);
             prop_assert!(verdict != Verdict::Unchanged || state == backend.state);

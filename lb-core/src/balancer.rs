@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lb_common::abi::host::NO_REPORT;
-use lb_common::abi::{BackendState, MAX_SERVICES, Usable};
+use lb_common::abi::{BackendState, HealthReason, MAX_SERVICES, Usable};
 use thiserror::Error;
 
 use crate::control::by_address::Next;
@@ -23,7 +23,7 @@ use crate::endpoint::EndpointList;
 use crate::health::{self, Health, Said, Standing, Who, Why};
 use crate::ids::{BackendRef, ServiceIndex, Slot};
 use crate::limits::Limits;
-use crate::membership::{self, Membership};
+use crate::membership::Membership;
 use crate::plan::{BackendPlan, Plan, ServicePlan};
 use crate::reports::Name;
 use crate::rules;
@@ -128,13 +128,6 @@ struct ListInUse<T> {
     fallback: Option<Slot>,
 }
 
-/// What the list in use, or else the kernel, says of a backend.
-#[derive(Clone, Copy, Debug)]
-struct Report {
-    weight: u16,
-    state: BackendState,
-}
-
 /// The controller of one client task, by any clock.
 #[derive(Clone, Debug)]
 pub struct Balancer<T = Instant> {
@@ -190,7 +183,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 factors: Factors::default(),
             });
         }
-        let standings = proven_before(&states, &adopted, now);
+        let standings = adopted_standings(&states, &adopted, now);
         let (verdicts, serving, returned) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
         let mut balancer =
             Self { limits, services: states, slots, standings, verdicts, serving, returned, adopted };
@@ -227,7 +220,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             Fact::Said(position, who, said) => {
                 let index = self.services[position].index;
                 let is_news = self.hear(index, who, &said, now);
-                Ok(is_news && self.arrange(position, now))
+                if is_news {
+                    self.arrange(position, now);
+                }
+                // Also where the row stays: state words have the reason.
+                Ok(is_news)
             }
             Fact::Factors(position, factors) => Ok(self.weigh(position, factors)),
             Fact::Serving(services) => {
@@ -543,17 +540,18 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     }
 
     /// Whether connect may choose a backend, as far as the daemon decides that.
-    fn usable(&self, state: Option<&ServiceState<T>>, identity: Identity, at: BackendRef) -> Usable {
-        let adopted = || {
-            let adopted = self.adopted.backends.get(&at.slot).filter(|a| a.generation == at.generation);
-            adopted.map_or(Usable::No, |adopted| adopted.usable)
-        };
+    fn usable(
+        &self,
+        state: Option<&ServiceState<T>>,
+        identity: Identity,
+        adopted: Option<&BackendPlan>,
+    ) -> Usable {
         match state {
             Some(ServiceState { list: Some(in_use), .. }) => {
                 in_use.row.usable.get(&identity.address).map_or(Usable::No, |(usable, _)| *usable)
             }
             // What the kernel held goes on being used as it was until there is a list.
-            Some(_) => adopted(),
+            Some(_) => adopted.map_or(Usable::No, |adopted| adopted.usable),
             None => Usable::No,
         }
     }
@@ -710,22 +708,23 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let members = self.members();
         for (identity, at) in self.slots.iter() {
             let state = members.state(identity.service);
-            let report = self.report(state, identity, at);
-            // A healthy endpoint that the subset passed over is on its way out like one that the source dropped.
-            let is_leaving = report.state == BackendState::Healthy && !members.has(identity, at);
+            let adopted = self.adopted(at);
             let backend = BackendPlan {
                 service: identity.service,
                 address: identity.address,
                 generation: at.generation,
-                weight: report.weight,
-                state: match report.state {
-                    BackendState::Healthy if is_leaving => BackendState::Leaving,
-                    BackendState::Healthy if is_replaced(state, identity) => BackendState::Replaced,
-                    state => state,
+                weight: weight_of(state, identity).or(adopted.map(|adopted| adopted.weight)).unwrap_or(0),
+                state: match adopted {
+                    // A healthy endpoint that the subset passed over is on its way out like one that the source dropped.
+                    _ if !members.has(identity, at) => BackendState::Leaving,
+                    _ if is_replaced(state, identity) => BackendState::Replaced,
+                    Some(adopted) if state.is_some_and(|state| state.list.is_none()) => adopted.state,
+                    _ => BackendState::Member,
                 },
-                usable: self.usable(state, identity, at),
+                reason: self.reason(state, identity, adopted),
+                usable: self.usable(state, identity, adopted),
                 is_probed_healthy: self.standings.get(&identity).is_some_and(Standing::is_probed_healthy),
-                report: self.report_id(state, identity, at),
+                report: self.report_id(state, identity, adopted),
             };
             plan.backends.insert(at.slot, backend);
         }
@@ -762,29 +761,43 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    fn report(&self, state: Option<&ServiceState<T>>, identity: Identity, at: BackendRef) -> Report {
-        let in_use = state.and_then(|state| state.list.as_ref());
-        let listed = in_use.and_then(|in_use| in_use.endpoints.get(identity.address));
-        let adopted = self.adopted.backends.get(&at.slot).filter(|a| a.generation == at.generation);
-        match (listed, adopted) {
-            (Some(endpoint), _) => Report { weight: endpoint.weight, state: membership::state(endpoint) },
-            (None, Some(BackendPlan { weight, state, .. })) => Report { weight: *weight, state: *state },
-            (None, None) => Report { weight: 0, state: BackendState::Leaving },
+    /// What the kernel held of a backend when the daemon started.
+    fn adopted(&self, at: BackendRef) -> Option<&BackendPlan> {
+        self.adopted.backends.get(&at.slot).filter(|adopted| adopted.generation == at.generation)
+    }
+
+    /// The health of a backend for its state word; until there is a list, as it was.
+    fn reason(
+        &self,
+        state: Option<&ServiceState<T>>,
+        identity: Identity,
+        adopted: Option<&BackendPlan>,
+    ) -> HealthReason {
+        let Some(in_use) = state.and_then(|state| state.list.as_ref()) else {
+            return adopted.map_or(HealthReason::Unstated, |adopted| adopted.reason);
+        };
+        let health = in_use.row.usable.get(&identity.address).map(|(_, health)| *health);
+        match self.standings.get(&identity).and_then(Standing::reason) {
+            Some(reason) => reason,
+            None if health == Some(Health::Unproven) => HealthReason::Unproven,
+            None => HealthReason::Healthy,
         }
     }
 
     /// The report id of a backend; none of those of a service that was removed, which are not chosen any more.
-    fn report_id(&self, state: Option<&ServiceState<T>>, identity: Identity, at: BackendRef) -> u32 {
+    fn report_id(
+        &self,
+        state: Option<&ServiceState<T>>,
+        identity: Identity,
+        adopted: Option<&BackendPlan>,
+    ) -> u32 {
         let Some(state) = state else { return NO_REPORT };
         let id = match &state.reports {
             Some(ids) => {
                 let name = Name { protocol: state.service.protocol, address: identity.address };
                 ids.get(&name).copied()
             }
-            None => {
-                let adopted = self.adopted.backends.get(&at.slot);
-                adopted.filter(|adopted| adopted.generation == at.generation).map(|adopted| adopted.report)
-            }
+            None => adopted.map(|adopted| adopted.report),
         };
         id.unwrap_or(NO_REPORT)
     }
@@ -792,6 +805,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     /// The row in use of the service at this position of the configuration.
     pub fn row(&self, position: usize) -> Option<&Row<T>> {
         self.services[position].list.as_ref().map(|in_use| &in_use.row)
+    }
+
+    /// The list in use of the service at this position of the configuration.
+    pub fn list(&self, position: usize) -> Option<&Arc<EndpointList>> {
+        self.services[position].list.as_ref().map(|in_use| &in_use.endpoints)
     }
 
     /// Per service, in the order of the configuration: its index, and the list and membership in use.
@@ -846,6 +864,11 @@ impl<T> ListInUse<T> {
     }
 }
 
+/// The capacity that the list in use gives to a backend.
+fn weight_of<T>(state: Option<&ServiceState<T>>, identity: Identity) -> Option<u16> {
+    Some(state?.list.as_ref()?.endpoints.get(identity.address)?.weight)
+}
+
 /// Whether others stand in for a backend.
 fn is_replaced<T>(state: Option<&ServiceState<T>>, identity: Identity) -> bool {
     let in_use = state.and_then(|state| state.list.as_ref());
@@ -859,29 +882,41 @@ fn index_of(adopted: &Plan, service: &Service) -> Option<ServiceIndex> {
     adopted.services.iter().find(|(_, plan)| same(plan)).map(|(index, _)| *index)
 }
 
-/// What probes had found of the backends of tables that are taken over, as far as their state words tell: who might be chosen was
-/// well, and who might not, though its list said nothing against it, was refusing. So it stands until a probe has ended.
-fn proven_before<T: Copy + Ord>(
+/// What was known of the backends of tables that are adopted, as their state words tell: so it stands until a probe has ended or a
+/// report has come. If a word gives no reason, its backend was well if it might be chosen, and refusing if not.
+fn adopted_standings<T: Copy + Ord>(
     states: &[ServiceState<T>],
     adopted: &Plan,
     now: T,
 ) -> BTreeMap<Identity, Standing<T>> {
-    let probed = states.iter().filter(|state| state.service.health.first_look.is_some());
-    let tables = probed.filter_map(|state| Some((state.index, adopted.services.get(&state.index)?)));
-    let slots = tables.flat_map(|(index, table)| {
-        table.schedule.iter().chain(&table.replaced).map(move |slot| (index, *slot)).collect::<BTreeSet<_>>()
-    });
-    let backends = slots.filter_map(|(service, slot)| Some((service, adopted.backends.get(&slot)?)));
-    let listed =
-        backends.filter(|(_, one)| matches!(one.state, BackendState::Healthy | BackendState::Replaced));
-    let standing = |(service, BackendPlan { address, usable, .. }): (_, &BackendPlan)| {
-        let mut standing = Standing::new(now);
-        standing.take_over();
-        let refusing = Said { health: Health::Refusing, why: Why::Probe, until: None };
-        standing.hear(Who::Probe, (!usable.is_usable()).then_some(refusing), now);
-        (Identity { service, address: *address }, standing)
-    };
-    listed.map(standing).collect()
+    let mut standings = BTreeMap::new();
+    for state in states {
+        let Some(table) = adopted.services.get(&state.index) else { continue };
+        let is_probed = state.service.health.first_look.is_some();
+        let slots: BTreeSet<Slot> = table.schedule.iter().chain(&table.replaced).copied().collect();
+        for backend in slots.iter().filter_map(|slot| adopted.backends.get(slot)) {
+            let reason = match backend.reason {
+                HealthReason::Unstated if backend.usable.is_usable() => HealthReason::Healthy,
+                HealthReason::Unstated => HealthReason::ProbeConnect,
+                reason => reason,
+            };
+            let mut standing = Standing::new(now);
+            match (reason, health::meaning(reason)) {
+                (_, (health, Some((who @ Who::Probe, why)))) if is_probed => {
+                    standing.take_over();
+                    standing.hear(who, Some(Said { health, why, until: None }), now);
+                }
+                (_, (health, Some((who @ Who::Report, why)))) => {
+                    standing.hear(who, Some(Said { health, why, until: None }), now);
+                }
+                (HealthReason::Healthy, _) if is_probed => standing.take_over(),
+                _ => continue,
+            }
+            let identity = Identity { service: state.index, address: backend.address };
+            standings.insert(identity, standing);
+        }
+    }
+    standings
 }
 
 fn free_index(taken: &BTreeSet<ServiceIndex>) -> Option<ServiceIndex> {

@@ -11,6 +11,8 @@ pub mod replacement;
 
 pub mod probed;
 
+use lb_common::abi::HealthReason;
+
 use crate::endpoint::{Endpoint, EndpointState};
 
 /// How a backend is, from the best to the worst.
@@ -65,7 +67,7 @@ impl Who {
     /// The word for it in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Source => "source",
+            Self::Source => "list",
             Self::Kernel => "kernel",
             Self::Probe => "probe",
             Self::Report => "report",
@@ -114,6 +116,35 @@ pub struct Said<T> {
     pub why: Why,
     /// When that ends by itself.
     pub until: Option<T>,
+}
+
+/// The health that a reason of a state word means, who found it, and why; `None` if no verdict led to it.
+pub const fn meaning(reason: HealthReason) -> (Health, Option<(Who, Why)>) {
+    match reason {
+        HealthReason::Unstated | HealthReason::Healthy => (Health::Healthy, None),
+        HealthReason::Unproven => (Health::Unproven, None),
+        HealthReason::ListLameDuck => (Health::LameDuck, Some((Who::Source, Why::State))),
+        HealthReason::ProbeElsewhere => (Health::Ejected, Some((Who::Probe, Why::Probe))),
+        HealthReason::ProbeConnect => (Health::Refusing, Some((Who::Probe, Why::Probe))),
+        HealthReason::ProbeAnswer => (Health::Refusing, Some((Who::Probe, Why::Answer))),
+        HealthReason::ReportDown => (Health::Refusing, Some((Who::Report, Why::Report))),
+        HealthReason::ListDown => (Health::Refusing, Some((Who::Source, Why::State))),
+        HealthReason::ListWeight => (Health::Drained, Some((Who::Source, Why::Weight))),
+    }
+}
+
+/// The reason of a state word that a verdict gives; `None` if it has a word of its own in the kernel.
+const fn reason(health: Health, who: Who, why: Why) -> Option<HealthReason> {
+    Some(match (health, who, why) {
+        (Health::LameDuck, Who::Source, _) => HealthReason::ListLameDuck,
+        (Health::Ejected, Who::Probe, _) => HealthReason::ProbeElsewhere,
+        (Health::Refusing, Who::Probe, Why::Answer) => HealthReason::ProbeAnswer,
+        (Health::Refusing, Who::Probe, _) => HealthReason::ProbeConnect,
+        (Health::Refusing, Who::Report, _) => HealthReason::ReportDown,
+        (Health::Refusing, Who::Source, _) => HealthReason::ListDown,
+        (Health::Drained, _, _) => HealthReason::ListWeight,
+        _ => return None,
+    })
 }
 
 /// What the list says of an endpoint, if that is not that all is well.
@@ -234,6 +265,18 @@ impl<T: Copy + Ord> Standing<T> {
     /// How it is, all in all.
     pub fn health(&self) -> Health {
         self.worst().map_or(Health::Healthy, |verdict| verdict.health)
+    }
+
+    /// The reason of its state word: the worst verdict that has no word of its own in the kernel.
+    pub fn reason(&self) -> Option<HealthReason> {
+        let reasons =
+            self.verdicts.iter().filter_map(|of| Some((of.health, reason(of.health, of.who, of.why)?)));
+        reasons.max_by_key(|(health, _)| *health).map(|(_, reason)| reason)
+    }
+
+    /// Whether it is down by its own report.
+    pub fn is_down_by_report(&self) -> bool {
+        self.verdicts.iter().any(|of| of.who == Who::Report && of.health == Health::Refusing)
     }
 
     /// Whether the kernel programs have ejected it.

@@ -8,9 +8,7 @@
 
 mod pool;
 
-use lb_common::abi::BackendState;
-
-use crate::endpoint::{Endpoint, EndpointList, EndpointState};
+use crate::endpoint::{Endpoint, EndpointList};
 use crate::service::{Service, Size, Subset, Task};
 use crate::subset::{self, Algorithm, Position};
 use crate::weights;
@@ -263,19 +261,10 @@ impl<'a> Memberships<'a> {
     }
 }
 
-/// What the state word of an endpoint says that is in the source's list.
-pub fn state(endpoint: &Endpoint) -> BackendState {
-    match (endpoint.weight, endpoint.state) {
-        (0, _) => BackendState::Unweighted,
-        (_, EndpointState::LameDuck) => BackendState::LameDuck,
-        (_, EndpointState::Down) => BackendState::Down,
-        (_, EndpointState::Healthy) => BackendState::Healthy,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::EndpointState;
     use crate::load_band::LoadBand;
     use crate::service::Policy;
 

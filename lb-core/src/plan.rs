@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use lb_common::abi::{BackendState, DaemonState, EjectionRules, Rules, Usable};
+use lb_common::abi::{BackendState, DaemonState, EjectionRules, HealthReason, Rules, Usable};
 
 use crate::ids::{Generation, ServiceIndex, Slot};
 use crate::service::Protocol;
@@ -59,8 +59,10 @@ pub struct BackendPlan {
     pub generation: Generation,
     /// Its capacity.
     pub weight: u16,
-    /// What is known of it.
+    /// What its slot is for.
     pub state: BackendState,
+    /// What the daemon knows of its health.
+    pub reason: HealthReason,
     /// Whether connect may choose it, unless it is ejected.
     pub usable: Usable,
     /// Whether a probe has found it well: then it takes twice as many failures to eject it.
@@ -72,7 +74,8 @@ pub struct BackendPlan {
 impl BackendPlan {
     /// The daemon's half of its state word.
     pub fn daemon_state(&self) -> DaemonState {
-        DaemonState::new(self.usable, self.state).probed_healthy(self.is_probed_healthy)
+        let state = DaemonState::new(self.usable, self.state);
+        state.probed_healthy(self.is_probed_healthy).with_reason(self.reason)
     }
 }
 
@@ -187,8 +190,9 @@ impl Plan {
             Step::SetFallback(index, slot) => self.service(*index).fallback = *slot,
             Step::SetState(slot, state) => {
                 let backend = self.backend(*slot);
-                backend.usable = Usable::from_u8(state.usable);
+                backend.usable = state.usable();
                 backend.is_probed_healthy = state.is_probed_healthy();
+                backend.reason = state.reason();
                 backend.state = BackendState::from_u8(state.state).expect("a plan has known states only");
             }
             Step::SetWeight(slot, weight) => self.backend(*slot).weight = *weight,

@@ -39,7 +39,7 @@ fn service(rules: EjectionRules, backends: u32) -> Ejector {
     let length = backends.next_power_of_two().max(64) as usize;
     service.publish(slots.iter().copied().cycle().take(length).collect::<Arc<[Slot]>>(), &[]);
     for slot in slots {
-        service.set_state(slot.number(), DaemonState::new(Usable::UnlessEjected, BackendState::Healthy));
+        service.set_state(slot.number(), DaemonState::new(Usable::UnlessEjected, BackendState::Member));
     }
     service
 }
@@ -314,7 +314,7 @@ impl Model {
         }
         let word = StateWord {
             ejected: u8::from(self.ejected[slot]),
-            ..StateWord::new(Usable::UnlessEjected, BackendState::Healthy)
+            ..StateWord::new(Usable::UnlessEjected, BackendState::Member)
         };
         let (after, verdict) = next(before, RULES, evidence, word, now, random);
         self.words[slot] = after;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lb_common::abi::{BackendState, Usable};
+use lb_common::abi::{BackendState, HealthReason, Usable};
 use lb_core::balancer::{self, Adopted, Fact, KernelVerdict};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::health::tiers::Tier;
@@ -14,7 +14,7 @@ use lb_core::ids::Slot;
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
 use lb_core::plan::{BackendPlan, Plan, diff};
-use lb_core::service::{Ejection, Service, Size, Subset, Task};
+use lb_core::service::{Ejection, HealthRules, Service, Size, Subset, Task};
 use lb_core::subset::Algorithm;
 
 type Balancer = balancer::Balancer<Duration>;
@@ -270,7 +270,7 @@ fn lame_ducks_serve_where_nobody_is_available_and_go_when_somebody_is() {
         assert_eq!(backend(&plan, slot).usable, Usable::UnlessEjected);
     }
     let fallback = plan.services.values().next().and_then(|service| service.fallback).expect("somebody");
-    assert_eq!(backend(&plan, fallback).state, BackendState::LameDuck);
+    assert_eq!(backend(&plan, fallback).reason, HealthReason::ListLameDuck);
     balancer.handle(at(200), ejected(&members[..1])).expect("it takes no room");
     assert_eq!(in_table(&balancer.plan()), members.iter().copied().collect());
 }
@@ -302,4 +302,66 @@ fn replacement_outlives_the_daemon() {
     second.handle(at(0), ejected(&[lost])).expect("it takes no room");
     second.handle(at(1), delivered(4, &"h".repeat(20))).expect("it fits");
     assert_eq!(diff(&kernel, &second.plan()), []);
+}
+
+/// A service with probes, as the maps hold it, whose backends have these reasons.
+fn maps(reasons: &[(Usable, HealthReason)]) -> (Service, Plan) {
+    let service =
+        Service { health: HealthRules { first_look: Some(at(1)), ..HealthRules::default() }, ..service(4) };
+    let mut before = balancing(service.clone(), 4, "hhhh");
+    let all =
+        list("hhhh").as_slice().iter().map(|one| (one.address, (Health::Healthy, Why::Probe))).collect();
+    before.handle(at(0), Fact::Said(0, Who::Probe, all)).expect("it takes no room");
+    let mut plan = before.plan();
+    for (backend, (usable, reason)) in plan.backends.values_mut().zip(reasons) {
+        (backend.usable, backend.reason) = (*usable, *reason);
+        let is_well = matches!(reason, HealthReason::Healthy | HealthReason::Unstated);
+        backend.is_probed_healthy = usable.is_usable() && is_well;
+    }
+    (service, plan)
+}
+
+/// What the state words of the maps say is what the next daemon begins with; where an older one gave no reason, whether
+/// the backend might be chosen tells it.
+#[test]
+fn the_next_daemon_adopts_each_reason() {
+    use HealthReason::{Healthy, ProbeAnswer, ProbeConnect, ProbeElsewhere, ReportDown, Unproven, Unstated};
+    let cases = [
+        (Usable::UnlessEjected, Healthy, Healthy, Usable::UnlessEjected),
+        (Usable::No, ProbeConnect, ProbeConnect, Usable::No),
+        (Usable::No, ProbeAnswer, ProbeAnswer, Usable::No),
+        (Usable::UnlessEjected, ProbeElsewhere, ProbeElsewhere, Usable::UnlessEjected),
+        (Usable::No, ReportDown, ReportDown, Usable::No),
+        (Usable::No, Unproven, Unproven, Usable::No),
+        (Usable::No, Unstated, ProbeConnect, Usable::No),
+        (Usable::UnlessEjected, Unstated, Healthy, Usable::UnlessEjected),
+    ];
+    for (usable, held, reason, usable_then) in cases {
+        let well = (Usable::UnlessEjected, Healthy);
+        let (service, plan) = maps(&[(usable, held), well, well, well]);
+        let adopted = Adopted { plan: plan.clone(), next_generations: Vec::new() };
+        let mut next = Balancer::new(vec![service], LIMITS, adopted, at(10)).expect("it fits");
+        assert_eq!(diff(&plan, &next.plan()), [], "{held:?}, before it has a list");
+        next.handle(at(10), delivered(4, "hhhh")).expect("it fits");
+        let first = next.plan().backends.values().next().cloned().expect("four");
+        assert_eq!((first.reason, first.usable), (reason, usable_then), "{held:?}");
+    }
+}
+
+/// A reason alone may change, while who serves stays: the word follows.
+#[test]
+fn a_state_word_follows_its_reason() {
+    let (service, plan) = maps(&[]);
+    let adopted = Adopted { plan, next_generations: Vec::new() };
+    let mut balancer = Balancer::new(vec![service], LIMITS, adopted, at(10)).expect("it fits");
+    balancer.handle(at(10), delivered(4, "hhhh")).expect("it fits");
+    let address = list("hhhh").as_slice()[0].address;
+    for (why, reason) in [(Why::Probe, HealthReason::ProbeConnect), (Why::Answer, HealthReason::ProbeAnswer)]
+    {
+        let said = BTreeMap::from([(address, (Health::Refusing, why))]);
+        assert!(balancer.handle(at(11), Fact::Said(0, Who::Probe, said)).expect("it takes no room"));
+        let plan = balancer.plan();
+        let backend = plan.backends.values().find(|backend| backend.address == address).expect("it is there");
+        assert_eq!((backend.reason, backend.usable), (reason, Usable::No));
+    }
 }

@@ -83,7 +83,7 @@ impl Tables for View<'_> {
     fn state(&self, slot: u32) -> StateWord {
         let backend = Slot::new(slot).and_then(|slot| self.plan.backends.get(&slot));
         let usable = backend.map_or(Usable::No, |backend| backend.usable);
-        StateWord::new(usable, BackendState::Healthy)
+        StateWord::new(usable, BackendState::Member)
     }
 
     fn flows(&self, _: u32) -> u32 {

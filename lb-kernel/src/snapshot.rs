@@ -103,7 +103,7 @@ fn share(entries: u32, length: u32) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use lb_common::abi::{BackendState, EjectionState, Usable};
+    use lb_common::abi::{BackendState, EjectionState, HealthReason, Usable};
     use lb_core::ids::{BackendRef, Generation, ServiceIndex};
 
     use super::*;
@@ -115,10 +115,12 @@ mod tests {
             service: ServiceIndex(0),
             address: "192.0.2.1:80".parse().unwrap(),
             weight: 1,
-            state: BackendState::Healthy,
+            state: BackendState::Member,
             usable: Usable::UnlessEjected,
+            reason: HealthReason::Healthy,
             is_probed_healthy: false,
             is_ejected: false,
+            is_withheld: false,
             ejection: EjectionState::default(),
             entries: 4,
             report: 0,

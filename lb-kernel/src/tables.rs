@@ -82,6 +82,7 @@ impl Tables {
                     weight: u16::try_from(view.weight).unwrap_or(u16::MAX),
                     state: view.state,
                     usable: view.usable,
+                    reason: view.reason,
                     is_probed_healthy: view.is_probed_healthy,
                     report: view.report,
                 },

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lb_common::abi::host::NO_REPORT;
-use lb_common::abi::{BackendState, EjectionRules, Rules, Usable};
+use lb_common::abi::{BackendState, EjectionRules, HealthReason, Rules, Usable};
 use lb_core::ids::{Generation, ServiceIndex, Slot};
 use lb_core::limits::Limits;
 use lb_core::plan::{BackendPlan, Plan, ServicePlan};
@@ -118,8 +118,9 @@ fn plan(net: u8, first: u32) -> Plan {
         address: SocketAddr::from((Ipv4Addr::new(127, 0, net, u8::try_from(i + 1).expect("small")), PORT)),
         generation: Generation(0),
         weight: 1,
-        state: BackendState::Healthy,
+        state: BackendState::Member,
         usable: Usable::UnlessEjected,
+        reason: HealthReason::Healthy,
         is_probed_healthy: false,
         report: NO_REPORT,
     };

@@ -49,7 +49,7 @@ impl Running {
         let service = self.status.client(client).and_then(|client| client.service(service));
         let Some(service) = service.filter(|service| service.open) else { return Parts::default() };
         // What leaves already gets nothing, and will get nothing.
-        let stays = service.backends.iter().filter(|backend| backend.state != LEAVING);
+        let stays = service.backends.iter().filter(|backend| !backend.is_leaving());
         let part = |backend: &lb_view::backend::Backend| {
             let (share, weight, active) = (backend.share_wanted, backend.weight, backend.active);
             (backend.address, Part { share, weight, active })
@@ -84,8 +84,6 @@ impl Running {
         pinned.filter_map(|client| misfit(client).err()).map(|error| chain(&error)).collect()
     }
 }
-
-const LEAVING: &str = lb_common::abi::BackendState::Leaving.name();
 
 /// Compares a configuration with what runs where `paths` say. `by_service` are its lists.
 ///

@@ -316,7 +316,7 @@ impl Daemon {
         for client_task in &mut self.clients.tasks {
             client_task.hear_kernel(now);
             unsettled |= !client_task.is_settled();
-            if let Err(error) = client_task.tell_health() {
+            if let Err(error) = client_task.log_kernel() {
                 warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read counters");
             }
             freed |= client_task.free_idle(now);

@@ -7,10 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 #[cfg(doc)]
 use lb_common::receive::Reception;
+use lb_core::endpoint::EndpointList;
 #[cfg(doc)]
 use lb_core::reports::senders::Refusal;
 use lb_kernel::{Pins, Runs};
@@ -97,6 +99,8 @@ pub struct ClientFacts {
     pub panics: BTreeSet<String>,
     /// Endpoints that no task of the job uses, by service name; of services that have such.
     pub unused: BTreeMap<String, Unused>,
+    /// The lists in use, by service name.
+    pub lists: BTreeMap<String, Arc<EndpointList>>,
     /// After how long a member that is unavailable is replaced, by service name.
     pub replace_after: BTreeMap<String, Duration>,
     /// For how long backends have not been available, by service name and address.

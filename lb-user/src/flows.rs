@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-use lb_common::abi::{Phase, Policy, Reason};
+use lb_common::abi::{BackendState, Phase, Policy, Reason};
 use lb_core::ids::ServiceIndex;
 use lb_kernel::process::{self, Process};
-use lb_kernel::{DatapathError, FlowSnapshot, OpenFlow, Pins};
+use lb_kernel::{DatapathError, FlowSnapshot, OpenFlow, Pins, SlotView};
 use lb_view::filter::Filter;
 use lb_view::flows::{Flow, SCHEMA};
 use lb_view::status::Leaving;
@@ -145,7 +145,7 @@ impl FlowReport {
             backend: slot.map(|slot| slot.address),
             slot: flow.slot,
             generation: flow.generation,
-            state: slot.map_or("another backend", |slot| slot.state.name()).into(),
+            state: slot.map_or("another backend", state_of).into(),
             phase: Phase::from_u8(flow.phase).map_or("unknown", Phase::name).into(),
             process: flow.process,
             process_name: self
@@ -201,11 +201,19 @@ impl Serialize for FlowReport {
     }
 }
 
+/// What the backend of a slot is to a flow: leaving, or else its health.
+fn state_of(slot: &SlotView) -> &'static str {
+    match slot.state {
+        BackendState::Leaving => BackendState::Leaving.name(),
+        _ => status::health(slot).name(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
 
-    use lb_common::abi::{self, BackendState, EjectionState, Usable};
+    use lb_common::abi::{self, BackendState, EjectionState, HealthReason, Usable};
     use lb_core::ids::{BackendRef, Generation, Slot};
     use lb_kernel::SlotView;
     use lb_view::flows::Flows;
@@ -236,8 +244,10 @@ mod tests {
             lame_until_ns: 0,
             state: BackendState::Leaving,
             usable: Usable::No,
+            reason: HealthReason::Healthy,
             is_probed_healthy: false,
             is_ejected: false,
+            is_withheld: false,
             ejection: EjectionState::default(),
         };
         let slots = [(at.slot, view)].into();

@@ -3,23 +3,29 @@
 //! Names, addresses, weights, tables and counts all lie in the pinned maps, so a dead daemon hides nothing but what was
 //! counted in the last minute and the health of the sources.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use lb_common::abi::{BackendState, EjectionPhase, EjectionRules, EjectionState, NO_SLOT, Outcome, Usable};
+use lb_common::abi::{
+    BackendState, EjectionPhase, EjectionRules, EjectionState, HealthReason, NO_SLOT, Outcome, Usable,
+};
 use lb_common::ejection::{self, name_of_failure};
 use lb_common::ending::Ending;
 use lb_common::ticks::{self, TICK_LOG2};
+use lb_core::endpoint::EndpointList;
+use lb_core::health::{Health, Who, meaning, said_of};
 use lb_core::service::Protocol;
 use lb_kernel::receiver::{self, Attachment};
 use lb_kernel::{
     BackendSnapshot, Counts, DatapathError, Pinned, Pins, ServiceSnapshot, SlotView, Snapshot, Tables,
 };
-use lb_view::backend::{Backend, EJECTED, Ejection, Latency, REFUSING, Rates};
+use lb_view::backend::{Backend, Ejection, Latency, Rates};
 use lb_view::fault::{self, Fault, FaultCode};
 use lb_view::status::{
-    Anomalies, Client, EjectionMode, Interface, Leaving, Neighbour, SCHEMA, Service, Status,
+    Anomalies, Client, EjectionMode, Interface, Leaving, Neighbour, NotChosen, SCHEMA, Service, Status,
 };
 
 use crate::error::chain;
@@ -69,12 +75,12 @@ pub fn of(facts: Facts) -> Status {
             service.load = facts.loads.get(&service.name).cloned();
             service.is_panic = facts.panics.contains(&service.name);
             service.unused = facts.unused.get(&service.name).copied();
+            service.not_chosen = not_chosen(facts.lists.get(&service.name), &service.backends);
             service.replace_after_s = facts.replace_after.get(&service.name).map(Duration::as_secs_f64);
             for backend in &mut service.backends {
                 let key = (service.name.clone(), backend.address);
                 backend.unavailable_s = facts.unavailable.get(&key).map(Duration::as_secs_f64);
                 backend.probe = facts.probes.get(&key).cloned();
-                backend.take_verdict();
             }
         }
         clients.push(client);
@@ -82,6 +88,22 @@ pub fn of(facts: Facts) -> Status {
     faults.extend(fault::of(&clients));
     let leaving = leaving.iter().map(self::leaving).collect();
     Status { schema: SCHEMA, daemon: Some(daemon), faults, clients, leaving, interfaces }
+}
+
+/// The endpoints that the list rules out, but for those that are shown as backends.
+fn not_chosen(all: Option<&Arc<EndpointList>>, backends: &[Backend]) -> Vec<NotChosen> {
+    let shown: HashSet<SocketAddr> = backends.iter().map(|backend| backend.address).collect();
+    let endpoints = all.into_iter().flat_map(|list| list.as_slice());
+    let hidden = endpoints.filter(|endpoint| !shown.contains(&endpoint.address));
+    let not_chosen = hidden.filter_map(|endpoint| {
+        let health = said_of::<()>(endpoint)?.health;
+        Some(NotChosen {
+            address: endpoint.address,
+            state: health.name().to_owned(),
+            witness: Who::Source.name().to_owned(),
+        })
+    });
+    not_chosen.collect()
 }
 
 impl ClientFacts {
@@ -156,6 +178,7 @@ fn of_service(
     Ok(Service {
         source: None,
         unused: None,
+        not_chosen: Vec::new(),
         load: None,
         name: view.name,
         address: view.address,
@@ -194,13 +217,17 @@ fn neighbour(other: lb_kernel::Neighbour) -> Neighbour {
 /// the caller, which knows the other backends.
 fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Option<&Recent>) -> Backend {
     let Counts { sums, active, reclaimed } = counts;
+    let (health, witness, reason) = found(slot);
     Backend {
         address: slot.address,
         slot: slot.at.slot.number(),
         generation: slot.at.generation.0,
-        state: state_of(slot).to_owned(),
+        state: health.name().to_owned(),
+        witness: witness.map(|who| who.name().to_owned()),
+        reason,
+        membership: slot.state.name().to_owned(),
         ejection: slot.is_ejected.then(|| ejection_of(slot, rules)),
-        is_withheld: rules.failures > 0 && !slot.is_ejected && slot.ejection.run >= rules.failures,
+        is_withheld: slot.is_withheld,
         unavailable_s: None,
         probe: None,
         usable: slot.may_be_chosen(),
@@ -236,19 +263,49 @@ fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Optio
     }
 }
 
-/// The state of a backend, as far as the maps tell it.
-fn state_of(slot: &SlotView) -> &'static str {
-    if slot.is_ejected {
-        EJECTED
-    } else if slot.state == BackendState::Healthy && !slot.usable.is_usable() {
-        // A healthy member of the list is not chosen because of probes or of its own report. (The maps do not tell one that
-        // is unproven from one that refuses; a running daemon does.)
-        REFUSING
-    } else if slot.state == BackendState::Healthy && slot.lame_until_ns > lb_kernel::monotonic_ns() {
-        BackendState::LameDuck.name()
-    } else {
-        slot.state.name()
-    }
+/// The health of a backend, by its words in the maps.
+pub fn health(slot: &SlotView) -> Health {
+    found(slot).0
+}
+
+/// Why a backend is as it is, by its words in the maps; `None` if it is healthy.
+pub fn reason(slot: &SlotView) -> Option<String> {
+    found(slot).2
+}
+
+/// The same with who has found it, and why: the worst of what the daemon, the programs and its own report have found.
+fn found(slot: &SlotView) -> (Health, Option<Who>, Option<String>) {
+    let reason = match slot.reason {
+        // An older daemon wrote the word: a backend that its list does not rule out is refusing if it may not be chosen.
+        HealthReason::Unstated if slot.state != BackendState::Leaving && !slot.usable.is_usable() => {
+            HealthReason::ProbeConnect
+        }
+        reason => reason,
+    };
+    let (health, by) = meaning(reason);
+    let text = match reason {
+        HealthReason::Unstated | HealthReason::Healthy => None,
+        HealthReason::Unproven => Some("no probe has finished"),
+        HealthReason::ListLameDuck => Some("list: lame duck"),
+        HealthReason::ProbeElsewhere => Some("probe: failed from another network namespace"),
+        HealthReason::ProbeConnect => Some("probe: cannot connect"),
+        HealthReason::ProbeAnswer => Some("probe: error or no answer"),
+        HealthReason::ReportDown => Some("report: down"),
+        HealthReason::ListDown => Some("list: down"),
+        HealthReason::ListWeight => Some("list: weight 0"),
+    };
+    let who = by.map(|(who, _)| who).or((reason == HealthReason::Unproven).then_some(Who::Probe));
+    let stated = (health, who, text.map(str::to_owned));
+    let ejected = (slot.is_ejected || slot.is_withheld).then(|| {
+        let EjectionState { run, ending, .. } = slot.ejection;
+        let text = format!("{run} {} in a row", name_of_failure(ending));
+        (Health::Ejected, Some(Who::Kernel), Some(text))
+    });
+    let is_lame = slot.lame_until_ns > lb_kernel::monotonic_ns();
+    let lame = is_lame.then(|| (Health::LameDuck, Some(Who::Report), Some("report: lame duck".to_owned())));
+    // Of equal ones the first.
+    let all = [Some(stated), ejected, lame].into_iter().flatten();
+    all.rev().max_by_key(|(health, ..)| *health).expect("the daemon's is always there")
 }
 
 /// Why and until when a backend is ejected.

@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use lb_common::abi::{self, FIRST_BUCKET_LOG2, TIME_BUCKETS};
+use lb_core::health::Health;
 use serde::{Deserialize, Serialize};
 
 /// One backend.
@@ -16,12 +17,21 @@ pub struct Backend {
     pub slot: u32,
     /// The slot's generation.
     pub generation: u32,
-    /// Its state, by [`BackendState::name`](abi::BackendState::name); or [`EJECTED`].
+    /// Its health, by [`Health::name`](lb_core::health::Health::name).
     pub state: String,
+    /// Where that comes from: `list`, `report`, `probe` or `kernel`; `None` of a healthy backend.
+    #[serde(default)]
+    pub witness: Option<String>,
+    /// Why it is in that state; `None` of a healthy backend.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// What its slot is for, by [`BackendState::name`](abi::BackendState::name).
+    #[serde(default)]
+    pub membership: String,
     /// Why and until when it is ejected; `None` if it is not.
     #[serde(default)]
     pub ejection: Option<Ejection>,
-    /// Whether it failed as often in a row as ejects and is not ejected, because it is the last.
+    /// Whether the programs did not eject it although it failed often enough, because it is the last.
     #[serde(default)]
     pub is_withheld: bool,
     /// For how many seconds it has not been available; `None` if it is, or without a daemon.
@@ -96,31 +106,21 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Whether it is to be looked at first: connects or probes fail, it is ejected because they did, or its list says that it is down.
+    /// Whether it is to be looked at first: its connects fail, it is ejected or refusing.
     pub fn is_failing(&self) -> bool {
-        self.failing || self.ejection.is_some() || [REFUSING, DOWN].contains(&self.state.as_str())
+        self.failing || [Health::Ejected, Health::Refusing].iter().any(|bad| self.state == bad.name())
     }
 
-    /// Shows the verdict of probes or reports as its state, if nobody has said anything worse.
-    pub fn take_verdict(&mut self) {
-        let verdict = self.probe.as_ref().and_then(|probe| probe.verdict.clone());
-        let healthy = abi::BackendState::Healthy.name();
-        let lame_duck = abi::BackendState::LameDuck.name();
-        if let Some(verdict) = verdict
-            && (self.state == healthy
-                || self.state == REFUSING
-                || self.state == lame_duck && verdict == REFUSING)
-        {
-            self.state = verdict;
-        }
+    /// Its health, or that it is leaving if nothing else is to be said of it.
+    pub fn state_in_words(&self) -> &str {
+        if self.is_leaving() && self.state == Health::Healthy.name() { &self.membership } else { &self.state }
+    }
+
+    /// Whether it is in the table no more, and has flows left.
+    pub fn is_leaving(&self) -> bool {
+        self.membership == abi::BackendState::Leaving.name()
     }
 }
-
-/// The state of a backend that is refusing connections.
-pub const REFUSING: &str = "refusing";
-
-/// The state of a backend that is down by its list.
-pub const DOWN: &str = abi::BackendState::Down.name();
 
 /// What reports or probes say of a backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -130,8 +130,6 @@ pub struct Probe {
     /// Of reports `ready`, `lame-duck`, `down`, `unheard`, `silent` or `unknown`; of probes `well` or `failing`; `unprobed` before
     /// the first.
     pub state: String,
-    /// What follows for it: `lame-duck`, `refusing`, or nothing.
-    pub verdict: Option<String>,
     /// Why the last probe failed, or why nothing is known.
     pub why: Option<String>,
     /// How many seconds ago the last report came.
@@ -154,7 +152,6 @@ impl Probe {
         Self {
             kind: kind.to_owned(),
             state: "unprobed".to_owned(),
-            verdict: None,
             why: None,
             age_s: None,
             lasts_s: None,
@@ -204,9 +201,6 @@ impl fmt::Display for Probe {
     }
 }
 
-/// The state of a backend that is ejected.
-pub const EJECTED: &str = "ejected";
-
 /// Why and until when a backend is ejected.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ejection {
@@ -244,7 +238,10 @@ impl Backend {
             address,
             slot,
             generation: 0,
-            state: abi::BackendState::Healthy.name().to_owned(),
+            state: Health::Healthy.name().to_owned(),
+            witness: None,
+            reason: None,
+            membership: abi::BackendState::Member.name().to_owned(),
             ejection: None,
             is_withheld: false,
             unavailable_s: None,

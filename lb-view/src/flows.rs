@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::status::Leaving;
 
 /// Version of the JSON form.
-pub const SCHEMA: u32 = 2;
+pub const SCHEMA: u32 = 3;
 
 /// One active flow.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

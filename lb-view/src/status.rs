@@ -18,7 +18,7 @@ use crate::filter::Filter;
 use crate::load::ServiceLoad;
 
 /// Version of the JSON form.
-pub const SCHEMA: u32 = 6;
+pub const SCHEMA: u32 = 7;
 
 /// The status of the balancer on this host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -284,6 +284,10 @@ pub struct Service {
     /// Endpoints that no task of the job uses, if there are some; only from the daemon.
     #[serde(default)]
     pub unused: Option<Unused>,
+    /// Endpoints of the list that no connect may choose because the list says so, and that are not among `backends`; only from the
+    /// daemon.
+    #[serde(default)]
+    pub not_chosen: Vec<NotChosen>,
     /// What changes weights while the list stays; `None` if nothing does, or without a daemon.
     #[serde(default)]
     pub load: Option<ServiceLoad>,
@@ -313,9 +317,28 @@ impl Service {
             skew: None,
             source: None,
             unused: None,
+            not_chosen: Vec::new(),
             load: None,
             backends,
         }
+    }
+}
+
+/// An endpoint that no connect may choose.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotChosen {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its health, by [`Health::name`](lb_core::health::Health::name).
+    pub state: String,
+    /// Where that comes from: `list`.
+    pub witness: String,
+}
+
+impl fmt::Display for NotChosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, state, witness } = self;
+        write!(f, "{address} {state} ({witness})")
     }
 }
 

@@ -1,5 +1,6 @@
 //! The commands as an operator uses them: what they print, what they exit with.
 
+use lb_common::abi::{BackendState, DaemonState, HealthReason, Usable};
 use lb_view::explanation::Explanation;
 use lb_view::status::Status;
 use serde_json::Value;
@@ -423,6 +424,13 @@ fn bpftool_shows_named_fields() {
     let backend = values.clone().find(|value| value["endpoint"]["port"]["be"] == port);
     let backend = backend.expect("the first endpoint has a slot");
     assert_eq!(backend["endpoint"]["weight"], 1, "{backend}");
-    let usable = values.by_ref().filter(|value| value["state"]["usable"] == 1);
+    let half = |value: &Value| {
+        let number =
+            |field: &str| value["state"][field].as_u64().and_then(|number| u8::try_from(number).ok());
+        DaemonState { usable: number("usable").expect("a byte"), state: number("state").expect("a byte") }
+    };
+    let expected =
+        DaemonState::new(Usable::UnlessEjected, BackendState::Member).with_reason(HealthReason::Healthy);
+    let usable = values.by_ref().filter(|value| half(value) == expected);
     assert_eq!(usable.count(), 3, "the endpoints may be chosen");
 }

@@ -71,7 +71,7 @@ fn what_a_file_would_change_is_what_it_changes() {
     fixture.setup.write("socklb.toml", &text);
     let shares = || -> BTreeMap<_, _> {
         let backends = fixture.setup.backends("web", "users").into_iter();
-        backends.filter(|b| b.state != "leaving").map(|b| (b.address, b.share_wanted)).collect()
+        backends.filter(|b| !b.is_leaving()).map(|b| (b.address, b.share_wanted)).collect()
     };
     stage::eventually("the file is in force", shares, |shares| *shares == foretold);
     let log = || fixture.daemon().log();

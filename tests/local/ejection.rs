@@ -87,7 +87,7 @@ fn backends_of(fixture: &Fixture) -> Array<MapData, Raw<abi::Backend>> {
 }
 
 fn is_ejected(fixture: &Fixture, address: &str) -> bool {
-    at(fixture, address).state == backend::EJECTED
+    at(fixture, address).ejection.is_some()
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn a_dead_backend_costs_five_connects_whether_a_daemon_runs_or_not() {
             }
             let dead = at(&fixture, DEAD[0]);
             let ejection = dead.ejection.clone().expect("it is ejected");
-            assert_eq!((dead.state.as_str(), dead.usable), (backend::EJECTED, false));
+            assert_eq!((dead.state.as_str(), dead.usable), ("ejected", false));
             assert_eq!((ejection.failures, ejection.cause.as_str(), ejection.times), (5, "refused", 1));
             assert!(ejection.trial_in_s.is_some_and(|seconds| (3000.0..4000.0).contains(&seconds)));
             assert_eq!((dead.ejections, dead.trials, dead.readmissions, dead.withheld), (1, 0, 0, 0));
@@ -234,7 +234,7 @@ fn all_that_are_dead_are_ejected_but_never_the_last() {
         fixture.stop();
         let counts = dial(&mut fixture.probe(), 100);
         let backends = fixture.setup.backends("web", "users");
-        let ejected = backends.iter().filter(|backend| backend.state == backend::EJECTED).count();
+        let ejected = backends.iter().filter(|backend| backend.ejection.is_some()).count();
         assert_eq!(ejected, expected, "{dead} dead, {alive} alive: {counts:?}");
         let withheld: u64 = backends.iter().map(|backend| backend.withheld).sum();
         assert_eq!(withheld > 0, dead > expected, "{dead} dead, {alive} alive: {withheld}");
@@ -247,7 +247,7 @@ fn two_of_three_that_are_dead_cost_five_connects_each_while_the_daemon_looks_on(
     let fixture = start(&[DEAD[0], DEAD[1], THREE[0]], "ejection = { base = \"1h\", max = \"1h\" }");
     let mut probe = fixture.probe();
     assert_eq!(failed(&dial(&mut probe, 100)), 10);
-    let told = || (dial(&mut probe, 3), fixture.daemon().log().matches("backend ejected").count());
+    let told = || (dial(&mut probe, 3), fixture.daemon().log().matches("backend health changed").count());
     let (counts, _) = eventually("the daemon has seen it", told, |(_, told)| *told == 2);
     assert_eq!(failed(&counts), 0);
     assert_eq!(failed(&dial(&mut probe, 100)), 0);
@@ -589,7 +589,7 @@ fn a_member_that_stays_ejected_is_replaced_and_tried_on() {
     fixture.daemon.take().expect("a daemon runs").kill();
     let _back = Backend::start("back", &lost);
     eventually("it is found again", || dial(&mut probe, 1), |counts| counts.contains_key("back"));
-    assert_eq!(at(&fixture, &lost).state, "replaced");
+    assert_eq!(at(&fixture, &lost).membership, "replaced");
     // A daemon that starts goes on from there.
     fixture.start();
     assert!(!members().contains(&lost), "{:?}", members());
@@ -656,4 +656,65 @@ fn a_daemon_that_does_not_answer_may_lift_an_ejection_later() {
     assert!(code == Some(1) && text.contains(expected), "{code:?} {text}");
     fixture.daemon().signal(Signal::CONT);
     eventually("it answers again", || fixture.setup.status(), |status| status.daemon.is_some());
+}
+
+/// What the maps do not hold is only what the list says of endpoints without a slot.
+#[test]
+fn status_shows_the_same_states_and_reasons_with_and_without_a_daemon() {
+    let mut fixture = start(&[THREE[0], THREE[1], DEAD[0]], FOR_LONG);
+    let mut probe = fixture.probe();
+    let held = hold(&mut probe, 40);
+    assert_eq!(failed(&held), 5, "{held:?}");
+    let list = [(THREE[0], "state = \"lame-duck\""), (THREE[1], "weight = 0"), (DEAD[0], ""), (THREE[2], "")];
+    let unused = [(DEAD[1], "weight = 0"), (DEAD[2], "state = \"down\"")];
+    fixture.write_endpoints(&[&list[..], &unused[..]].concat());
+    let states = || {
+        let backends = fixture.setup.backends("web", "users").into_iter();
+        let text = |text: Option<String>| text.unwrap_or_default();
+        let mut all: Vec<_> = backends
+            .map(|one| {
+                (one.address.to_string(), one.state, text(one.witness), text(one.reason), one.membership)
+            })
+            .collect();
+        all.sort();
+        all
+    };
+    let row = |address: &str, words: [&str; 4]| {
+        let [state, witness, reason, membership] = words.map(str::to_owned);
+        (address.to_owned(), state, witness, reason, membership)
+    };
+    let expected = vec![
+        row(THREE[0], ["lame-duck", "list", "list: lame duck", "leaving"]),
+        row(THREE[1], ["drained", "list", "list: weight 0", "leaving"]),
+        row(THREE[2], ["healthy", "", "", "member"]),
+        row(DEAD[0], ["ejected", "kernel", "5 refused in a row", "member"]),
+    ];
+    eventually("the list is in force", states, |states| *states == expected);
+    let not_chosen = || {
+        let all = fixture.setup.service().not_chosen.into_iter();
+        all.map(|one| (one.address.to_string(), one.state, one.witness)).collect::<Vec<_>>()
+    };
+    look(not_chosen).becomes(
+        [(DEAD[1], "drained"), (DEAD[2], "refusing")]
+            .map(|(address, state)| (address.to_owned(), state.to_owned(), "list".to_owned()))
+            .to_vec(),
+    );
+    let line = format!(
+        "backend={} from=\"healthy\" to=\"ejected\" witness=\"kernel\" reason=\"5 refused in a row\"",
+        DEAD[0]
+    );
+    look(|| fixture.daemon().log().contains(&line)).becomes(true);
+    let text = String::from_utf8_lossy(&fixture.setup.run(&["status"]).stdout).into_owned();
+    let told = format!("not chosen: {} drained (list), {} refusing (list)", DEAD[1], DEAD[2]);
+    assert!(text.contains(&told), "{text}");
+    fixture.daemon.take().expect("a daemon runs").kill();
+    let backends = fixture.setup.backends("web", "users");
+    assert_eq!(backends.len(), 4);
+    let without = backends.into_iter().map(|one| (one.address.to_string(), one.state, one.reason));
+    let mut without: Vec<_> = without.collect();
+    without.sort();
+    let expected = expected.into_iter().map(|(address, state, _, reason, _)| {
+        (address, state, Some(reason).filter(|reason| !reason.is_empty()))
+    });
+    assert_eq!(without, expected.collect::<Vec<_>>());
 }

@@ -152,7 +152,7 @@ fn who_is_down_serves_only_when_nobody_else_has_a_weight() {
     ]);
     expect(&fixture, &["b1", "b3"]);
     look(|| fixture.setup.backend("127.0.0.1:8001").map(|backend| backend.state))
-        .becomes(Some("down".to_owned()));
+        .becomes(Some("refusing".to_owned()));
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends() {
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
     expect(&fixture, &["b1", "b2"]);
     look(|| fixture.setup.backend("127.0.0.1:8003").expect("it keeps its slot"))
-        .matches("it leaves with one flow", |backend| (&*backend.state, backend.active) == ("leaving", 1));
+        .matches("it leaves with one flow", |backend| (backend.is_leaving(), backend.active) == (true, 1));
     // Another backend must not get the slot, or the flow would be counted as its own.
     let _added = Backend::start("b4", "127.0.0.1:8004");
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8004", "")]);

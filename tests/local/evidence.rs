@@ -7,7 +7,7 @@ use std::process::Command;
 
 use aya::maps::{Array, MapData};
 use lb_common::abi::{Service, map};
-use lb_view::backend::{self, Backend as View};
+use lb_view::backend::Backend as View;
 use lb_view::flows::Flows;
 use stage::fixture::{Fixture, SERVICE, with_active_accounting};
 use stage::maps::{Raw, array};
@@ -100,7 +100,7 @@ fn no_backend_is_blamed_where_nothing_can_be_sent() {
     assert_eq!(failed(&counts), 60, "{counts:?}");
     let blamed = || {
         let backends = fixture.setup.backends("web", "users");
-        backends.iter().filter(|backend| backend.state == backend::EJECTED).count()
+        backends.iter().filter(|backend| backend.ejection.is_some()).count()
     };
     look(blamed).now("none of them is ejected");
     assert_eq!(blamed(), 0);

@@ -16,7 +16,7 @@ fn flows(fixture: &Fixture, arguments: &[&str]) -> Vec<Flow<'static>> {
     let output = fixture.setup.run(&[&["flows", "--json"], arguments].concat());
     let Flows { schema, flows, .. } = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-    assert_eq!((output.status.code(), schema), (Some(0), 2));
+    assert_eq!((output.status.code(), schema), (Some(0), 3));
     flows
 }
 

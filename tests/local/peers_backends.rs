@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use lb_common::abi::map;
-use lb_view::backend::{self, Backend as Seen};
+use lb_view::backend::Backend as Seen;
 use lb_view::flows::{Flow, Flows};
 use stage::{Backend, Cgroup, Probe, SocketId, address, eventually, look, replace, window};
 
@@ -24,7 +24,7 @@ fn r17_after_a_rolling_restart_under_load_shares_are_even_at_once() {
     for client in &mut clients {
         client.start_dialling(SERVICE);
     }
-    let is_ejected = |fixture: &Fixture, place: usize| at(fixture, THREE[place]).state == backend::EJECTED;
+    let is_ejected = |fixture: &Fixture, place: usize| at(fixture, THREE[place]).ejection.is_some();
     for (place, address) in THREE.into_iter().enumerate() {
         let stopped = fixture.backends.remove(place);
         let name = stopped.name().to_owned();
@@ -219,14 +219,15 @@ fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other()
         };
         let list: Vec<(&str, &str)> = lines.iter().map(|(address, line)| (address.as_str(), *line)).collect();
         crowd.fixture.write_endpoints(&list);
-        let states = || crowd.at(address).into_iter().map(|backend| backend.state).collect::<Vec<_>>();
+        let word = |backend: Seen| backend.state_in_words().to_owned();
+        let states = || crowd.at(address).into_iter().map(word).collect::<Vec<_>>();
         eventually("each client task has the change", states, |states| *states == [state; 3]);
         look(|| crowd.active()).becomes(active.clone());
     };
     for (address, (line, state)) in list.iter().zip([
         (None, "leaving"),
         (Some("state = \"lame-duck\""), "lame-duck"),
-        (Some("weight = 0"), "unweighted"),
+        (Some("weight = 0"), "drained"),
         (None, "leaving"),
         (Some("state = \"lame-duck\""), "lame-duck"),
     ]) {
@@ -245,7 +246,7 @@ fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other()
     eventually(
         "each client task has ejected it, and connects are over",
         || (crowd.at(FAILS).into_iter().map(|backend| backend.state).collect::<Vec<_>>(), crowd.active()),
-        |(states, now)| *states == [backend::EJECTED; 3] && *now == active,
+        |(states, now)| *states == ["ejected"; 3] && *now == active,
     );
     // One that had left returns.
     change(&list[0], Some(""), "healthy");

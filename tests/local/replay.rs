@@ -135,7 +135,7 @@ fn recorded_picks_replay_to_the_same_backends() {
             backend.address.to_string().replace("127.0.0.1:800", "b")
         };
         let mut maps = Maps::read(&fixture);
-        assert!(maps.backends.iter().all(|backend| backend.state.state == BackendState::Healthy as u8));
+        assert!(maps.backends.iter().all(|backend| backend.state.state == BackendState::Member as u8));
         assert_eq!(flows.len(), 40, "{policy:?}");
         let mut samples = std::collections::BTreeSet::new();
         for (i, flow) in flows.iter().enumerate() {

@@ -11,7 +11,7 @@ use stage::fixture::{Fixture, SERVICE, config};
 fn set_usable(fixture: &Fixture, slot: u32, usable: bool) {
     let mut active = array::<Backend>(&fixture.setup.map("web", map::BACKENDS));
     let Raw(mut row) = active.get(&slot, 0).expect("a slot");
-    row.state = StateWord::new(usable.into(), BackendState::LameDuck);
+    row.state = StateWord::new(usable.into(), BackendState::Member);
     active.set(slot, Raw(row), 0).expect("store the state word");
 }
 

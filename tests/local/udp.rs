@@ -191,7 +191,8 @@ impl Concerned {
         let list: Vec<_> = list.iter().map(|(n, more)| (backend_of(0, *n), *more)).collect();
         let list: Vec<_> = list.iter().map(|(address, more)| (address.as_str(), *more)).collect();
         self.scene.list(&list);
-        let seen = || states.iter().map(|(n, _)| self.scene.backend(0, *n).state).collect();
+        let state = |n: u16| self.scene.backend(0, n).state_in_words().to_owned();
+        let seen = || states.iter().map(|(n, _)| state(*n)).collect();
         let expected: Vec<&str> = states.iter().map(|(_, state)| *state).collect();
         eventually("the list is in force", seen, |seen: &Vec<String>| *seen == expected);
     }
@@ -227,7 +228,7 @@ fn r2_a_flow_is_chosen_anew_when_its_backend_may_not_be_chosen() {
     assert_eq!(concerned.probe.query(keeper, SERVICE), format!("s0b{own}"));
     concerned.hold_answer();
     let list = [(own, "state = \"lame-duck\""), (beside, "weight = 0"), (third, "")];
-    concerned.list(&list, &[(own, "lame-duck"), (beside, "unweighted")]);
+    concerned.list(&list, &[(own, "lame-duck"), (beside, "drained")]);
     assert_eq!(concerned.probe.query(concerned.socket, SERVICE), format!("s0b{third}"));
     look(|| concerned.scene.backend(0, own)).has(|left| (left.endings["closed"], left.active), (1, 1));
     concerned.hears_late_answer();

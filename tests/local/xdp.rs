@@ -488,7 +488,7 @@ fn past_the_last_report_id_a_backend_is_counted_and_connects_heed_the_others() {
     eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");
     let mut probe = fixture.probe();
     agent.tell(&["lame-duck", ALL[2]]);
-    eventually("the daemon hears it", || is_lame(&fixture, ALL[2]), |is_lame| *is_lame);
+    eventually("the daemon hears it", || reported(&fixture, ALL[2]), |state| state == "lame-duck");
     assert!(is_chosen(&mut probe, "b3"), "as the fault says");
     fixture.daemon().signal(Signal::STOP);
     agent.tell(&["lame-duck", ALL[0]]);

@@ -8,8 +8,8 @@ use crate::net::{Address, Be16};
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct StateWord {
-    /// A [`Usable`]. Written by the daemon, together with the state: it stores this half and nothing else of the word, so that
-    /// no store of its own undoes what a program has found meanwhile.
+    /// A [`Usable`], and why: see [`DaemonState`]. Written by the daemon, together with the state: it stores this half and nothing
+    /// else of the word, so that no store of its own undoes what a program has found meanwhile.
     pub usable: u8,
     /// A [`BackendState`], for readers of the map.
     pub state: u8,
@@ -26,7 +26,7 @@ one_word!(StateWord, u32);
 #[repr(C, align(2))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct DaemonState {
-    /// A [`Usable`].
+    /// Bits 0 and 1: a [`Usable`]. Bit 2: whether a probe has found the backend well. Bits 3 to 6: a [`HealthReason`].
     pub usable: u8,
     /// A [`BackendState`], for readers of the map.
     pub state: u8,
@@ -34,7 +34,7 @@ pub struct DaemonState {
 one_word!(DaemonState, u16);
 
 /// Whether the daemon lets a backend be chosen. Numbers are part of the ABI: bit 0 is whether, bit 1 is whether also while
-/// the backend is ejected. Bit 2 of the byte is [`Usable::PROBED_HEALTHY`].
+/// the backend is ejected.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Usable {
@@ -47,7 +47,7 @@ pub enum Usable {
 }
 
 impl Usable {
-    /// The bit by which the daemon says that a probe has found the backend well.
+    /// The bit of a [`DaemonState`] by which the daemon says that a probe has found the backend well.
     pub const PROBED_HEALTHY: u8 = 4;
 
     /// The value with this number; numbers that mean nothing are read as a choice reads them.
@@ -72,15 +72,56 @@ impl From<bool> for Usable {
     }
 }
 
+/// The health that the daemon knows of a backend, and its reason: of all verdicts the worst, but for the programs' own ejections and
+/// the backend's own report that it is a lame duck, which have words of their own. Numbers are part of the ABI. Readers of the map
+/// show it, and the next daemon adopts it.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum HealthReason {
+    /// A daemon wrote the word that gave no reasons.
+    Unstated = 0,
+    /// Healthy.
+    Healthy = 1,
+    /// Unproven: no probe has finished.
+    Unproven = 2,
+    /// A lame duck by its list.
+    ListLameDuck = 3,
+    /// Ejected: probes fail that come from another network namespace than the client's.
+    ProbeElsewhere = 4,
+    /// Refusing: probes cannot connect.
+    ProbeConnect = 5,
+    /// Refusing: probes connect, and the answer is an error or missing.
+    ProbeAnswer = 6,
+    /// Refusing: the backend reports that it is down.
+    ReportDown = 7,
+    /// Refusing: down by its list.
+    ListDown = 8,
+    /// Drained: weight 0 by its list.
+    ListWeight = 9,
+}
+
+impl HealthReason {
+    /// All of them, by number.
+    pub const ALL: [Self; 10] = [
+        Self::Unstated,
+        Self::Healthy,
+        Self::Unproven,
+        Self::ListLameDuck,
+        Self::ProbeElsewhere,
+        Self::ProbeConnect,
+        Self::ProbeAnswer,
+        Self::ReportDown,
+        Self::ListDown,
+        Self::ListWeight,
+    ];
+}
+
 impl DaemonState {
-    /// The half word of a backend in `state`.
+    const REASON_BIT: u32 = 3;
+
+    /// The half word of a backend in `state`, without a reason.
     pub const fn new(usable: Usable, state: BackendState) -> Self {
         Self { usable: usable as u8, state: state as u8 }
-    }
-
-    /// Whether a probe has found the backend well.
-    pub const fn is_probed_healthy(self) -> bool {
-        self.usable & Usable::PROBED_HEALTHY != 0
     }
 
     /// The same, of a backend that a probe has found well or not.
@@ -89,12 +130,45 @@ impl DaemonState {
         let bit = if is_probed_healthy { Usable::PROBED_HEALTHY } else { 0 };
         Self { usable: self.usable & !Usable::PROBED_HEALTHY | bit, ..self }
     }
+
+    /// The same with a reason.
+    #[must_use]
+    pub const fn with_reason(self, reason: HealthReason) -> Self {
+        let others = self.usable & ((1 << Self::REASON_BIT) - 1);
+        Self { usable: others | (reason as u8) << Self::REASON_BIT, ..self }
+    }
+
+    /// Whether the daemon lets it be chosen.
+    pub const fn usable(self) -> Usable {
+        Usable::from_u8(self.usable)
+    }
+
+    /// Whether a probe has found the backend well.
+    pub const fn is_probed_healthy(self) -> bool {
+        self.usable & Usable::PROBED_HEALTHY != 0
+    }
+
+    /// The reason. Before there were reasons, some states told what the list says.
+    pub fn reason(self) -> HealthReason {
+        let stated = HealthReason::ALL.get((self.usable >> Self::REASON_BIT & 15) as usize).copied();
+        match (stated.unwrap_or(HealthReason::Unstated), self.state) {
+            (HealthReason::Unstated, 2) => HealthReason::ListLameDuck,
+            (HealthReason::Unstated, 3) => HealthReason::ListWeight,
+            (HealthReason::Unstated, 6) => HealthReason::ListDown,
+            (reason, _) => reason,
+        }
+    }
 }
 
 impl StateWord {
     /// The word of a backend in `state`, which is not ejected.
     pub const fn new(usable: Usable, state: BackendState) -> Self {
         Self { usable: usable as u8, state: state as u8, ejected: 0, failure_source: 0 }
+    }
+
+    /// The daemon's half.
+    pub const fn daemon(self) -> DaemonState {
+        DaemonState { usable: self.usable, state: self.state }
     }
 
     /// 1 if the backend may be chosen, else 0. A number, because loops over many backends do without branches.
@@ -119,37 +193,31 @@ impl StateWord {
     }
 }
 
-/// What is known of a backend. Numbers are part of the ABI.
+/// What a slot is for. Numbers are part of the ABI.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BackendState {
     /// The slot holds no backend.
     Free = 0,
-    /// Takes connections.
-    Healthy = 1,
-    /// Serves, asks for no new connections.
-    LameDuck = 2,
-    /// Weight 0: no new connections.
-    Unweighted = 3,
-    /// Not in the subset any more; the slot is kept until its last flow ends.
+    /// The backend is in the service's table.
+    Member = 1,
+    /// Not in the table any more; the slot is kept until its last flow ends.
     Leaving = 4,
-    /// Unavailable for long: others stand in for it, and it is in no table until it is back.
+    /// Unavailable for long: another backend has its place in the table until it is back.
     Replaced = 5,
-    /// Its source knows that it fails: nothing, unless nobody else has a weight.
-    Down = 6,
 }
 
 impl BackendState {
-    /// The state with this number, if there is one.
+    /// All that an occupied slot may have.
+    pub const OCCUPIED: [Self; 3] = [Self::Member, Self::Replaced, Self::Leaving];
+
+    /// The state with this number, if there is one. 2, 3 and 6 were members with a reason ([`DaemonState::reason`]).
     pub const fn from_u8(number: u8) -> Option<Self> {
         Some(match number {
             0 => Self::Free,
-            1 => Self::Healthy,
-            2 => Self::LameDuck,
-            3 => Self::Unweighted,
+            1 | 2 | 3 | 6 => Self::Member,
             4 => Self::Leaving,
             5 => Self::Replaced,
-            6 => Self::Down,
             _ => return None,
         })
     }
@@ -158,12 +226,9 @@ impl BackendState {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Free => "free",
-            Self::Healthy => "healthy",
-            Self::LameDuck => "lame-duck",
-            Self::Unweighted => "unweighted",
+            Self::Member => "member",
             Self::Leaving => "leaving",
             Self::Replaced => "replaced",
-            Self::Down => "down",
         }
     }
 }

@@ -124,7 +124,7 @@ impl Tables for Host {
 
     fn state(&self, backend: usize) -> StateWord {
         let Backend { usable, is_ejected, .. } = self.backends[backend];
-        StateWord { ejected: is_ejected.into(), ..StateWord::new(usable.into(), BackendState::Healthy) }
+        StateWord { ejected: is_ejected.into(), ..StateWord::new(usable.into(), BackendState::Member) }
     }
 
     fn flows(&self, backend: usize) -> u32 {

@@ -72,7 +72,7 @@ fn identity(open: &OpenFlow) -> (u64, u64) {
 
 #[cfg(test)]
 mod tests {
-    use lb_common::abi::{BackendState, EjectionState, Flow, Usable};
+    use lb_common::abi::{BackendState, EjectionState, Flow, HealthReason, Usable};
 
     use super::*;
 
@@ -89,10 +89,12 @@ mod tests {
             service: ServiceIndex(0),
             address: ([10, 0, 0, 1], 80).into(),
             weight: 1,
-            state: BackendState::Healthy,
+            state: BackendState::Member,
             usable: Usable::UnlessEjected,
+            reason: HealthReason::Healthy,
             is_probed_healthy: false,
             is_ejected: false,
+            is_withheld: false,
             ejection: EjectionState::default(),
             entries: 4,
             report: 0,

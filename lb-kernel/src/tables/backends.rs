@@ -9,8 +9,8 @@ use std::net::SocketAddr;
 
 use bytemuck::Zeroable;
 use lb_common::abi::{
-    Backend, BackendAddress, BackendState, DaemonState, EjectionPhase, EjectionState, NextTrial,
-    RecentErrors, RetiredCounters, SlotCounters, StateWord, Usable, map,
+    Backend, BackendAddress, BackendState, DaemonState, EjectionPhase, EjectionState, HealthReason,
+    NextTrial, RecentErrors, RetiredCounters, SlotCounters, StateWord, Usable, map,
 };
 use lb_common::ejection;
 use lb_common::load;
@@ -32,13 +32,18 @@ pub struct SlotView {
     pub service: ServiceIndex,
     pub address: SocketAddr,
     pub weight: u32,
+    /// What the slot is for.
     pub state: BackendState,
+    /// The health that the daemon knows of it.
+    pub reason: HealthReason,
     /// What the daemon says of whether it may be chosen.
     pub usable: Usable,
     /// Whether a probe has found it well.
     pub is_probed_healthy: bool,
     /// Whether it is ejected.
     pub is_ejected: bool,
+    /// Whether it failed often enough and the programs did not eject it, because it is the last.
+    pub is_withheld: bool,
     /// How it has done of late, and until when it is ejected.
     pub ejection: EjectionState,
     /// Entries that it has in its service's table.
@@ -74,15 +79,20 @@ impl Tables {
     pub fn slot(&self, slot: Slot) -> Option<SlotView> {
         let Backend { state, entries, ejection, endpoint, .. } = self.maps.backends.get(slot.index());
         let known = BackendState::from_u8(state.state).filter(|state| *state != BackendState::Free)?;
+        let daemon = state.daemon();
+        let rules = self.maps.services.get(usize::from(endpoint.service)).ejection;
+        let failures = rules.failures.saturating_mul(if daemon.is_probed_healthy() { 2 } else { 1 });
         Some(SlotView {
             at: BackendRef { slot, generation: Generation(endpoint.generation) },
             service: ServiceIndex(endpoint.service),
             address: socket_addr(endpoint.address, endpoint.port),
             weight: endpoint.weight,
             state: known,
-            usable: Usable::from_u8(state.usable),
-            is_probed_healthy: state.usable & Usable::PROBED_HEALTHY != 0,
+            reason: daemon.reason(),
+            usable: daemon.usable(),
+            is_probed_healthy: daemon.is_probed_healthy(),
             is_ejected: state.ejected != 0,
+            is_withheld: state.ejected == 0 && failures > 0 && ejection.run >= failures,
             ejection,
             entries,
             report: endpoint.report,

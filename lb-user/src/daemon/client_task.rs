@@ -247,6 +247,7 @@ impl ClientTask {
             Err(error) => Some(crate::error::chain(error)),
         };
         self.has_failed = result.is_err();
+        self.told.is_stale = true;
         self.settled = matches!(result, Ok(true)).then_some(unneeded);
         result.map(drop)
     }

@@ -127,6 +127,7 @@ impl Daemon {
             {
                 error!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot bring the maps to the plan");
             }
+            client_task.log_health(self.probing.probes());
         }
         self.wait_for_readers();
     }

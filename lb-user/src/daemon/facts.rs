@@ -72,6 +72,7 @@ impl Daemon {
             without_causes: client_task.without_causes(),
             panics: client_task.panics(),
             unused: client_task.unused(),
+            lists: client_task.lists(),
             replace_after: client_task.replace_after(),
             unavailable: client_task.unavailable(now),
             probes: self.probe_views(client_task),

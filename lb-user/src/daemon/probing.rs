@@ -276,6 +276,11 @@ impl Probing {
         self.receiving.want(Some(wanted), pins, features);
     }
 
+    /// Probes by connection.
+    pub fn probes(&self) -> &Probes {
+        &self.probes
+    }
+
     /// The listener that receives reports, if there is one.
     pub fn listener(&self) -> Option<&Listener> {
         self.asking.listener()
@@ -446,6 +451,7 @@ impl Daemon {
         let version = (self.probing.aimed, self.probing.probes.version());
         let is_news = self.clients.tasks.iter().any(|task| task.probes_heard != Some(version));
         let results = if is_news { self.probing.probes.results() } else { BTreeMap::new() };
+        let asking = &self.probing.asking;
         for client_task in &mut self.clients.tasks {
             let has_heard = client_task.probes_heard.replace(version) == Some(version);
             for position in 0..client_task.client.services.len() {
@@ -458,7 +464,14 @@ impl Daemon {
                 let protocol = configured.service.protocol;
                 match &probe.kind {
                     ProbeKind::Report { .. } => {
-                        let of = |address| Some((*sick.get(&name_of(protocol, address))?, Why::Report));
+                        let of = |address| {
+                            let name = name_of(protocol, address);
+                            let health = *sick.get(&name)?;
+                            // What the kernel keeps of an earlier daemon's reports does not tell one that is down from a lame duck.
+                            let is_adopted = client_task.is_down_by_report(position, address)
+                                && asking.has_no_report(name);
+                            Some((if is_adopted { Health::Refusing } else { health }, Why::Report))
+                        };
                         let said = if sick.is_empty() {
                             BTreeMap::new()
                         } else {

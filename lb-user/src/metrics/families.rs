@@ -137,7 +137,9 @@ families! {
 
     // ---- a backend of a service of a client task -------------------------------------------------------------------
     STATE = gauge("socklb_backend_state", &["client", "service", "backend", "state"],
-        "1 for the state that the backend is in, 0 for the others.");
+        "1 for the health of the backend, 0 for the others: the worst of what its list, its reports, probes and the ends of connections show.");
+    MEMBERSHIP = gauge("socklb_backend_membership", &["client", "service", "backend", "membership"],
+        "1 for what the backend's slot is for, 0 for the others: a member of the table, replaced by another backend, or leaving.");
     USABLE = gauge("socklb_backend_usable", BACKEND, "1 if the backend may be chosen, else 0.");
     FAILING = gauge("socklb_backend_failing", BACKEND,
         "1 if every connect to the backend of the last minute failed, at least 5, else 0.");

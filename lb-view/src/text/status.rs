@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use lb_common::abi::Outcome;
+use lb_common::abi::{BackendState, Outcome};
 use lb_common::ending::Ending;
 
 use super::load::describe as load_in_words;
 use super::table::{ALWAYS, Column, Row, left_out, table};
 use super::{Style, percent, wrap};
 use crate::backend::{Backend, LONGEST_US, Latency};
-use crate::status::{Client, EjectionMode, Service, Status};
+use crate::status::{Client, EjectionMode, NotChosen, Service, Status};
 
 /// The status as text.
 pub fn status(status: &Status, style: Style) -> String {
@@ -95,6 +95,9 @@ fn one_service(text: &mut String, service: &Service, style: Style) -> Vec<&'stat
     if let Some(unused) = service.unused {
         let _ = writeln!(text, "  {unused}");
     }
+    if let Some(not_chosen) = not_chosen(&service.not_chosen) {
+        let _ = writeln!(text, "  {not_chosen}");
+    }
     let diverted: u64 = service.backends.iter().map(|backend| backend.diverted).sum();
     if diverted > 0 {
         let _ = writeln!(text, "  {diverted} flows were rewritten by another program after ours");
@@ -135,7 +138,7 @@ fn row(backend: &Backend, is_watched: bool) -> Row {
     let time = |of: fn(&Latency) -> f64| latency.as_ref().map_or_else(|| "-".to_owned(), |all| time(of(all)));
     let cells = vec![
         backend.address.to_string(),
-        backend.state.clone(),
+        backend.state_in_words().to_owned(),
         backend.weight.to_string(),
         percent(Some(backend.share_wanted)),
         percent(share),
@@ -147,8 +150,24 @@ fn row(backend: &Backend, is_watched: bool) -> Row {
     ];
     let ejection = backend.ejection.as_ref().map(ToString::to_string);
     let probe = backend.probe.as_ref().filter(|probe| probe.is_remarkable()).map(ToString::to_string);
-    let notes: Vec<String> = ejection.into_iter().chain(probe).chain(failures(backend, is_watched)).collect();
+    let is_told = ejection.is_some() || probe.is_some();
+    let reason = backend.reason.clone().filter(|_| !is_told);
+    let is_replaced = backend.membership == BackendState::Replaced.name();
+    let place = is_replaced.then(|| "replaced: another backend has its place".to_owned());
+    let notes = ejection.into_iter().chain(probe).chain(reason).chain(place);
+    let notes: Vec<String> = notes.chain(failures(backend, is_watched)).collect();
     Row { cells, is_bad: backend.is_failing(), note: (!notes.is_empty()).then(|| notes.join("; ")) }
+}
+
+/// The first endpoints that the list takes out, and how many more there are.
+fn not_chosen(all: &[NotChosen]) -> Option<String> {
+    const SHOWN: usize = 4;
+    let shown: Vec<String> = all.iter().take(SHOWN).map(ToString::to_string).collect();
+    let more = match all.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(", and {more} more (--json has all)"),
+    };
+    (!shown.is_empty()).then(|| format!("not chosen: {}{more}", shown.join(", ")))
 }
 
 /// How connects failed, if any did: per second, or, without a daemon, since the backend was first seen. Errors of the
@@ -249,7 +268,7 @@ mod tests {
         (connect.buckets[6], connect.buckets[14], connect.sum_us) = (980, 20, 1_300_000);
         let named = |name: &str, number: f64| (name.to_owned(), number);
         let busy = Backend {
-            state: "unweighted".to_owned(),
+            state: "lame-duck".to_owned(),
             weight: 65_535,
             share_wanted: 0.75,
             share_60s: Some(0.751),
@@ -286,10 +305,10 @@ mod tests {
         check_table(
             &service(),
             "service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
-               backend                     state  weight  wanted   share  active  flows/s   mean    p50    p99\n  \
-               255.255.255.250:65535  unweighted   65535  75.0 %  75.1 %  131072    12346  1.3ms  773us  197ms\n    \
+               backend                    state  weight  wanted   share  active  flows/s   mean    p50    p99\n  \
+               255.255.255.250:65535  lame-duck   65535  75.0 %  75.1 %  131072    12346  1.3ms  773us  197ms\n    \
                  refused 12.0/s, gave-up 0.05/s\n  \
-               255.255.255.251:65535     healthy       1   0.0 %       -       0        0      -      -      -\n",
+               255.255.255.251:65535    healthy       1   0.0 %       -       0        0      -      -      -\n",
         );
     }
 
@@ -313,8 +332,8 @@ mod tests {
         check_table(
             &service,
             "service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
-               backend                     state  weight  wanted   share  active    started   mean    p50    p99\n  \
-               255.255.255.250:65535  unweighted   65535  75.0 %  75.0 %  131072  123456789  1.3ms  773us  197ms\n    \
+               backend                    state  weight  wanted   share  active    started   mean    p50    p99\n  \
+               255.255.255.250:65535  lame-duck   65535  75.0 %  75.0 %  131072  123456789  1.3ms  773us  197ms\n    \
                  refused 7, not-sent 2\n",
         );
     }
@@ -363,13 +382,13 @@ mod tests {
                  \n\
                  client web  /sys/fs/cgroup/websites.slice/web\n\
                  service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
-                 backend                     state  weight  wanted   share  active  flows/s   mean    p50    p99\n  \
-                 255.255.255.250:65535  unweighted   65535  75.0 %  75.1 %  131072    12346  1.3ms  773us  197ms\n    \
+                 backend                    state  weight  wanted   share  active  flows/s   mean    p50    p99\n  \
+                 255.255.255.250:65535  lame-duck   65535  75.0 %  75.1 %  131072    12346  1.3ms  773us  197ms\n    \
                  refused 12.0/s, gave-up 0.05/s\n  \
-                 255.255.255.251:65535     healthy       1   0.0 %       -       0        0      -      -      -\n\
+                 255.255.255.251:65535    healthy       1   0.0 %       -       0        0      -      -      -\n\
                  service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
-                 backend           state  weight  wanted   share  active  flows/s   mean    p50    p99\n  \
-                 10.0.0.1:80  unweighted   65535  75.0 %  75.1 %  131072    12346  1.3ms  773us  197ms\n    \
+                 backend          state  weight  wanted   share  active  flows/s   mean    p50    p99\n  \
+                 10.0.0.1:80  lame-duck   65535  75.0 %  75.1 %  131072    12346  1.3ms  773us  197ms\n    \
                  refused 12.0/s, gave-up 0.05/s\n\
                  \n\
                  degraded: client web: run `socklb detach web` twice\n",
@@ -381,13 +400,13 @@ mod tests {
                  \n\
                  client web  /sys/fs/cgroup/websites.slice/web\n\
                  service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
-                 backend                     state  wanted   share  active  flows/s    p99\n  \
-                 255.255.255.250:65535  unweighted  75.0 %  75.1 %  131072    12346  197ms\n    \
+                 backend                    state  wanted   share  active  flows/s    p99\n  \
+                 255.255.255.250:65535  lame-duck  75.0 %  75.1 %  131072    12346  197ms\n    \
                  refused 12.0/s, gave-up 0.05/s\n  \
-                 255.255.255.251:65535     healthy   0.0 %       -       0        0      -\n\
+                 255.255.255.251:65535    healthy   0.0 %       -       0        0      -\n\
                  service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
-                 backend           state  weight  wanted   share  active  flows/s    p50    p99\n  \
-                 10.0.0.1:80  unweighted   65535  75.0 %  75.1 %  131072    12346  773us  197ms\n    \
+                 backend          state  weight  wanted   share  active  flows/s    p50    p99\n  \
+                 10.0.0.1:80  lame-duck   65535  75.0 %  75.1 %  131072    12346  773us  197ms\n    \
                  refused 12.0/s, gave-up 0.05/s\n\
                  (narrow terminal: weight, mean, p50 left out)\n\
                  \n\
@@ -402,14 +421,14 @@ mod tests {
                  /sys/fs/cgroup/websites.slice/web\n\
                  service users 10.96.0.10:80/tcp  table 1\n  \
                  of 1024 entries\n  \
-                 backend                     state\n  \
-                 255.255.255.250:65535  unweighted\n    \
+                 backend                    state\n  \
+                 255.255.255.250:65535  lame-duck\n    \
                  refused 12.0/s, gave-up 0.05/s\n  \
-                 255.255.255.251:65535     healthy\n\
+                 255.255.255.251:65535    healthy\n\
                  service users 10.96.0.10:80/tcp  table 1\n  \
                  of 1024 entries\n  \
-                 backend           state  flows/s\n  \
-                 10.0.0.1:80  unweighted    12346\n    \
+                 backend          state  flows/s\n  \
+                 10.0.0.1:80  lame-duck    12346\n    \
                  refused 12.0/s, gave-up 0.05/s\n\
                  (narrow terminal: weight, wanted, share,\n  \
                  active, flows/s, mean, p50, p99 left\n  \

@@ -33,7 +33,7 @@ impl Tables for ClientTables<'_> {
         }
         let is_ready = client.links[at].is_some_and(|link| link.state == LinkState::Ready);
         let usable = client.slots[at].is_some_and(|slot| slot.usable) && (is_ready || !client.needs_links);
-        StateWord::new(usable.into(), BackendState::Healthy)
+        StateWord::new(usable.into(), BackendState::Member)
     }
 
     fn flows(&self, slot: u32) -> u32 {

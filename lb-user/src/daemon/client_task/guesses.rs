@@ -39,17 +39,13 @@ impl ClientTask {
             self.guesses.entry(Identity { service, address: *address }).or_default();
         }
         let seen =
-            |(address, (health, why))| (address, (self.seen_at(Identity { service, address }, health), why));
+            |(address, (health, why))| (address, (self.seen(Identity { service, address }, health), why));
         let said = found.into_iter().map(seen).collect();
         self.hear(position, Who::Probe, said, now);
     }
 
     /// How a backend is to this client if probes have found it like that.
-    pub fn seen(&self, position: usize, address: SocketAddr, found: Health) -> Health {
-        self.index(position).map_or(found, |service| self.seen_at(Identity { service, address }, found))
-    }
-
-    fn seen_at(&self, identity: Identity, found: Health) -> Health {
+    fn seen(&self, identity: Identity, found: Health) -> Health {
         let is_refuted = self.guesses.get(&identity).is_some_and(|guess| guess.is_refuted);
         seen_from(found, self.is_elsewhere(), is_refuted)
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lb_core::balancer::{Fact, ReportIdMap};
-use lb_core::endpoint::Endpoint;
+use lb_core::endpoint::{Endpoint, EndpointList};
 use lb_core::health::{Health, Standing, Who, Why};
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::membership::Member;
@@ -23,8 +23,9 @@ use tracing::{info, warn};
 
 use super::ClientTask;
 use crate::config::Probe;
-use crate::daemon::probing::Candidate;
-use crate::probes::probed;
+use crate::daemon::probing::{Candidate, connect_target};
+use crate::probes::{Probes, probed};
+use crate::status;
 
 /// Lines of one client task at a time; what is beyond is told in one.
 const MOST_LINES: usize = 8;
@@ -32,6 +33,10 @@ const MOST_LINES: usize = 8;
 /// What the log has of backends, and of services whether they were in panic.
 #[derive(Debug, Default)]
 pub struct Told {
+    /// Whether healths may have changed since they were logged.
+    pub is_stale: bool,
+    /// By position of the service and address: the health that was logged last, and who had found it.
+    health: BTreeMap<(usize, SocketAddr), (Health, Option<Who>)>,
     backends: BTreeMap<BackendRef, ToldOfBackend>,
     /// Ejected backends that are to be tried before their time, and when that was last done.
     returned: BTreeSet<BackendRef>,
@@ -66,7 +71,17 @@ struct Line {
     backend: SocketAddr,
     ejections: u64,
     readmissions: u64,
-    is_ejected: bool,
+}
+
+/// Why a backend is healthy again, by who had found it otherwise.
+const fn recovery(before: Option<Who>) -> &'static str {
+    match before {
+        Some(Who::Kernel) => "no longer ejected",
+        Some(Who::Probe) => "probes succeed",
+        Some(Who::Report) => "no report against it",
+        Some(Who::Source) => "list: healthy",
+        None => "first probe succeeded",
+    }
 }
 
 /// Whether the programs see why flows fail, without which nothing is known of backends.
@@ -189,6 +204,13 @@ impl ClientTask {
         self.datapath.try_at_once(&slots);
     }
 
+    /// Whether a backend of the service at this position is down by its own report.
+    pub fn is_down_by_report(&self, position: usize, address: SocketAddr) -> bool {
+        let service = self.balancer.services().nth(position).map(|(_, index, _)| index);
+        let standing = service.and_then(|service| self.balancer.standing(Identity { service, address }));
+        standing.is_some_and(Standing::is_down_by_report)
+    }
+
     /// Whether a backend of the service at this position is well by the probes of an earlier daemon alone.
     pub fn is_taken_over_well(&self, position: usize, address: SocketAddr) -> bool {
         let service = self.balancer.services().nth(position).map(|(_, index, _)| index);
@@ -260,23 +282,74 @@ impl ClientTask {
         self.settled.is_some()
     }
 
-    /// Says in the log what has been ejected and taken back since this was last done, and where panic has begun or ended.
+    /// Logs each backend whose health has changed since this was last done: one line, or one for all beyond [`MOST_LINES`].
+    pub fn log_health(&mut self, probes: &Probes) {
+        if !std::mem::take(&mut self.told.is_stale) {
+            return;
+        }
+        let mut logged = BTreeMap::new();
+        let mut lines = 0;
+        for (position, (configured, (_, service, _))) in
+            self.client.services.iter().zip(self.balancer.services()).enumerate()
+        {
+            let Some(row) = self.balancer.row(position) else { continue };
+            for (&address, &(_, to)) in &row.usable {
+                let standing = self.balancer.standing(Identity { service, address });
+                let worst = standing.and_then(Standing::worst);
+                let witness = match to {
+                    Health::Unproven => Some(Who::Probe),
+                    _ => worst.map(|verdict| verdict.who),
+                };
+                logged.insert((position, address), (to, witness));
+                let before = self.told.health.get(&(position, address)).copied();
+                let (from, before) = before.map_or((None, None), |(from, who)| (Some(from), who));
+                if from == Some(to) || from.is_none() && to <= Health::Unproven {
+                    continue;
+                }
+                lines += 1;
+                if lines > MOST_LINES {
+                    continue;
+                }
+                let failure = || {
+                    let target = connect_target(configured.probe.as_ref()?, address)?;
+                    let failure = probes.findings(&target)?.failure?;
+                    Some(format!("{} probe: {failure}", configured.probe.as_ref()?.name()))
+                };
+                let slot = || self.datapath.tables().slot(self.balancer.slot(position, address)?.slot);
+                let reason = match (to, witness) {
+                    (Health::Healthy, _) => Some(recovery(before).to_owned()),
+                    (_, Some(Who::Probe)) if to > Health::Unproven => failure(),
+                    _ => None,
+                };
+                let reason = reason.or_else(|| status::reason(&slot()?)).unwrap_or_default();
+                let (client, service) = (&self.client.name, &configured.service.name);
+                let (from_name, to_name) = (from.map_or("new", Health::name), to.name());
+                let witness = witness.or(before).map_or("", Who::name);
+                if Some(to) > from {
+                    warn!(%client, %service, backend = %address, from = from_name, to = to_name, witness, reason, "backend health changed");
+                } else {
+                    info!(%client, %service, backend = %address, from = from_name, to = to_name, witness, reason, "backend health changed");
+                }
+            }
+        }
+        if lines > MOST_LINES {
+            warn!(client = %self.client.name, backends = lines - MOST_LINES, "health of more backends changed");
+        }
+        self.told.health = logged;
+    }
+
+    /// Logs what was ejected and came back between two looks, and where panic has begun or ended, since this was last done.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
-    pub fn tell_health(&mut self) -> Result<(), DatapathError> {
+    pub fn log_kernel(&mut self) -> Result<(), DatapathError> {
         let lines = self.new_lines()?;
-        for line in lines.iter().take(MOST_LINES) {
-            let (client, service, backend) = (&self.client.name, &line.service, line.backend);
-            let (ejections, readmissions) = (line.ejections, line.readmissions);
-            if line.is_ejected {
-                warn!(%client, %service, %backend, ejections, readmissions, "backend ejected");
-            } else {
-                info!(%client, %service, %backend, ejections, readmissions, "backend taken back");
-            }
+        for Line { service, backend, ejections, readmissions } in lines.iter().take(MOST_LINES) {
+            let client = &self.client.name;
+            warn!(%client, %service, %backend, ejections, readmissions, "backend was ejected and came back");
         }
         if lines.len() > MOST_LINES {
-            warn!(client = %self.client.name, backends = lines.len() - MOST_LINES, "more backends were ejected or taken back");
+            warn!(client = %self.client.name, backends = lines.len() - MOST_LINES, "more backends were ejected and came back");
         }
         for position in 0..self.client.services.len() {
             let Some(row) = self.balancer.row(position) else { continue };
@@ -327,6 +400,15 @@ impl ClientTask {
         unused.collect()
     }
 
+    /// The lists in use, by service name.
+    pub fn lists(&self) -> BTreeMap<String, Arc<EndpointList>> {
+        let services = self.client.services.iter().enumerate();
+        let lists = services.filter_map(|(position, configured)| {
+            Some((configured.service.name.clone(), Arc::clone(self.balancer.list(position)?)))
+        });
+        lists.collect()
+    }
+
     /// For how long backends have not been available, by service name and address.
     pub fn unavailable(&self, now: Instant) -> BTreeMap<(String, SocketAddr), Duration> {
         let names: BTreeMap<ServiceIndex, &str> =
@@ -367,22 +449,22 @@ impl ClientTask {
                 is_ejected: false,
                 ..now
             });
-            // That it stays ejected after a trial that failed is no news.
-            let is_news = is_ejected != before.is_ejected
-                || now.readmissions != before.readmissions
-                || now.ejections != before.ejections && !before.is_ejected;
-            if is_news {
+            // A change that is there to see is logged as one of health. That it stays ejected after a trial that failed is no news.
+            let has_changed = is_ejected != before.is_ejected;
+            let has_flapped = !has_changed
+                && (now.readmissions != before.readmissions
+                    || now.ejections != before.ejections && !before.is_ejected);
+            if has_flapped {
                 let service = applied.services.get(&backend.service).map(|service| service.name.clone());
                 lines.push(Line {
                     service: service.unwrap_or_default(),
                     backend: backend.address,
                     ejections: now.ejections.saturating_sub(before.ejections),
                     readmissions: now.readmissions.saturating_sub(before.readmissions),
-                    is_ejected,
                 });
             }
             // Trials that fail meanwhile are counted in the line that says that it is back.
-            let ejections = if is_news { now.ejections } else { before.ejections };
+            let ejections = if has_changed || has_flapped { now.ejections } else { before.ejections };
             // Whoever is well again is not looked at any more.
             if verdicts.contains_key(&slot) {
                 told.insert(at, ToldOfBackend { ejections, ..now });

@@ -68,6 +68,15 @@ impl Asking {
         self.error.as_deref()
     }
 
+    /// Whether no report of a backend has come since it is polled.
+    pub fn has_no_report(&self, name: Name) -> bool {
+        self.listener.as_ref().is_none_or(|listener| {
+            listener.look(|senders, _, _| {
+                senders.get(name).is_none_or(|(_, reported)| reported.report().is_none())
+            })
+        })
+    }
+
     /// Of whom something is said, and what.
     pub fn sick(&self) -> BTreeMap<Name, Health> {
         self.listener.as_ref().map(Listener::sick).unwrap_or_default()

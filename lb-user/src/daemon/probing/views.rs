@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lb_core::health::Health;
 use lb_core::reports::reported::{ReportState, Reported};
 use lb_view::backend;
 
@@ -41,11 +40,8 @@ impl Daemon {
                     for address in addresses {
                         let target = connect_target(probe, address);
                         let findings = target.and_then(|target| self.probing.probes.findings(&target));
-                        let view = |findings| {
-                            let refusing = client_task.seen(position, address, Health::Refusing);
-                            connect_view(probe, findings, refusing)
-                        };
-                        add(address, findings.map_or_else(|| unprobed(probe), view));
+                        let view = findings.map(|findings| connect_view(probe, findings));
+                        add(address, view.unwrap_or_else(|| unprobed(probe)));
                     }
                 }
             }
@@ -84,7 +80,6 @@ fn report_view(reported: &Reported<Duration>, now: Duration) -> backend::Probe {
     backend::Probe {
         kind: "report".to_owned(),
         state: state.name().to_owned(),
-        verdict: reported.said(now).map(|said| said.health.name().to_owned()),
         why,
         age_s: report.map(|report| now.saturating_sub(report.received).as_secs_f64()),
         lasts_s: until.map(|until| until.saturating_sub(now).as_secs_f64()),
@@ -95,20 +90,15 @@ fn report_view(reported: &Reported<Duration>, now: Duration) -> backend::Probe {
     }
 }
 
-/// What is shown of a backend by probes that connect. `refusing` is the verdict if they find it refusing.
-fn connect_view(probe: &Probe, findings: Findings, refusing: Health) -> backend::Probe {
-    let is_refusing = findings.probed.is_refusing() == Some(true) && refusing != Health::Healthy;
+/// What is shown of a backend by probes that connect.
+fn connect_view(probe: &Probe, findings: Findings) -> backend::Probe {
     let state = match (&findings.failure, findings.probes) {
-        (_, 0) => {
-            let verdict = Some(Health::Unproven.name().to_owned());
-            return backend::Probe { verdict, ..unprobed(probe) };
-        }
+        (_, 0) => return unprobed(probe),
         (Some(_), _) => "failing",
         (None, _) => "well",
     };
     backend::Probe {
         state: state.to_owned(),
-        verdict: is_refusing.then(|| refusing.name().to_owned()),
         why: findings.failure,
         round_trip_ms: findings.took.map(|time| time.as_secs_f64() * 1e3),
         ..unprobed(probe)

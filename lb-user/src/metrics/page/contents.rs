@@ -5,6 +5,7 @@ use std::fmt;
 use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcome};
 use lb_common::ending::Ending;
 use lb_core::control::Switch;
+use lb_core::health::Health;
 use lb_kernel::{BackendSnapshot, ServiceSnapshot, Snapshot};
 use lb_view::backend::Probe;
 use lb_view::load::ServiceLoad;
@@ -12,6 +13,7 @@ use lb_view::load::ServiceLoad;
 use super::{Page, Sheet, Value, seconds_of_ns, unix_time};
 use crate::metrics::collect::{ClientMetrics, MapMetrics};
 use crate::metrics::families as f;
+use crate::status;
 
 impl Page {
     pub fn daemon(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
@@ -162,19 +164,19 @@ impl Page {
     }
 
     pub fn each_backend(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
-        const STATES: [BackendState; 6] = [
-            BackendState::Healthy,
-            BackendState::LameDuck,
-            BackendState::Down,
-            BackendState::Unweighted,
-            BackendState::Leaving,
-            BackendState::Replaced,
-        ];
         sheet.family(
             &f::STATE,
             self.backends().flat_map(|([client, service, address], backend)| {
-                STATES.map(|state| {
-                    ([client, service, address, state.name()], (backend.slot.state == state).into())
+                let found = status::health(&backend.slot);
+                Health::ALL.map(|state| ([client, service, address, state.name()], (found == state).into()))
+            }),
+        )?;
+        sheet.family(
+            &f::MEMBERSHIP,
+            self.backends().flat_map(|([client, service, address], backend)| {
+                BackendState::OCCUPIED.map(|membership| {
+                    let labels = [client, service, address, membership.name()];
+                    (labels, (backend.slot.state == membership).into())
                 })
             }),
         )?;

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use lb_common::abi::{
-    ABI_VERSION, Anomalies, BackendState, EjectionRules, EjectionState, Outcomes, Rules, TableRef, Usable,
+    ABI_VERSION, Anomalies, BackendState, EjectionRules, EjectionState, HealthReason, Outcomes, Rules,
+    TableRef, Usable,
 };
 use lb_common::ending::Ending;
 use lb_core::ids::{BackendRef, Generation, ServiceIndex, Slot};
@@ -66,10 +67,12 @@ fn backend() -> BackendSnapshot {
             service: ServiceIndex(0),
             address: "[2001:db8::1]:80".parse().unwrap(),
             weight: 3,
-            state: BackendState::LameDuck,
+            state: BackendState::Member,
             usable: Usable::No,
+            reason: HealthReason::ListLameDuck,
             is_probed_healthy: false,
             is_ejected: false,
+            is_withheld: false,
             ejection: EjectionState::default(),
             entries: 256,
             report: 0,
@@ -145,6 +148,7 @@ fn client() -> ClientMetrics {
             without_causes: BTreeSet::new(),
             panics: BTreeSet::new(),
             unused: BTreeMap::new(),
+            lists: BTreeMap::new(),
             replace_after: BTreeMap::new(),
             unavailable: BTreeMap::new(),
             probes: BTreeMap::from([(("users".to_owned(), "[2001:db8::1]:80".parse().unwrap()), probe())]),
