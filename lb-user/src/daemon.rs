@@ -176,6 +176,8 @@ struct Daemon {
     waiters: Vec<Waiter>,
     notifier: Notifier,
     ticks: u32,
+    /// By how much later than at once the first look begins on this host.
+    first_look_jitter: Duration,
     events: mpsc::Sender<Event>,
 }
 
@@ -206,6 +208,7 @@ impl Daemon {
             waiters: Vec::new(),
             notifier: Notifier::new(),
             ticks: 0,
+            first_look_jitter: Duration::ZERO,
             events,
         }
     }
@@ -248,6 +251,7 @@ impl Daemon {
                     return ControlFlow::Break(Err(error));
                 }
                 self.probe_again(now);
+                self.poll_first();
                 self.end_first_looks(now);
             }
             Event::ReadersGone(result) => self.readers_gone(result, now),

@@ -179,6 +179,16 @@ impl Probes {
         tokio::spawn(probing.run()).abort_handle()
     }
 
+    /// Holds the next probe back for a time, and all behind it.
+    pub fn hold_back(&self, time: Duration) {
+        if let Ok(pace) = Arc::clone(&self.pace).try_lock_owned() {
+            tokio::spawn(async move {
+                tokio::time::sleep(time).await;
+                drop(pace);
+            });
+        }
+    }
+
     /// What was found of one.
     pub fn findings(&self, target: &ConnectTarget) -> Option<Findings> {
         lock(&self.findings).get(target).cloned()

@@ -109,6 +109,12 @@ impl Listener {
         self.wake.wake();
     }
 
+    /// Polls these soon, as [`Senders::poll_first`] has it.
+    pub fn poll_first(&self, names: impl IntoIterator<Item = Name>, after: Duration, spacing: Duration) {
+        lock(&self.shared).senders.poll_first(names, after, spacing, now());
+        self.wake.wake();
+    }
+
     /// Of whom something is said, and what.
     pub fn sick(&self) -> BTreeMap<Name, Health> {
         lock(&self.shared).senders.sick().clone()

@@ -55,6 +55,21 @@ pub fn is_lame(fixture: &Fixture, address: &str) -> bool {
     seen(fixture, address).state == "lame-duck"
 }
 
+/// The interval of polls is long, so that only the first look can have found it.
+#[test]
+fn a_standing_lame_duck_gets_no_connect_from_a_fresh_host() {
+    let mut fixture = Fixture::without_daemon();
+    let key = make_key(&fixture.setup, "service.key", 1);
+    let agent = Agent::start(&fixture.setup, &key, &ALL);
+    agent.tell(&["lame-duck", ALL[0]]);
+    let text = text(&fixture, "round-robin", "").replace("100ms", "30s");
+    fixture.setup.write("socklb.toml", &text);
+    fixture.start();
+    let mut probe = fixture.probe();
+    let counts = probe.dial_many(SERVICE, 300);
+    assert!(counts.keys().eq(["b2", "b3"]), "{counts:?}");
+}
+
 #[test]
 fn a_lame_duck_is_passed_over_from_then_on_and_back_when_it_is_ready() {
     // In slow guests one is enough: what the programs do is tested there for each (`verdicts`).

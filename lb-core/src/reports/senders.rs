@@ -238,6 +238,30 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         changes
     }
 
+    /// Makes the first requests of these due `after` from now, in their order and `spacing` apart, unless they are due before; of those
+    /// that have reported, none. Returns when the last of them is due.
+    pub fn poll_first(
+        &mut self,
+        names: impl IntoIterator<Item = Name>,
+        after: Duration,
+        spacing: Duration,
+        now: T,
+    ) -> T {
+        let mut due = now + after;
+        for name in names {
+            let Some(&place) = self.places.get(&name.on_wire()) else { continue };
+            let Some(sender) = self.senders.get_mut(place as usize) else { continue };
+            if sender.reported.report().is_some() {
+                continue;
+            }
+            self.due.remove(&(sender.due, place));
+            sender.due = sender.due.min(due);
+            self.due.insert((sender.due, place));
+            due = due + spacing;
+        }
+        due
+    }
+
     fn insert(&mut self, name: Name, sender: Sender<T>) {
         let place = Place::try_from(self.senders.len()).expect("as many backends as fit into memory");
         self.due.insert((sender.due, place));
@@ -601,6 +625,25 @@ mod tests {
             senders.take(answer.bytes(), at(now)).unwrap();
         }
         assert_eq!(senders.contested(at(now)), BTreeSet::from([target(1).name]));
+    }
+
+    #[test]
+    fn first_polls_come_soon_and_one_by_one_also_of_backends_with_long_intervals() {
+        let mut senders = of([1, 2, 3]);
+        let names = [3, 1, 9, 2].map(|port| target(port).name);
+        let last = senders.poll_first(names, Duration::from_millis(40), Duration::from_millis(2), at(0));
+        assert_eq!(last, at(46));
+        let mut polled = Vec::new();
+        for now in 0..=46 {
+            let ports = senders.requests(9, || 9, at(now)).into_iter().map(|one| one.datagram.port.to_host());
+            polled.extend(ports.map(|port| (port, now)));
+        }
+        assert_eq!(polled, [(3, 40), (1, 42), (2, 44)]);
+        senders.take(report(1, Kind::Answer, Readiness::Ready, 1, 9).bytes(), at(50)).unwrap();
+        assert_eq!(senders.requests(9, || 9, at(50)).len(), 1, "it is asked once more with its cookie");
+        senders.poll_first(names, Duration::ZERO, Duration::from_millis(2), at(60));
+        let again = senders.requests(9, || 9, at(70)).into_iter().map(|one| one.datagram.port.to_host());
+        assert_eq!(again.collect::<Vec<_>>(), [3, 2], "the first has reported");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! It is short: a client whose cgroup exists waits until each of its members has answered, and no longer than [`AT_MOST`]. A client
 //! that has pins, one that a reload brings, and a cgroup that appears later are attached at once.
 
+use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use lb_core::health::Standing;
@@ -12,7 +13,7 @@ use lb_core::slots::Identity;
 use super::Daemon;
 use super::client_task::ClientTask;
 use super::probing::{Probing, name_of};
-use crate::config::ProbeKind;
+use crate::config::{Probe, ProbeKind};
 use crate::probes::BETWEEN;
 
 /// How long an answer is waited for once all are asked.
@@ -21,18 +22,47 @@ const ANSWER: Duration = Duration::from_millis(150);
 /// How long it takes at most.
 const AT_MOST: Duration = Duration::from_millis(500);
 
+/// By how much it begins later, at most: hosts that start together do not probe or poll the same backend in the same moment.
+const MAX_JITTER: Duration = Duration::from_millis(50);
+
+/// Between two backends at most: a timer of a millisecond takes up to two.
+const SPACING: Duration = BETWEEN.saturating_mul(2);
+
 impl Daemon {
-    /// Begins the first look of all clients that are new on this host, of which the lists are there.
+    /// Begins the first look of all clients that are new on this host, of which the lists are there. To be called before their
+    /// backends become targets of probes.
     pub fn begin_first_looks(&mut self, now: Instant) {
+        let [fraction, ..] = RandomState::new().hash_one(()).to_le_bytes();
+        let jitter = MAX_JITTER.mul_f64(f64::from(fraction) / 256.0);
         for client_task in &mut self.clients.tasks {
             if client_task.is_new && client_task.has_probes() && client_task.path().exists() {
                 let positions = 0..client_task.client.services.len();
                 let members: usize = positions.map(|at| client_task.balancer().weights(at).len()).sum();
-                // A timer of a millisecond takes up to two.
-                let asking = 2 * BETWEEN * u32::try_from(members).unwrap_or(u32::MAX);
-                client_task.first_look = Some(now + AT_MOST.min(ANSWER + asking));
+                let asking = SPACING.saturating_mul(u32::try_from(members).unwrap_or(u32::MAX));
+                client_task.first_look = Some(now + AT_MOST.min(jitter + ANSWER + asking));
             }
         }
+        if self.next_end_of_first_look().is_some() {
+            self.probing.hold_back(jitter);
+            self.first_look_jitter = jitter;
+        }
+    }
+
+    /// Polls the backends of all first looks that are under way: else a first poll comes within the interval of polls. To be called
+    /// when they have become targets.
+    pub fn poll_first(&self) {
+        let Some(listener) = self.probing.listener() else { return };
+        let looking = self.clients.tasks.iter().filter(|client_task| client_task.first_look.is_some());
+        let names = looking.flat_map(|client_task| {
+            let services = client_task.client.services.iter().enumerate();
+            let polled =
+                services.filter(|(_, configured)| configured.probe.as_ref().is_some_and(Probe::is_by_report));
+            polled.flat_map(|(position, configured)| {
+                let members = client_task.balancer().weights(position).iter();
+                members.map(|(address, _)| name_of(configured.service.protocol, *address))
+            })
+        });
+        listener.poll_first(names, self.first_look_jitter, SPACING);
     }
 
     /// When the next first look is over at the latest.

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lb_common::abi::host::NO_REPORT;
 use lb_common::receive::{RECEPTIONS, Reception};
@@ -274,6 +274,11 @@ impl Probing {
             passes_unbelieved: register.uncovered() > 0 || self.unregistered.is_some(),
         };
         self.receiving.want(Some(wanted), pins, features);
+    }
+
+    /// Holds probes by connection back for a time.
+    pub fn hold_back(&self, time: Duration) {
+        self.probes.hold_back(time);
     }
 
     /// Probes by connection.
