@@ -571,8 +571,17 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.services.iter().flat_map(of_service).collect()
     }
 
-    /// The slots of ejected backends against which a probe or their own report has ceased to speak, since this was last asked: the
-    /// next connect is to try them.
+    /// Backends of the service at this position have started again: the ejected ones return.
+    pub fn note_returns(&mut self, position: usize, has_started: impl Fn(SocketAddr) -> bool) {
+        let service = self.services[position].index;
+        let ejected = self.standings.iter().filter(|(known, standing)| {
+            known.service == service && standing.is_ejected() && has_started(known.address)
+        });
+        self.returned.extend(ejected.map(|(known, _)| *known));
+    }
+
+    /// The slots of ejected backends that have returned since this was last asked: a probe or their own report has ceased to speak
+    /// against them, or they have started again. The next connect is to try them.
     pub fn take_returned(&mut self) -> Vec<Slot> {
         let returned = std::mem::take(&mut self.returned);
         returned.into_iter().filter_map(|identity| Some(self.slots.get(identity)?.slot)).collect()

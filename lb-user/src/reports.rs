@@ -7,7 +7,7 @@ mod datagrams;
 
 mod pace;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::net::SocketAddr;
@@ -107,6 +107,11 @@ impl Listener {
             self.news.notify_one();
         }
         self.wake.wake();
+    }
+
+    /// As [`Senders::take_restarted`].
+    pub fn take_restarted(&self) -> BTreeSet<Name> {
+        lock(&self.shared).senders.take_restarted()
     }
 
     /// Polls these soon, as [`Senders::poll_first`] has it.
@@ -273,6 +278,7 @@ impl Thread {
                     Err(refusal) => *counts.refused.entry(refusal).or_default() += 1,
                 }
             }
+            is_news |= senders.has_restarted();
             drop(shared);
             if is_news {
                 self.news.notify_one();

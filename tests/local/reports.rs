@@ -11,7 +11,7 @@ use stage::agent::{Agent, make_key};
 use stage::daemon::failure;
 use stage::fixture::{Fixture, SERVICE, config, endpoints};
 use stage::maps::hash;
-use stage::{eventually, replace};
+use stage::{Backend, eventually, replace};
 
 /// The backends.
 pub const ALL: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
@@ -68,6 +68,33 @@ fn a_standing_lame_duck_gets_no_connect_from_a_fresh_host() {
     let mut probe = fixture.probe();
     let counts = probe.dial_many(SERVICE, 300);
     assert!(counts.keys().eq(["b2", "b3"]), "{counts:?}");
+}
+
+/// Its probes are its reports, which said nothing against it while it was dead; its ejection would last an hour.
+#[test]
+fn an_ejected_backend_whose_agent_starts_again_is_tried_by_the_next_connect() {
+    let mut fixture = Fixture::without_daemon();
+    let key = make_key(&fixture.setup, "service.key", 1);
+    let agent = Agent::start(&fixture.setup, &key, &ALL);
+    let lines = "ejection = { base = \"1h\", max = \"1h\" }\npolicy =";
+    fixture.setup.write("socklb.toml", &text(&fixture, "round-robin", "").replacen("policy =", lines, 1));
+    fixture.start();
+    eventually("it is heard", || reported(&fixture, ALL[0]), |state| state == "ready");
+    drop(fixture.backends.remove(0));
+    let mut probe = fixture.probe();
+    eventually(
+        "it is ejected",
+        || {
+            let _ = probe.try_dial(SERVICE);
+            seen(&fixture, ALL[0]).state
+        },
+        |state| state == "ejected",
+    );
+    drop(agent);
+    let _back = Backend::start("b1", ALL[0]);
+    let _agent = Agent::start_again(&fixture.setup);
+    eventually("it is back", || probe.dial_many(SERVICE, 3), |counts| counts.contains_key("b1"));
+    eventually("its state follows", || seen(&fixture, ALL[0]).state, |state| state == "healthy");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::time::Duration;
 use lb_common::wire::{ACKNOWLEDGED_FOR_MS, Datagram, Malformed};
 use xxhash_rust::xxh64::xxh64;
 
-use super::reported::{Base, Disbelieved, Reported};
+use super::reported::{Base, Disbelieved, ReportState, Reported};
 use super::{MAX_HOLD, Name};
 use crate::health::{Health, Said};
 use crate::report_keys::{BackendKey, Keys};
@@ -153,6 +153,8 @@ pub struct Senders<T> {
     expiries: BTreeSet<(T, Place)>,
     /// Of whom something is said.
     sick: BTreeMap<Name, Health>,
+    /// Those whose agents have started again and reported that they are ready, since this was last asked.
+    restarted: BTreeSet<Name>,
 }
 
 /// A push is acknowledged again if it comes again, but not more often than this.
@@ -168,6 +170,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             due: BTreeSet::new(),
             expiries: BTreeSet::new(),
             sick: BTreeMap::new(),
+            restarted: BTreeSet::new(),
         }
     }
 
@@ -233,6 +236,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             self.insert(name, sender);
             sick.remove(&name);
         }
+        self.restarted.retain(|name| self.places.contains_key(name));
         // Of whoever is not asked any more nothing is said.
         changes.extend(sick.into_keys().map(|name| Change { name, said: None }));
         changes
@@ -316,6 +320,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         let place = self.places.get(&name).copied().ok_or(unknown)?;
         let sender = self.senders.get_mut(place as usize).ok_or(unknown)?;
         let is_push = datagram.kind() == Some(lb_common::wire::Kind::Push);
+        let known = sender.reported.base();
         let taken = sender.reported.take(&datagram, &sender.target.keys, now);
         let is_again = taken == Err(Disbelieved::Replayed)
             && sender.reported.base() == Base::of(datagram.base())
@@ -337,6 +342,10 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             self.due.insert((now, place));
         }
         taken.map_err(Refusal::Disbelieved)?;
+        let is_ready = sender.reported.state(now) == ReportState::Ready;
+        if is_ready && known.is_some_and(|known| known.incarnation < incarnation) {
+            self.restarted.insert(name);
+        }
         let before = sender.expiry;
         let change = sender.tell(name, now);
         note(&mut self.sick, change.as_ref());
@@ -365,6 +374,17 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
     /// Of whom something is said, and what.
     pub fn sick(&self) -> &BTreeMap<Name, Health> {
         &self.sick
+    }
+
+    /// Whether an agent has started again since [`Senders::take_restarted`].
+    pub fn has_restarted(&self) -> bool {
+        !self.restarted.is_empty()
+    }
+
+    /// The backends whose agents have started again and reported that they are ready, since this was last asked: whatever made a
+    /// backend fail may be over.
+    pub fn take_restarted(&mut self) -> BTreeSet<Name> {
+        std::mem::take(&mut self.restarted)
     }
 
     /// One of them, with what it has said.
@@ -441,7 +461,6 @@ mod tests {
 
     use super::*;
     use crate::report_keys::{Numbered, ServiceKey};
-    use crate::reports::reported::ReportState;
     use crate::service::Protocol;
 
     const INTERVAL: Duration = Duration::from_secs(2);
@@ -625,6 +644,32 @@ mod tests {
             senders.take(answer.bytes(), at(now)).unwrap();
         }
         assert_eq!(senders.contested(at(now)), BTreeSet::from([target(1).name]));
+    }
+
+    #[test]
+    fn an_agent_that_starts_again_and_is_ready_is_named_once() {
+        let mut senders = of([1, 2]);
+        let incarnated = |incarnation: u32, readiness, now: u64, senders: &mut Senders<Duration>| {
+            senders.requests(9, || 9, at(now));
+            let mut answer = report(1, Kind::Answer, readiness, 1, 9);
+            answer.incarnation = Be32::from_host(incarnation);
+            senders.take(answer.sealed(target(1).keys.current().key.wire()).bytes(), at(now)).unwrap();
+            (senders.has_restarted(), senders.take_restarted().len())
+        };
+        let seen: Vec<(bool, usize)> = [
+            (5, Readiness::Ready),
+            (5, Readiness::Ready),
+            (6, Readiness::Down),
+            (7, Readiness::Ready),
+            (7, Readiness::Ready),
+        ]
+        .into_iter()
+        .zip(1..)
+        .map(|((incarnation, readiness), turn)| {
+            incarnated(incarnation, readiness, turn * 4_000, &mut senders)
+        })
+        .collect();
+        assert_eq!(seen, [(false, 0), (false, 0), (false, 0), (true, 1), (false, 0)]);
     }
 
     #[test]

@@ -452,12 +452,15 @@ impl Daemon {
     /// Takes in how everybody is, as probes and reports have it.
     pub fn hear_probes(&mut self, now: Instant) {
         let sick = self.probing.asking.sick();
+        let restarted = self.probing.asking.take_restarted();
         // Read before the results: what changes in between is taken in once more.
         let version = (self.probing.aimed, self.probing.probes.version());
         let is_news = self.clients.tasks.iter().any(|task| task.probes_heard != Some(version));
         let results = if is_news { self.probing.probes.results() } else { BTreeMap::new() };
         let asking = &self.probing.asking;
         for client_task in &mut self.clients.tasks {
+            // What returns is tried if it is ejected: also by an ejection of a moment ago.
+            client_task.hear_kernel(now);
             let has_heard = client_task.probes_heard.replace(version) == Some(version);
             for position in 0..client_task.client.services.len() {
                 let configured = &client_task.client.services[position];
@@ -483,6 +486,10 @@ impl Daemon {
                             said_of(client_task, position, of)
                         };
                         client_task.hear(position, Who::Report, said, now);
+                        if !restarted.is_empty() {
+                            let has_restarted = |address| restarted.contains(&name_of(protocol, address));
+                            client_task.note_restarts(position, has_restarted);
+                        }
                     }
                     ProbeKind::Connect { .. } => {
                         let said = |address| {

@@ -175,8 +175,13 @@ impl ClientTask {
         self.take_in(Fact::Said(position, who, said), now);
     }
 
-    /// Makes the next connect the trial of each ejected backend of which a probe or its own report says that it is well again, once
-    /// within the time of a first ejection. To be called once the maps are as planned, for until then none may be tried.
+    /// The agents of these backends of the service at this position have started again: the ejected ones return.
+    pub fn note_restarts(&mut self, position: usize, has_restarted: impl Fn(SocketAddr) -> bool) {
+        self.balancer.note_returns(position, has_restarted);
+    }
+
+    /// Makes the next connect the trial of each ejected backend of which a probe or its own report says that it is well again, or whose
+    /// agent has started again, once within the time of a first ejection. To be called once the maps are as planned, for until then none may be tried.
     pub fn try_returned(&mut self, now: Instant) {
         let backends = &self.datapath.applied().backends;
         let at = |slot: Slot| {

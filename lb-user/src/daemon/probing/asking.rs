@@ -1,6 +1,6 @@
 //! Reports that are asked for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -75,6 +75,11 @@ impl Asking {
                 senders.get(name).is_none_or(|(_, reported)| reported.report().is_none())
             })
         })
+    }
+
+    /// As [`Senders::take_restarted`](lb_core::reports::senders::Senders::take_restarted).
+    pub fn take_restarted(&self) -> BTreeSet<Name> {
+        self.listener.as_ref().map(Listener::take_restarted).unwrap_or_default()
     }
 
     /// Of whom something is said, and what.
