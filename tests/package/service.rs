@@ -193,6 +193,15 @@ fn an_upgrade_restarts_the_daemon_and_leaves_the_programs() {
     assert!(pid != before && pid != "0", "process {before}, then {pid}");
     assert_eq!(links(), made);
     assert_eq!(dial(&machine), "b1");
+    // A configuration that this version refuses: the daemon that has one keeps running.
+    machine.write("/etc/socklb/socklb.toml", "[[client]]\n");
+    let upgrade = machine.run(&["dpkg", "--install", PACKAGE]);
+    let told = String::from_utf8_lossy(&upgrade.stderr).into_owned();
+    assert!(upgrade.status.success() && told.contains("socklb.service is not restarted"), "{told}");
+    assert!(told.contains("/etc/socklb/socklb.toml:1"), "it names the fault: {told}");
+    assert_eq!(property(&machine, "MainPID"), pid);
+    assert_eq!(dial(&machine), "b1");
+    machine.write("/etc/socklb/socklb.toml", CONFIG);
     // What the administrator has stopped stays stopped, and its programs in place.
     machine.good(&["systemctl", "stop", "socklb.service"]);
     machine.good(&["dpkg", "--install", PACKAGE]);
