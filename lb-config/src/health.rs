@@ -27,7 +27,9 @@ pub fn read(
         ProbeKind::Connect { timeout, .. } => Some(timeout),
         ProbeKind::Report { .. } => None,
     });
-    Some((HealthRules { panic_threshold, replace_after: replace_after?, first_look }, probe))
+    let heeds_reports = probe.as_ref().is_some_and(Probe::is_by_report);
+    let rules = HealthRules { panic_threshold, replace_after: replace_after?, first_look, heeds_reports };
+    Some((rules, probe))
 }
 
 #[cfg(test)]

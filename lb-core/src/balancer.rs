@@ -28,7 +28,7 @@ use crate::plan::{BackendPlan, Plan, ServicePlan};
 use crate::reports::Name;
 use crate::rules;
 use crate::schedule;
-use crate::service::Service;
+use crate::service::{HealthRules, Service};
 use crate::slots::{Identity, Slots, SlotsExhausted};
 
 use row::Circumstances;
@@ -901,7 +901,9 @@ fn adopted_standings<T: Copy + Ord>(
     let mut standings = BTreeMap::new();
     for state in states {
         let Some(table) = adopted.services.get(&state.index) else { continue };
-        let is_probed = state.service.health.first_look.is_some();
+        // A witness that the configuration no longer asks would never take its word back.
+        let HealthRules { first_look, heeds_reports, .. } = state.service.health;
+        let is_probed = first_look.is_some();
         let slots: BTreeSet<Slot> = table.schedule.iter().chain(&table.replaced).copied().collect();
         for backend in slots.iter().filter_map(|slot| adopted.backends.get(slot)) {
             let reason = match backend.reason {
@@ -915,7 +917,7 @@ fn adopted_standings<T: Copy + Ord>(
                     standing.take_over();
                     standing.hear(who, Some(Said { health, why, until: None }), now);
                 }
-                (_, (health, Some((who @ Who::Report, why)))) => {
+                (_, (health, Some((who @ Who::Report, why)))) if heeds_reports => {
                     standing.hear(who, Some(Said { health, why, until: None }), now);
                 }
                 (HealthReason::Healthy, _) if is_probed => standing.take_over(),

@@ -177,11 +177,18 @@ pub struct HealthRules {
     /// How long a probe by connection takes at most: for so long a service of which nothing is known yet uses all its backends
     /// alike. `None` if there are no such probes, and no backend is unproven.
     pub first_look: Option<Duration>,
+    /// Whether the reports of backends count.
+    pub heeds_reports: bool,
 }
 
 impl Default for HealthRules {
     fn default() -> Self {
-        Self { panic_threshold: 50, replace_after: Duration::from_secs(10), first_look: None }
+        Self {
+            panic_threshold: 50,
+            replace_after: Duration::from_secs(10),
+            first_look: None,
+            heeds_reports: false,
+        }
     }
 }
 

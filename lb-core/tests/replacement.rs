@@ -325,13 +325,12 @@ fn maps(reasons: &[(Usable, HealthReason)]) -> (Service, Plan) {
 /// the backend might be chosen tells it.
 #[test]
 fn the_next_daemon_adopts_each_reason() {
-    use HealthReason::{Healthy, ProbeAnswer, ProbeConnect, ProbeElsewhere, ReportDown, Unproven, Unstated};
+    use HealthReason::{Healthy, ProbeAnswer, ProbeConnect, ProbeElsewhere, Unproven, Unstated};
     let cases = [
         (Usable::UnlessEjected, Healthy, Healthy, Usable::UnlessEjected),
         (Usable::No, ProbeConnect, ProbeConnect, Usable::No),
         (Usable::No, ProbeAnswer, ProbeAnswer, Usable::No),
         (Usable::UnlessEjected, ProbeElsewhere, ProbeElsewhere, Usable::UnlessEjected),
-        (Usable::No, ReportDown, ReportDown, Usable::No),
         (Usable::No, Unproven, Unproven, Usable::No),
         (Usable::No, Unstated, ProbeConnect, Usable::No),
         (Usable::UnlessEjected, Unstated, Healthy, Usable::UnlessEjected),
@@ -345,6 +344,28 @@ fn the_next_daemon_adopts_each_reason() {
         next.handle(at(10), delivered(4, "hhhh")).expect("it fits");
         let first = next.plan().backends.values().next().cloned().expect("four");
         assert_eq!((first.reason, first.usable), (reason, usable_then), "{held:?}");
+    }
+}
+
+/// Of a service whose probes were taken out of the configuration, or became reports, nothing that they found is adopted.
+#[test]
+fn the_next_daemon_adopts_nothing_from_a_witness_that_it_does_not_ask() {
+    let well = (Usable::UnlessEjected, HealthReason::Healthy);
+    for (reason, first_look, heeds_reports, expected) in [
+        (HealthReason::ReportDown, None, true, HealthReason::ReportDown),
+        (HealthReason::ReportDown, None, false, HealthReason::Healthy),
+        (HealthReason::ReportDown, Some(at(1)), false, HealthReason::Unproven),
+        (HealthReason::ProbeConnect, None, true, HealthReason::Healthy),
+        (HealthReason::Unproven, None, false, HealthReason::Healthy),
+    ] {
+        let (service, plan) = maps(&[(Usable::No, reason), well, well, well]);
+        let health = HealthRules { first_look, heeds_reports, ..service.health };
+        let adopted = Adopted { plan, next_generations: Vec::new() };
+        let mut next =
+            Balancer::new(vec![Service { health, ..service }], LIMITS, adopted, at(10)).expect("it fits");
+        next.handle(at(10), delivered(4, "hhhh")).expect("it fits");
+        let first = next.plan().backends.values().next().cloned().expect("four");
+        assert_eq!(first.reason, expected, "{reason:?}, {first_look:?}, {heeds_reports}");
     }
 }
 

@@ -106,8 +106,8 @@ fn load_text(ControlRules { law, mode, .. }: ControlRules) -> String {
 }
 
 fn health_text(health: HealthRules, probe: Option<&Probe>) -> String {
-    // How long a first look takes is told with the probe.
-    let HealthRules { panic_threshold, replace_after, first_look: _ } = health;
+    // The rest is told with the probe.
+    let HealthRules { panic_threshold, replace_after, first_look: _, heeds_reports: _ } = health;
     let probe = probe.map_or_else(String::new, |probe| format!(", {}", probe_text(probe)));
     format!("panic_threshold {panic_threshold}, replace_after {}{probe}", in_units(replace_after))
 }

@@ -80,7 +80,7 @@ const fn recovery(before: Option<Who>) -> &'static str {
         Some(Who::Probe) => "probes succeed",
         Some(Who::Report) => "no report against it",
         Some(Who::Source) => "list: healthy",
-        None => "first probe succeeded",
+        None => "nothing is known against it",
     }
 }
 
