@@ -87,6 +87,8 @@ pub struct Change<T> {
 #[derive(Clone, Debug)]
 struct Sender<T> {
     target: Target,
+    /// Whether its agent has started again, and has not reported since that it is ready.
+    has_restarted: bool,
     reported: Reported<T>,
     due: T,
     /// When what is said of it changes by itself.
@@ -225,6 +227,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
                         asked: None,
                         is_again: false,
                         introduced: None,
+                        has_restarted: false,
                         stored: base.map(|base| Stored { base, lame_until, repeated: REPEATED }),
                     }
                 }
@@ -243,7 +246,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
     }
 
     /// Makes the first requests of these due `after` from now, in their order and `spacing` apart, unless they are due before; of those
-    /// that have reported, none. Returns when the last of them is due.
+    /// that have reported, none. Returns when a further one would be due.
     pub fn poll_first(
         &mut self,
         names: impl IntoIterator<Item = Name>,
@@ -342,8 +345,10 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             self.due.insert((now, place));
         }
         taken.map_err(Refusal::Disbelieved)?;
-        let is_ready = sender.reported.state(now) == ReportState::Ready;
-        if is_ready && known.is_some_and(|known| known.incarnation < incarnation) {
+        // An agent that has just started may not know yet whether its backend is ready.
+        sender.has_restarted |= known.is_some_and(|known| known.incarnation < incarnation);
+        if sender.has_restarted && sender.reported.state(now) == ReportState::Ready {
+            sender.has_restarted = false;
             self.restarted.insert(name);
         }
         let before = sender.expiry;
@@ -662,6 +667,9 @@ mod tests {
             (6, Readiness::Down),
             (7, Readiness::Ready),
             (7, Readiness::Ready),
+            (8, Readiness::Unknown),
+            (8, Readiness::Ready),
+            (8, Readiness::Ready),
         ]
         .into_iter()
         .zip(1..)
@@ -669,7 +677,7 @@ mod tests {
             incarnated(incarnation, readiness, turn * 4_000, &mut senders)
         })
         .collect();
-        assert_eq!(seen, [(false, 0), (false, 0), (false, 0), (true, 1), (false, 0)]);
+        assert_eq!(seen, [0, 0, 0, 1, 0, 0, 1, 0].map(|count| (count == 1, count)));
     }
 
     #[test]
