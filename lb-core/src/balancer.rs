@@ -724,7 +724,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 generation: at.generation,
                 weight: weight_of(state, identity).or(adopted.map(|adopted| adopted.weight)).unwrap_or(0),
                 state: match adopted {
-                    // A healthy endpoint that the subset passed over is on its way out like one that the source dropped.
+                    // An endpoint that the subset passed over leaves like one that the source dropped.
                     _ if !members.has(identity, at) => BackendState::Leaving,
                     _ if is_replaced(state, identity) => BackendState::Replaced,
                     Some(adopted) if state.is_some_and(|state| state.list.is_none()) => adopted.state,
@@ -906,11 +906,7 @@ fn adopted_standings<T: Copy + Ord>(
         let is_probed = first_look.is_some();
         let slots: BTreeSet<Slot> = table.schedule.iter().chain(&table.replaced).copied().collect();
         for backend in slots.iter().filter_map(|slot| adopted.backends.get(slot)) {
-            let reason = match backend.reason {
-                HealthReason::Unstated if backend.usable.is_usable() => HealthReason::Healthy,
-                HealthReason::Unstated => HealthReason::ProbeConnect,
-                reason => reason,
-            };
+            let reason = health::stated_reason(backend.reason, backend.state, backend.usable);
             let mut standing = Standing::new(now);
             match (reason, health::meaning(reason)) {
                 (_, (health, Some((who @ Who::Probe, why)))) if is_probed => {

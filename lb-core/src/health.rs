@@ -11,7 +11,7 @@ pub mod replacement;
 
 pub mod probed;
 
-use lb_common::abi::HealthReason;
+use lb_common::abi::{BackendState, HealthReason, Usable};
 
 use crate::endpoint::{Endpoint, EndpointState};
 
@@ -116,6 +116,17 @@ pub struct Said<T> {
     pub why: Why,
     /// When that ends by itself.
     pub until: Option<T>,
+}
+
+/// The reason that a state word gives. An older daemon gave none: a backend that its list does not rule out was refusing if it might
+/// not be chosen, and healthy if it might.
+pub const fn stated_reason(reason: HealthReason, state: BackendState, usable: Usable) -> HealthReason {
+    match (reason, state) {
+        (HealthReason::Unstated, BackendState::Leaving) => HealthReason::Healthy,
+        (HealthReason::Unstated, _) if usable.is_usable() => HealthReason::Healthy,
+        (HealthReason::Unstated, _) => HealthReason::ProbeConnect,
+        (reason, _) => reason,
+    }
 }
 
 /// The health that a reason of a state word means, who found it, and why; `None` if no verdict led to it.

@@ -263,6 +263,8 @@ impl Daemon {
             Event::Asked(query) => self.answer(query, now),
             Event::Tick => self.tick(now),
             Event::Heard => {
+                // What returns is tried if it is ejected: also by an ejection since the last tick.
+                self.clients.tasks.iter_mut().for_each(|client_task| client_task.hear_kernel(now));
                 self.hear_probes(now);
                 self.end_first_looks(now);
             }

@@ -9,14 +9,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lb_common::abi::{
-    BackendState, EjectionPhase, EjectionRules, EjectionState, HealthReason, NO_SLOT, Outcome, Usable,
-};
+use lb_common::abi::{EjectionPhase, EjectionRules, EjectionState, HealthReason, NO_SLOT, Outcome, Usable};
 use lb_common::ejection::{self, name_of_failure};
 use lb_common::ending::Ending;
 use lb_common::ticks::{self, TICK_LOG2};
 use lb_core::endpoint::EndpointList;
-use lb_core::health::{Health, Who, meaning, said_of};
+use lb_core::health::{Health, Who, meaning, said_of, stated_reason};
 use lb_core::service::Protocol;
 use lb_kernel::receiver::{self, Attachment};
 use lb_kernel::{
@@ -275,13 +273,7 @@ pub fn reason(slot: &SlotView) -> Option<String> {
 
 /// The same with who has found it, and why: the worst of what the daemon, the programs and its own report have found.
 fn found(slot: &SlotView) -> (Health, Option<Who>, Option<String>) {
-    let reason = match slot.reason {
-        // An older daemon wrote the word: a backend that its list does not rule out is refusing if it may not be chosen.
-        HealthReason::Unstated if slot.state != BackendState::Leaving && !slot.usable.is_usable() => {
-            HealthReason::ProbeConnect
-        }
-        reason => reason,
-    };
+    let reason = stated_reason(slot.reason, slot.state, slot.usable);
     let (health, by) = meaning(reason);
     let text = match reason {
         HealthReason::Unstated | HealthReason::Healthy => None,

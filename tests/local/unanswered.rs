@@ -129,7 +129,7 @@ fn an_icmp_error_during_connect_is_told_also_if_the_application_has_taken_it_off
     }
 }
 
-/// A new socket that goes on connecting once its error is taken off. Where softirqs are late, the error meets a socket that nobody
+/// A new socket that goes on connecting once its error is taken off. If softirqs are late, the error meets a socket that no call
 /// holds, and ends the connect, or one that is closed: then there is none.
 fn take_error_of_new(probe: &mut Probe) -> Option<SocketId> {
     let socket = probe.start_connect(SERVICE);

@@ -81,7 +81,7 @@ impl Tables {
         let known = BackendState::from_u8(state.state).filter(|state| *state != BackendState::Free)?;
         let daemon = state.daemon();
         let rules = self.maps.services.get(usize::from(endpoint.service)).ejection;
-        let failures = rules.failures.saturating_mul(if daemon.is_probed_healthy() { 2 } else { 1 });
+        let is_enough = rules.failures > 0 && ejection.run >= ejection::failures_to_eject(rules, state);
         Some(SlotView {
             at: BackendRef { slot, generation: Generation(endpoint.generation) },
             service: ServiceIndex(endpoint.service),
@@ -92,7 +92,7 @@ impl Tables {
             usable: daemon.usable(),
             is_probed_healthy: daemon.is_probed_healthy(),
             is_ejected: state.ejected != 0,
-            is_withheld: state.ejected == 0 && failures > 0 && ejection.run >= failures,
+            is_withheld: state.ejected == 0 && is_enough,
             ejection,
             entries,
             report: endpoint.report,

@@ -43,7 +43,7 @@ impl Daemon {
             }
         }
         if self.next_end_of_first_look().is_some() {
-            self.probing.hold_back(jitter);
+            self.probing.probes().hold_back(jitter);
             self.first_look_jitter = jitter;
         }
     }

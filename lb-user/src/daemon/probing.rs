@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lb_common::abi::host::NO_REPORT;
 use lb_common::receive::{RECEPTIONS, Reception};
@@ -276,11 +276,6 @@ impl Probing {
         self.receiving.want(Some(wanted), pins, features);
     }
 
-    /// Holds probes by connection back for a time.
-    pub fn hold_back(&self, time: Duration) {
-        self.probes.hold_back(time);
-    }
-
     /// Probes by connection.
     pub fn probes(&self) -> &Probes {
         &self.probes
@@ -459,8 +454,6 @@ impl Daemon {
         let results = if is_news { self.probing.probes.results() } else { BTreeMap::new() };
         let asking = &self.probing.asking;
         for client_task in &mut self.clients.tasks {
-            // What returns is tried if it is ejected: also by an ejection of a moment ago.
-            client_task.hear_kernel(now);
             let has_heard = client_task.probes_heard.replace(version) == Some(version);
             for position in 0..client_task.client.services.len() {
                 let configured = &client_task.client.services[position];

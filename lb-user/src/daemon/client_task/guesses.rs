@@ -50,7 +50,7 @@ impl ClientTask {
         seen_from(found, self.is_elsewhere(), is_refuted)
     }
 
-    fn index(&self, position: usize) -> Option<ServiceIndex> {
+    pub(super) fn index(&self, position: usize) -> Option<ServiceIndex> {
         self.balancer.services().nth(position).map(|(_, index, _)| index)
     }
 

@@ -209,18 +209,19 @@ impl ClientTask {
         self.datapath.try_at_once(&slots);
     }
 
+    /// What is said of a backend of the service at this position.
+    fn standing(&self, position: usize, address: SocketAddr) -> Option<&Standing<Instant>> {
+        self.balancer.standing(Identity { service: self.index(position)?, address })
+    }
+
     /// Whether a backend of the service at this position is down by its own report.
     pub fn is_down_by_report(&self, position: usize, address: SocketAddr) -> bool {
-        let service = self.balancer.services().nth(position).map(|(_, index, _)| index);
-        let standing = service.and_then(|service| self.balancer.standing(Identity { service, address }));
-        standing.is_some_and(Standing::is_down_by_report)
+        self.standing(position, address).is_some_and(Standing::is_down_by_report)
     }
 
     /// Whether a backend of the service at this position is well by the probes of an earlier daemon alone.
     pub fn is_taken_over_well(&self, position: usize, address: SocketAddr) -> bool {
-        let service = self.balancer.services().nth(position).map(|(_, index, _)| index);
-        let standing = service.and_then(|service| self.balancer.standing(Identity { service, address }));
-        standing.is_some_and(Standing::is_taken_over_well)
+        self.standing(position, address).is_some_and(Standing::is_taken_over_well)
     }
 
     /// Takes in the ids of all backends that report, for the services that ask for reports: those keep what they have while nobody
