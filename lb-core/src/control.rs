@@ -21,6 +21,7 @@ pub mod flows;
 
 pub mod publication;
 
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -273,6 +274,8 @@ pub struct Learnt {
     pub mode: Mode,
     /// The factors.
     pub factors: Factors,
+    /// The members in slow start, each with the time for which it has been available.
+    pub starting: BTreeMap<SocketAddr, Duration>,
 }
 
 /// A law at work on the row of one service, with what it remembers.
@@ -336,6 +339,20 @@ impl Control {
         self.in_force.clone()
     }
 
+    /// Resumes the slow starts of an earlier daemon ([`Learnt::starting`]). Returns the factors that shall be in force.
+    pub fn resume_slow_starts(
+        &mut self,
+        starting: &BTreeMap<SocketAddr, Duration>,
+        now: Duration,
+    ) -> Factors {
+        if let Some(window) = self.rules.slow_start {
+            self.readiness.resume(starting, now);
+            let starting = self.readiness.starting(window, now);
+            self.in_force = self.in_slow_start(&self.in_force, starting.into_keys(), window, now);
+        }
+        self.in_force.clone()
+    }
+
     /// Works by other rules from now on. What was learnt stays, unless the law is another one, or begins to be enforced.
     pub fn set_rules(&mut self, rules: ControlRules) {
         let is_another = rules.law != self.rules.law;
@@ -353,19 +370,21 @@ impl Control {
         }
         if is_another && self.switch == Switch::Frozen {
             // Whatever law there is, an operator has said that weights stay.
-            let learnt = Learnt { switch: self.switch, mode: rules.mode, factors: self.wanted.clone() };
+            let factors = self.wanted.clone();
+            let learnt = Learnt { switch: self.switch, mode: rules.mode, factors, ..Learnt::default() };
             self.adopt(&learnt, Duration::ZERO);
         }
     }
 
     /// What is kept for the next daemon.
-    pub fn learnt(&self) -> Learnt {
+    pub fn learnt(&self, now: Duration) -> Learnt {
         let factors = match &self.law {
             LawState::Feedback(feedback) if self.switch != Switch::Off => feedback.learnt(),
             _ if self.switch == Switch::Frozen => self.wanted.clone(),
             LawState::None | LawState::A58(_) | LawState::Feedback(_) => Factors::default(),
         };
-        Learnt { switch: self.switch, mode: self.rules.mode, factors }
+        let starting = self.rules.slow_start.map(|window| self.readiness.starting(window, now));
+        Learnt { switch: self.switch, mode: self.rules.mode, factors, starting: starting.unwrap_or_default() }
     }
 
     /// An operator says what becomes of the law.
@@ -441,13 +460,30 @@ impl Control {
             return None;
         }
         let mut factors: BTreeMap<SocketAddr, Factor> = self.in_force.iter().collect();
-        for address in changed {
-            let law = if self.acts() { self.wanted.of(address) } else { Factor::ONE };
-            let part = self.readiness.part(address, window, now);
-            factors.insert(address, Factor::of(law.number() * part));
+        for address in &changed {
+            let law = if self.acts() { self.wanted.of(*address) } else { Factor::ONE };
+            factors.insert(*address, law);
         }
-        let factors: Factors = factors.into_iter().collect();
+        let factors = self.in_slow_start(&factors.into_iter().collect(), changed.into_iter(), window, now);
         (factors != self.in_force).then_some(factors)
+    }
+
+    /// Factors with slow start for these members.
+    fn in_slow_start(
+        &self,
+        factors: &Factors,
+        members: impl Iterator<Item = SocketAddr>,
+        window: Duration,
+        now: Duration,
+    ) -> Factors {
+        let mut slow: BTreeMap<SocketAddr, Factor> = factors.iter().collect();
+        for address in members {
+            let part = self.readiness.part(address, window, now);
+            if part < 1.0 {
+                slow.insert(address, Factor::of(factors.of(address).number() * part));
+            }
+        }
+        slow.into_iter().collect()
     }
 
     /// Whether tables follow what the law says.
@@ -463,15 +499,10 @@ impl Control {
     /// What the law says, as far as it acts, times slow start.
     fn factors(&self, now: Duration, look: &Look) -> Factors {
         let law = if self.acts() { self.wanted.clone() } else { Factors::default() };
-        let Some(window) = self.rules.slow_start.filter(|_| !look.is_panic) else { return law };
-        let factor = |&address: &SocketAddr| {
-            let part = self.readiness.part(address, window, now);
-            let law = law.of(address);
-            (address, if part < 1.0 { Factor::of(law.number() * part) } else { law })
-        };
-        let members = look.row.keys();
-        let is_any = members.clone().any(|address| self.readiness.part(*address, window, now) < 1.0);
-        if is_any { members.map(factor).collect() } else { law }
+        match self.rules.slow_start.filter(|_| !look.is_panic) {
+            Some(window) => self.in_slow_start(&law, look.row.keys().copied(), window, now),
+            None => law,
+        }
     }
 
     /// What is decided by something else than load.

@@ -343,3 +343,29 @@ fn a_backend_that_is_new_or_available_again_starts_slowly() {
     eventually("it has its share again", || wanted(&fixture)[ALL[0]], |share| *share > 0.15);
     assert_eq!(failure(&fixture.setup.run(&["load", "freeze", "users"])).0, Some(1), "there is no control");
 }
+
+#[test]
+fn a_slow_start_goes_on_after_the_daemon_was_killed() {
+    let (mut fixture, _agent) = prepare("slow_start = \"10m\"");
+    fixture.start();
+    let list = [ALL[0], ALL[1], ALL[2], "127.0.0.1:8004"];
+    let _fourth = stage::Backend::start("b4", list[3]);
+    let configuration = fixture.setup.folder.join("socklb.toml");
+    stage::replace(&configuration, &read(&configuration).replace("size = 3", "size = 4"));
+    stage::replace(&fixture.file, &endpoints(&list.map(|address| (address, ""))));
+    let share = |fixture: &Fixture| wanted(fixture).get(list[3]).copied().unwrap_or_default();
+    eventually("it is there", || share(&fixture), |share| *share > 0.0);
+    let kept = fixture.setup.folder.join("state/load/factors.json");
+    let text = || fs::read_to_string(&kept).unwrap_or_default();
+    eventually("its slow start is kept", text, |text| text.contains(list[3]));
+    fixture.daemon.take().expect("it runs").kill();
+    fixture.start();
+    // The whole share is a quarter.
+    assert!(share(&fixture) < 0.1, "{:?}", wanted(&fixture));
+    let held_by = || {
+        let load = load(&fixture)?;
+        load.members.iter().find(|member| member.address.to_string() == list[3])?.held_by.clone()
+    };
+    eventually("the new daemon has looked", held_by, |held_by| held_by.as_deref() == Some("slow-start"));
+    assert!(share(&fixture) < 0.1, "{:?}", wanted(&fixture));
+}

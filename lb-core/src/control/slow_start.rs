@@ -1,6 +1,7 @@
 //! Slow start: a member that is new, or available again, gets a part of its share that grows with the time, as Envoy's does
 //! (`slow_start_config` with an aggression of 1): caches and connection pools fill before the whole load comes.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -43,6 +44,25 @@ impl Readiness {
         }
         self.since = since_now.into_iter().collect();
         changed
+    }
+
+    /// Resumes the slow starts of an earlier daemon: for how long each member had been available. What this daemon has observed itself
+    /// holds.
+    pub fn resume(&mut self, starting: &BTreeMap<SocketAddr, Duration>, now: Duration) {
+        for (address, ready_for) in starting {
+            if self.since.get(address).is_none_or(|since| *since == Some(Duration::ZERO)) {
+                // After a reboot the clock may be younger than the slow start.
+                let since = now.saturating_sub(*ready_for).max(Duration::from_nanos(1));
+                self.since.insert(*address, Some(since));
+            }
+        }
+    }
+
+    /// The members in slow start, each with the time for which it has been available.
+    pub fn starting(&self, window: Duration, now: Duration) -> BTreeMap<SocketAddr, Duration> {
+        let ready_for = |since: Duration| (!since.is_zero()).then(|| now.saturating_sub(since));
+        let since = self.since.iter().filter_map(|(address, since)| Some((*address, ready_for((*since)?)?)));
+        since.filter(|(_, ready_for)| *ready_for < window).collect()
     }
 
     /// Since when a member is available; `None` if it is not.
@@ -98,6 +118,37 @@ mod tests {
             let part = part(&looks, at);
             assert!((part - expected).abs() < 1e-12, "{at}: {part}");
         }
+    }
+
+    #[test]
+    fn a_slow_start_goes_on_in_the_next_daemon() {
+        let row = |is_available| [(address(1), true), (address(2), is_available)].into_iter();
+        let mut before = Readiness::default();
+        before.look(s(100), [(address(1), true)].into_iter());
+        before.look(s(101), row(true));
+        let starting = before.starting(WINDOW, s(106));
+        assert_eq!(starting, BTreeMap::from([(address(2), s(5))]));
+        assert_eq!(before.starting(WINDOW, s(121)), BTreeMap::new(), "it is over");
+        let part_after = |now, looks: &[(u64, bool)], resumed: u64| {
+            let mut after = Readiness::default();
+            for (second, is_available) in looks.iter().take_while(|(second, _)| *second < resumed) {
+                after.look(s(*second), row(*is_available));
+            }
+            after.resume(&starting, s(resumed));
+            for (second, is_available) in looks.iter().skip_while(|(second, _)| *second < resumed) {
+                after.look(s(*second), row(*is_available));
+            }
+            assert!((after.part(address(1), WINDOW, s(now)) - 1.0).abs() < 1e-12);
+            after.part(address(2), WINDOW, s(now))
+        };
+        let is = |part: f64, expected: f64| assert!((part - expected).abs() < 1e-9, "{part} {expected}");
+        is(part_after(108, &[(108, true)], 108), 0.25);
+        is(part_after(113, &[(108, true)], 108), 0.5);
+        is(part_after(113, &[(107, true)], 108), 0.5);
+        is(part_after(108, &[(108, false)], 108), 0.1);
+        is(part_after(113, &[(105, false), (107, true)], 108), 0.3);
+        // Its time is longer than the clock has run.
+        is(part_after(3, &[(2, true)], 1), 0.15);
     }
 
     #[test]

@@ -535,7 +535,7 @@ fn silent() -> SeenRow {
 
 #[test]
 fn what_was_learnt_is_taken_up_and_goes_slowly_if_nobody_feeds_it() {
-    let learnt = fed(rules(Law::Feedback), [0.4, 0.6]).learnt();
+    let learnt = fed(rules(Law::Feedback), [0.4, 0.6]).learnt(s(0));
     let before = numbers(&learnt.factors, 2)[0] - 1.0;
     // Nearer to 1 the older it is, up to an hour.
     for (age, left) in [(s(0), 1.0), (s(1_800), 0.5), (s(3_600), 0.0), (Duration::MAX, 0.0)] {
@@ -574,7 +574,7 @@ fn what_an_operator_has_frozen_holds_over_daemons_rules_and_time() {
         }
         assert_eq!(control.in_force(), &frozen, "{law:?}");
         let mut next = Control::new(rules(law));
-        assert_eq!(next.adopt(&control.learnt(), s(86_400)), frozen, "{law:?}");
+        assert_eq!(next.adopt(&control.learnt(s(0)), s(86_400)), frozen, "{law:?}");
         publish(&mut next, s(1), &look(silent(), Flows::default()));
         assert_eq!(next.in_force(), &frozen, "{law:?}");
         for other in Law::ALL {
@@ -613,7 +613,7 @@ fn what_was_said_of_a_law_ends_with_it() {
     let slow = ControlRules { law: None, mode: Mode::Enforce, slow_start: Some(s(10)) };
     let mut control = fed(rules(Law::Feedback), [0.4, 0.6]);
     control.set_switch(Switch::Frozen);
-    let frozen = control.learnt();
+    let frozen = control.learnt(s(0));
     control.set_rules(slow);
     control.set_rules(rules(Law::Feedback));
     assert_eq!(control.switch(), Switch::On);
@@ -643,10 +643,10 @@ fn who_is_held_or_at_its_clamp_and_loses_its_weight_is_neither() {
 fn what_was_observed_alone_is_not_in_force_after_a_start() {
     let observed = fed(ControlRules { mode: Mode::Observe, ..rules(Law::Feedback) }, [0.3, 0.9]);
     let mut next = Control::new(rules(Law::Feedback));
-    assert_eq!(next.adopt(&observed.learnt(), s(1)), Factors::default());
+    assert_eq!(next.adopt(&observed.learnt(s(0)), s(1)), Factors::default());
     let mut next = Control::new(observed.rules());
-    next.adopt(&observed.learnt(), Duration::ZERO);
-    assert_eq!(next.wanted(), &observed.learnt().factors, "it goes on to be shown");
+    next.adopt(&observed.learnt(s(0)), Duration::ZERO);
+    assert_eq!(next.wanted(), &observed.learnt(s(0)).factors, "it goes on to be shown");
     assert!(numbers(next.wanted(), 1)[0] > 1.01);
 }
 
@@ -702,7 +702,7 @@ fn who_is_away_while_weights_are_frozen_comes_back_with_what_it_had() {
     }
     // Nor does the next daemon forget who is away.
     let mut next = Control::new(rules(Law::Feedback));
-    next.adopt(&control.learnt(), s(5));
+    next.adopt(&control.learnt(s(0)), s(5));
     for control in [control, next] {
         let mut control = control;
         publish(&mut control, s(1_000), &with_both(1_000, true));

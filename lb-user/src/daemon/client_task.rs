@@ -122,6 +122,8 @@ pub struct ClientTask {
     refused_static: BTreeMap<String, String>,
     /// By position: what changes the weights of a service, and its name. Empty until they are made.
     controls: Vec<Option<(String, control::Controlled)>>,
+    /// Whether a slow start has begun, or was cut short, that is not kept yet.
+    has_slow_starts_changed: bool,
     /// By position: the size of a subset that follows load, and its service's name. Empty until they are made.
     sizes: Vec<Option<(String, size::FollowedSize)>>,
 }
@@ -188,6 +190,7 @@ impl ClientTask {
             has_failed: false,
             refused_static: BTreeMap::new(),
             controls: Vec::new(),
+            has_slow_starts_changed: false,
             sizes: Vec::new(),
         })
     }

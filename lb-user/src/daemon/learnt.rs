@@ -1,4 +1,5 @@
-//! What laws have learnt of loads, and what operators have said of them, kept for a later start in one file.
+//! What laws have learnt of loads, what operators have said of them, and which members are in slow start, kept for a later start in one
+//! file.
 //!
 //! The file is read once, at a start, before any list is taken in. If it cannot be read then, it is tried again, and until that has
 //! succeeded nothing is written over it: what an operator has said is in it. One of which nobody can make anything is put aside.
@@ -75,6 +76,9 @@ struct KeptService {
     mode: String,
     /// Factors in units of 1/65,536, by member; those that are not named are 1.
     factors: BTreeMap<SocketAddr, u32>,
+    /// Members in slow start, each with the time at which it became available, as seconds since 1970.
+    #[serde(default)]
+    starting: BTreeMap<SocketAddr, u64>,
 }
 
 const SCHEMA: u32 = 1;
@@ -153,19 +157,27 @@ impl Kept {
 }
 
 impl KeptService {
-    fn of(learnt: &Learnt) -> Self {
+    /// `at`: now, as seconds since 1970.
+    fn of(learnt: &Learnt, at: u64) -> Self {
         let moved = learnt.factors.iter().filter(|(_, factor)| *factor != Factor::ONE);
         let factors = moved.map(|(address, factor)| (address, factor.units()));
         let (switch, mode) = (learnt.switch.name().to_owned(), learnt.mode.name().to_owned());
-        Self { switch, mode, factors: factors.collect() }
+        let starting = learnt.starting.iter();
+        let starting =
+            starting.map(|(address, ready_for)| (*address, at.saturating_sub(ready_for.as_secs())));
+        Self { switch, mode, factors: factors.collect(), starting: starting.collect() }
     }
 
-    fn learnt(&self) -> Learnt {
+    /// `at`: now, as seconds since 1970.
+    fn learnt(&self, at: u64) -> Learnt {
         let switch = Switch::ALL.into_iter().find(|switch| switch.name() == self.switch).unwrap_or_default();
         let mode = Mode::ALL.into_iter().find(|mode| mode.name() == self.mode).unwrap_or_default();
         let factors: Factors =
             self.factors.iter().map(|(address, units)| (*address, Factor::of_units(*units))).collect();
-        Learnt { switch, mode, factors }
+        let starting = self.starting.iter();
+        let starting =
+            starting.map(|(address, since)| (*address, Duration::from_secs(at.saturating_sub(*since))));
+        Learnt { switch, mode, factors, starting: starting.collect() }
     }
 
     /// Whether another one says so much else that it is worth a write.
@@ -179,8 +191,14 @@ impl KeptService {
         };
         self.switch != other.switch
             || self.mode != other.mode
+            || !self.starting.keys().eq(other.starting.keys())
             || self.factors.keys().chain(other.factors.keys()).any(has_moved)
     }
+}
+
+/// As seconds since 1970.
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 fn differ(before: &Services, now: &Services) -> bool {
@@ -214,10 +232,10 @@ impl Learnings {
     /// What was learnt for a service of a client task, and how long ago.
     pub fn learnt(&self, client: &str, service: &str, now: SystemTime) -> Option<(Learnt, Duration)> {
         let client = self.known.get(client)?;
-        let at = UNIX_EPOCH.checked_add(Duration::from_secs(client.at));
-        // A clock that went back, or a time that nobody lives to see, says that it is new.
-        let age = at.and_then(|at| now.duration_since(at).ok()).unwrap_or_default();
-        Some((client.services.get(service)?.learnt(), age))
+        let now = seconds(now);
+        // A timestamp in the future counts as age zero: the clock went back.
+        let age = Duration::from_secs(now.saturating_sub(client.at));
+        Some((client.services.get(service)?.learnt(now), age))
     }
 
     /// What an operator has said is to be kept at once.
@@ -231,6 +249,10 @@ impl Daemon {
     pub fn keep_learnt(&mut self, now: Instant) {
         let has_passed =
             |last: Option<Instant>, time| last.is_none_or(|last| now.saturating_duration_since(last) >= time);
+        // A slow start may be over before the next look.
+        for client_task in &mut self.clients.tasks {
+            self.learnt.is_urgent |= client_task.take_slow_starts_changed();
+        }
         if !self.learnt.is_urgent && !has_passed(self.learnt.looked, KEPT_EVERY) {
             return;
         }
@@ -239,8 +261,7 @@ impl Daemon {
             self.read_learnt();
             return;
         }
-        let clock = SystemTime::now();
-        let at = clock.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let at = seconds(SystemTime::now());
         let mut clients = BTreeMap::new();
         let mut is_new = std::mem::take(&mut self.learnt.is_urgent);
         for client in &self.config.clients {
@@ -250,8 +271,8 @@ impl Daemon {
                 None => before.cloned(),
                 Some(client_task) => {
                     let services: Services = client_task
-                        .learnt()
-                        .map(|(service, learnt)| (service.to_owned(), KeptService::of(&learnt)))
+                        .learnt(now)
+                        .map(|(service, learnt)| (service.to_owned(), KeptService::of(&learnt, at)))
                         .collect();
                     let none = Services::new();
                     is_new |= differ(before.map_or(&none, |before| &before.services), &services);
@@ -333,11 +354,12 @@ mod tests {
 
     fn learnt(switch: Switch, number: f64) -> Learnt {
         let address: SocketAddr = "10.0.0.1:80".parse().unwrap();
-        Learnt { switch, mode: Mode::Enforce, factors: [(address, Factor::of(number))].into_iter().collect() }
+        let factors = [(address, Factor::of(number))].into_iter().collect();
+        Learnt { switch, mode: Mode::Enforce, factors, ..Learnt::default() }
     }
 
     fn kept(at: u64, learnt: &Learnt) -> Kept {
-        let services = BTreeMap::from([("users".to_owned(), KeptService::of(learnt))]);
+        let services = BTreeMap::from([("users".to_owned(), KeptService::of(learnt, at))]);
         let clients = BTreeMap::from([("web".to_owned(), KeptClient { at, services })]);
         Kept { schema: SCHEMA, clients }
     }
@@ -365,6 +387,24 @@ mod tests {
     }
 
     #[test]
+    fn a_slow_start_goes_on_while_no_daemon_runs() {
+        let address: SocketAddr = "10.0.0.2:80".parse().unwrap();
+        let starting = |ready_for| BTreeMap::from([(address, Duration::from_secs(ready_for))]);
+        let learnt = Learnt { starting: starting(5), ..learnt(Switch::On, 1.0) };
+        let known = known(&serde_json::to_vec(&kept(1_000, &learnt)).unwrap());
+        let starting_at =
+            |seconds| known.learnt("web", "users", at(seconds)).map(|(learnt, _)| learnt.starting);
+        assert_eq!(starting_at(1_000), Some(starting(5)));
+        assert_eq!(starting_at(1_090), Some(starting(95)));
+        assert_eq!(starting_at(900), Some(starting(0)), "a clock that went back");
+        let service = |learnt| BTreeMap::from([("users".to_owned(), KeptService::of(learnt, 1_000))]);
+        let without = Learnt { starting: BTreeMap::new(), ..learnt.clone() };
+        let later = Learnt { starting: starting(9), ..learnt.clone() };
+        assert!(!differ(&service(&learnt), &service(&later)), "it goes on");
+        assert!(differ(&service(&learnt), &service(&without)));
+    }
+
+    #[test]
     fn what_nobody_can_have_kept_harms_nothing() {
         let text = serde_json::to_vec(&kept(1_000, &learnt(Switch::On, 1.25))).unwrap();
         for cut in 0..text.len() {
@@ -386,8 +426,9 @@ mod tests {
 
     #[test]
     fn only_what_has_changed_is_worth_a_write() {
-        let service =
-            |switch, number| BTreeMap::from([("users".to_owned(), KeptService::of(&learnt(switch, number)))]);
+        let service = |switch, number| {
+            BTreeMap::from([("users".to_owned(), KeptService::of(&learnt(switch, number), 1_000))])
+        };
         let before = service(Switch::On, 1.25);
         assert!(!differ(&before, &service(Switch::On, 1.26)) && differ(&before, &service(Switch::On, 1.3)));
         assert!(differ(&before, &service(Switch::Off, 1.25)) && differ(&before, &Services::new()));

@@ -97,7 +97,7 @@ impl Client {
     pub fn keep_learnt(&mut self, now: Duration) {
         self.following
             .iter_mut()
-            .for_each(|following| following.kept = Some((following.control.learnt(), now)));
+            .for_each(|following| following.kept = Some((following.control.learnt(now), now)));
     }
 
     /// Another daemon takes over. Its law knows what was kept, if anything was, and nothing of flows of late.
@@ -105,7 +105,11 @@ impl Client {
         let Some(before) = self.following.take() else { return };
         let mut following = Following::new(before.control.rules());
         if let Some((learnt, at)) = before.kept.filter(|_| is_kept) {
-            following.control.adopt(&Learnt { switch, ..learnt }, now.saturating_sub(at));
+            let age = now.saturating_sub(at);
+            let mut starting = learnt.starting.clone();
+            starting.values_mut().for_each(|ready_for| *ready_for += age);
+            following.control.adopt(&Learnt { switch, ..learnt }, age);
+            following.control.resume_slow_starts(&starting, now);
         }
         let factors = following.control.in_force().clone();
         self.following = Some(following);

@@ -86,6 +86,7 @@ impl ClientTask {
                     let mut new = Controlled::new(rules);
                     if let Some((learnt, age)) = learnt(&name) {
                         new.control.adopt(&learnt, age);
+                        new.control.resume_slow_starts(&learnt.starting, self.clock.monotonic(now));
                     }
                     new
                 }
@@ -101,12 +102,13 @@ impl ClientTask {
     pub fn adopt_late(&mut self, learnt: impl Fn(&str) -> Option<(Learnt, Duration)>, now: Instant) {
         for position in 0..self.controls.len() {
             let Some((name, controlled)) = &mut self.controls[position] else { continue };
-            let Some((learnt, age)) = learnt(name).filter(|_| !controlled.is_said) else { continue };
+            let Some((learnt, age)) = learnt(name) else { continue };
             let has_learnt = controlled.control.wanted().iter().any(|(_, factor)| factor != Factor::ONE);
-            if has_learnt && learnt.switch == Switch::On {
-                continue;
+            if !(controlled.is_said || has_learnt && learnt.switch == Switch::On) {
+                controlled.control.adopt(&learnt, age);
             }
-            let factors = controlled.control.adopt(&learnt, age);
+            let at = self.clock.monotonic(now);
+            let factors = controlled.control.resume_slow_starts(&learnt.starting, at);
             self.apply_factors(position, factors, now);
         }
     }
@@ -157,6 +159,7 @@ impl ClientTask {
             let is_panic = row.is_panic;
             let members = row.members.iter().map(|(address, _)| (*address, is_available(row, *address)));
             if let Some(factors) = controlled.control.arrange(at, members, is_panic) {
+                self.has_slow_starts_changed = true;
                 controlled.control.publish(factors.clone());
                 controlled.tables += u64::from(self.apply_factors(position, factors, now));
             }
@@ -301,12 +304,19 @@ impl ClientTask {
         Some(before)
     }
 
-    /// What laws have learnt, by service name.
-    pub fn learnt(&self) -> impl Iterator<Item = (&str, Learnt)> {
-        self.controls.iter().flatten().filter_map(|(name, controlled)| {
+    /// What is kept for the next daemon, by service name.
+    pub fn learnt(&self, now: Instant) -> impl Iterator<Item = (&str, Learnt)> {
+        let now = self.clock.monotonic(now);
+        self.controls.iter().flatten().filter_map(move |(name, controlled)| {
             let has_law = controlled.control.rules().law.is_some();
-            has_law.then(|| (name.as_str(), controlled.control.learnt()))
+            let learnt = controlled.control.learnt(now);
+            (has_law || !learnt.starting.is_empty()).then_some((name.as_str(), learnt))
         })
+    }
+
+    /// Whether a member has begun or ended a slow start by becoming available or unavailable since this was last called.
+    pub fn take_slow_starts_changed(&mut self) -> bool {
+        std::mem::take(&mut self.has_slow_starts_changed)
     }
 
     /// What is shown of weights that change, by service name.
