@@ -46,8 +46,14 @@ pub fn decayed(errors: RecentErrors, now: u32, half_life: HalfLife) -> u32 {
 /// `errors` with one more, at the tick `now`.
 #[inline(always)]
 pub fn with_another(errors: RecentErrors, now: u32, half_life: HalfLife) -> RecentErrors {
+    with_more(errors, 1, now, half_life)
+}
+
+/// `errors` with `more` of them, at the tick `now`.
+#[inline(always)]
+pub fn with_more(errors: RecentErrors, more: u32, now: u32, half_life: HalfLife) -> RecentErrors {
     match decayed(errors, now, half_life) {
-        0 => RecentErrors { count: 1, since: now },
+        0 => RecentErrors { count: more, since: now },
         // Halvings go on at their own times: if each error began a new half-life, frequent ones would never be forgotten.
         count => {
             #[expect(
@@ -56,7 +62,7 @@ pub fn with_another(errors: RecentErrors, now: u32, half_life: HalfLife) -> Rece
             )]
             let halvings = half_life.halvings(errors, now) as u32;
             let since = errors.since.wrapping_add(halvings.wrapping_mul(half_life.ticks));
-            RecentErrors { count: count.saturating_add(1), since }
+            RecentErrors { count: count.saturating_add(more), since }
         }
     }
 }

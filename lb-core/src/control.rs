@@ -21,6 +21,7 @@ pub mod flows;
 
 pub mod publication;
 
+pub mod reported_errors;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -158,10 +159,13 @@ impl Heard {
     /// Whether it tells a utilization that is new: of three that should have come since none has, nor in two ticks more, and what
     /// follows from it would be seen within a minute. Anything older would slow down all others.
     pub fn is_fresh(&self, now: Duration) -> bool {
+        self.load.utilization.is_some() && self.is_recent(now)
+    }
+
+    /// Whether it tells something that is new, utilization or not.
+    pub fn is_recent(&self, now: Duration) -> bool {
         let fresh = self.period() * FRESH_PERIODS + 2 * TICK;
-        self.load.utilization.is_some()
-            && now.saturating_sub(self.at) <= fresh
-            && self.delay(now) <= MOST_DELAY
+        now.saturating_sub(self.at) <= fresh && self.delay(now) <= MOST_DELAY
     }
 
     /// Until a change that is made now is seen: it has to be measured, told, and looked at.

@@ -64,3 +64,12 @@ pub struct Load {
     /// How long ago, when it was said.
     pub age: Duration,
 }
+
+impl Load {
+    /// The share of its requests that the backend reports as errors: above 1 if it counts served ones alone. `None` if it reports no
+    /// requests or no errors.
+    pub fn error_share(&self) -> Option<f64> {
+        let (eps, qps) = (self.eps?, self.qps?);
+        Some(if eps == 0 { 0.0 } else { f64::from(eps) / f64::from(qps) })
+    }
+}

@@ -166,6 +166,11 @@ impl Datapath {
         self.renew_trials(slots);
     }
 
+    /// Adds recent errors to the backend in a slot, if its service counts them as load.
+    pub fn add_errors(&self, slot: Slot, more: u32) {
+        self.tables.add_errors(slot, more, monotonic_ns());
+    }
+
     /// Makes the next connects the trials of the ejected backends in these slots: something else has shown that they may be well
     /// again.
     pub fn try_at_once(&mut self, slots: &[Slot]) {

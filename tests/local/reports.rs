@@ -1,16 +1,20 @@
 //! Backends that say of themselves how they are, by a real agent: from the next connect on a lame duck is not chosen, and ready
 //! it is again, whatever becomes of agents and daemons meanwhile.
 
+use std::collections::BTreeMap;
 use std::net::UdpSocket;
 
+use aya::maps::{Array, MapData};
 use lb_common::abi::host::{self, Sender, SenderName};
+use lb_common::abi::{self, map};
 use lb_view::backend;
 use lb_view::diagnosis::Diagnosis;
 use rustix::process::Signal;
 use stage::agent::{Agent, make_key};
 use stage::daemon::failure;
 use stage::fixture::{Fixture, SERVICE, config, endpoints};
-use stage::maps::hash;
+use stage::maps::{Raw, array, hash};
+use stage::protocol::Dialled;
 use stage::{Backend, eventually, replace};
 
 /// The backends.
@@ -53,6 +57,35 @@ pub fn reported(fixture: &Fixture, address: &str) -> String {
 /// Whether it is a lame duck.
 pub fn is_lame(fixture: &Fixture, address: &str) -> bool {
     seen(fixture, address).state == "lame-duck"
+}
+
+/// It answers every request with an error at once, so that it never has an open flow.
+#[test]
+fn a_backend_that_reports_errors_does_not_look_idle() {
+    for policy in ["p2c", "least-loaded"] {
+        let (fixture, agent) = start(&format!("{policy}\"\nerror_decay = \"1h"), &ALL);
+        let requests = ["--qps", "100", "--valid-for", "300000"];
+        agent.tell(&[&["report", "--backend", ALL[0], "--eps", "100"], &requests[..]].concat());
+        let backends: Array<MapData, Raw<abi::Backend>> = array(&fixture.setup.map("web", map::BACKENDS));
+        let errors = || {
+            let rows = backends.iter().map(|row| row.expect("a row").0);
+            let first = rows.into_iter().find(|row| row.endpoint.port.to_host() == 8001);
+            first.expect("the row of the first backend").errors.count
+        };
+        let mut probe = fixture.probe();
+        let reported_count = || {
+            probe.dial_many(SERVICE, 9);
+            errors()
+        };
+        eventually("as many errors count as the others get flows below", reported_count, |count| *count > 40);
+        let mut counts = BTreeMap::new();
+        for _ in 0..40 {
+            let Dialled { name, .. } = probe.dial(SERVICE);
+            *counts.entry(name).or_insert(0) += 1;
+        }
+        // Two draws of `p2c` may both be the same backend, but hardly ever of 13 in 40 connects, which would be its share.
+        assert!(counts.get("b1").copied().unwrap_or_default() < 13, "{policy}: {counts:?}");
+    }
 }
 
 /// The interval of polls is long, so that only the first look can have found it.

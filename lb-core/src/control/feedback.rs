@@ -21,7 +21,6 @@ use super::by_address::{ByAddress, Next};
 use super::factor::{Factor, Factors};
 use super::flows::Flows;
 use super::{Heard, Hold, Look, Seen, SeenRow, TICK, float, thousandths};
-use crate::reports::Load;
 
 /// The least and the most that a member can have, of its structural weight.
 const CLAMP: (f64, f64) = (1.0 / 8.0, 8.0);
@@ -293,7 +292,7 @@ impl Feedback {
             }
             if let Some(Heard { load, .. }) = heard {
                 // Errors count as utilization, as in gRFC A58: a backend that fails at everything is as good as full, however fast.
-                let errors = reported_errors(load).unwrap_or(0.0).min(1.0);
+                let errors = load.error_share().unwrap_or(0.0).min(1.0);
                 let used =
                     (thousandths(load.utilization.unwrap_or(0)) + errors).clamp(UTILIZATION.0, UTILIZATION.1);
                 let before = remembered.used.unwrap_or(used);
@@ -419,17 +418,11 @@ fn told(seen: &Seen) -> Option<Heard> {
     seen.heard.filter(|heard| heard.load.utilization.is_some())
 }
 
-/// The share of its requests that a backend reports as errors: above 1 if it counts served ones alone.
-fn reported_errors(load: Load) -> Option<f64> {
-    let (eps, qps) = (load.eps?, load.qps?);
-    Some(if eps == 0 { 0.0 } else { f64::from(eps) / f64::from(qps) })
-}
-
 /// Whether a backend gets no more than it has: too much of what it does, or of what this task asks of it, fails.
 fn fails(seen: &Seen, now: Duration) -> bool {
     // What was said long ago forbids nothing.
     let recent = seen.heard.filter(|heard| now.saturating_sub(heard.at) < HELD);
-    let reported = recent.and_then(|heard| reported_errors(heard.load));
+    let reported = recent.and_then(|heard| heard.load.error_share());
     reported.into_iter().chain(seen.errors).any(|share| share > MOST_ERRORS)
 }
 

@@ -13,7 +13,7 @@ use lb_common::abi::{
     NextTrial, RecentErrors, RetiredCounters, SlotCounters, StateWord, Usable, map,
 };
 use lb_common::ejection;
-use lb_common::load;
+use lb_common::load::{self, HalfLife};
 use lb_common::net::{Address, Be16, socket_addr};
 use lb_common::ticks::tick;
 use lb_core::balancer::KernelVerdict;
@@ -180,6 +180,20 @@ impl Tables {
         if load::are_stale(RecentErrors::from_word(word), now) {
             self.maps.backends.replace64(slot, errors, word, 0);
         }
+    }
+
+    /// Adds recent errors to a slot's backend, if its service counts them. Errors that a program adds at the same moment may be lost.
+    pub(crate) fn add_errors(&self, slot: Slot, more: u32, now_ns: u64) {
+        let Some(view) = self.slot(slot) else { return };
+        let half_life = self.maps.services.get(view.service.index()).rules.error_half_life;
+        if half_life == 0 {
+            return;
+        }
+        let (slot, errors) = (slot.index(), offset_of!(Backend, errors));
+        let before = self.maps.backends.load64(slot, errors);
+        let half_life = HalfLife::new(half_life);
+        let after = load::with_more(RecentErrors::from_word(before), more, tick(now_ns), half_life);
+        self.maps.backends.replace64(slot, errors, before, after.to_word());
     }
 
     /// Fills a slot that nothing refers to. A backend that has returned goes on with its retired counters, which are

@@ -28,8 +28,9 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use lb_core::balancer::{Adopted, Balancer, Fact, Refused};
+use lb_core::control::reported_errors::ReportedErrors;
 use lb_core::grace_period::GracePeriods;
-use lb_core::ids::{ServiceIndex, Slot};
+use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::limits::Limits;
 use lb_core::service::{Policy, Service};
 use lb_core::slots::Identity;
@@ -40,6 +41,7 @@ use lb_kernel::{
 use thiserror::Error;
 
 pub use self::attachment::Followed;
+pub use self::control::counts_reported_errors;
 use crate::backoff::Backoff;
 use crate::config::Client;
 use crate::daemon::clock::Clock;
@@ -122,6 +124,8 @@ pub struct ClientTask {
     refused_static: BTreeMap<String, String>,
     /// By position: what changes the weights of a service, and its name. Empty until they are made.
     controls: Vec<Option<(String, control::Controlled)>>,
+    /// Of backends that report errors: how many of these are still to be added to their recent errors.
+    reported_errors: BTreeMap<BackendRef, ReportedErrors>,
     /// Whether a slow start has begun, or was cut short, that is not kept yet.
     has_slow_starts_changed: bool,
     /// By position: the size of a subset that follows load, and its service's name. Empty until they are made.
@@ -190,6 +194,7 @@ impl ClientTask {
             has_failed: false,
             refused_static: BTreeMap::new(),
             controls: Vec::new(),
+            reported_errors: BTreeMap::new(),
             has_slow_starts_changed: false,
             sizes: Vec::new(),
         })

@@ -13,7 +13,7 @@ use lb_view::load::{self, Switched, SwitchedClient};
 use tracing::{debug, info};
 
 use super::Daemon;
-use super::client_task::ClientTask;
+use super::client_task::{ClientTask, counts_reported_errors};
 use super::probing::{Probing, name_of};
 use crate::config::{ClientService, Probe};
 
@@ -37,6 +37,7 @@ impl Daemon {
             let heard = |position, member| hears.heard(position, member);
             // Not all clients' counters in the same tick.
             let tick = ticks.wrapping_add(u32::try_from(number).unwrap_or_default());
+            client_task.count_reported_errors(heard, now);
             let proposed = client_task.tick_controls(tick, heard, now);
             proposals.extend(proposed.into_iter().map(|(position, proposal)| ((number, position), proposal)));
         }
@@ -86,13 +87,13 @@ impl Daemon {
 struct Hears(Vec<Vec<Option<Heard>>>);
 
 impl Hears {
-    /// Of those services whose weights follow load. Nobody who receives reports waits for longer than one service takes.
+    /// Of those services whose weights follow load, or whose policy counts reported errors as load. Nobody who receives reports waits for longer than one service takes.
     fn of(client_task: &ClientTask, probing: &Probing) -> Self {
         let services = client_task.client.services.iter().enumerate();
         let of_service = |(position, configured): (usize, &ClientService)| {
             let mut heard = Vec::new();
             let service = &configured.service;
-            if service.control.law.is_some()
+            if (service.control.law.is_some() || counts_reported_errors(service))
                 && let Some(probe) = configured.probe.as_ref().filter(|probe| probe.is_by_report())
                 && let Some(listener) = probing.listener()
             {

@@ -13,9 +13,11 @@ use lb_core::control::by_address::{ByAddress, Next};
 use lb_core::control::factor::{Factor, Factors};
 use lb_core::control::flows::{Activity, Lives, OfLate};
 use lb_core::control::publication::Proposal;
+use lb_core::control::reported_errors::ReportedErrors;
 use lb_core::control::{Control, ControlRules, Heard, Learnt, Look, Seen, SeenRow, Switch};
 use lb_core::health::Health;
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
+use lb_core::service::Service;
 use lb_view::load;
 
 use super::ClientTask;
@@ -146,6 +148,36 @@ impl ClientTask {
         }
         self.controls = controls;
         proposals
+    }
+
+    /// Adds the errors that backends report to their recent errors, for the services whose policy counts these as load. To be called each
+    /// tick. `heard`: as for [`ClientTask::tick_controls`].
+    pub fn count_reported_errors(&mut self, heard: impl Fn(usize, usize) -> Option<Heard>, now: Instant) {
+        let now = self.clock.monotonic(now);
+        let mut shares: BTreeMap<Slot, (BackendRef, f64)> = BTreeMap::new();
+        for (position, configured) in self.client.services.iter().enumerate() {
+            if !counts_reported_errors(&configured.service) {
+                continue;
+            }
+            for (member, (address, _)) in self.balancer.weights(position).iter().enumerate() {
+                let share = heard(position, member).and_then(|heard| ReportedErrors::share(&heard, now));
+                if let (Some(share), Some(at)) = (share, self.balancer.slot(position, *address)) {
+                    shares.insert(at.slot, (at, share));
+                }
+            }
+        }
+        let slots: Vec<Slot> = shares.keys().copied().collect();
+        // What cannot be read now is read at the next tick; the log has it from `sample`.
+        let Ok(chosen) = self.datapath.tables().chosen(&slots) else { return };
+        let mut before = std::mem::take(&mut self.reported_errors);
+        for ((at, share), chosen) in shares.into_values().zip(chosen) {
+            let mut errors = before.remove(&at).unwrap_or_default();
+            match errors.tick(chosen, share) {
+                0 => {}
+                more => self.datapath.add_errors(at.slot, more),
+            }
+            self.reported_errors.insert(at, errors);
+        }
     }
 
     /// Whoever is new, or available again or no longer, starts slowly from now on, where that is configured.
@@ -358,6 +390,11 @@ impl Controlled {
             members: self.look.row.iter().map(member).collect(),
         }
     }
+}
+
+/// Whether the errors that a service's backends report count as load.
+pub fn counts_reported_errors(service: &Service) -> bool {
+    service.policy.counts_errors() && service.error_decay.is_some()
 }
 
 /// Whether a member takes new flows as far as is known.

@@ -1,0 +1,96 @@
+//! The errors that a backend reports, as recent errors of this client task's flows to it: `p2c` and `least-loaded` count these as open
+//! flows. Without them a backend that answers every request with an error at once has few open flows, looks idle, and gets them all
+//! ("Site Reliability Engineering", chapter 20).
+//!
+//! Of R flows per second, each with the reported share S of errors, R x S recent errors are added per second. Recent errors halve after
+//! each half-life H (`error_decay`), so R x S x H / ln 2 of them weigh on average.
+
+use super::Heard;
+
+/// Those of one backend.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReportedErrors {
+    /// Flows that had been sent to the backend at the last tick; `None` before the first.
+    chosen: Option<u64>,
+    /// The part of an error that is left.
+    rest: f64,
+}
+
+impl ReportedErrors {
+    /// The share of the flows to a backend that count as errors, at most 1; `None` if a report tells of no error, or is old.
+    pub fn share(heard: &Heard, now: std::time::Duration) -> Option<f64> {
+        let share = heard.load.error_share().filter(|_| heard.is_recent(now))?;
+        (share > 0.0).then(|| share.min(1.0))
+    }
+
+    /// How many recent errors to add. `chosen`: flows that have been sent to the backend until now. `share`: [`ReportedErrors::share`].
+    pub fn tick(&mut self, chosen: u64, share: f64) -> u32 {
+        let flows = self.chosen.replace(chosen).map_or(0, |before| chosen.wrapping_sub(before));
+        // Beyond a million flows in a second no other backend has as many open ones.
+        let flows = u32::try_from(flows).unwrap_or(u32::MAX).min(1 << 20);
+        self.rest += f64::from(flows) * share;
+        let whole = self.rest.floor();
+        self.rest -= whole;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 2^20 + 1")]
+        let whole = whole as u32;
+        whole
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use lb_common::abi::RecentErrors;
+    use lb_common::load::{HalfLife, decayed, with_more};
+
+    use super::*;
+    use crate::reports::Load;
+
+    fn heard(qps: Option<u32>, eps: Option<u32>) -> Heard {
+        let load = Load { qps, eps, window: Duration::from_secs(1), ..Load::default() };
+        Heard { load, at: Duration::from_secs(10), interval: Duration::from_secs(1) }
+    }
+
+    #[test]
+    fn the_share_is_errors_per_request_of_a_recent_report() {
+        let share = |qps, eps, now| ReportedErrors::share(&heard(qps, eps), Duration::from_secs(now));
+        assert_eq!(share(Some(4_000), Some(1_000), 10), Some(0.25));
+        assert_eq!(share(Some(1_000), Some(3_000), 10), Some(1.0), "it counts served ones alone");
+        assert_eq!(share(Some(0), Some(1), 10), Some(1.0));
+        for (qps, eps) in [(Some(1_000), Some(0)), (None, Some(1)), (Some(1), None), (Some(0), Some(0))] {
+            assert_eq!(share(qps, eps, 10), None, "{qps:?} {eps:?}");
+        }
+        assert_eq!(share(Some(1_000), Some(1_000), 60), None, "it is old");
+    }
+
+    #[test]
+    fn what_was_chosen_before_the_first_tick_does_not_count_and_parts_add_up() {
+        let mut errors = ReportedErrors::default();
+        let ticks = [(100, 0.3), (101, 0.3), (102, 0.3), (103, 0.3), (104, 0.3), (114, 0.3)];
+        assert_eq!(ticks.map(|(chosen, share)| errors.tick(chosen, share)), [0, 0, 0, 0, 1, 3]);
+        assert_eq!(errors.tick(u64::MAX, 1.0), 1 << 20, "bounded");
+    }
+
+    #[test]
+    fn as_many_weigh_as_the_rate_times_the_half_life_over_the_logarithm_of_two() {
+        for (rate, share, half_life) in [(50, 1.0, 5_u32), (100, 0.2, 5), (7, 0.5, 20)] {
+            let ticks_of = |second: u32| second * 1_000;
+            let half_life_ticks = HalfLife::new(ticks_of(half_life));
+            let (mut reported, mut word, mut chosen, mut sum) =
+                (ReportedErrors::default(), RecentErrors { count: 0, since: 0 }, 0, 0);
+            let (first, last) = (20 * half_life, 40 * half_life);
+            for second in 0..last {
+                chosen += rate;
+                word = with_more(word, reported.tick(chosen, share), ticks_of(second), half_life_ticks);
+                let weighs = decayed(word, ticks_of(second), half_life_ticks);
+                sum += if second >= first { weighs } else { 0 };
+            }
+            let mean = f64::from(sum) / f64::from(last - first);
+            #[expect(clippy::cast_precision_loss, reason = "small")]
+            let expected = rate as f64 * share * f64::from(half_life) / std::f64::consts::LN_2;
+            // Halved in steps, the mean is 1.5 x rate x half-life instead of 1.44.
+            assert!((mean / expected - 1.0).abs() < 0.15, "{mean} {expected}");
+        }
+    }
+}
