@@ -373,11 +373,12 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         for (address, _) in &row.members {
             members.push(slots.hold(Identity { service: index, address: *address })?.slot);
         }
-        for address in row.replaced.keys() {
+        for address in row.replaced.keys().chain(&row.backup) {
             slots.hold(Identity { service: index, address: *address })?;
         }
         let weights = weights_of(row, &self.services[position].factors);
-        let fallback = row.fallback().map(|at| members[at]);
+        let slot = |address| slots.get(Identity { service: index, address }).map(|backend| backend.slot);
+        let fallback = row.fallback().and_then(slot);
         Ok(Built { slots, fallback, schedule: table(&weights, &members, length) })
     }
 
@@ -412,10 +413,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         if row == in_use.row {
             return false;
         }
-        if row.members == in_use.row.members && row.replaced == in_use.row.replaced {
+        let has_slots = |row: &Row<T>| row.backup.is_none() || row.backup == in_use.row.backup;
+        if row.members == in_use.row.members && row.replaced == in_use.row.replaced && has_slots(&row) {
             // Only who of them serves.
-            let slot = |at: usize| {
-                let identity = Identity { service: state.index, address: row.members[at].0 };
+            let slot = |address| {
+                let identity = Identity { service: state.index, address };
                 self.slots.get(identity).map(|backend| backend.slot)
             };
             let fallback = row.fallback().and_then(slot);

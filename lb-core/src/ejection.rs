@@ -38,6 +38,8 @@ pub struct Ejector {
     members: Option<Vec<u32>>,
     /// How many of them are of the schedule.
     in_table: u32,
+    /// The slot of the fallback, or [`NO_SLOT`].
+    fallback: u32,
     next_trial: Cell<NextTrial>,
     send_failures: Cell<SendFailures>,
     /// The slot of a backend that has answered since the last one that did not, or [`NO_SLOT`].
@@ -53,6 +55,7 @@ impl Ejector {
             schedule: Arc::from([]),
             members: None,
             in_table: 0,
+            fallback: NO_SLOT,
             next_trial: Cell::default(),
             send_failures: Cell::default(),
             answered: Cell::new(NO_SLOT),
@@ -61,8 +64,9 @@ impl Ejector {
 
     // ---- what the daemon does ------------------------------------------------------------------------------------------
 
-    /// The service has this table from now on, and these are tried although they are not in it.
-    pub fn publish(&mut self, schedule: Arc<[Slot]>, replaced: &[Slot]) {
+    /// The service has this table and this fallback from now on, and these are tried although they are not in it.
+    pub fn publish(&mut self, schedule: Arc<[Slot]>, replaced: &[Slot], fallback: Option<Slot>) {
+        self.fallback = Slot::number_or_none(fallback);
         let mut members: Vec<u32> = schedule.iter().map(|slot| slot.number()).collect();
         members.sort_unstable();
         members.dedup();
@@ -191,7 +195,7 @@ impl Ejector {
             Some(_) => pick::survey_members(&rows, (), part, rules, now),
             None => pick::survey_entries(&rows, table, part, rules, now),
         };
-        pick::survey(|group| pick::survey_group(group, part))
+        pick::survey(&rows, rules, |group| pick::survey_group(group, part))
     }
 
     fn row(&self, slot: u32) -> Row {
@@ -369,6 +373,6 @@ impl Tables for Rows<'_> {
     }
 
     fn fallback(&self) -> u32 {
-        NO_SLOT
+        self.0.fallback
     }
 }

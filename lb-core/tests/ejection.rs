@@ -37,7 +37,7 @@ fn service(rules: EjectionRules, backends: u32) -> Ejector {
     let mut service = Ejector::new(rules);
     let slots: Vec<Slot> = Slot::below(backends).collect();
     let length = backends.next_power_of_two().max(64) as usize;
-    service.publish(slots.iter().copied().cycle().take(length).collect::<Arc<[Slot]>>(), &[]);
+    service.publish(slots.iter().copied().cycle().take(length).collect::<Arc<[Slot]>>(), &[], None);
     for slot in slots {
         service.set_state(slot.number(), DaemonState::new(Usable::UnlessEjected, BackendState::Member));
     }

@@ -51,6 +51,8 @@ struct Host {
     plan: Plan,
     /// By endpoint.
     is_alive: Vec<bool>,
+    /// Endpoints that the list calls lame ducks.
+    lame_ducks: BTreeSet<usize>,
     /// Whether the daemon probes by connection, once a second.
     probes: bool,
     /// Why probes fail.
@@ -83,6 +85,7 @@ impl Host {
             ejector,
             plan: Plan::default(),
             is_alive: vec![true; endpoints],
+            lame_ducks: BTreeSet::new(),
             probes,
             why: Why::Probe,
             established: BTreeMap::new(),
@@ -102,7 +105,11 @@ impl Host {
             address: address(at),
             index: u32::try_from(at).expect("few"),
             weight: 1,
-            state: EndpointState::Healthy,
+            state: if self.lame_ducks.contains(&at) {
+                EndpointState::LameDuck
+            } else {
+                EndpointState::Healthy
+            },
             zone: None,
             agent: None,
         });
@@ -120,7 +127,7 @@ impl Host {
     fn publish(&mut self) {
         self.plan = self.balancer.plan();
         let service = self.plan.services.values().next().expect("the service");
-        self.ejector.publish(service.schedule.clone(), &service.replaced);
+        self.ejector.publish(service.schedule.clone(), &service.replaced, service.fallback);
         for (slot, backend) in &self.plan.backends {
             self.ejector.set_state(slot.number(), DaemonState::new(backend.usable, backend.state));
         }
@@ -214,11 +221,18 @@ impl Host {
     fn run(&mut self, seconds: u32) -> u32 {
         let mut failed = 0;
         for _ in 0..seconds {
-            for _ in 0..RATE {
-                failed += u32::from(self.connect());
-                self.now += SECOND / RATE;
-            }
+            failed += self.run_without_daemon(1);
             self.tick();
+        }
+        failed
+    }
+
+    /// The same, while no daemon runs.
+    fn run_without_daemon(&mut self, seconds: u32) -> u32 {
+        let mut failed = 0;
+        for _ in 0..seconds * RATE {
+            failed += u32::from(self.connect());
+            self.now += SECOND / RATE;
         }
         failed
     }
@@ -312,6 +326,62 @@ fn backends_that_answer_with_errors_are_chosen_where_none_serves() {
     host.sent.fill(0);
     host.connects(9);
     assert_eq!(host.sent, [3, 3, 3]);
+}
+
+/// No daemon runs, all members die, and the list has a lame duck: it serves, and trials of the members are as rare as if one of them
+/// were well.
+#[test]
+fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_is_available() {
+    for members in [1, 2, 5] {
+        let mut host = Host::new(members + 2, None, false);
+        host.lame_ducks = BTreeSet::from([0, 1]);
+        host.deliver(members + 2);
+        host.run(5);
+        let plan = host.plan.clone();
+        let service = plan.services.values().next().expect("the service");
+        let backup = service.fallback.expect("a lame duck");
+        assert!(!service.schedule.contains(&backup) && index(plan.backends[&backup].address) < 2);
+        host.sent.fill(0);
+        assert_eq!(host.run_without_daemon(10), 0);
+        assert_eq!(host.sent[..2], [0, 0], "members are well");
+        host.is_alive[2..].fill(false);
+        let count = u32::try_from(members).expect("few");
+        let failed = host.run_without_daemon(10);
+        assert!((5 * count..=7 * count).contains(&failed), "{members}: {failed}");
+        host.sent.fill(0);
+        let failed = host.run_without_daemon(60);
+        assert!((count..=15 * count).contains(&failed), "{members}: {failed}");
+        assert!(host.sent[..2].contains(&(60 * RATE - failed)), "{:?}", host.sent);
+        // A client that connects seldom does not make each of its connects a trial.
+        let seldom = (0..20).map(|_| {
+            host.now += 20 * SECOND;
+            u32::from(host.connect())
+        });
+        assert!(seldom.sum::<u32>() <= 10, "{members}");
+        // A member that is back is found, and is the only one that serves.
+        host.is_alive[2] = true;
+        host.run_without_daemon(330);
+        host.sent.fill(0);
+        host.run_without_daemon(10);
+        assert_eq!(host.sent[..2], [0, 0], "{members}: {:?}", host.sent);
+    }
+}
+
+/// The lame duck fails as well: ejected members and the lame duck are tried in turn, until one of them serves.
+#[test]
+fn without_a_daemon_and_without_any_that_serves_members_are_tried() {
+    let mut host = Host::new(4, None, false);
+    host.lame_ducks = BTreeSet::from([0]);
+    host.deliver(4);
+    host.run(5);
+    host.is_alive.fill(false);
+    host.run_without_daemon(60);
+    host.sent.fill(0);
+    host.run_without_daemon(60);
+    assert!(host.sent.iter().all(|sent| *sent >= 3), "{:?}", host.sent);
+    host.is_alive[1..].fill(true);
+    host.run_without_daemon(60);
+    assert_eq!(host.run_without_daemon(10), 0);
 }
 
 #[test]

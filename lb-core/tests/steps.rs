@@ -237,7 +237,8 @@ proptest! {
             let taken: BTreeSet<Slot> = kernel.backends.keys().copied().collect();
             let wanted: usize = lists.iter().map(|list| {
                 let healthy = list.values().filter(|kind| **kind > 0).count();
-                if healthy > 0 { healthy } else { list.len() }
+                // One lame duck is the backup.
+                if healthy > 0 { list.len().min(healthy + 1) } else { list.len() }
             }).sum();
             prop_assert_eq!(taken.len(), wanted, "idle slots are freed");
         }

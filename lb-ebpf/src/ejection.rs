@@ -325,7 +325,9 @@ extern "C" fn name_for_trial(index: u32, slot: u32, now: u32) -> u32 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn survey_service(index: u32, now: u32) -> u64 {
-    pick::survey(|group| survey_some(index, group, now)).to_word()
+    let Some(service) = rows::service(index) else { return Survey::NOBODY.to_word() };
+    let tables = KernelTables::<Linux5_10>::new(index, service);
+    pick::survey(&tables, rules(service), |group| survey_some(index, group, now)).to_word()
 }
 
 /// The word of a [`Survey`] of a group of parts.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use aya::maps::{Array, MapData};
 use lb_common::abi::{self, EjectionPhase, EjectionRules, NextTrial, Policy, Service, map};
 use lb_view::backend;
+use lb_view::status::Status;
 use rustix::process::Signal;
 use stage::backend::Manner;
 use stage::chance::likely;
@@ -285,6 +286,26 @@ fn where_nobody_is_well_trials_come_at_the_shortest_time() {
     let back = Backend::start("back", DEAD[0]);
     eventually("it is found", || dial(&mut probe, 1), |counts| counts.contains_key("back"));
     drop(back);
+}
+
+/// All members die while no daemon runs: each costs as many connects as eject it, the last one as well.
+#[test]
+fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_does() {
+    for policy in ["weighted-round-robin", "p2c", "least-loaded"] {
+        let mut fixture = Fixture::without_daemon();
+        let list = [(DEAD[0], ""), (DEAD[1], ""), (THREE[0], "state = \"lame-duck\"")];
+        fixture.write_endpoints(&list);
+        let lines = format!("policy = \"{policy}\"\n{FOR_LONG}");
+        replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, &lines));
+        fixture.start();
+        fixture.stop();
+        let lame_duck = at(&fixture, THREE[0]);
+        assert_eq!((lame_duck.state.as_str(), lame_duck.share_wanted), ("lame-duck", 0.0));
+        let counts = dial(&mut fixture.probe(), 100);
+        assert_eq!((failed(&counts), counts["b1"]), (10, 90), "{policy}: {counts:?}");
+        let ejections = || [DEAD[0], DEAD[1]].map(|address| at(&fixture, address).ejections);
+        look(ejections).becomes([1, 1]);
+    }
 }
 
 #[test]
@@ -684,14 +705,18 @@ fn status_shows_the_same_states_and_reasons_with_and_without_a_daemon() {
         (address.to_owned(), state, witness, reason, membership)
     };
     let expected = vec![
-        row(THREE[0], ["lame-duck", "list", "list: lame duck", "leaving"]),
+        // The backup, which is no member.
+        row(THREE[0], ["lame-duck", "list", "list: lame duck", "member"]),
         row(THREE[1], ["drained", "list", "list: weight 0", "leaving"]),
         row(THREE[2], ["healthy", "", "", "member"]),
         row(DEAD[0], ["ejected", "kernel", "5 refused in a row", "member"]),
     ];
     eventually("the list is in force", states, |states| *states == expected);
+    let configuration = fixture.setup.folder.join("socklb.toml");
+    let status = ["--config", configuration.to_str().expect("UTF-8"), "status"];
     let not_chosen = || {
-        let all = fixture.setup.service().not_chosen.into_iter();
+        let Status { mut clients, .. } = fixture.setup.document(&status);
+        let all = clients[0].services.remove(0).not_chosen.into_iter();
         all.map(|one| (one.address.to_string(), one.state, one.witness)).collect::<Vec<_>>()
     };
     look(not_chosen).becomes(
@@ -707,7 +732,9 @@ fn status_shows_the_same_states_and_reasons_with_and_without_a_daemon() {
     let text = String::from_utf8_lossy(&fixture.setup.run(&["status"]).stdout).into_owned();
     let told = format!("not chosen: {} drained (list), {} refusing (list)", DEAD[1], DEAD[2]);
     assert!(text.contains(&told), "{text}");
+    let chosen_by_none = not_chosen();
     fixture.daemon.take().expect("a daemon runs").kill();
+    assert_eq!(not_chosen(), chosen_by_none, "without a daemon");
     let backends = fixture.setup.backends("web", "users");
     assert_eq!(backends.len(), 4);
     let without = backends.into_iter().map(|one| (one.address.to_string(), one.state, one.reason));

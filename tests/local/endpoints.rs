@@ -110,12 +110,18 @@ fn a_lame_duck_gets_no_new_connects_and_keeps_its_open_ones() {
     // Its sockets still report the address they dialled.
     let duck = open.iter().find(|dialled| dialled.name == "b2").expect("one of ten");
     assert_eq!(probe.peer(duck.socket), address(SERVICE));
-    // With the last of them its slot goes.
+    // It stays as the backup, which no connect needs.
+    assert_eq!(fixture.setup.service().fallback, Some(address("127.0.0.1:8002")));
     for dialled in open {
         probe.close(dialled.socket);
     }
+    let active = || fixture.setup.backend("127.0.0.1:8002").map(|backend| backend.active);
+    look(active).becomes(Some(0));
+    // With the last connection to another lame duck its slot is freed.
+    fixture.write_endpoints(&[lame[0], lame[1], ("127.0.0.1:8003", "state = \"lame-duck\"")]);
+    expect(&fixture, &["b1"]);
     let slots = || fixture.setup.backends("web", "users").len();
-    eventually("the lame duck's slot is freed", slots, |slots| *slots == 2);
+    eventually("the other lame duck's slot is freed", slots, |slots| *slots == 2);
     // Back in service, it is taken again.
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]);
     expect(&fixture, &["b1", "b2", "b3"]);

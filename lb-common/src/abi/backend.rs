@@ -185,6 +185,12 @@ impl StateWord {
         self.may_be_chosen() != 0
     }
 
+    /// 1 if the fallback of a service with this word is a backup, else 0: the daemon lets no policy choose it, and it is not ejected.
+    #[inline(always)]
+    pub const fn is_backup(self) -> u32 {
+        ((self.usable as u32 | self.ejected as u32) ^ 1) & 1
+    }
+
     /// 1 if the daemon lets the backend be chosen and it is ejected, and this decides; else 0.
     #[inline(always)]
     pub const fn is_held_back(self) -> u32 {
@@ -199,7 +205,7 @@ impl StateWord {
 pub enum BackendState {
     /// The slot holds no backend.
     Free = 0,
-    /// The backend is in the service's table.
+    /// The backend is in the service's table, or is its backup ([`StateWord::is_backup`]).
     Member = 1,
     /// Not in the table any more; the slot is kept until its last flow ends.
     Leaving = 4,

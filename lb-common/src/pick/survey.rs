@@ -104,11 +104,26 @@ impl Survey {
     }
 }
 
-/// Puts together what is seen in the groups of parts of a table's members, or, where they are not listed, of scattered entries.
-/// `group` gives what [`survey_group`] does.
+/// Puts together what is seen in the groups of parts of a table's members, or, where they are not listed, of scattered entries, and
+/// the backup, which is available if no member is. `group` gives what [`survey_group`] does.
 #[inline(always)]
-pub fn survey(group: impl Fn(u32) -> u64) -> Survey {
-    of_groups(|number| Survey::from_word(group(number)), Survey::with)
+pub fn survey<T: Tables>(tables: &T, rules: EjectionRules, group: impl Fn(u32) -> u64) -> Survey {
+    let seen = of_groups(|number| Survey::from_word(group(number)), Survey::with);
+    seen.with(survey_backup(tables, rules))
+}
+
+/// Looks at the backup: the fallback of a service, if it is outside the table. The daemon lets no policy choose it.
+#[inline(always)]
+fn survey_backup<T: Tables>(tables: &T, rules: EjectionRules) -> Survey {
+    let slot = tables.fallback();
+    if slot >= NO_SLOT {
+        return Survey::NOBODY;
+    }
+    let Some(backend) = tables.backend(slot) else { return Survey::NOBODY };
+    let is_backup = u64::from(tables.state(backend).is_backup());
+    let run = u64::from(tables.ejection(backend).run);
+    let is_below = sign_mask_in_register(run.wrapping_sub(u64::from(rules.failures)));
+    Survey { word: Survey::NOBODY.word | is_backup | (is_backup & is_below) << WELL_BIT }
 }
 
 /// Puts together what is seen in the parts of a group. `part` gives the word of each.
@@ -192,7 +207,8 @@ pub fn survey_entries<T: Tables>(
 /// Entries at which [`usable_other`] looks.
 const LOOKS: u32 = 2;
 
-/// The slot of a backend that may be chosen and is not that in `slot`, at some scattered entry of a table; or [`NO_SLOT`].
+/// The slot of a backend that may be chosen and is not that in `slot`, at some scattered entry of a table; that of the backup if there is
+/// none; or [`NO_SLOT`].
 #[inline(always)]
 pub fn usable_other<T: Tables>(tables: &T, table: TableRef, slot: u32, seed: u32) -> u32 {
     // Bound: LOOKS entries.
@@ -203,7 +219,11 @@ pub fn usable_other<T: Tables>(tables: &T, table: TableRef, slot: u32, seed: u32
             return other;
         }
     }
-    NO_SLOT
+    let backup = tables.fallback();
+    match tables.backend(backup) {
+        Some(backend) if backup < NO_SLOT && tables.state(backend).is_backup() != 0 => backup,
+        _ => NO_SLOT,
+    }
 }
 
 /// What was seen so far.

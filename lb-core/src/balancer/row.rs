@@ -24,6 +24,8 @@ pub struct Row<T = Instant> {
     pub replaced: BTreeMap<SocketAddr, T>,
     /// Whether each of these, in the table or replaced, may be chosen, and how it is.
     pub usable: BTreeMap<SocketAddr, (Usable, Health)>,
+    /// The lame duck that connects fall back on if the programs find no member available before the daemon does. It is in no table.
+    pub backup: Option<SocketAddr>,
     /// Who serves.
     pub tier: Tier,
     /// How many of all that are in the table or replaced are available, of how many.
@@ -92,7 +94,9 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
         used.extend(membership.lame_ducks.iter().take(room));
     }
     let tier = tiers::tier(used.iter().map(|member| candidate(member)), is_panic);
-    let usable = used.iter().chain(&out).map(|member| {
+    let is_backup = |member: &&Member| candidate(member).health == Health::LameDuck;
+    let backup = membership.lame_ducks.iter().find(is_backup).filter(|_| tier < Tier::LameDucks);
+    let usable = used.iter().chain(&out).copied().chain(backup).map(|member| {
         let address = member.endpoint.address;
         let without = without_own_word(member, standing(address), wants_proof);
         (address, (tiers::usable(without, tier), candidate(member).health))
@@ -102,6 +106,7 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
         tier,
         usable: usable.collect(),
         members: used.iter().map(|member| (member.endpoint.address, member.weight)).collect(),
+        backup: backup.map(|member| member.endpoint.address),
         replaced: out.iter().map(|member| member.endpoint.address).map(|one| (one, since(one))).collect(),
         available: (available, tried),
         is_below_threshold,
@@ -155,15 +160,15 @@ impl<T> Row<T> {
         available < tried || !self.replaced.is_empty() || self.is_fresh
     }
 
-    /// Who is taken where every pick was unusable: of those that may be chosen the one that is best, with the largest weight. As
-    /// position among the members.
-    pub fn fallback(&self) -> Option<usize> {
+    /// The backend that connects go to if every pick was unusable: the backup, or of those that may be chosen the one that is best, with
+    /// the largest weight.
+    pub fn fallback(&self) -> Option<SocketAddr> {
         let rank = |(at, (address, weight)): (usize, &(SocketAddr, u64))| {
             let (usable, health) = self.usable[address];
-            usable.is_usable().then_some(((Reverse(health), *weight), at))
+            // Of equal ones the first.
+            usable.is_usable().then_some(((Reverse(health), *weight, Reverse(at)), *address))
         };
-        let ranked = self.members.iter().enumerate().filter_map(rank);
-        // Of equal ones the first.
-        ranked.max_by(|(a, first), (b, second)| a.cmp(b).then(second.cmp(first))).map(|(_, at)| at)
+        let best = self.members.iter().enumerate().filter_map(rank).max_by_key(|(rank, _)| *rank);
+        self.backup.or(best.map(|(_, address)| address))
     }
 }

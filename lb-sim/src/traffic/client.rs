@@ -270,7 +270,7 @@ impl Client {
         entries.into_iter().for_each(|(slot, entries)| self.entries[slot.index()] = entries);
         self.members = (members.len() <= MAX_SUBSET as usize).then_some(members);
         if let Some(ejector) = &mut self.ejector {
-            ejector.publish(Arc::clone(&self.schedule), &[]);
+            ejector.publish(Arc::clone(&self.schedule), &[], service.fallback);
             for (slot, backend) in &plan.backends {
                 ejector.set_state(slot.number(), DaemonState::new(backend.usable, backend.state));
             }
