@@ -1,10 +1,13 @@
 //! What a daemon that started now, on an empty kernel, would decide from the files: for `check` and `explain`.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use lb_core::balancer::{Adopted, Balancer, Refused};
+use lb_core::endpoint::EndpointList;
 use lb_core::service::Service;
 use thiserror::Error;
 
@@ -43,6 +46,31 @@ pub fn assignments(clients: &[Client], sources: &[FileSource]) -> Result<Assignm
         }
     }
     Ok(by_service)
+}
+
+/// The lists that a daemon on this configuration had in force, by the names of the services: of a service with a file the last good list,
+/// or the file if none is stored. Lists that cannot be read are left out.
+pub fn stored_lists(config: &Config) -> BTreeMap<String, Arc<EndpointList>> {
+    let mut lists = BTreeMap::new();
+    for configured in config.clients.iter().flat_map(|client| &client.services) {
+        let service = &configured.service;
+        if lists.contains_key(&service.name) {
+            continue;
+        }
+        let list = match &configured.source {
+            Source::Static(list) => Some(list.clone()),
+            Source::File(file) => {
+                let source = FileSource::new(service, file.clone(), &config.addresses, &config.paths.state);
+                source
+                    .stored()
+                    .or_else(|_| source.read())
+                    .ok()
+                    .map(|contents| contents.assignments.list().clone())
+            }
+        };
+        lists.extend(list.map(|list| (service.name.clone(), Arc::new(list))));
+    }
+    lists
 }
 
 /// A list that a client task has no room for.

@@ -163,6 +163,14 @@ impl FileSource {
         self.parse(&self.file.path, read_whole(&self.file.path)?)
     }
 
+    /// Reads the last list that could be used; changes nothing.
+    ///
+    /// # Errors
+    /// As [`FileSource::read`], and if another user may write to the directory of the state.
+    pub fn stored(&self) -> Result<Contents, SourceError> {
+        self.parse(&self.last_good, last_good::read(&self.last_good)?)
+    }
+
     /// The list in a text that was read from `path`, the file or what was kept of it.
     ///
     /// # Errors

@@ -88,6 +88,14 @@ pub fn of(facts: Facts) -> Status {
     Status { schema: SCHEMA, daemon: Some(daemon), faults, clients, leaving, interfaces }
 }
 
+/// Adds what the list of each service rules out to a status that no daemon made. `list`: the list of the service of this name, if it is
+/// known.
+pub fn add_not_chosen(status: &mut Status, list: impl Fn(&str) -> Option<Arc<EndpointList>>) {
+    for service in status.clients.iter_mut().flat_map(|client| &mut client.services) {
+        service.not_chosen = not_chosen(list(&service.name).as_ref(), &service.backends);
+    }
+}
+
 /// The endpoints that the list rules out, but for those that are shown as backends.
 fn not_chosen(all: Option<&Arc<EndpointList>>, backends: &[Backend]) -> Vec<NotChosen> {
     let shown: HashSet<SocketAddr> = backends.iter().map(|backend| backend.address).collect();

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-use super::{DEGRADED, Files, paths_of, watch};
+use super::{DEGRADED, Files, paths_of, read_config, watch};
 use crate::api::{self, Answer};
+use crate::dry_run;
 use crate::error::Failure;
 use crate::names::{self, BackendsByService};
 use crate::print;
@@ -86,7 +87,13 @@ pub fn read(files: &Files) -> Result<Status, Failure> {
         Answer::NotRunning => "the daemon is not running: tables stay as they are".to_owned(),
         Answer::Silent => format!("{}: tables stay as they are", api::silent(&paths.run)),
     };
-    Ok(status::from_pins(&paths.pins, why.clone()).context(why)?)
+    let mut status = status::from_pins(&paths.pins, why.clone()).context(why)?;
+    // The configuration may be missing, faulty, or not readable for this user: the pins are shown all the same.
+    if let Ok(config) = read_config(files) {
+        let lists = dry_run::stored_lists(&config);
+        status::add_not_chosen(&mut status, |service| lists.get(service).cloned());
+    }
+    Ok(status)
 }
 
 /// Where the daemon has its pins, if others were asked for.
