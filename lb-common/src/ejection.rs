@@ -255,11 +255,18 @@ pub enum Verdict {
     Readmit,
 }
 
-/// Failures in a row that eject a backend: twice as many where the daemon's probes say that it is well.
+/// Failures in a row that eject a backend.
 #[inline(always)]
 pub fn failures_to_eject(rules: EjectionRules, state: StateWord) -> u8 {
+    doubled_if(rules.failures, (state.usable / Usable::PROBED_HEALTHY) & 1)
+}
+
+/// Failures in a row that eject a backend, of the number in the rules: twice as many if the daemon's probes say that it is well
+/// (`is_probed_healthy`, 1 or 0).
+#[inline(always)]
+pub fn doubled_if(failures: u8, is_probed_healthy: u8) -> u8 {
     // A shift in place of a branch. 255 is the most that a run counts.
-    at_most_255(u32::from(rules.failures) << ((state.usable / Usable::PROBED_HEALTHY) & 1))
+    at_most_255(u32::from(failures) << is_probed_healthy)
 }
 
 #[inline(always)]
@@ -355,7 +362,8 @@ pub fn next(
     if evidence.kind.depends_on_request() && evidence.failure_source.0 != FailureSource::SEVERAL.0 {
         return (EjectionState { run: failures - 1, ..before }, Verdict::Remembered);
     }
-    (ejected(before, rules, now, random), Verdict::Eject)
+    // The run that ejects, which the daemon compares with the same number if the ejection is withheld.
+    (EjectionState { run: failures, ..ejected(before, rules, now, random) }, Verdict::Eject)
 }
 
 /// Who has made the run of failures of a backend, once this failure is added to it. (Without branches: the verifier would follow

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use lb_common::abi::host::NO_REPORT;
 use lb_common::abi::{BackendState, HealthReason, MAX_SERVICES, Usable};
+use lb_common::ejection::doubled_if;
 use thiserror::Error;
 
 use crate::control::by_address::Next;
@@ -687,7 +688,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             let said = Said { health: Health::Ejected, why: Why::Failures(after.failures), until: None };
             // Also one that failed as often and is not ejected, because it is the last.
             let limit = limits.get(&identity.service).copied().unwrap_or(u8::MAX);
-            let limit = if standing.is_probed_healthy() { limit.saturating_mul(2) } else { limit };
+            let limit = doubled_if(limit, standing.is_probed_healthy().into());
             let is_ejected = after.is_ejected || after.failures >= limit;
             standing.hear(Who::Kernel, is_ejected.then_some(said), now);
             if after.failures > before.failures {
