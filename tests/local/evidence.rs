@@ -9,6 +9,7 @@ use aya::maps::{Array, MapData};
 use lb_common::abi::{Service, map};
 use lb_view::backend::Backend as View;
 use lb_view::flows::Flows;
+use stage::backend::Manner;
 use stage::fixture::{Fixture, SERVICE, with_active_accounting};
 use stage::maps::{Raw, array};
 use stage::namespace::in_a_network_of_its_own;
@@ -178,6 +179,31 @@ fn what_fails_in_another_network_namespace_ejects_no_backend() {
     assert_eq!(ejected, 0);
     let counts = probe.dial_many(SERVICE, 30);
     assert_eq!(counts.values().copied().collect::<Vec<_>>(), [10, 10, 10], "{counts:?}");
+}
+
+/// The requests of one process may be what a backend resets; where another one's are reset as well, the backend is at fault.
+#[test]
+fn resets_of_one_of_several_processes_eject_no_backend_until_another_one_gets_some() {
+    const RESETTING: &str = "127.0.0.1:8010";
+    let mut fixture = start(&THREE, FOR_LONG);
+    let resetting = Backend::with_manner("b0", RESETTING, Manner::ResetsAtOnce);
+    let (mut first, mut second) = (fixture.probe(), fixture.probe());
+    connect(&mut first, 1);
+    connect(&mut second, 1);
+    // A daemon that starts looks at the flow records at once.
+    fixture.stop();
+    fixture.start();
+    eventually("two processes are known", || service(&fixture).several_processes, |several| *several == 1);
+    write(&fixture, &[RESETTING, THREE[0], THREE[1], THREE[2]]);
+    eventually("it is listed", || fixture.setup.backend(RESETTING), Option::is_some);
+    first.dial_many(SERVICE, 100);
+    assert!(resetting.accepted() >= 20, "{}", resetting.accepted());
+    look(|| at(&fixture, RESETTING).ejections).now("resets are counted when the sockets are closed");
+    assert_eq!(at(&fixture, RESETTING).ejections, 0);
+    let before = resetting.accepted();
+    second.dial_many(SERVICE, 100);
+    assert_eq!(resetting.accepted() - before, 1, "the second process is not the same");
+    look(|| at(&fixture, RESETTING).ejections).becomes(1);
 }
 
 /// A listener whose process is stopped: the kernel accepts connections for it, and nothing answers.
