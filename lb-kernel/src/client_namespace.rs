@@ -16,7 +16,7 @@ use super::flow_table::FlowTable;
 use super::namespaces::open_within;
 use super::network_namespace::{NamespaceId, open};
 use super::pins::Pins;
-use crate::process::start_of;
+use crate::process::{monotonic_of_start, numbers_are_ours, start_of};
 
 /// Processes of a cgroup that one search compares, at most. The kernel lists processes of the cgroup itself first, then those of its
 /// descendants. To read the age of one takes some 10 µs.
@@ -108,7 +108,8 @@ pub fn own_namespace_cookie() -> Option<u64> {
 /// What flow records tell of the processes of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordedProcesses {
-    /// Whether more than one has begun flows lately.
+    /// Whether more than one has begun flows lately. Processes that ended before the oldest one that runs had begun do not count: the
+    /// client was restarted.
     pub are_several: bool,
     /// Cookie of the network namespace of the oldest of them, if one is still there: it takes no privilege to know it.
     pub namespace: Option<u64>,
@@ -122,9 +123,12 @@ impl RecordedProcesses {
     pub fn read(pins: &Pins, within: Duration) -> Result<Self, DatapathError> {
         let within = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
         let processes = FlowTable::open(pins, false)?.processes_since(monotonic_ns().saturating_sub(within));
-        let aged = processes.iter().filter_map(|(pid, namespace)| Some((Process::of(*pid)?, *namespace)));
-        let namespace = aged.min().map(|(_, namespace)| namespace);
-        Ok(Self { are_several: processes.len() > 1, namespace })
+        // In another PID namespace the same numbers are other processes.
+        let running = processes.iter().filter(|_| numbers_are_ours());
+        let oldest = running.filter_map(|(pid, last)| Some((Process::of(*pid)?, last.namespace))).min();
+        let began_ns = oldest.map_or(0, |(process, _)| monotonic_of_start(process.start));
+        let count = processes.values().filter(|last| last.start_ns >= began_ns).count();
+        Ok(Self { are_several: count > 1, namespace: oldest.map(|(_, namespace)| namespace) })
     }
 }
 

@@ -15,6 +15,15 @@ pub struct FlowTable {
     flows: Mapped<Flow>,
 }
 
+/// The last flow of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LastFlow {
+    /// When it began, by `CLOCK_MONOTONIC`.
+    pub start_ns: u64,
+    /// Cookie of its network namespace.
+    pub namespace: u64,
+}
+
 const COOKIE: usize = offset_of!(FlowBucket, cookie);
 const ELSEWHERE: usize = offset_of!(FlowBucket, elsewhere);
 
@@ -55,12 +64,18 @@ impl FlowTable {
         self.flows.get(index)
     }
 
-    /// The processes that have begun flows since a time (`CLOCK_MONOTONIC`), each with the cookie of its network namespace: of open
-    /// flows and of others, for a flow lies in its bucket until another one comes there. Looks at every bucket, which takes about a
+    /// The processes that have begun flows since a time (`CLOCK_MONOTONIC`), each with its last flow: of open flows and of others, for a flow lies in its bucket until another one comes there. Looks at every bucket, which takes about a
     /// millisecond for the default number: not for the event loop.
-    pub fn processes_since(&self, since_ns: u64) -> BTreeMap<u32, u64> {
+    pub fn processes_since(&self, since_ns: u64) -> BTreeMap<u32, LastFlow> {
         let recent = (0..self.len()).map(|index| self.flow(index)).filter(|flow| flow.start_ns >= since_ns);
-        recent.map(|flow| (flow.process, flow.namespace)).collect()
+        let mut last = BTreeMap::<u32, LastFlow>::new();
+        for Flow { process, namespace, start_ns, .. } in recent {
+            let known = last.entry(process).or_default();
+            if start_ns >= known.start_ns {
+                *known = LastFlow { start_ns, namespace };
+            }
+        }
+        last
     }
 
     /// Puts the cookie `to` into a bucket in place of `from`; returns whether `from` was there.

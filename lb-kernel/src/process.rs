@@ -21,13 +21,16 @@ pub struct Process {
 
 /// The process of this PID, if it runs and can be seen from here.
 pub fn process(pid: u32) -> Option<Process> {
-    let name = name(pid)?;
+    Some(Process { name: name(pid)?, started_ns: monotonic_of_start(start_of(pid)?) })
+}
+
+/// When a process began at the earliest, by `CLOCK_MONOTONIC` in nanoseconds. `start`: in clock ticks since the boot.
+pub fn monotonic_of_start(start: u64) -> u64 {
     let ticks = rustix::param::clock_ticks_per_second().max(1);
-    let started = u128::from(start_of(pid)?) * 1_000_000_000 / u128::from(ticks);
+    let started = u128::from(start) * 1_000_000_000 / u128::from(ticks);
     // Kernel fact: the start counts from the boot on, suspended time included.
     let suspended = now_ns(ClockId::Boottime).saturating_sub(monotonic_ns());
-    let started_ns = u64::try_from(started).ok()?.saturating_sub(suspended);
-    Some(Process { name, started_ns })
+    u64::try_from(started).unwrap_or(u64::MAX).saturating_sub(suspended)
 }
 
 /// The name of the process that has this PID now, if there is one. A name may hold any bytes: what a terminal would

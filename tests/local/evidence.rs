@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::process::Command;
+use std::time::Duration;
 
 use aya::maps::{Array, MapData};
 use lb_common::abi::{Service, map};
@@ -204,6 +205,25 @@ fn resets_of_one_of_several_processes_eject_no_backend_until_another_one_gets_so
     second.dial_many(SERVICE, 100);
     assert_eq!(resetting.accepted() - before, 1, "the second process is not the same");
     look(|| at(&fixture, RESETTING).ejections).becomes(1);
+}
+
+#[test]
+fn processes_that_ended_before_the_client_was_started_again_are_not_several() {
+    let mut fixture = start(&THREE, FOR_LONG);
+    let several = |fixture: &Fixture| service(fixture).several_processes;
+    let (mut first, mut second) = (fixture.probe(), fixture.probe());
+    connect(&mut first, 1);
+    connect(&mut second, 1);
+    // A daemon that starts looks at the flow records at once.
+    fixture.stop();
+    fixture.start();
+    eventually("two processes are known", || several(&fixture), |several| *several == 1);
+    drop((first, second));
+    let mut third = fixture.probe();
+    connect(&mut third, 1);
+    fixture.stop();
+    fixture.start();
+    look(|| several(&fixture)).stays(0, Duration::from_secs(1));
 }
 
 /// A listener whose process is stopped: the kernel accepts connections for it, and nothing answers.

@@ -75,6 +75,8 @@ impl ClientTask {
     ) {
         self.recorded = recorded.unwrap_or(self.recorded);
         let has_process = !matches!(found, Ok(None));
+        // Between two processes of a client that is started again both look like current ones, until the second runs.
+        self.search.has_new_flows |= !has_process && self.recorded.are_several;
         let namespace = found.map_or(None, |found| found.or(self.namespace));
         let is_same = match (&self.namespace, &namespace) {
             (Some(before), Some(after)) => before.is_namespace_of(after),
