@@ -205,11 +205,11 @@ impl End {
         self.flag(Self::SEND_FAILED)
     }
 
-    /// Whether nothing has to be asked of it: it was closed in order, and the backend has sent data or the end was reported before.
+    /// Whether it shows nothing of the backend: it was closed in order, and the backend has sent data, or had nothing to answer, or the
+    /// end was reported before.
     #[inline(always)]
     pub fn is_plain(self) -> u32 {
-        let has_received = is_below(self.bytes_received, 2) ^ 1;
-        self.is_one_of(IN_ORDER) & (has_received | self.flag(Self::REPORTED))
+        self.is_one_of(IN_ORDER) & (self.is_silent() ^ 1 | self.flag(Self::REPORTED))
     }
 
     /// Whether it counts as load of the backend: whatever way a backend fails, it must not look idle.
@@ -510,6 +510,9 @@ mod tests {
         for (end, expected) in [
             (closed.with_bytes(2, 7), 1),
             (closed.with_bytes(1, 7), 0),
+            (closed.with_bytes(0, 1), 1),
+            (End::of(Ending::Aborted, true), 1),
+            (closed.with_bytes(1, 0).from_state(TCP_LAST_ACK), 0),
             (closed.with_bytes(0, 7).from_state(TCP_FIN_WAIT2), 1),
             (closed.with_bytes(0, 7).from_state(TCP_LAST_ACK), 0),
             (End::of(Ending::Refused, false).from_state(TCP_FIN_WAIT2), 0),
