@@ -115,6 +115,13 @@ pub enum DatapathError {
          unlimited (LimitMEMLOCK=infinity in a unit)"
     )]
     LoadDenied(#[source] Box<aya::EbpfError>),
+    #[error("the kernel lacks {lack} for program {program}")]
+    Shortage {
+        program: &'static str,
+        lack: &'static str,
+        #[source]
+        source: io::Error,
+    },
     #[error(
         "the kernel's verifier refused program {program}{refusal} (without CAP_PERFMON some kernels refuse what they accept \
          with it)"
@@ -175,14 +182,22 @@ pub enum DatapathError {
 }
 
 impl DatapathError {
-    /// That the kernel refused a program.
+    /// That the kernel did not load a program. A shortage is named before the verifier, which then has no part in it.
     pub(crate) fn refused(program: &'static str, error: ProgramError) -> Self {
         let refusal = Refusal::of(&error);
         let source = match error {
             ProgramError::LoadError { io_error, .. } => io_error,
             other => io::Error::other(other),
         };
-        Self::Verifier { program, refusal, source }
+        let lack = match source.raw_os_error() {
+            Some(libc::EMFILE) => {
+                "descriptors of this process (raise LimitNOFILE= of the unit, or `ulimit -n`)"
+            }
+            Some(libc::ENFILE) => "descriptors of the host (raise the sysctl fs.file-max)",
+            Some(libc::ENOMEM) => "memory",
+            _ => return Self::Verifier { program, refusal, source },
+        };
+        Self::Shortage { program, lack, source }
     }
 
     /// Whether it failed for want of a privilege.
