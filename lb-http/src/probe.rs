@@ -1,6 +1,12 @@
 //! A probe by HTTP: one request, of whose answer the head is read, up to a limit. The body is not, and redirects are not followed.
+//! Informational answers (1xx, RFC 9110 section 15.2) before it are read and skipped: eight at most.
 
+use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
 
 use axum::http::header::{CONNECTION, HOST, LOCATION, USER_AGENT};
 use axum::http::{Request, StatusCode};
@@ -8,10 +14,15 @@ use http_body_util::Empty;
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 
-/// Bytes of an answer's head that are read.
+/// Bytes that are read of an answer, informational ones before it included, until its head is whole.
 const HEAD_BYTES: usize = 64 << 10;
+
+/// Informational answers that may come before it.
+const MAX_INFORMATIONAL: usize = 8;
 
 /// Characters of a redirect's place that are shown.
 const PLACE_SHOWN: usize = 200;
@@ -22,6 +33,9 @@ pub enum ProbeError {
     /// The answer's head is too long.
     #[error("its answer's head is longer than {} KiB", HEAD_BYTES >> 10)]
     LongHead,
+    /// Informational answers do not end.
+    #[error("it sends more than {MAX_INFORMATIONAL} informational answers (1xx)")]
+    Informational,
     /// The answer is no HTTP, or there is none.
     #[error(transparent)]
     NoAnswer(hyper::Error),
@@ -38,7 +52,43 @@ pub enum ProbeError {
 
 impl From<hyper::Error> for ProbeError {
     fn from(error: hyper::Error) -> Self {
-        if error.is_parse_too_large() { Self::LongHead } else { Self::NoAnswer(error) }
+        let source = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<io::Error>());
+        let is_over = source.is_some_and(|source| source.kind() == io::ErrorKind::FileTooLarge);
+        if is_over || error.is_parse_too_large() { Self::LongHead } else { Self::NoAnswer(error) }
+    }
+}
+
+/// A connection that ends with an error once more than so many bytes were read.
+struct Limited {
+    stream: TcpStream,
+    left: usize,
+}
+
+impl AsyncRead for Limited {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = into.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, into))?;
+        let read = into.filled().len() - before;
+        self.left = self.left.checked_sub(read).ok_or(io::ErrorKind::FileTooLarge)?;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Limited {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 
@@ -54,12 +104,19 @@ pub async fn probe(
 ) -> Result<(), ProbeError> {
     let mut http = http1::Builder::new();
     http.max_buf_size(HEAD_BYTES);
-    let (mut sender, connection) = http.handshake(TokioIo::new(stream)).await?;
-    let request = Request::get(path)
+    let (mut sender, connection) = http.handshake(TokioIo::new(Limited { stream, left: HEAD_BYTES })).await?;
+    let mut request = Request::get(path)
         .header(HOST, at.to_string())
         .header(USER_AGENT, user_agent)
         .header(CONNECTION, "close")
         .body(Empty::<Bytes>::new())?;
+    let (informational, too_many) = (AtomicUsize::new(0), Arc::new(Notify::new()));
+    let told = Arc::clone(&too_many);
+    hyper::ext::on_informational(&mut request, move |_| {
+        if informational.fetch_add(1, Ordering::Relaxed) == MAX_INFORMATIONAL {
+            told.notify_one();
+        }
+    });
     let answer = sender.send_request(request);
     tokio::pin!(answer, connection);
     // The connection is driven only until the head of the answer is there.
@@ -67,6 +124,7 @@ pub async fn probe(
         answer = &mut answer => answer,
         // What it has answered before is there, or why not.
         _ = &mut connection => answer.await,
+        () = too_many.notified() => return Err(ProbeError::Informational),
     }?;
     let status = response.status();
     if status.is_redirection() {
@@ -145,5 +203,19 @@ mod tests {
             let is_refused = matches!(&error, ProbeError::LongHead) || error.to_string().contains("head");
             assert!(is_refused, "{error}: {:?}", error.source());
         }
+    }
+
+    #[tokio::test]
+    async fn informational_answers_are_skipped_and_bounded() {
+        let hint = b"HTTP/1.1 103 Early Hints\r\nlink: </style.css>\r\n\r\n";
+        let ok = b"HTTP/1.1 200 OK\r\n\r\n";
+        let answer = |hints: usize| [&hint.repeat(hints)[..], ok].concat();
+        assert!(answered(&answer(MAX_INFORMATIONAL)).await.0.is_ok());
+        let error = answered(&answer(10_000)).await.0.unwrap_err();
+        assert!(matches!(error, ProbeError::Informational | ProbeError::LongHead), "{error}");
+        // Few, and long together.
+        let long = [&b"HTTP/1.1 103 Early Hints\r\nx: "[..], &[b'x'; 40_000], b"\r\n\r\n"].concat();
+        let error = answered(&[&long.repeat(2)[..], ok].concat()).await.0.unwrap_err();
+        assert!(matches!(error, ProbeError::LongHead), "{error}");
     }
 }
