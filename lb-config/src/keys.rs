@@ -278,6 +278,9 @@ section! {
     LISTEN "listen": Text<SocketAddr>(&["127.0.0.1:9464"], loopback), Means("none"),
         "a TCP address on loopback. Other addresses are refused: whoever reaches the port reads the metrics. Fixed while the \
          daemon runs";
+    HOSTS "hosts": Form(&["[\"metrics.example\"]"]), Means("none"),
+        "names of this port in the `Host` field of a request, besides `localhost` and its own address; a request for another \
+         name is refused, for a browser may send it on behalf of a page of any site (DNS rebinding). Fixed while the daemon runs";
 }
 
 section! {

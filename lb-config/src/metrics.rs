@@ -4,22 +4,33 @@
 
 use std::net::SocketAddr;
 
-use super::keys::metrics::{LISTEN, SECTION};
+use super::keys::metrics::{HOSTS, LISTEN, SECTION};
 use lb_document::diagnostic::Report;
 use lb_document::kind::Refusal;
-use lb_document::{Table, address};
+use lb_document::{Table, address, hosts};
 
 /// Where metrics are read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metrics {
     /// A TCP address on loopback, if there is to be one besides the daemon's own socket.
     pub listen: Option<SocketAddr>,
+    /// Names of that port besides `localhost` and its address, in lower case.
+    pub hosts: Vec<String>,
 }
 
 /// Reads the table, if there is one.
 pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Metrics {
     let table = root.table(&SECTION, report);
-    Metrics { listen: LISTEN.take_written(&table, report).flatten() }
+    let listen = LISTEN.take_written(&table, report).flatten();
+    let item = HOSTS.item(&table, report);
+    let hosts = item.as_ref().map(|item| hosts(item, report)).unwrap_or_default();
+    if let Some(item) = item
+        && !LISTEN.is_written(&table)
+    {
+        let message = "hosts has no effect: there is no port for metrics";
+        report.add(item.span(), message.to_owned(), "write listen, or leave hosts out".to_owned());
+    }
+    Metrics { listen, hosts }
 }
 
 /// Reads an address that only this host reaches.
@@ -54,6 +65,14 @@ mod tests {
     }
 
     #[test]
+    fn names_of_the_port_are_in_lower_case() {
+        let hosts = ["hosts = ['Metrics.Example', '10.0.0.1']", ""].map(|hosts| {
+            good(&format!("{LEAST}[metrics]\nlisten = '127.0.0.1:9464'\n{hosts}")).metrics.hosts
+        });
+        assert_eq!(hosts, [vec!["metrics.example".to_owned(), "10.0.0.1".to_owned()], Vec::new()]);
+    }
+
+    #[test]
     fn a_wrong_value_names_itself_and_what_is_right() {
         let reached = "is not on loopback, and whoever reaches it would read the metrics";
         let proxy = ", and let a proxy with access control pass it on";
@@ -84,6 +103,16 @@ mod tests {
                     .to_owned(),
             ),
             ("listen = 9464", "9:10: listen must be a string, not a whole number".to_owned()),
+            (
+                "hosts = ['metrics.example']",
+                "9:9: hosts has no effect: there is no port for metrics (write listen, or leave hosts out)".to_owned(),
+            ),
+            (
+                "listen = '127.0.0.1:1'\nhosts = ['metrics.example:9464']",
+                "10:10: \"metrics.example:9464\" is not the name of a host (write the name of a host without a port, as in \
+                 \"metrics.example\", or an IP address)"
+                    .to_owned(),
+            ),
         ];
         for (line, expected) in cases {
             assert_eq!(faults(&format!("{LEAST}[metrics]\n{line}")), [expected], "{line}");

@@ -229,7 +229,7 @@ fn a_good_file_is_read_whole() {
             state: "/var/lib/socklb".into(),
         },
         limits: Limits { schedule_entries: 1_048_576, flow_records: 64, slots: 65_535 },
-        metrics: Metrics { listen: Some("127.0.0.1:9464".parse().unwrap()) },
+        metrics: Metrics { listen: Some("127.0.0.1:9464".parse().unwrap()), hosts: Vec::new() },
         admins: None,
         reclaim_interval: Duration::from_secs(90),
         reports: Reports { listen: None, keys: None, xdp: Vec::new(), xdp_generic: false },

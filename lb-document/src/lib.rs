@@ -22,13 +22,13 @@ mod address;
 
 mod duration;
 
-mod interfaces;
+mod names;
 
 mod near;
 
 pub use address::{NotAnAddress, address, parse_address};
 pub use duration::{in_units, parse_duration};
-pub use interfaces::read as interfaces;
+pub use names::{hosts, interfaces};
 pub use near::did_you_mean;
 
 use key::Section;

@@ -198,6 +198,7 @@ fn host(config: &Config) -> Keys {
         ("limits.flow_records", limits.flow_records.to_string()),
         ("limits.slots", limits.slots.to_string()),
         ("metrics.listen", or_none(metrics.listen)),
+        ("metrics.hosts", metrics.hosts.join(", ")),
         ("reports.listen", reports.listen.unwrap_or(Reports::ANY).to_string()),
         ("reports.xdp", reports.xdp.join(", ")),
         ("reports.xdp_generic", reports.xdp_generic.to_string()),

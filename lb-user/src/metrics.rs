@@ -13,4 +13,4 @@ mod collect;
 
 mod serve;
 
-pub use serve::{bind, router};
+pub use serve::{bind, for_names_of, router};

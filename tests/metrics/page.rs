@@ -1,5 +1,6 @@
 //! Pages as they are sent: on the daemon's socket and on the port, whole or cut off, to readers that read and that do not.
 
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::Mutex;
 
@@ -66,6 +67,35 @@ fn the_port_answers_for_metrics_and_for_nothing_else() {
         assert_eq!(http::ask(stream, method, "/metrics", "*/*").code, 405, "{method}");
     }
     drop(fixture);
+}
+
+#[test]
+fn the_port_answers_by_its_own_names_alone() {
+    let mut fixture = Fixture::without_daemon();
+    with(&fixture, &format!("[metrics]\nlisten = \"{LISTEN}\"\nhosts = [\"Metrics.Example\"]\n"));
+    fixture.start();
+    let code = |fields: &str| {
+        let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
+        let request = format!("GET /metrics HTTP/1.1\r\nConnection: close\r\n{fields}\r\n");
+        stream.write_all(request.as_bytes()).expect("send the request");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("read the answer");
+        answer.split(' ').nth(1).map(str::to_owned)
+    };
+    for name in [
+        "localhost",
+        "localhost:9464",
+        "127.0.0.1:9464",
+        "127.0.0.1",
+        "metrics.example:80",
+        "METRICS.example",
+    ] {
+        assert_eq!(code(&format!("Host: {name}\r\n")).as_deref(), Some("200"), "{name}");
+    }
+    for name in ["evil.example", "127.0.0.2", "localhost.evil.example", "[::1]", "metrics.example.", ""] {
+        assert_eq!(code(&format!("Host: {name}\r\n")).as_deref(), Some("421"), "{name}");
+    }
+    assert_eq!(code("").as_deref(), Some("421"), "without a name");
 }
 
 #[test]

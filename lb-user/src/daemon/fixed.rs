@@ -48,7 +48,7 @@ pub fn remove_all(clients: &[&str], pins: &Path) -> String {
 pub fn keep(running: &Config, wanted: &mut Config) {
     wanted.paths = running.paths.clone();
     wanted.limits = running.limits;
-    wanted.metrics = running.metrics;
+    wanted.metrics.clone_from(&running.metrics);
     wanted.admins.clone_from(&running.admins);
     wanted.reports.listen = running.reports.listen;
 }

@@ -21,7 +21,7 @@ use super::{Daemon, Event, fixed};
 use lb_http::peer;
 
 use crate::api::{self, Query};
-use crate::config::Config;
+use crate::config::{Config, Metrics};
 use crate::descriptors;
 use crate::metrics;
 
@@ -49,6 +49,8 @@ pub struct Listeners {
     /// The group whose members may write.
     admins: Option<u32>,
     bound: Option<(api::Bound, Option<TcpListener>)>,
+    /// The names that requests may give the port for metrics.
+    metrics: Metrics,
     servers: Vec<JoinHandle<()>>,
     /// Connections at a time, for each of the two.
     connections: usize,
@@ -75,7 +77,8 @@ impl Listeners {
                 .with_context(|| format!("listen on {port}, which [metrics] in the configuration names"))
         });
         let bound = Some((bound, port.transpose()?));
-        Ok(Self { path, queries, admins, bound, servers: Vec::new(), connections })
+        let metrics = config.metrics.clone();
+        Ok(Self { path, queries, admins, bound, metrics, servers: Vec::new(), connections })
     }
 
     /// Begins to accept. Returns whether it had not before.
@@ -87,7 +90,8 @@ impl Listeners {
         let listener = bound.show().with_context(|| format!("create the socket {}", self.path.display()))?;
         let metrics = metrics::router(&self.queries);
         if let Some(port) = port {
-            self.servers.push(tokio::spawn(lb_http::serve(port, metrics.clone(), self.connections)));
+            let router = metrics::for_names_of(&self.metrics, metrics.clone());
+            self.servers.push(tokio::spawn(lb_http::serve(port, router, self.connections)));
         }
         let router = api::router(&self.queries, self.admins).merge(metrics);
         self.servers.push(tokio::spawn(lb_http::serve(listener, router, self.connections)));

@@ -5,11 +5,13 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
-use axum::http::header::ACCEPT;
+use axum::extract::{Request, State};
+use axum::http::header::{ACCEPT, HOST};
 use axum::http::{HeaderMap, StatusCode};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
@@ -17,6 +19,7 @@ use tokio::sync::mpsc;
 
 use super::page::{self, Form};
 use crate::api::{Query, Rounds};
+use crate::config::Metrics;
 use crate::facts::Facts;
 use lb_http::{Document, Writer, accepts_gzip, respond};
 
@@ -44,6 +47,41 @@ pub fn router(queries: &mpsc::Sender<Query>) -> Router {
         text: Rounds::of(queries.clone(), |facts| make(facts, Form::Text)),
     };
     Router::new().route("/metrics", get(metrics)).with_state(pages)
+}
+
+/// The same for requests by one of the port's names: `localhost`, its address, or one of `hosts`. A browser sends the name of the page's
+/// site, whatever address that has.
+pub fn for_names_of(metrics: &Metrics, router: Router) -> Router {
+    let names: Arc<[String]> = ["localhost".to_owned()]
+        .into_iter()
+        .chain(metrics.listen.map(|listen| listen.ip().to_string()))
+        .chain(metrics.hosts.iter().cloned())
+        .collect();
+    router.layer(middleware::from_fn(move |request: Request, next: Next| {
+        let names = Arc::clone(&names);
+        async move {
+            match name_of(&request) {
+                Some(name) if names.contains(&name) => next.run(request).await,
+                name => refused(name, &names),
+            }
+        }
+    }))
+}
+
+/// The name by which a request asks, in lower case and without a port.
+fn name_of(request: &Request) -> Option<String> {
+    let authority = match request.uri().authority() {
+        Some(authority) => authority.clone(),
+        None => request.headers().get(HOST)?.to_str().ok()?.parse().ok()?,
+    };
+    Some(authority.host().trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase())
+}
+
+fn refused(name: Option<String>, names: &[String]) -> Response {
+    let what = name.map_or_else(|| "a request without a host".to_owned(), |name| format!("{name:?}"));
+    let known = names.join(", ");
+    let text = format!("{what} is no name of this port, which has {known}; [metrics] hosts may name more\n");
+    (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
 fn make(facts: Facts, form: Form) -> io::Result<Document> {

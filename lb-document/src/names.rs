@@ -1,0 +1,70 @@
+//! Lists of names: of network interfaces, and of hosts.
+
+use crate::diagnostic::{Report, quote};
+use crate::{Item, Unique};
+
+/// Names that a list may have.
+const MAX_NAMES: usize = 64;
+
+/// What a list names.
+struct Named {
+    /// One of them, as in "interface".
+    what: &'static str,
+    /// What is right.
+    help: &'static str,
+    is_name: fn(&str) -> bool,
+}
+
+/// The names of network interfaces in a list.
+pub fn interfaces(item: &Item<'_>, report: &mut Report<'_>) -> Vec<String> {
+    let help = "write the name of a network interface, as `ip link` has it: 1 to 15 characters";
+    read(item, &Named { what: "interface", help, is_name: is_interface }, report)
+}
+
+/// The names of hosts in a list, in lower case.
+pub fn hosts(item: &Item<'_>, report: &mut Report<'_>) -> Vec<String> {
+    let help = "write the name of a host without a port, as in \"metrics.example\", or an IP address";
+    let names = read(item, &Named { what: "host", help, is_name: is_host }, report);
+    names.into_iter().map(|name| name.to_ascii_lowercase()).collect()
+}
+
+fn read(item: &Item<'_>, named: &Named, report: &mut Report<'_>) -> Vec<String> {
+    let Some(items) = item.list(report) else { return Vec::new() };
+    if items.len() > MAX_NAMES {
+        let message = format!("{} names {} {}s", item.name(), items.len(), named.what);
+        report.add(item.span(), message, format!("name {MAX_NAMES} at most"));
+        return Vec::new();
+    }
+    let mut unique = Unique::default();
+    let mut names = Vec::with_capacity(items.len());
+    for item in items {
+        let Some(name) = item.text(report) else { continue };
+        if !(named.is_name)(name) {
+            let message = format!("{} is not the name of {}", quote(name), article(named.what));
+            report.add(item.span(), message, named.help.to_owned());
+        } else if unique.claim(name, item.span(), &format!("{} {name}", named.what), report) {
+            names.push(name.to_owned());
+        }
+    }
+    names
+}
+
+fn article(what: &str) -> String {
+    let article = if what.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
+    format!("{article} {what}")
+}
+
+/// Whether it is the name of a host (RFC 1123 section 2.1; an underscore is allowed, as resolvers do), or an IP address.
+fn is_host(name: &str) -> bool {
+    let is_label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+    };
+    name.len() <= 253 && name.split('.').all(is_label) || name.parse::<std::net::IpAddr>().is_ok()
+}
+
+/// Whether the kernel would give an interface this name.
+fn is_interface(name: &str) -> bool {
+    let is_odd = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
+    (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(is_odd)
+}
