@@ -4,17 +4,17 @@
 //! the clock goes forward, nor a clock that goes back while the disk is there. If both happen at once, clients take the agent's answers
 //! all the same, and its pushes from the first answer on.
 
-use std::fs::{self, File};
-use std::io::{self, Write as _};
-use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
-use lb_host::trust;
+use lb_host::store::Store;
 use tracing::warn;
 
 /// The file in the state directory.
 const FILE: &str = "incarnation";
+
+/// A number of 32 bits and a line break take eleven.
+const MAX_BYTES: u64 = 64;
 
 /// The latest that a clock is believed. A clock that is a century fast leaves room for so many starts after it.
 const LATEST: u32 = u32::MAX - 1_000_000;
@@ -27,10 +27,10 @@ pub fn next(kept: Option<u32>, wall: SystemTime) -> u32 {
     kept.map_or(seconds, |kept| kept.saturating_add(1).max(seconds))
 }
 
-/// Draws the number of this start, and keeps it in the state directory. A directory that cannot be used is told and does not
+/// Draws the number of this start, and stores it. A directory that cannot be used is told and does not
 /// stop the agent: reports matter more.
-pub fn draw(state: &Path, wall: SystemTime) -> u32 {
-    let kept = match kept(state) {
+pub fn draw(store: &Store, wall: SystemTime) -> u32 {
+    let kept = match kept(store) {
         Ok(kept) => kept,
         Err(error) => {
             warn!(
@@ -41,8 +41,8 @@ pub fn draw(state: &Path, wall: SystemTime) -> u32 {
         }
     };
     let number = next(kept, wall);
-    if let Err(error) = keep(state, number) {
-        let error = format!("{error:#}");
+    if let Err(error) = store.write(FILE, &[format!("{number}\n").as_bytes()]) {
+        let error = format!("{:#}", anyhow::Error::from(error));
         warn!(
             error,
             "the number of this start cannot be kept: if the clock goes back, clients do not hear of changes at once"
@@ -51,33 +51,15 @@ pub fn draw(state: &Path, wall: SystemTime) -> u32 {
     number
 }
 
-fn kept(state: &Path) -> Result<Option<u32>> {
-    let path = state.join(FILE);
-    let text = match fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
-    };
-    let number = text.trim().parse().with_context(|| format!("{} has no number", path.display()))?;
-    Ok(Some(number))
-}
-
-/// Written whole to another file, which takes the place of the one before.
-fn keep(state: &Path, number: u32) -> Result<()> {
-    trust::make_directory(state).with_context(|| format!("make {}", state.display()))?;
-    trust::check_directory(state, "--state")?;
-    let (path, new) = (state.join(FILE), state.join(format!("{FILE}.new")));
-    let mut file = File::create(&new).with_context(|| format!("write {}", new.display()))?;
-    writeln!(file, "{number}").with_context(|| format!("write {}", new.display()))?;
-    file.sync_all().with_context(|| format!("write {}", new.display()))?;
-    fs::rename(&new, &path).with_context(|| format!("rename {}", new.display()))?;
-    // The name is on the disk, too. Not every file system can do that.
-    let _ = File::open(state).and_then(|directory| directory.sync_all());
-    Ok(())
+fn kept(store: &Store) -> Result<Option<u32>> {
+    let Some(text) = store.read(FILE, MAX_BYTES)? else { return Ok(None) };
+    let number = String::from_utf8_lossy(&text).trim().parse();
+    number.map(Some).with_context(|| format!("{} has no number", store.path(FILE).display()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::time::Duration;
 
     use super::*;
@@ -101,12 +83,12 @@ mod tests {
     #[test]
     fn it_is_kept_from_start_to_start() {
         let folder = tempfile::tempdir().unwrap();
-        let state = folder.path().join("state");
-        assert_eq!(draw(&state, at(100)), 100);
-        assert_eq!(draw(&state, at(50)), 101);
-        fs::write(state.join(FILE), "12 monkeys").unwrap();
-        assert_eq!(draw(&state, at(102)), 102);
-        assert_eq!(fs::read_to_string(state.join(FILE)).unwrap(), "102\n");
+        let store = Store::at(folder.path().join("state"));
+        assert_eq!(draw(&store, at(100)), 100);
+        assert_eq!(draw(&store, at(50)), 101);
+        fs::write(store.path(FILE), "12 monkeys").unwrap();
+        assert_eq!(draw(&store, at(102)), 102);
+        assert_eq!(fs::read_to_string(store.path(FILE)).unwrap(), "102\n");
     }
 
     #[test]
@@ -114,6 +96,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
-        assert_eq!(draw(&file.join("state"), at(100)), 100);
+        assert_eq!(draw(&Store::at(file.join("state")), at(100)), 100);
     }
 }

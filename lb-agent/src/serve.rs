@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result};
 use lb_host::notify::Notifier;
+use lb_host::store::Store;
 use lb_host::watch::Watch;
 use lb_http::peer;
 use tokio::sync::mpsc;
@@ -119,10 +120,9 @@ pub async fn start(config: Config, role: Role, reread: Option<Reread>) -> Result
     });
     let control = control.transpose()?;
     let wall = SystemTime::now();
-    let incarnation =
-        if is_host { incarnation::draw(&config.state, wall) } else { incarnation::next(None, wall) };
+    let Stored { incarnation, kept, keeper } =
+        if is_host { Stored::of(&config.state, wall).await } else { Stored::nothing(wall, None) };
     let (now, secret) = (Instant::now(), secret()?);
-    let (kept, keeper) = if is_host { kept_in(&config.state) } else { (Kept::default(), Keeper::none(None)) };
     let mut server = Server {
         reports: Reports::new(incarnation, secret, now),
         sockets,
@@ -162,13 +162,62 @@ pub async fn start(config: Config, role: Role, reread: Option<Reread>) -> Result
     Ok(agent)
 }
 
-/// What was kept in the state directory, and who keeps it from now on: nobody, where that cannot be read.
-fn kept_in(state: &std::path::Path) -> (Kept, Keeper) {
-    match Kept::read(state) {
-        Ok(kept) => (kept.clone(), Keeper::new(state, kept)),
-        Err(error) => {
-            warn!(%error, "cannot read which backends take no more; nothing of that is kept until a restart can read it");
-            (Kept::default(), Keeper::none(Some(error.to_string())))
+/// What an agent that starts knows of earlier ones.
+struct Stored {
+    incarnation: u32,
+    kept: Kept,
+    /// Stores what follows; nothing, if what was stored cannot be read.
+    keeper: Keeper,
+}
+
+impl Stored {
+    /// How long the disk may take. Reports matter more.
+    const WITHIN: Duration = Duration::from_secs(5);
+
+    /// Reads the state directory, by a thread of its own: its file system may hang.
+    async fn of(state: &std::path::Path, wall: SystemTime) -> Self {
+        let store = Store::at(state);
+        let (sender, read) = tokio::sync::oneshot::channel();
+        let work = move || {
+            let _ = sender.send(Self::read(&store, wall));
+        };
+        if let Err(error) = std::thread::Builder::new().name("stored".to_owned()).spawn(work) {
+            return Self::nothing(wall, Some(error.to_string()));
+        }
+        match tokio::time::timeout(Self::WITHIN, read).await {
+            Ok(Ok(stored)) => stored,
+            Ok(Err(_)) | Err(_) => {
+                let fault = format!("{} does not answer", state.display());
+                warn!(
+                    error = fault,
+                    "cannot read what is stored; nothing is stored until a restart can read it"
+                );
+                Self::nothing(wall, Some(fault))
+            }
+        }
+    }
+
+    fn read(store: &Store, wall: SystemTime) -> Self {
+        let incarnation = incarnation::draw(store, wall);
+        match Kept::read(store) {
+            Ok(kept) => Self { incarnation, keeper: Keeper::new(store, kept.clone()), kept },
+            Err(error) => {
+                let error = kept::chain(&error);
+                warn!(
+                    error,
+                    "cannot read the stored lame ducks; nothing is stored until a restart can read them"
+                );
+                Self { incarnation, kept: Kept::default(), keeper: Keeper::none(Some(error)) }
+            }
+        }
+    }
+
+    /// For this reason, if there is one.
+    fn nothing(wall: SystemTime, fault: Option<String>) -> Self {
+        Self {
+            incarnation: incarnation::next(None, wall),
+            kept: Kept::default(),
+            keeper: Keeper::none(fault),
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! In reading order: which directories and processes are believed ([`trust`]), how the path of a Unix socket is taken
 //! ([`socket`]), what changes in directories ([`watch`]), what the service manager is told ([`notify`]), how files are
-//! read whole ([`regular_file`]), and how a thread is woken ([`wake`]). Nothing here holds up a caller that must not wait: what may block has a thread of its own.
+//! read whole ([`regular_file`]), where what a later start needs is stored ([`store`]), and how a thread is woken ([`wake`]). Nothing here holds up a caller that must not wait: what may block has a thread of its own.
 
 pub mod trust;
 
@@ -13,5 +13,7 @@ pub mod watch;
 pub mod notify;
 
 pub mod regular_file;
+
+pub mod store;
 
 pub mod wake;

@@ -10,8 +10,25 @@ use std::path::Path;
 /// # Errors
 /// If it cannot be opened, or is a directory, a pipe or a device.
 pub fn open(path: &Path) -> io::Result<(File, Metadata)> {
+    open_with(path, 0)
+}
+
+/// As [`open`], of what lies at the path itself.
+///
+/// # Errors
+/// As there, and if it is a symbolic link.
+pub fn open_itself(path: &Path) -> io::Result<(File, Metadata)> {
+    open_with(path, libc::O_NOFOLLOW).map_err(|error| match error.raw_os_error() {
+        Some(libc::ELOOP) => {
+            io::Error::new(io::ErrorKind::InvalidInput, "it is a symbolic link, which is not followed")
+        }
+        _ => error,
+    })
+}
+
+fn open_with(path: &Path, flags: i32) -> io::Result<(File, Metadata)> {
     // Without O_NONBLOCK the open of a pipe would wait for a writer.
-    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | flags).open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));

@@ -50,6 +50,9 @@ pub enum Untrusted {
     /// A symbolic link, which could be pointed elsewhere.
     #[error("{} is a symbolic link within a bpf file system: remove it, or name another directory with --pins", .0.display())]
     Link(PathBuf),
+    /// A symbolic link among stored files.
+    #[error("{} is a symbolic link within a directory of stored files: remove it, or name another directory with --state", .0.display())]
+    StoredLink(PathBuf),
     /// A daemon of another user.
     #[error(
         "the daemon at {} runs as user {user}, which is neither root nor the owner of {}: it is not believed",
@@ -89,6 +92,14 @@ pub fn make_directory(path: &Path) -> io::Result<()> {
 pub fn check_directory(path: &Path, flag: &'static str) -> Result<(), Untrusted> {
     let metadata = look(path, fs::metadata(path))?;
     check(path, &metadata, own_user(), 0, flag)
+}
+
+/// Checks that only this process's user or root may write to a file or directory that has this metadata.
+///
+/// # Errors
+/// If others may.
+pub fn check_stored(path: &Path, metadata: &fs::Metadata, flag: &'static str) -> Result<(), Untrusted> {
+    check(path, metadata, own_user(), 0, flag)
 }
 
 /// Checks a directory of pins that exists, and all above it on the same file system: no other user can have replaced

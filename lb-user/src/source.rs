@@ -27,7 +27,7 @@ use crate::daemon::NoAnswer;
 use lb_document::diagnostic::Faults;
 
 /// The largest file that is read.
-const MAX_BYTES: u64 = endpoints::MAX_FILE_BYTES as u64;
+pub const MAX_BYTES: u64 = endpoints::MAX_FILE_BYTES as u64;
 
 /// Why a file gave no list.
 #[derive(Debug, Error)]

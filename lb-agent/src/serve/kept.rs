@@ -2,13 +2,10 @@
 //! has taken out, nor one that is draining, or is not prewarmed yet, by a health check that passes.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use lb_host::trust;
+use lb_host::store::{Store, StoreError};
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -17,6 +14,9 @@ use crate::name::Name;
 /// The files in the state directory: a name in each line.
 const LAME_DUCKS: &str = "lame-ducks";
 const BY_RUN: &str = "lame-ducks-by-run";
+
+/// Names of 60 bytes for more backends than any host has.
+const MAX_BYTES: u64 = 1 << 20;
 
 /// Backends that take no more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,18 +32,16 @@ impl Kept {
     ///
     /// # Errors
     /// If a file that is there cannot be read. It must not be written then: nobody knows what would be lost.
-    pub fn read(state: &Path) -> io::Result<Self> {
-        let names = |file: &str| names(&state.join(file));
+    pub fn read(store: &Store) -> Result<Self, StoreError> {
+        let names = |file| names(store, file);
         Ok(Self { lame_ducks: names(LAME_DUCKS)?, by_run: names(BY_RUN)? })
     }
 }
 
-fn names(path: &Path) -> io::Result<BTreeSet<Name>> {
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeSet::new()),
-        Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
-    }
+fn names(store: &Store, file: &str) -> Result<BTreeSet<Name>, StoreError> {
+    let text = store.read(file, MAX_BYTES)?.unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
 }
 
 /// For how long the end of the agent waits for the disk.
@@ -97,13 +95,13 @@ impl Keeper {
     }
 
     /// Keeps it in the state directory, which has this.
-    pub fn new(state: &Path, last: Kept) -> Self {
+    pub fn new(store: &Store, last: Kept) -> Self {
         let (sender, inbox) = mpsc::channel();
         let (running, end) = mpsc::channel::<()>();
         let (trying, tried) = watch::channel(0);
         let fault = Arc::default();
         let mut writer =
-            Writer { state: state.to_owned(), written: last.clone(), fault: Arc::clone(&fault), trying };
+            Writer { store: store.clone(), written: last.clone(), fault: Arc::clone(&fault), trying };
         let write = move || {
             let _running = running;
             writer.run(&inbox);
@@ -147,7 +145,7 @@ impl Drop for Keeper {
 }
 
 struct Writer {
-    state: PathBuf,
+    store: Store,
     written: Kept,
     fault: Arc<Mutex<Option<String>>>,
     /// The last change that it has tried to write.
@@ -171,7 +169,7 @@ impl Writer {
             // Only the last counts.
             let (number, kept) = inbox.try_iter().last().unwrap_or(change);
             let result = self.write(&kept);
-            let fault = result.as_ref().err().map(ToString::to_string);
+            let fault = result.as_ref().err().map(chain);
             let mut known = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(error) = fault.as_ref().filter(|_| *known != fault) {
                 warn!(
@@ -187,37 +185,34 @@ impl Writer {
     }
 
     /// Writes what is not written yet.
-    fn write(&mut self, kept: &Kept) -> io::Result<()> {
-        let Self { state, written, .. } = self;
-        trust::make_directory(state)?;
-        trust::check_directory(state, "--state").map_err(io::Error::other)?;
+    fn write(&mut self, kept: &Kept) -> Result<(), StoreError> {
+        let Self { store, written, .. } = self;
         let files = [
             (LAME_DUCKS, &kept.lame_ducks, &mut written.lame_ducks),
             (BY_RUN, &kept.by_run, &mut written.by_run),
         ];
         for (file, names, written) in files {
             if names != written {
-                replace(&state.join(file), &state.join(format!("{file}.new")), names)?;
+                let text: String = names.iter().map(|name| format!("{name}\n")).collect();
+                store.write(file, &[text.as_bytes()])?;
                 // Each by itself: the other may fail.
                 written.clone_from(names);
             }
         }
-        // Not every file system can do that for a directory.
-        let _ = fs::File::open(&*state).and_then(|state| state.sync_all());
         Ok(())
     }
 }
 
-fn replace(path: &Path, new: &Path, names: &BTreeSet<Name>) -> io::Result<()> {
-    let text: String = names.iter().map(|name| format!("{name}\n")).collect();
-    let mut file = fs::File::create(new)?;
-    io::Write::write_all(&mut file, text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(new, path)
+/// An error with its causes.
+pub fn chain(error: &StoreError) -> String {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
+    format!("{error}{}", cause.unwrap_or_default())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn of(name: &str) -> BTreeSet<Name> {
@@ -227,7 +222,7 @@ mod tests {
     #[test]
     fn what_was_said_last_is_kept_when_the_agent_ends() {
         let folder = tempfile::tempdir().unwrap();
-        let state = folder.path().join("state");
+        let state = Store::at(folder.path().join("state"));
         assert_eq!(Kept::read(&state).unwrap(), Kept::default());
         let first = Kept { lame_ducks: of("10.0.0.1:80"), by_run: of("10.0.0.1:53/udp") };
         let last = Kept { lame_ducks: of("10.0.0.2:80"), ..first.clone() };
@@ -247,13 +242,13 @@ mod tests {
     #[tokio::test]
     async fn an_answer_that_waits_for_its_receipt_finds_it_on_the_disk_or_a_fault() {
         let folder = tempfile::tempdir().unwrap();
-        let mut keeper = Keeper::new(folder.path(), Kept::default());
+        let mut keeper = Keeper::new(&Store::at(folder.path()), Kept::default());
         let kept = Kept { lame_ducks: of("10.0.0.1:80"), ..Kept::default() };
         let first = keeper.keep(kept.clone()).unwrap();
         // The same word again is the same change.
         let second = keeper.keep(kept.clone()).unwrap();
         second.settled().await;
-        assert_eq!(Kept::read(folder.path()).unwrap(), kept);
+        assert_eq!(Kept::read(&Store::at(folder.path())).unwrap(), kept);
         first.settled().await;
         fs::remove_file(folder.path().join(LAME_DUCKS)).unwrap();
         fs::create_dir(folder.path().join(LAME_DUCKS)).unwrap();
@@ -266,9 +261,9 @@ mod tests {
     fn what_cannot_be_read_is_not_written_and_what_cannot_be_written_is_a_fault() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join(BY_RUN)).unwrap();
-        let error = Kept::read(folder.path()).unwrap_err().to_string();
+        let error = chain(&Kept::read(&Store::at(folder.path())).unwrap_err());
         assert!(error.contains("/lame-ducks-by-run: "), "{error}");
-        let mut keeper = Keeper::new(folder.path(), Kept::default());
+        let mut keeper = Keeper::new(&Store::at(folder.path()), Kept::default());
         assert_eq!(keeper.fault(), None);
         keeper.keep(Kept { by_run: of("10.0.0.1:80"), ..Kept::default() });
         let fault = Arc::clone(&keeper.fault);
@@ -281,6 +276,9 @@ mod tests {
     fn what_is_no_name_is_left_out() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(BY_RUN), "10.0.0.1:80\nnonsense\n").unwrap();
-        assert_eq!(Kept::read(folder.path()).unwrap(), Kept { by_run: of("10.0.0.1:80"), ..Kept::default() });
+        assert_eq!(
+            Kept::read(&Store::at(folder.path())).unwrap(),
+            Kept { by_run: of("10.0.0.1:80"), ..Kept::default() }
+        );
     }
 }

@@ -100,7 +100,7 @@ fn keep(lists: BTreeMap<PathBuf, Arc<[u8]>>) -> Kept {
     let mut kept = Kept { left: BTreeMap::new(), error: None };
     for (path, text) in lists {
         if let Err(error) = last_good::keep(&path, &text) {
-            kept.error.get_or_insert_with(|| format!("{}: {error}", path.display()));
+            kept.error.get_or_insert_with(|| crate::error::chain(&error));
             kept.left.insert(path, text);
         }
     }

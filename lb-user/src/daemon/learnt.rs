@@ -126,10 +126,12 @@ fn read_now(path: &Path) -> LearntFile {
         Ok(kept) => LearntFile::Read(kept),
         Err(why) => {
             let aside = path.with_extension("json.not-understood");
-            if let Err(error) = std::fs::rename(path, &aside) {
+            let (store, name) = last_good::place(path);
+            if let Err(error) = store.rename(name, &aside) {
                 return LearntFile::Unread(format!(
-                    "{why}; it cannot be put aside as {}: {error}",
-                    aside.display()
+                    "{why}; it cannot be put aside as {}: {}",
+                    aside.display(),
+                    crate::error::chain(&error)
                 ));
             }
             warn!(

@@ -1,15 +1,13 @@
 //! The last lists that could be used, kept on disk for a start without their files.
 //!
-//! A list that was cut off is a shorter list, and a start that took it would drop backends. So a list is renamed into
-//! place once all of it is on the disk, and is used only if it ends as it was written.
+//! A list that was cut off is a shorter list, and a start that took it would drop backends. So a list is used only if it ends as it was
+//! written.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 
 use lb_config::endpoints;
-use lb_kernel::trust::{self, Untrusted};
-use rustix::fs::FlockOperation;
+use lb_host::store::{Store, StoreError};
 
 use crate::source::{self, SourceError};
 
@@ -26,13 +24,12 @@ pub fn is_whole(text: &[u8]) -> bool {
     text.ends_with(end(text))
 }
 
-/// Reads what is kept at a path.
+/// Reads what is kept at a path, two levels below the state's directory.
 ///
 /// # Errors
-/// If it cannot be read whole, or others may write to the directory of the state.
+/// If it cannot be read whole, or others may write to it or to the directory of the state.
 pub fn read(path: &Path) -> Result<Vec<u8>, SourceError> {
-    check(path)?;
-    source::read_whole(path)
+    read_at_most(path, source::MAX_BYTES)
 }
 
 /// As [`read`], of a file that may be so long.
@@ -40,64 +37,42 @@ pub fn read(path: &Path) -> Result<Vec<u8>, SourceError> {
 /// # Errors
 /// As there.
 pub fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
-    check(path)?;
-    source::read_at_most(path, most)
-}
-
-/// Checks that no other user may write to the directory of the state and so decide what a start without a file uses.
-/// Checked each time, because the directory may not have answered at the start.
-fn check(path: &Path) -> Result<(), Untrusted> {
-    match path.parent().and_then(Path::parent) {
-        Some(state) if state.exists() => trust::check_directory(state, "--state"),
-        _ => Ok(()),
+    let (store, name) = place(path);
+    match store.read(name, most) {
+        Ok(Some(text)) => Ok(text),
+        Ok(None) => Err(SourceError::Read { path: path.to_owned(), source: io::ErrorKind::NotFound.into() }),
+        Err(StoreError::Untrusted(error)) => Err(error.into()),
+        Err(StoreError::TooLarge(path, most)) => Err(SourceError::TooLarge(path, most)),
+        Err(StoreError::Read { path, source } | StoreError::Write { path, source }) => {
+            Err(SourceError::Read { path, source })
+        }
     }
 }
 
-/// Keeps a list: writes it to another name, waits until it is on the disk, and renames it into place. If another
-/// process is keeping a list in the directory, this fails, to be tried again.
+/// The store of a file, and the file's path in it.
+pub fn place(path: &Path) -> (Store, &Path) {
+    let root = path.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
+    (Store::at(root), path.strip_prefix(root).unwrap_or(path))
+}
+
+/// Keeps a list. If another process is keeping a list in the directory, this fails, to be tried again.
 ///
 /// # Errors
 /// If it cannot be written; what was kept before stays.
-pub fn keep(path: &Path, text: &[u8]) -> io::Result<()> {
+pub fn keep(path: &Path, text: &[u8]) -> Result<(), StoreError> {
     let end = end(text);
     let is_kept = |kept: Vec<u8>| kept.strip_suffix(end).is_some_and(|kept| kept == text);
-    if fs::read(path).is_ok_and(is_kept) {
+    if read(path).is_ok_and(is_kept) {
         return Ok(());
     }
-    let directory = path.parent().ok_or_else(|| io::Error::other("it has no directory"))?;
-    trust::make_directory(directory)?;
-    check(path).map_err(io::Error::other)?;
-    let lock = File::open(directory)?;
-    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            let text = format!("another process keeps its lists in {} now", directory.display());
-            return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
-        }
-        Err(error) => return Err(error.into()),
-    }
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
-    let written = write(Path::new(&new), &[text, end]).and_then(|()| fs::rename(&new, path));
-    if written.is_err() {
-        // What was written takes room on a disk that may be full.
-        let _ = fs::remove_file(&new);
-        return written;
-    }
-    // The new name must be on the disk, too.
-    lock.sync_all()
-}
-
-fn write(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
-    let mut file = File::create(path)?;
-    for part in parts {
-        file.write_all(part)?;
-    }
-    file.sync_all()
+    let (store, name) = place(path);
+    store.write(name, &[text, end])
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use lb_config::ListFile;
     use lb_core::service::{Service, Subset};
 
@@ -189,7 +164,10 @@ mod tests {
                         text.push(round);
                         match keep(path, &text) {
                             Ok(()) => {}
-                            Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}"),
+                            Err(error) => {
+                                let error = crate::error::chain(&error);
+                                assert!(error.contains("another process writes in"), "{error}");
+                            }
                         }
                         let kept = fs::read(path).unwrap();
                         let body = kept.strip_suffix(END_OF_TOML).expect("a whole list");
@@ -198,11 +176,5 @@ mod tests {
                 });
             }
         });
-        // The second process changes nothing.
-        let lock = File::open(path.parent().unwrap()).unwrap();
-        rustix::fs::flock(&lock, FlockOperation::LockExclusive).unwrap();
-        let before = fs::read(&path).unwrap();
-        assert_eq!(keep(&path, b"other").unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        assert_eq!(fs::read(&path).unwrap(), before);
     }
 }

@@ -1,0 +1,286 @@
+//! What socklb stores for a later start, in a directory that only its user and root may write to: read whole, written whole.
+//!
+//! Another user who could write there, or place a link, would decide what a start believes, and which files a daemon of root
+//! overwrites. So each directory from the root of the store down to the file, and the file, must belong to root or to the user of this
+//! process, and may be written by no others. Below the root no symbolic link is followed.
+//!
+//! Each call may block for as long as the file system takes: not for a thread of a runtime.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::regular_file;
+use crate::trust::{self, Untrusted};
+
+/// The option that names another directory.
+const FLAG: &str = "--state";
+
+/// Why a file is not read or written.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// Another user may have written it, or could.
+    #[error(transparent)]
+    Untrusted(#[from] Untrusted),
+    /// It cannot be opened or read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// It is longer than its reader expects.
+    #[error("{} is larger than {} KiB, more than anything that is valid there needs", .0.display(), .1 >> 10)]
+    TooLarge(PathBuf, u64),
+    /// It cannot be written. What was stored before stays.
+    #[error("cannot write {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// A directory of stored files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Store {
+    root: PathBuf,
+}
+
+impl Store {
+    /// That at a path, which need not exist yet.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The path of a file, by its path below the root.
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.root.join(name)
+    }
+
+    /// Reads a file; `None` if there is none.
+    ///
+    /// # Errors
+    /// If others may write to it or to a directory above it, it is no regular file, has more than `most` bytes, or cannot be read.
+    pub fn read(&self, name: impl AsRef<Path>, most: u64) -> Result<Option<Vec<u8>>, StoreError> {
+        let path = self.path(name);
+        let fail = |source| StoreError::Read { path: path.clone(), source };
+        if !self.check(&path)? {
+            return Ok(None);
+        }
+        let (file, metadata) = match regular_file::open_itself(&path) {
+            Ok(opened) => opened,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(fail(error)),
+        };
+        trust::check_stored(&path, &metadata, FLAG)?;
+        let bytes = regular_file::read(&file, most).map_err(fail)?;
+        bytes.map(Some).ok_or(StoreError::TooLarge(path, most))
+    }
+
+    /// Writes a file, in place of one that is there: whole to another name, which is renamed once all of it is on the disk. The
+    /// directories above it are made.
+    ///
+    /// # Errors
+    /// If others may write to a directory above it, another process writes there at the same moment, or it cannot be written. What was
+    /// stored before stays.
+    pub fn write(&self, name: impl AsRef<Path>, parts: &[&[u8]]) -> Result<(), StoreError> {
+        let path = self.path(name);
+        let fail = |source| StoreError::Write { path: path.clone(), source };
+        let directory = path.parent().unwrap_or(&self.root);
+        trust::make_directory(directory).map_err(fail)?;
+        self.check(&path)?;
+        let lock = File::open(directory).map_err(fail)?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let text = format!("another process writes in {} now", directory.display());
+                return Err(fail(io::Error::new(io::ErrorKind::WouldBlock, text)));
+            }
+            Err(error) => return Err(fail(error.into())),
+        }
+        let mut new = path.clone().into_os_string();
+        new.push(".new");
+        let new = PathBuf::from(new);
+        let written = write_new(&new, parts).and_then(|()| fs::rename(&new, &path));
+        if let Err(error) = written {
+            // What was written takes room on a disk that may be full.
+            let _ = fs::remove_file(&new);
+            return Err(fail(error));
+        }
+        // The new name must be on the disk, too. Not every file system can do that for a directory.
+        match rustix::fs::fsync(&lock) {
+            Ok(()) | Err(Errno::INVAL) => Ok(()),
+            Err(error) => Err(fail(error.into())),
+        }
+    }
+
+    /// Gives a file another name beside it.
+    ///
+    /// # Errors
+    /// If others may write to a directory above it, or it cannot be renamed.
+    pub fn rename(&self, name: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), StoreError> {
+        let (path, to) = (self.path(name), self.path(to));
+        self.check(&path)?;
+        fs::rename(&path, to).map_err(|source| StoreError::Write { path, source })
+    }
+
+    /// Checks the directories of a file, from the root on. Returns whether they exist.
+    fn check(&self, path: &Path) -> Result<bool, StoreError> {
+        let below = path.ancestors().skip(1).take_while(|level| *level != self.root);
+        let below: Vec<&Path> = below.collect();
+        if !self.root.exists() {
+            return Ok(false);
+        }
+        trust::check_directory(&self.root, FLAG)?;
+        for level in below.into_iter().rev() {
+            match fs::symlink_metadata(level) {
+                Ok(metadata) if metadata.is_symlink() => {
+                    return Err(Untrusted::StoredLink(level.to_owned()).into());
+                }
+                Ok(metadata) => trust::check_stored(level, &metadata, FLAG)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+                Err(source) => return Err(StoreError::Read { path: level.to_owned(), source }),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Writes a file that is not there: what another user has placed at its name, as a link, is removed and not followed.
+fn write_new(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut options = File::options();
+    options.write(true).create_new(true).mode(0o644).custom_flags(libc::O_NOFOLLOW);
+    let mut file = options.open(path)?;
+    for part in parts {
+        file.write_all(part)?;
+    }
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    fn store() -> (tempfile::TempDir, Store) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::at(folder.path().join("state"));
+        (folder, store)
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn error_of(result: Result<impl std::fmt::Debug, StoreError>) -> String {
+        let error = result.unwrap_err();
+        let source = std::error::Error::source(&error).map(|source| format!(": {source}"));
+        format!("{error}{}", source.unwrap_or_default())
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_what_is_not_there_is_none() {
+        let (_folder, store) = store();
+        assert_eq!(store.read("load/factors", 9).unwrap(), None);
+        store.write("load/factors", &[b"one", b"two"]).unwrap();
+        assert_eq!(store.read("load/factors", 6).unwrap().as_deref(), Some(&b"onetwo"[..]));
+        assert_eq!(store.read("load/other", 6).unwrap(), None);
+        assert!(error_of(store.read("load/factors", 5)).contains("larger than 0 KiB"));
+        store.write("load/factors", &[b"three"]).unwrap();
+        assert_eq!(store.read("load/factors", 9).unwrap().as_deref(), Some(&b"three"[..]));
+        store.rename("load/factors", "load/aside").unwrap();
+        assert_eq!(store.read("load/factors", 9).unwrap(), None);
+    }
+
+    #[test]
+    fn what_others_may_write_is_neither_read_nor_replaced() {
+        let (_folder, store) = store();
+        store.write("load/factors", &[b"ours"]).unwrap();
+        for (path, good, bad) in [("", 0o755, 0o777), ("load", 0o755, 0o775), ("load/factors", 0o644, 0o646)]
+        {
+            set_mode(&store.path(path), bad);
+            let error = error_of(store.read("load/factors", 9));
+            assert!(
+                error.contains("may be written by others") && error.contains("--state"),
+                "{path}: {error}"
+            );
+            if path != "load/factors" {
+                assert!(
+                    error_of(store.write("load/factors", &[b"other"])).contains("may be written by others")
+                );
+            }
+            set_mode(&store.path(path), good);
+        }
+        assert_eq!(store.read("load/factors", 9).unwrap().as_deref(), Some(&b"ours"[..]));
+        // What another user owns takes root to make.
+        if rustix::process::geteuid().is_root() {
+            for path in ["load", "load/factors"] {
+                std::os::unix::fs::chown(store.path(path), Some(65_534), None).unwrap();
+                assert!(error_of(store.read("load/factors", 9)).contains("belongs to user 65534"), "{path}");
+                std::os::unix::fs::chown(store.path(path), Some(0), None).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn no_link_is_followed_and_nothing_but_a_file_is_read() {
+        let (folder, store) = store();
+        store.write("load/factors", &[b"ours"]).unwrap();
+        let victim = folder.path().join("victim");
+        fs::write(&victim, "victim").unwrap();
+        // A link at the name under which it is written first.
+        symlink(&victim, store.path("load/factors.new")).unwrap();
+        store.write("load/factors", &[b"next"]).unwrap();
+        assert_eq!(fs::read(&victim).unwrap(), b"victim");
+        assert_eq!(store.read("load/factors", 9).unwrap().as_deref(), Some(&b"next"[..]));
+        fs::remove_file(store.path("load/factors")).unwrap();
+        for target in [victim.as_path(), Path::new("/dev/zero")] {
+            symlink(target, store.path("load/factors")).unwrap();
+            assert!(error_of(store.read("load/factors", 9)).contains("symbolic link"), "{target:?}");
+            fs::remove_file(store.path("load/factors")).unwrap();
+        }
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            store.path("load/factors"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::from_raw_mode(0o600),
+            0,
+        )
+        .unwrap();
+        assert!(error_of(store.read("load/factors", 9)).contains("not a regular file"));
+        // A directory of the store, but not its root, which is the operator's choice.
+        fs::rename(store.path("load"), folder.path().join("elsewhere")).unwrap();
+        symlink(folder.path().join("elsewhere"), store.path("load")).unwrap();
+        assert!(error_of(store.read("load/factors", 9)).contains("symbolic link"));
+        assert!(error_of(store.write("load/factors", &[b"other"])).contains("symbolic link"));
+        let linked = folder.path().join("linked");
+        symlink(store.path(""), &linked).unwrap();
+        Store::at(&linked).write("other", &[b"ours"]).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_written_leaves_what_was_there() {
+        let (_folder, store) = store();
+        store.write("factors", &[b"ours"]).unwrap();
+        fs::create_dir(store.path("factors.new")).unwrap();
+        assert!(error_of(store.write("factors", &[b"other"])).contains("cannot write"));
+        assert_eq!(store.read("factors", 9).unwrap().as_deref(), Some(&b"ours"[..]));
+        fs::remove_dir(store.path("factors.new")).unwrap();
+        let lock = File::open(store.path("")).unwrap();
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive).unwrap();
+        assert!(error_of(store.write("factors", &[b"other"])).contains("another process writes in"));
+    }
+}
