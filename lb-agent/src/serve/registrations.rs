@@ -71,6 +71,8 @@ pub struct Claim {
     pub is_leased: bool,
     /// The cgroup that it runs the backend in, relative to the mount.
     pub cgroup: Option<PathBuf>,
+    /// Whether it has shown a key of the backend.
+    pub has_key: bool,
 }
 
 /// That a program runs a backend.
@@ -116,25 +118,37 @@ pub enum Claimed {
     Backend(Who),
     /// The number is that of whoever runs this other backend.
     Number(Name),
+    /// Without a key, only programs of this user and of root may claim the backend.
+    User(u32),
 }
 
 /// The registrations of an agent.
 #[derive(Debug, Default)]
-pub struct Registrations(BTreeMap<Name, Registration>);
+pub struct Registrations {
+    by_name: BTreeMap<Name, Registration>,
+    /// The user whose program was the first to claim a backend without a key for it. Bounded by the configured backends.
+    first_users: BTreeMap<Name, u32>,
+}
 
 impl Registrations {
     /// A program takes a backend, under a number that it has drawn and nobody else knows. It may do so again with the same number:
     /// it may not have heard the first answer.
     ///
     /// # Errors
-    /// Who has the backend already, or the number.
+    /// Who has the backend already, or the number; or whose user may claim it, if the claim has no key.
     pub fn register(&mut self, name: Name, claim: Claim, who: Who, now: Instant) -> Result<(), Claimed> {
-        let Claim { number, is_leased, cgroup } = claim;
-        if let Some((other, _)) = self.0.iter().find(|(other, one)| **other != name && one.is_of(number)) {
+        let Claim { number, is_leased, cgroup, has_key } = claim;
+        let first_user = self.first_users.get(&name).copied();
+        if let Some(user) = first_user.filter(|user| !has_key && *user != who.user && who.user != 0) {
+            return Err(Claimed::User(user));
+        }
+        if let Some((other, _)) =
+            self.by_name.iter().find(|(other, one)| **other != name && one.is_of(number))
+        {
             return Err(Claimed::Number(*other));
         }
         let mut refused = None;
-        if let Some(first) = self.0.get_mut(&name).filter(|first| first.is_alive())
+        if let Some(first) = self.by_name.get_mut(&name).filter(|first| first.is_alive())
             && let Some(program) = first.program
         {
             if program.number != number {
@@ -143,21 +157,25 @@ impl Registrations {
             }
             refused = first.refused;
         }
+        if !has_key {
+            self.first_users.entry(name).or_insert(who.user);
+        }
         let life = if is_leased { Life::Until(now + LEASE) } else { Life::Unlimited };
         let program = Some(Program { number, who });
-        self.0.insert(name, Registration { program, life, cgroup, refused });
+        self.by_name.insert(name, Registration { program, life, cgroup, refused });
         Ok(())
     }
 
     /// A backend has a program of which an earlier agent knew, and which has to show itself: until it does it is taken for dead.
     pub fn remember(&mut self, name: Name, now: Instant) {
         let life = Life::Dead(now + LINGER);
-        self.0.entry(name).or_insert(Registration { program: None, life, cgroup: None, refused: None });
+        self.by_name.entry(name).or_insert(Registration { program: None, life, cgroup: None, refused: None });
     }
 
     /// A program shows that it lives. Returns its backend, if it has one.
     pub fn refresh(&mut self, number: u64, now: Instant) -> Option<Name> {
-        let (name, registration) = self.0.iter_mut().find(|(_, one)| one.is_of(number) && one.is_alive())?;
+        let (name, registration) =
+            self.by_name.iter_mut().find(|(_, one)| one.is_of(number) && one.is_alive())?;
         if let Life::Until(until) = &mut registration.life {
             *until = now + LEASE;
         }
@@ -166,26 +184,26 @@ impl Registrations {
 
     /// A program gives its backend back.
     pub fn unregister(&mut self, number: u64) -> Option<Name> {
-        let name = *self.0.iter().find(|(_, one)| one.is_of(number))?.0;
-        self.0.remove(&name);
+        let name = *self.by_name.iter().find(|(_, one)| one.is_of(number))?.0;
+        self.by_name.remove(&name);
         Some(name)
     }
 
     /// The program of a backend.
     pub fn get(&self, name: Name) -> Option<&Registration> {
-        self.0.get(&name)
+        self.by_name.get(&name)
     }
 
     /// The cgroups of those that live.
     pub fn cgroups(&self) -> impl Iterator<Item = (Name, &Path)> {
-        let alive = self.0.iter().filter(|(_, registration)| registration.is_alive());
+        let alive = self.by_name.iter().filter(|(_, registration)| registration.is_alive());
         alive.filter_map(|(name, registration)| Some((*name, registration.cgroup.as_deref()?)))
     }
 
     /// Lets time pass.
     pub fn expire(&mut self, now: Instant) -> Vec<End> {
         let mut ends = Vec::new();
-        self.0.retain(|name, registration| match registration.life {
+        self.by_name.retain(|name, registration| match registration.life {
             Life::Until(until) if until <= now => {
                 registration.life = Life::Dead(now + LINGER);
                 ends.push(End::Died(*name));
@@ -202,7 +220,7 @@ impl Registrations {
 
     /// When [`Registrations::expire`] has something to do.
     pub fn next_at(&self) -> Option<Instant> {
-        let times = self.0.values().filter_map(|registration| match registration.life {
+        let times = self.by_name.values().filter_map(|registration| match registration.life {
             Life::Until(at) | Life::Dead(at) => Some(at),
             Life::Unlimited => None,
         });
@@ -219,7 +237,26 @@ mod tests {
     }
 
     fn claim(number: u64, is_leased: bool) -> Claim {
-        Claim { number, is_leased, cgroup: Some(number.to_string().into()) }
+        Claim { number, is_leased, cgroup: Some(number.to_string().into()), has_key: true }
+    }
+
+    #[test]
+    fn without_a_key_only_the_user_of_the_first_program_and_root_may_claim_a_backend() {
+        let now = Instant::now();
+        let name = "10.0.0.1:80".parse().unwrap();
+        let mut all = Registrations::default();
+        let mut register = |number, user, has_key| {
+            let claim = Claim { has_key, ..claim(number, true) };
+            let registered = all.register(name, claim, Who { user, process: 1 }, now);
+            all.unregister(number);
+            registered
+        };
+        assert_eq!(register(1, 1_001, true), Ok(()), "it is not the first without a key");
+        assert_eq!(register(2, 1_000, false), Ok(()));
+        assert_eq!(register(3, 1_001, false), Err(Claimed::User(1_000)));
+        assert_eq!(register(4, 1_001, true), Ok(()));
+        assert_eq!((register(5, 0, false), register(6, 1_000, false)), (Ok(()), Ok(())));
+        assert_eq!(register(7, 1_001, false), Err(Claimed::User(1_000)));
     }
 
     #[test]
@@ -249,7 +286,7 @@ mod tests {
         assert_eq!(all.expire(at(9)), [End::Died(name)]);
         assert_eq!(all.refresh(1, at(9)), None, "it has to register anew");
         assert_eq!((all.expire(at(68)), all.expire(at(69))), (vec![], vec![End::Gone(name)]));
-        assert_eq!((all.0.len(), all.next_at()), (0, None));
+        assert_eq!((all.by_name.len(), all.next_at()), (0, None));
         all.register(name, claim(1, true), who(1), start).unwrap();
         all.expire(at(5));
         assert_eq!(

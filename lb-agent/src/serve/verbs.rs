@@ -132,6 +132,9 @@ impl Server {
                 }
                 Refusal::Taken(format!("{first} runs {name} already: stop that first, or name another backend"))
             }
+            Claimed::User(user) => Refusal::Taken(format!(
+                "a program of user {user} was the first to claim {name} without a key: give a key of the backend, or restart the agent"
+            )),
             Claimed::Number(other) => {
                 Refusal::Wrong(format!("the registration is that of {other}: draw another number for {name}"))
             }
