@@ -189,7 +189,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let mut balancer =
             Self { limits, services: states, slots, standings, verdicts, serving, returned, adopted };
         balancer.drop_empty_services();
-        balancer.hear_sources(now);
+        for (identity, _) in balancer.slots.iter() {
+            balancer.standings.entry(identity).or_insert_with(|| Standing::new(now));
+        }
         Ok(balancer)
     }
 
@@ -260,12 +262,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let state = &self.services[position];
         let index = state.index;
         let heard = self.heard(index, &endpoints, now);
-        let standing = |address| {
-            let identity = Identity { service: index, address };
-            heard.get(&identity).or_else(|| self.standings.get(&identity))
-        };
         let mut members = membership.members.iter().map(|member| member.endpoint.address);
-        let is_known = members.any(|address| standing(address).is_some_and(Standing::is_proven));
+        let is_known = members.any(|address| {
+            let identity = Identity { service: index, address };
+            heard.get(&identity).or_else(|| self.standings.get(&identity)).is_some_and(Standing::is_proven)
+        });
         let fresh_until = match state.service.health.first_look {
             Some(look) if !is_known => Some(now + look),
             Some(_) => state.fresh_until,
@@ -275,14 +276,21 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             is_fresh: fresh_until.is_some_and(|until| now < until),
             ..self.circumstances(state, self.replaced(state, now), now)
         };
-        let row = row::row(&membership, &circumstances, standing, now);
+        let row_of = |this: &Self, membership: &Membership, circumstances: &Circumstances<T>| {
+            let standing = |address| {
+                let identity = Identity { service: index, address };
+                heard.get(&identity).or_else(|| this.standings.get(&identity))
+            };
+            row::row(membership, circumstances, standing, now)
+        };
+        let row = row_of(self, &membership, &circumstances);
         // Whoever stands in for others may find no room; what the list itself asks for has to.
         let (row, built) = match self.build(position, &row) {
             Ok(built) => (row, built),
             Err(_) => {
                 let plain = Membership { next: Vec::new(), lame_ducks: Vec::new(), ..(*membership).clone() };
                 let circumstances = Circumstances { replaced: BTreeMap::new(), ..circumstances };
-                let plain = row::row(&plain, &circumstances, standing, now);
+                let plain = row_of(self, &plain, &circumstances);
                 let built = self.build(position, &plain)?;
                 (plain, built)
             }
@@ -297,7 +305,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.services[position].fresh_until = fresh_until;
         // From here on the list says what there is, not what the kernel held at the start.
         self.adopted.services.remove(&index);
-        self.hear_sources(now);
+        self.hear_source(position, now);
         self.forget_unlisted(position);
         Ok(true)
     }
@@ -308,14 +316,17 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             return;
         };
         let (slots, index, endpoints) = (&self.slots, *index, &in_use.endpoints);
-        self.standings.retain(|known, standing| {
-            let is_listed = known.service != index || endpoints.get(known.address).is_some();
-            // The address may come back as another backend's.
-            if !is_listed {
+        let mut forgotten = Vec::new();
+        for (known, standing) in self.standings.range_mut(Identity::all_of(index)) {
+            if endpoints.get(known.address).is_none() {
+                // The address may come back as another backend's.
                 standing.unprove();
+                forgotten.extend(slots.get(*known).is_none().then_some(*known));
             }
-            is_listed || slots.get(*known).is_some()
-        });
+        }
+        for known in forgotten {
+            self.standings.remove(&known);
+        }
     }
 
     /// What a row of a service goes by, where others stand in for these.
@@ -363,33 +374,27 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     ///
     /// # Errors
     /// If it does not fit; nothing has changed then.
-    fn build(&self, position: usize, row: &Row<T>) -> Result<Built, Refused> {
+    fn build(&mut self, position: usize, row: &Row<T>) -> Result<Built, Refused> {
         let log2 = schedule::length_log2(u32::try_from(row.members.len()).unwrap_or(u32::MAX));
         let length = if row.members.is_empty() { 0 } else { 1u32 << log2 };
         self.check_schedules(position, length)?;
         let index = self.services[position].index;
-        // A copy, so that a row that does not fit leaves no slot in use.
-        let mut slots = self.slots.clone();
-        let mut members = Vec::with_capacity(row.members.len());
-        for (address, _) in &row.members {
-            members.push(slots.hold(Identity { service: index, address: *address })?.slot);
-        }
-        for address in row.replaced.keys().chain(&row.backup) {
-            slots.hold(Identity { service: index, address: *address })?;
-        }
+        let members = row.members.iter().map(|(address, _)| address);
+        let held = members.chain(row.replaced.keys()).chain(&row.backup);
+        let held: Vec<_> = held.map(|address| Identity { service: index, address: *address }).collect();
+        let slots: Vec<Slot> = self.slots.hold_all(&held)?.into_iter().map(|backend| backend.slot).collect();
         let weights = weights_of(row, &self.services[position].factors);
-        let slot = |address| slots.get(Identity { service: index, address }).map(|backend| backend.slot);
+        let slot = |address| self.slots.get(Identity { service: index, address }).map(|backend| backend.slot);
         let fallback = row.fallback().and_then(slot);
-        Ok(Built { slots, fallback, schedule: table(&weights, &members, length) })
+        Ok(Built { fallback, schedule: table(&weights, &slots[..row.members.len()], length) })
     }
 
     fn use_row(
         &mut self,
         position: usize,
-        Built { slots, schedule, fallback }: Built,
+        Built { schedule, fallback }: Built,
         list: impl FnOnce(Arc<[Slot]>, Option<Slot>) -> ListInUse<T>,
     ) {
-        self.slots = slots;
         self.services[position].list = Some(list(schedule, fallback));
     }
 
@@ -428,10 +433,10 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             return true;
         }
         // Where there is no room for whoever would stand in, things stay as they are.
-        let Ok(built) = self.build(position, &row) else { return false };
         let in_use = in_use.clone();
+        let Ok(built) = self.build(position, &row) else { return false };
         self.use_row(position, built, |schedule, fallback| ListInUse { row, schedule, fallback, ..in_use });
-        self.hear_sources(now);
+        self.hear_source(position, now);
         true
     }
 
@@ -590,14 +595,14 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         returned.into_iter().filter_map(|identity| Some(self.slots.get(identity)?.slot)).collect()
     }
 
-    /// What the sources say of every backend that has a slot.
-    fn hear_sources(&mut self, now: T) {
-        for state in &self.services {
-            let Some(in_use) = &state.list else { continue };
-            let heard = self.heard(state.index, &in_use.endpoints, now);
+    /// What the source says of every backend of the service at this position that has a slot.
+    fn hear_source(&mut self, position: usize, now: T) {
+        let ServiceState { index, list, .. } = &self.services[position];
+        if let Some(in_use) = list {
+            let heard = self.heard(*index, &in_use.endpoints, now);
             self.standings.extend(heard);
         }
-        for (identity, _) in self.slots.iter() {
+        for (identity, _) in self.slots.of(*index) {
             self.standings.entry(identity).or_insert_with(|| Standing::new(now));
         }
     }
@@ -606,14 +611,13 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     fn heard(&self, service: ServiceIndex, list: &EndpointList, now: T) -> BTreeMap<Identity, Standing<T>> {
         let said: BTreeMap<SocketAddr, Option<Said<T>>> =
             list.as_slice().iter().map(|endpoint| (endpoint.address, health::said_of(endpoint))).collect();
-        let of_service = self.slots.iter().filter(|(identity, _)| identity.service == service);
         let hear = |(identity, _): (Identity, BackendRef)| {
             let known = self.standings.get(&identity).cloned();
             let mut standing = known.unwrap_or_else(|| Standing::new(now));
             standing.hear(Who::Source, said.get(&identity.address).copied().flatten(), now);
             (identity, standing)
         };
-        of_service.map(hear).collect()
+        self.slots.of(service).map(hear).collect()
     }
 
     /// Takes in all that somebody says of a service's backends. Returns whether that is news.
@@ -862,7 +866,6 @@ impl<'b, T> Members<'b, T> {
 
 /// What a row makes.
 struct Built {
-    slots: Slots,
     schedule: Arc<[Slot]>,
     fallback: Option<Slot>,
 }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::ops::{Bound, RangeBounds};
 
 use thiserror::Error;
 
@@ -17,6 +18,19 @@ pub struct Identity {
     pub service: ServiceIndex,
     /// The backend's address.
     pub address: SocketAddr,
+}
+
+impl Identity {
+    /// All of a service, in their order.
+    pub fn all_of(service: ServiceIndex) -> impl RangeBounds<Self> {
+        // The least of all addresses.
+        let first = |service| Self { service, address: SocketAddr::from(([0, 0, 0, 0], 0)) };
+        let end = service
+            .0
+            .checked_add(1)
+            .map_or(Bound::Unbounded, |next| Bound::Excluded(first(ServiceIndex(next))));
+        (Bound::Included(first(service)), end)
+    }
 }
 
 /// No slot is free.
@@ -65,6 +79,32 @@ impl Slots {
         Ok(backend)
     }
 
+    /// The slots of several backends, in their order.
+    ///
+    /// # Errors
+    /// If there are not enough free ones; nothing has changed then.
+    pub fn hold_all(&mut self, identities: &[Identity]) -> Result<Vec<BackendRef>, SlotsExhausted> {
+        let mut new = Vec::new();
+        let mut held = Vec::with_capacity(identities.len());
+        for identity in identities {
+            let is_new = !self.in_use.contains_key(identity);
+            match self.hold(*identity) {
+                Ok(backend) => {
+                    new.extend(is_new.then_some((*identity, backend)));
+                    held.push(backend);
+                }
+                Err(exhausted) => {
+                    for (identity, backend) in new {
+                        self.free(identity);
+                        self.set_generation(backend.slot, backend.generation);
+                    }
+                    return Err(exhausted);
+                }
+            }
+        }
+        Ok(held)
+    }
+
     /// Takes over a slot that a backend already has in the kernel.
     ///
     /// # Panics
@@ -93,6 +133,11 @@ impl Slots {
         self.in_use.iter().map(|(identity, backend)| (*identity, *backend))
     }
 
+    /// Every backend of a service that has a slot.
+    pub fn of(&self, service: ServiceIndex) -> impl Iterator<Item = (Identity, BackendRef)> + '_ {
+        self.in_use.range(Identity::all_of(service)).map(|(identity, backend)| (*identity, *backend))
+    }
+
     /// Frees the slot of a backend that nothing refers to any more.
     pub fn free(&mut self, identity: Identity) {
         if let Some(backend) = self.in_use.remove(&identity) {
@@ -111,6 +156,35 @@ mod tests {
 
     fn identity(n: u16) -> Identity {
         Identity { service: ServiceIndex(0), address: format!("10.0.0.1:{n}").parse().unwrap() }
+    }
+
+    #[test]
+    fn several_get_slots_together_or_nothing_changes() {
+        let mut slots = Slots::new(3);
+        let first = slots.hold(identity(1)).unwrap();
+        let before = format!("{slots:?}");
+        let four = [1, 2, 3, 4].map(identity);
+        assert_eq!(slots.hold_all(&four), Err(SlotsExhausted { capacity: 3 }));
+        assert_eq!(format!("{slots:?}"), before);
+        let three = slots.hold_all(&four[..3]).unwrap();
+        assert_eq!(three, [first, backend(1, 0), backend(2, 0)]);
+        // The same twice is one.
+        assert_eq!(slots.hold_all(&[identity(2), identity(2)]), Ok(vec![backend(1, 0); 2]));
+    }
+
+    #[test]
+    fn those_of_a_service_are_apart_from_others() {
+        let mut slots = Slots::new(9);
+        let of = |service, address: &str| Identity {
+            service: ServiceIndex(service),
+            address: address.parse().unwrap(),
+        };
+        let all = [of(1, "0.0.0.0:0"), of(1, "[ffff::1]:65535"), of(2, "0.0.0.0:0"), of(u16::MAX, "[::]:1")];
+        slots.hold_all(&all).unwrap();
+        let those =
+            |service| slots.of(ServiceIndex(service)).map(|(identity, _)| identity).collect::<Vec<_>>();
+        assert_eq!((those(0), those(1)), (vec![], all[..2].to_vec()));
+        assert_eq!((those(2), those(u16::MAX)), (vec![all[2]], vec![all[3]]));
     }
 
     #[test]
