@@ -58,15 +58,19 @@ fn request<T: DeserializeOwned>(paths: &Paths, method: Method, path: &str) -> Re
     /// An answer is whole after a second or two, with clients and services at their limits.
     const TO_END: Duration = Duration::from_secs(30);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // Whether a change was made is not known then.
+    let may_have_ended = method == Method::GET;
     runtime.block_on(async {
         let response = match tokio::time::timeout(TO_BEGIN, begin(paths, method, path)).await {
             Ok(Ok(Some(response))) => response,
             Ok(Ok(None)) => return Ok(Answer::NotRunning),
             Ok(Err(error)) if is_full(&error) => return Ok(Answer::Silent),
+            Ok(Err(error)) if may_have_ended && has_ended(&error) => return Ok(Answer::NotRunning),
             Ok(Err(error)) => return Err(error),
             Err(_) => return Ok(Answer::Silent),
         };
         match tokio::time::timeout(TO_END, end(response, path)).await {
+            Ok(Err(error)) if may_have_ended && has_ended(&error) => Ok(Answer::NotRunning),
             Ok(answer) => answer.map(Answer::Given),
             Err(_) => Ok(Answer::Silent),
         }
@@ -81,6 +85,21 @@ pub fn silent(run: &Path) -> String {
 /// Whether the socket's queue is full, because the daemon hangs.
 fn is_full(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
+/// Whether the daemon ended before its answer was whole.
+fn has_ended(error: &anyhow::Error) -> bool {
+    let has_ended = |kind| {
+        matches!(
+            kind,
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof
+        )
+    };
+    error.chain().any(|cause| {
+        let http = cause.downcast_ref::<hyper::Error>();
+        http.is_some_and(|error| error.is_incomplete_message() || error.is_closed() || error.is_canceled())
+            || cause.downcast_ref::<io::Error>().is_some_and(|error| has_ended(error.kind()))
+    })
 }
 
 /// As [`ask_daemon`], without a limit of time of its own; `None` if no daemon runs.
@@ -117,7 +136,7 @@ async fn end<T: DeserializeOwned>(response: Response<Incoming>, path: &str) -> R
     const MAX_BYTES: usize = 1 << 32;
     let status = response.status();
     let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
-    let body = body.map_err(|error| anyhow::anyhow!(error))?.to_bytes();
+    let body = body.map_err(anyhow::Error::from_boxed)?.to_bytes();
     if status == StatusCode::FORBIDDEN {
         let text = String::from_utf8_lossy(&body).into_owned();
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, text).into());
@@ -126,4 +145,41 @@ async fn end<T: DeserializeOwned>(response: Response<Incoming>, path: &str) -> R
         bail!("the daemon answers {status} to {path}: {}", String::from_utf8_lossy(&body));
     }
     serde_json::from_slice(&body).context("the daemon's answer is of another version")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    /// What is made of a daemon that reads a request, answers this, and ends.
+    fn asked(answer: &'static [u8], method: Method) -> Result<Answer<u32>> {
+        let folder = tempfile::tempdir().unwrap();
+        let paths =
+            Paths { pins: folder.path().into(), run: folder.path().into(), state: folder.path().into() };
+        let listener = UnixListener::bind(socket(&paths.run)).unwrap();
+        let daemon = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 1024];
+            assert!(stream.read(&mut request).unwrap() > 0);
+            stream.write_all(answer).unwrap();
+        });
+        let answer = request(&paths, method, "/v1/status");
+        daemon.join().unwrap();
+        answer
+    }
+
+    #[test]
+    fn a_daemon_that_ends_before_its_answer_is_whole_is_not_running() {
+        let whole = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n17";
+        assert!(matches!(asked(whole, Method::GET), Ok(Answer::Given(17))));
+        for cut in [0, 10, 30, whole.len() - 1] {
+            let answer = asked(&whole[..cut], Method::GET);
+            assert!(matches!(answer, Ok(Answer::NotRunning)), "{cut}: {:?}", answer.err());
+            assert!(asked(&whole[..cut], Method::POST).is_err(), "{cut}: it may have been done");
+        }
+        assert!(asked(b"SSH-2.0-OpenSSH\r\n\r\n", Method::GET).is_err(), "it is no daemon");
+    }
 }
