@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use lb_view::status::SortBy;
@@ -38,7 +38,12 @@ impl Cli {
     /// What the command line says; ends the process where that cannot be understood.
     pub fn of_command_line() -> Self {
         let mut command = Self::command();
-        let matches = command.get_matches_mut();
+        let matches = command.try_get_matches_from_mut(std::env::args_os()).unwrap_or_else(|mut error| {
+            if let Some(hint) = hint_of_another(&error) {
+                error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
+            }
+            error.exit()
+        });
         // From the environment it may be set for the daemon.
         let is_given = |name| matches.value_source(name) == Some(ValueSource::CommandLine);
         if matches.subcommand_name() == Some("agent") && (is_given("config") || is_given("pins")) {
@@ -53,6 +58,29 @@ impl Cli {
         }
         cli
     }
+}
+
+/// What to do instead of a subcommand that other load balancers have (HAProxy, ipvsadm), if it is one.
+fn hint_of_another(error: &clap::Error) -> Option<&'static str> {
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return None };
+    Some(match word.as_str() {
+        "drain" | "undrain" | "disable" | "enable" | "maint" | "ready" => {
+            "write `state = \"lame-duck\"` or `weight = 0` at the endpoint in its file, or use `socklb agent lame-duck` on the backend's host"
+        }
+        "weight" | "set" | "edit-server" | "edit" => "change the endpoint in its file: the daemon follows it",
+        "show" | "list" | "stats" | "info" | "servers" => "use `socklb status`",
+        "sessions" | "conns" | "connections" | "sess" => "use `socklb flows`",
+        "reload" | "restart" => "send SIGHUP to the daemon (`systemctl reload socklb`)",
+        "stop" | "start" => "use `socklb run`, or the service manager (`systemctl stop socklb`)",
+        "validate" | "test" | "lint" => "use `socklb check`",
+        "flush" | "clear" | "remove" | "delete" => {
+            "use `socklb detach`, or remove the endpoint from its file"
+        }
+        "add" | "add-server" | "add-service" => {
+            "add the endpoint to its file, or the service to the configuration"
+        }
+        _ => return None,
+    })
 }
 
 /// The configuration, and what overrides its `[paths]`.
@@ -272,6 +300,17 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+
+    #[test]
+    fn words_of_other_load_balancers_point_to_a_command() {
+        let hint = |word: &str| {
+            let error = Cli::command().try_get_matches_from(["socklb", word]).unwrap_err();
+            hint_of_another(&error)
+        };
+        assert!(hint("drain").is_some_and(|hint| hint.contains("lame-duck")));
+        assert_eq!((hint("show"), hint("conns")), (Some("use `socklb status`"), Some("use `socklb flows`")));
+        assert_eq!(hint("frobnicate"), None);
+    }
 
     #[test]
     fn a_short_option_is_the_same_with_every_command() {
