@@ -31,6 +31,7 @@ use crate::api::{self, Answer};
 use crate::config::{Config, Paths};
 use crate::descriptors;
 use lb_view::status::Status;
+use lb_view::text::counted;
 
 /// What to do about what may not be seen.
 const AS_ROOT: &str = "run socklb doctor as root";
@@ -61,15 +62,19 @@ pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> 
 }
 
 fn configuration(diagnosis: &mut Diagnosis, config: &Config) {
-    diagnosis.ok("configuration", format!("{}: {} clients", config.path.display(), config.clients.len()));
+    diagnosis.ok(
+        "configuration",
+        format!("{}: {}", config.path.display(), counted(config.clients.len(), "client")),
+    );
     let clients = config.clients.len() as u64;
     let each = lb_kernel::memory_of_client(&config.limits);
     diagnosis.ok(
         "memory",
         format!(
-            "{} KiB of kernel memory for each of {clients} clients, {} MiB together",
+            "{} KiB of kernel memory for each client, {} MiB for {}",
             each >> 10,
-            (each * clients) >> 20
+            (each * clients) >> 20,
+            counted(config.clients.len(), "client")
         ),
     );
 }
@@ -80,7 +85,10 @@ fn open_files(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option
     let (Some(config), Some(limit)) = (config, pid.and_then(lb_kernel::open_files_of)) else { return };
     let clients = config.clients.len() as u64;
     let wanted = descriptors::wanted(clients);
-    let text = format!("the daemon may open {limit} files, and takes up to {wanted} with {clients} clients");
+    let text = format!(
+        "the daemon may open {limit} files, and takes up to {wanted} with {}",
+        counted(config.clients.len(), "client")
+    );
     if limit < wanted {
         let help = format!("LimitNOFILE={wanted} in its unit, or `ulimit -n {wanted}` before it");
         diagnosis.add("open files", State::Warning, text, Some(&help));

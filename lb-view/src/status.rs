@@ -121,8 +121,12 @@ impl Status {
         self.faults.retain(|fault| filter.concerns(&fault.subject));
     }
 
-    /// Brings the backends of each service into an order.
+    /// Brings the backends of each service into an order. Services with failing backends come first, and so do their clients.
     pub fn sort(&mut self, by: SortBy) {
+        for client in &mut self.clients {
+            client.services.sort_by_key(|service| !service.is_failing());
+        }
+        self.clients.sort_by_key(|client| !client.services.iter().any(Service::is_failing));
         let services = self.clients.iter_mut().flat_map(|client| &mut client.services);
         for service in services {
             service.backends.sort_by(|a, b| {
@@ -293,6 +297,13 @@ pub struct Service {
     pub load: Option<ServiceLoad>,
     /// Backends by slot.
     pub backends: Vec<Backend>,
+}
+
+impl Service {
+    /// Whether it is to be looked at first: a backend fails, or none may be chosen.
+    pub fn is_failing(&self) -> bool {
+        self.open && self.fallback.is_none() || self.backends.iter().any(Backend::is_failing)
+    }
 }
 
 #[cfg(test)]

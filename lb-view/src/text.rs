@@ -32,6 +32,12 @@ use std::fmt::Write as _;
 
 use crate::diagnosis::{Diagnosis, State};
 
+/// A number of things: "1 client", "2 clients".
+pub fn counted(number: usize, thing: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{plural}")
+}
+
 fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", share * 100.0))
 }

@@ -58,7 +58,7 @@ fn check_notes_what_has_no_effect_now() {
     let cgroup = fixture.cgroup.relative().display().to_string();
     let notes = format!(
         "note: client web: there is no cgroup {cgroup} now; it is attached when it appears\n\
-         note: service users: zone has no effect yet; 1 endpoints have one\n"
+         note: service users: zone has no effect yet; written at 1 endpoint\n"
     );
     assert_eq!(check(), (Some(0), notes + &ok));
     fixture.cgroup.create();
@@ -111,7 +111,7 @@ fn every_command_finds_the_directories_in_the_configuration() {
     // Without a configuration the doctor takes the daemon's.
     let doctor = stage::daemon::finish(socklb(&["doctor", "--run"]).arg(setup.folder.join("run")));
     let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
-    assert!(doctor.contains(&format!("configuration  {file}: 1 clients")), "{doctor}");
+    assert!(doctor.contains(&format!("configuration  {file}: 1 client")), "{doctor}");
     let elsewhere = by_variable(&["status", "--pins", "/sys/fs/bpf/nowhere"]);
     let text = String::from_utf8_lossy(&elsewhere.stdout).into_owned();
     assert!(text.contains("this is what lies in /sys/fs/bpf/nowhere"), "{text}");

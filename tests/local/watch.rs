@@ -43,7 +43,7 @@ fn what_is_seen_fits_whatever_size_the_terminal_gets() {
     let mut terminal = watching(&fixture, 120, 24);
     let whole =
         terminal.shows("all of it is shown", |rows| rows.iter().any(|row| row.contains("127.0.0.1:8003")));
-    assert!(whole[4].ends_with("p99"), "{whole:#?}");
+    assert!(whole[5].ends_with("p99"), "{whole:#?}");
     terminal.resize(60, 24);
     let narrow = terminal
         .shows("columns are left out", |rows| rows.iter().any(|row| row.starts_with("(narrow terminal: ")));

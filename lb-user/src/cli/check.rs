@@ -175,7 +175,10 @@ fn notes(config: &Config, by_service: &AssignmentsByService) -> Vec<String> {
     for (service, assignments) in by_service {
         let zoned = assignments.list().as_slice().iter().filter(|endpoint| endpoint.zone.is_some()).count();
         if zoned > 0 {
-            notes.push(format!("service {service}: zone has no effect yet; {zoned} endpoints have one"));
+            notes.push(format!(
+                "service {service}: zone has no effect yet; written at {}",
+                text::counted(zoned, "endpoint")
+            ));
         }
     }
     notes

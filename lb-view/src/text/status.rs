@@ -6,10 +6,11 @@ use std::fmt::Write as _;
 
 use lb_common::abi::{BackendState, Outcome};
 use lb_common::ending::Ending;
+use lb_core::health::Health;
 
 use super::load::describe as load_in_words;
 use super::table::{ALWAYS, Column, Row, left_out, table};
-use super::{Style, percent, wrap};
+use super::{Style, counted, percent, wrap};
 use crate::backend::{Backend, LONGEST_US, Latency};
 use crate::status::{Client, EjectionMode, NotChosen, Service, Status};
 
@@ -24,6 +25,9 @@ pub fn status(status: &Status, style: Style) -> String {
         None => {
             let _ = writeln!(text, "this is what the kernel holds, not what a daemon says");
         }
+    }
+    if let Some(summary) = summary(status) {
+        let _ = writeln!(text, "{summary}");
     }
     if !status.interfaces.is_empty() {
         let each = status.interfaces.iter().map(|interface| format!("{} {}", interface.name, interface.mode));
@@ -51,6 +55,25 @@ pub fn status(status: &Status, style: Style) -> String {
         }
     }
     wrap(text, style.width)
+}
+
+/// How many services and backends there are, and in which states but healthy; nothing without a service.
+fn summary(status: &Status) -> Option<String> {
+    let services = status.clients.iter().flat_map(|client| &client.services);
+    let count = services.clone().count();
+    let backends: Vec<&Backend> = services.flat_map(|service| &service.backends).collect();
+    let clients = match status.clients.len() {
+        0 | 1 => String::new(),
+        clients => format!("{}, ", counted(clients, "client")),
+    };
+    // The worst first.
+    let states = [Health::Refusing, Health::Ejected, Health::LameDuck, Health::Unproven, Health::Drained];
+    let in_state =
+        states.map(|state| (state, backends.iter().filter(|one| one.state == state.name()).count()));
+    let in_state = in_state.iter().filter(|(_, count)| *count > 0);
+    let in_state: String = in_state.map(|(state, count)| format!(", {count} {}", state.name())).collect();
+    let (all, backends) = (counted(count, "service"), counted(backends.len(), "backend"));
+    (count > 0).then(|| format!("{clients}{all}, {backends}{in_state}"))
 }
 
 /// One client. Adds to `missing` the columns that there is no room for.
@@ -313,6 +336,26 @@ mod tests {
     }
 
     #[test]
+    fn a_summary_counts_what_there_is_and_what_is_not_healthy() {
+        let (daemon, faults, clients) = (None, Vec::new(), Vec::new());
+        let (leaving, interfaces) = (Vec::new(), Vec::new());
+        let mut status = Status { schema: 1, daemon, faults, clients, leaving, interfaces };
+        assert_eq!(summary(&status), None);
+        let client = |services| Client { services, ..client() };
+        status.clients.push(client(vec![service()]));
+        assert_eq!(summary(&status).as_deref(), Some("1 service, 2 backends, 1 lame-duck"));
+        let mut failing = service();
+        for (backend, state) in failing.backends.iter_mut().zip(["ejected", "refusing"]) {
+            state.clone_into(&mut backend.state);
+        }
+        status.clients.push(client(vec![failing, Service::with_backends(Vec::new())]));
+        assert_eq!(
+            summary(&status).as_deref(),
+            Some("2 clients, 3 services, 4 backends, 1 refusing, 1 ejected, 1 lame-duck")
+        );
+    }
+
+    #[test]
     fn a_backend_that_fails_is_marked() {
         let mut service = service();
         service.backends[1].failing = true;
@@ -379,6 +422,7 @@ mod tests {
             check(
                 width,
                 "\n\
+                 2 services, 3 backends, 2 lame-duck\n\
                  \n\
                  client web  /sys/fs/cgroup/websites.slice/web\n\
                  service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
@@ -397,6 +441,7 @@ mod tests {
         check(
             80,
             "\n\
+                 2 services, 3 backends, 2 lame-duck\n\
                  \n\
                  client web  /sys/fs/cgroup/websites.slice/web\n\
                  service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
@@ -416,6 +461,7 @@ mod tests {
             40,
             "\n  \
                  a daemon says\n\
+                 2 services, 3 backends, 2 lame-duck\n\
                  \n\
                  client web\n  \
                  /sys/fs/cgroup/websites.slice/web\n\
