@@ -1,6 +1,5 @@
 //! The commands `socklb agent ...`: what they are asked, and what they do. They print nothing: what is to be printed is what they return.
 
-use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -219,11 +218,7 @@ fn client(directories: &Directories) -> Result<Client> {
 
 /// What is logged goes to standard error.
 fn init_log() {
-    let filter = tracing_subscriber::EnvFilter::builder()
-        .with_default_directive(tracing_subscriber::filter::LevelFilter::INFO.into())
-        .from_env_lossy();
-    let style = Style::for_stderr();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(style.colour).init();
+    lb_host::log::init(Style::for_stderr().colour);
 }
 
 /// Waits for something in a runtime of its own.

@@ -171,6 +171,25 @@ fn the_unit_is_ready_when_its_daemon_is_and_its_status_line_says_how_it_goes() {
 }
 
 #[test]
+fn the_journal_knows_the_priority_of_each_line() {
+    let machine = machine();
+    machine.good(&["systemctl", "start", "socklb.service"]);
+    // The daemon follows the file.
+    machine.good(&["sh", "-c", "echo nonsense >> /etc/socklb/socklb.toml"]);
+    let journal = |priority: &str| {
+        let unit = ["--no-pager", "--output=cat", "--unit=socklb.service", "--identifier=socklb"];
+        machine.good(&[&["journalctl"], &unit[..], &[priority]].concat())
+    };
+    let warnings = || journal("--priority=warning");
+    let warnings =
+        eventually("it is a warning", warnings, |text| text.contains("the configuration cannot be used"));
+    assert!(!warnings.contains("INFO"), "{warnings}");
+    let all = journal("--priority=info");
+    let running = all.lines().find(|line| line.contains("running pins=")).expect("it has started");
+    assert!(running.starts_with(" INFO lb_user::"), "no time and no prefix: {running}");
+}
+
+#[test]
 fn a_killed_daemon_is_started_again_and_connects_go_on() {
     let machine = balanced();
     let before = property(&machine, "MainPID");

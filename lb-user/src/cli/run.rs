@@ -36,11 +36,7 @@ pub fn run(files: &Files) -> Result<ExitCode, Failure> {
     let config = read_config(files)?;
     drop(read);
     check_state(&config.paths.state)?;
-    let filter = tracing_subscriber::EnvFilter::builder()
-        .with_default_directive(tracing_subscriber::filter::LevelFilter::INFO.into())
-        .from_env_lossy();
-    let style = Style::for_stderr();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(style.colour).init();
+    lb_host::log::init(Style::for_stderr().colour);
     let again = files.clone();
     let reread = move || read_config(&again).map_err(|failure| failure_of(&failure));
     match daemon::run(config, stamp, Arc::new(reread)) {
