@@ -283,15 +283,15 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             };
             row::row(membership, circumstances, standing, now)
         };
-        let row = row_of(self, &membership, &circumstances);
+        let mut row = row_of(self, &membership, &circumstances);
         // Whoever stands in for others may find no room; what the list itself asks for has to.
-        let (row, built) = match self.build(position, &row) {
+        let (row, built) = match self.build(position, &mut row) {
             Ok(built) => (row, built),
             Err(_) => {
                 let plain = Membership { next: Vec::new(), lame_ducks: Vec::new(), ..(*membership).clone() };
                 let circumstances = Circumstances { replaced: BTreeMap::new(), ..circumstances };
-                let plain = row_of(self, &plain, &circumstances);
-                let built = self.build(position, &plain)?;
+                let mut plain = row_of(self, &plain, &circumstances);
+                let built = self.build(position, &mut plain)?;
                 (plain, built)
             }
         };
@@ -370,11 +370,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// The slots of a row's backends, and the table over them.
+    /// The slots of a row's backends, and the table over them. If all but the backup have room, the row does without it.
     ///
     /// # Errors
     /// If it does not fit; nothing has changed then.
-    fn build(&mut self, position: usize, row: &Row<T>) -> Result<Built, Refused> {
+    fn build(&mut self, position: usize, row: &mut Row<T>) -> Result<Built, Refused> {
         let log2 = schedule::length_log2(u32::try_from(row.members.len()).unwrap_or(u32::MAX));
         let length = if row.members.is_empty() { 0 } else { 1u32 << log2 };
         self.check_schedules(position, length)?;
@@ -382,7 +382,14 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let members = row.members.iter().map(|(address, _)| address);
         let held = members.chain(row.replaced.keys()).chain(&row.backup);
         let held: Vec<_> = held.map(|address| Identity { service: index, address: *address }).collect();
-        let slots: Vec<Slot> = self.slots.hold_all(&held)?.into_iter().map(|backend| backend.slot).collect();
+        let held = match self.slots.hold_all(&held) {
+            Err(_) if row.backup.is_some() => {
+                row.drop_backup();
+                self.slots.hold_all(&held[..held.len() - 1])?
+            }
+            held => held?,
+        };
+        let slots: Vec<Slot> = held.into_iter().map(|backend| backend.slot).collect();
         let weights = weights_of(row, &self.services[position].factors);
         let slot = |address| self.slots.get(Identity { service: index, address }).map(|backend| backend.slot);
         let fallback = row.fallback().and_then(slot);
@@ -415,7 +422,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let Some(in_use) = &state.list else { return false };
         let standing = |address| self.standings.get(&Identity { service: state.index, address });
         let circumstances = self.circumstances(state, in_use.row.replaced.clone(), now);
-        let row = row::row(&in_use.membership, &circumstances, standing, now);
+        let mut row = row::row(&in_use.membership, &circumstances, standing, now);
+        let has_room = |address| self.slots.has_room_for(Identity { service: state.index, address });
+        if !row.backup.is_none_or(has_room) {
+            row.drop_backup();
+        }
         if row == in_use.row {
             return false;
         }
@@ -434,7 +445,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
         // Where there is no room for whoever would stand in, things stay as they are.
         let in_use = in_use.clone();
-        let Ok(built) = self.build(position, &row) else { return false };
+        let Ok(built) = self.build(position, &mut row) else { return false };
         self.use_row(position, built, |schedule, fallback| ListInUse { row, schedule, fallback, ..in_use });
         self.hear_source(position, now);
         true

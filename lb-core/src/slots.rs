@@ -79,6 +79,11 @@ impl Slots {
         Ok(backend)
     }
 
+    /// Whether a backend has a slot, or would get one.
+    pub fn has_room_for(&self, identity: Identity) -> bool {
+        !self.free.is_empty() || self.in_use.contains_key(&identity)
+    }
+
     /// The slots of several backends, in their order.
     ///
     /// # Errors

@@ -275,6 +275,27 @@ fn lame_ducks_serve_where_nobody_is_available_and_go_when_somebody_is() {
     assert_eq!(in_table(&balancer.plan()), members.iter().copied().collect());
 }
 
+/// The backup is what there is room for last: without a slot for it, health is followed all the same.
+#[test]
+fn a_backup_without_a_slot_changes_nothing() {
+    for (slots, has_backup) in [(3, false), (4, true)] {
+        let limits = Limits { slots, ..LIMITS };
+        let mut balancer = Balancer::new(vec![service(3)], limits, Adopted::default(), at(0)).expect("it fits");
+        balancer.handle(at(0), delivered(3, "hhhl")).expect("it fits");
+        let plan = balancer.plan();
+        let members = in_table(&plan);
+        let fallback = plan.services.values().next().and_then(|service| service.fallback).expect("somebody");
+        assert_eq!((members.len(), !members.contains(&fallback)), (3, has_backup));
+        let lost = *members.first().expect("three");
+        assert_eq!(balancer.handle(at(1), ejected(&[lost])), Ok(true));
+        assert_eq!(balancer.row(0).map(|row| row.available), Some((2, 3)));
+        let has_one = balancer.row(0).map(|row| row.backup.is_some());
+        assert_eq!(has_one, Some(has_backup));
+        // Nothing is left to change.
+        assert_eq!(balancer.handle(at(1), Fact::Time), Ok(false));
+    }
+}
+
 #[test]
 fn without_anybody_else_ejected_ones_serve() {
     let mut balancer = balancer(2, "hh");

@@ -160,6 +160,13 @@ impl<T> Row<T> {
         available < tried || !self.replaced.is_empty() || self.is_fresh
     }
 
+    /// Does without the backup.
+    pub fn drop_backup(&mut self) {
+        if let Some(address) = self.backup.take() {
+            self.usable.remove(&address);
+        }
+    }
+
     /// The backend that connects go to if every pick was unusable: the backup, or of those that may be chosen the one that is best, with
     /// the largest weight.
     pub fn fallback(&self) -> Option<SocketAddr> {
