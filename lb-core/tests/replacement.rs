@@ -280,7 +280,8 @@ fn lame_ducks_serve_where_nobody_is_available_and_go_when_somebody_is() {
 fn a_backup_without_a_slot_changes_nothing() {
     for (slots, has_backup) in [(3, false), (4, true)] {
         let limits = Limits { slots, ..LIMITS };
-        let mut balancer = Balancer::new(vec![service(3)], limits, Adopted::default(), at(0)).expect("it fits");
+        let mut balancer =
+            Balancer::new(vec![service(3)], limits, Adopted::default(), at(0)).expect("it fits");
         balancer.handle(at(0), delivered(3, "hhhl")).expect("it fits");
         let plan = balancer.plan();
         let members = in_table(&plan);

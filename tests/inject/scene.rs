@@ -335,7 +335,7 @@ fn page() -> std::io::Result<String> {
     stream.set_read_timeout(Some(patience()))?;
     write!(
         stream,
-        "GET /metrics HTTP/1.1\r\nHost: a\r\nAccept: application/openmetrics-text\r\nConnection: close\r\n\r\n"
+        "GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: application/openmetrics-text\r\nConnection: close\r\n\r\n"
     )?;
     let mut page = String::new();
     stream.read_to_string(&mut page)?;

@@ -111,7 +111,7 @@ fn a_lame_duck_gets_no_new_connects_and_keeps_its_open_ones() {
     let duck = open.iter().find(|dialled| dialled.name == "b2").expect("one of ten");
     assert_eq!(probe.peer(duck.socket), address(SERVICE));
     // It stays as the backup, which no connect needs.
-    assert_eq!(fixture.setup.service().fallback, Some(address("127.0.0.1:8002")));
+    look(|| fixture.setup.service().fallback).becomes(Some(address("127.0.0.1:8002")));
     for dialled in open {
         probe.close(dialled.socket);
     }

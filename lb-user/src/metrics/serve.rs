@@ -10,7 +10,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::header::{ACCEPT, HOST};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, Version};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -50,7 +50,7 @@ pub fn router(queries: &mpsc::Sender<Query>) -> Router {
 }
 
 /// The same for requests by one of the port's names: `localhost`, its address, or one of `hosts`. A browser sends the name of the page's
-/// site, whatever address that has.
+/// site, whatever address that has. (HTTP/1.0 has no `Host` field, and no browser sends it.)
 pub fn for_names_of(metrics: &Metrics, router: Router) -> Router {
     let names: Arc<[String]> = ["localhost".to_owned()]
         .into_iter()
@@ -62,10 +62,17 @@ pub fn for_names_of(metrics: &Metrics, router: Router) -> Router {
         async move {
             match name_of(&request) {
                 Some(name) if names.contains(&name) => next.run(request).await,
+                None if request.version() == Version::HTTP_10 && !has_host(&request) => {
+                    next.run(request).await
+                }
                 name => refused(name, &names),
             }
         }
     }))
+}
+
+fn has_host(request: &Request) -> bool {
+    request.uri().authority().is_some() || request.headers().contains_key(HOST)
 }
 
 /// The name by which a request asks, in lower case and without a port.
