@@ -12,15 +12,18 @@ use lb_common::ticks::tick;
 use lb_core::balancer::{self, Adopted, Fact, KernelVerdict};
 use lb_core::ejection::Ejector;
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
+use lb_core::health::tiers::Tier;
 use lb_core::health::{Health, Standing, Who, Why};
 use lb_core::ids::{BackendRef, Slot};
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
-use lb_core::plan::Plan;
+use lb_core::plan::{BackendPlan, Plan};
 use lb_core::rules;
 use lb_core::service::{Ejection, Service, Size, Subset, Task};
 use lb_core::slots::Identity;
 use lb_core::subset::Algorithm;
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 type Balancer = balancer::Balancer<Duration>;
 
@@ -239,6 +242,14 @@ impl Host {
         failed
     }
 
+    /// Whether the programs have ejected an endpoint.
+    fn is_ejected(&self, endpoint: usize) -> bool {
+        let is_it = |(slot, backend): (&Slot, &BackendPlan)| {
+            backend.address == address(endpoint) && self.ejector.state(slot.number()).ejected != 0
+        };
+        self.plan.backends.iter().any(is_it)
+    }
+
     /// Endpoints in the table.
     fn used(&self) -> Vec<usize> {
         let row = self.balancer.row(0).expect("a row");
@@ -398,6 +409,77 @@ fn without_a_daemon_and_without_any_that_serves_members_are_tried() {
     host.is_alive[1..].fill(true);
     host.run_without_daemon(60);
     assert_eq!(host.run_without_daemon(10), 0);
+}
+
+/// Backends of the histories, of which the last is a lame duck of the list.
+const BACKENDS: usize = 6;
+
+/// What happens next: which backends are alive, whether the daemon is started again, and for how many seconds that stays.
+fn histories() -> impl Strategy<Value = Vec<(Vec<bool>, bool, u32)>> {
+    let alive = prop::collection::vec(any::<bool>(), BACKENDS);
+    prop::collection::vec((alive, any::<bool>(), 0..40_u32), 1..12)
+}
+
+fn host_with_a_lame_duck(probes: bool) -> Host {
+    let mut host = Host::new(BACKENDS, None, probes);
+    host.lame_ducks = BTreeSet::from([BACKENDS - 1]);
+    host.deliver(BACKENDS);
+    host.run(5);
+    host
+}
+
+/// All backends are alive from now on: within a bounded time all members are in the first tier, and the lame duck gets nothing.
+fn all_return(host: &mut Host, run: impl Fn(&mut Host, u32) -> u32) {
+    host.is_alive.fill(true);
+    // Each ejection is over by then, with its jitter, and one trial follows another.
+    run(host, 330 * u32::try_from(BACKENDS).expect("few"));
+    host.sent.fill(0);
+    assert_eq!(run(host, 10), 0);
+    let (members, lame_duck) = host.sent.split_at(BACKENDS - 1);
+    assert!(members.iter().all(|sent| *sent > 0) && *lame_duck == [0], "{:?}", host.sent);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(64) })]
+
+    /// Once the daemon knows which backends do not accept, no connect goes there while another one may serve, whatever has happened
+    /// before, restarts of the daemon included.
+    #[test]
+    fn with_a_daemon_no_connect_goes_to_a_backend_that_is_known_to_refuse(history in histories()) {
+        let mut host = host_with_a_lame_duck(true);
+        for (is_alive, restarts, seconds) in history {
+            // A lame duck that failed its probe is probed again only once no member serves, and needs a success then.
+            let serves = is_alive[..BACKENDS - 1].contains(&true);
+            host.is_alive = is_alive;
+            if restarts {
+                host.restart();
+            }
+            host.tick();
+            let failed = host.run(seconds);
+            prop_assert!(failed == 0 || !serves, "{failed} failed in {seconds} s: {:?}", host.is_alive);
+        }
+        all_return(&mut host, Host::run);
+        let row = host.balancer.row(0).expect("a row");
+        prop_assert_eq!((row.tier, row.available), (Tier::Healthy, (BACKENDS - 1, BACKENDS - 1)));
+    }
+
+    /// Without a daemon and without probes, a backend that dies costs as many connects as eject it, and trials.
+    #[test]
+    fn without_a_daemon_what_fails_is_bounded_and_what_is_well_returns(history in histories()) {
+        let mut host = host_with_a_lame_duck(false);
+        for (is_alive, _, seconds) in history {
+            let dead = is_alive[..BACKENDS - 1].iter().filter(|alive| !**alive).count();
+            host.is_alive = is_alive;
+            // Where the programs have ejected all that are alive, one trial after another finds them, which is not bounded here.
+            let serves = (0..BACKENDS - 1).any(|at| host.is_alive[at] && !host.is_ejected(at));
+            let failed = host.run_without_daemon(seconds);
+            let dead = u32::try_from(dead).expect("few");
+            // Five that eject it, and at most a trial in each `base` of five seconds, with its jitter.
+            let most = dead * (5 + 1 + seconds / 4);
+            prop_assert!(failed <= most || !serves || dead == 0, "{failed} of {most}: {:?}", host.is_alive);
+        }
+        all_return(&mut host, Host::run_without_daemon);
+    }
 }
 
 #[test]
