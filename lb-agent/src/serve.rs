@@ -198,8 +198,10 @@ impl Stored {
     }
 
     fn read(store: &Store, wall: SystemTime) -> Self {
+        // What is written for this start waits for the disk, so the stored lame ducks are read first.
+        let kept = Kept::read(store);
         let incarnation = incarnation::draw(store, wall);
-        match Kept::read(store) {
+        match kept {
             Ok(kept) => Self { incarnation, keeper: Keeper::new(store, kept.clone()), kept },
             Err(error) => {
                 let error = kept::chain(&error);

@@ -343,6 +343,11 @@ impl Control {
         self.in_force.clone()
     }
 
+    /// Whether a slow start has begun, or was cut short, since this was last called.
+    pub fn take_slow_starts_changed(&mut self) -> bool {
+        self.readiness.take_changed() && self.rules.slow_start.is_some()
+    }
+
     /// Resumes the slow starts of an earlier daemon ([`Learnt::starting`]). Returns the factors that shall be in force.
     pub fn resume_slow_starts(
         &mut self,
@@ -350,9 +355,12 @@ impl Control {
         now: Duration,
     ) -> Factors {
         if let Some(window) = self.rules.slow_start {
-            self.readiness.resume(starting, now);
+            let mut going_on = starting.clone();
+            going_on.retain(|_, ready_for| *ready_for < window);
+            self.readiness.resume(&going_on, now);
             let starting = self.readiness.starting(window, now);
-            self.in_force = self.in_slow_start(&self.in_force, starting.into_keys(), window, now);
+            let law = if self.acts() { self.wanted.clone() } else { Factors::default() };
+            self.in_force = self.in_slow_start(&law, starting.into_keys(), window, now);
         }
         self.in_force.clone()
     }

@@ -90,7 +90,7 @@ impl Store {
     ///
     /// # Errors
     /// If others may write to a directory above it, another process writes there at the same moment, or it cannot be written. What was
-    /// stored before stays.
+    /// stored before stays, unless only the directory could not be synchronized.
     pub fn write(&self, name: impl AsRef<Path>, parts: &[&[u8]]) -> Result<(), StoreError> {
         let path = self.path(name);
         let fail = |source| StoreError::Write { path: path.clone(), source };
@@ -136,8 +136,10 @@ impl Store {
     fn check(&self, path: &Path) -> Result<bool, StoreError> {
         let below = path.ancestors().skip(1).take_while(|level| *level != self.root);
         let below: Vec<&Path> = below.collect();
-        if !self.root.exists() {
-            return Ok(false);
+        match fs::metadata(&self.root) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(source) => return Err(StoreError::Read { path: self.root.clone(), source }),
         }
         trust::check_directory(&self.root, FLAG)?;
         for level in below.into_iter().rev() {
@@ -269,6 +271,17 @@ mod tests {
         let linked = folder.path().join("linked");
         symlink(store.path(""), &linked).unwrap();
         Store::at(&linked).write("other", &[b"ours"]).unwrap();
+    }
+
+    #[test]
+    fn a_root_that_cannot_be_looked_at_is_not_an_empty_store() {
+        let (folder, _) = store();
+        fs::write(folder.path().join("file"), "").unwrap();
+        let error = error_of(Store::at(folder.path().join("file/state")).read("factors", 9));
+        assert!(error.contains("cannot read") && error.contains("Not a directory"), "{error}");
+        let looped = folder.path().join("looped");
+        symlink(&looped, &looped).unwrap();
+        assert!(error_of(Store::at(&looped).read("factors", 9)).contains("cannot read"));
     }
 
     #[test]

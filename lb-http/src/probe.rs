@@ -110,10 +110,10 @@ pub async fn probe(
         .header(USER_AGENT, user_agent)
         .header(CONNECTION, "close")
         .body(Empty::<Bytes>::new())?;
-    let (informational, too_many) = (AtomicUsize::new(0), Arc::new(Notify::new()));
-    let told = Arc::clone(&too_many);
+    let (informational, too_many) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+    let (counted, told) = (Arc::clone(&informational), Arc::clone(&too_many));
     hyper::ext::on_informational(&mut request, move |_| {
-        if informational.fetch_add(1, Ordering::Relaxed) == MAX_INFORMATIONAL {
+        if counted.fetch_add(1, Ordering::Relaxed) == MAX_INFORMATIONAL {
             told.notify_one();
         }
     });
@@ -125,7 +125,12 @@ pub async fn probe(
         // What it has answered before is there, or why not.
         _ = &mut connection => answer.await,
         () = too_many.notified() => return Err(ProbeError::Informational),
-    }?;
+    };
+    // Also if the answer has come with them.
+    if informational.load(Ordering::Relaxed) > MAX_INFORMATIONAL {
+        return Err(ProbeError::Informational);
+    }
+    let response = response?;
     let status = response.status();
     if status.is_redirection() {
         let place =
@@ -211,8 +216,12 @@ mod tests {
         let ok = b"HTTP/1.1 200 OK\r\n\r\n";
         let answer = |hints: usize| [&hint.repeat(hints)[..], ok].concat();
         assert!(answered(&answer(MAX_INFORMATIONAL)).await.0.is_ok());
+        for _ in 0..20 {
+            let error = answered(&answer(MAX_INFORMATIONAL + 1)).await.0.unwrap_err();
+            assert!(matches!(error, ProbeError::Informational), "{error}");
+        }
         let error = answered(&answer(10_000)).await.0.unwrap_err();
-        assert!(matches!(error, ProbeError::Informational | ProbeError::LongHead), "{error}");
+        assert!(matches!(error, ProbeError::Informational), "{error}");
         // Few, and long together.
         let long = [&b"HTTP/1.1 103 Early Hints\r\nx: "[..], &[b'x'; 40_000], b"\r\n\r\n"].concat();
         let error = answered(&[&long.repeat(2)[..], ok].concat()).await.0.unwrap_err();

@@ -108,8 +108,8 @@ pub fn own_namespace_cookie() -> Option<u64> {
 /// What flow records tell of the processes of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordedProcesses {
-    /// Whether more than one has begun flows lately. Processes that ended before the oldest one that runs had begun do not count: the
-    /// client was restarted.
+    /// Whether more than one has begun flows lately. Processes that ended before the oldest recorded one that runs had begun do not
+    /// count: after a restart of the client they are others.
     pub are_several: bool,
     /// Cookie of the network namespace of the oldest of them, if one is still there: it takes no privilege to know it.
     pub namespace: Option<u64>,

@@ -71,7 +71,7 @@ pub struct Claim {
     pub is_leased: bool,
     /// The cgroup that it runs the backend in, relative to the mount.
     pub cgroup: Option<PathBuf>,
-    /// Whether it has shown a key of the backend.
+    /// Whether it has shown a key of the backend; of a configured one, a key that is configured.
     pub has_key: bool,
 }
 

@@ -24,7 +24,10 @@ impl Server {
         match verb {
             Verb::Operator { backend, lame_duck } => self.operator(backend, lame_duck, who, now),
             Verb::Load { backend, load } => self.load(backend, load, now),
-            Verb::Register { backend, claim, keys, readiness } => {
+            Verb::Register { backend, mut claim, keys, readiness } => {
+                if let Some(configured) = self.config.backends.iter().find(|one| one.name == backend) {
+                    claim.has_key &= keys.as_ref().is_some_and(|keys| share_a_key(&configured.keys, keys));
+                }
                 let wanted = keys.map(|keys| Backend::new(backend, keys));
                 self.can_have(backend, wanted.as_ref())?;
                 self.claim(backend, claim, who, now)?;
@@ -208,6 +211,11 @@ impl Server {
 /// configured counts.
 fn agree(configured: &Keys<BackendKey>, given: &Keys<BackendKey>) -> bool {
     given.all().iter().all(|key| configured.get(key.id).is_none_or(|known| known == key.key))
+}
+
+/// Whether a key of these is one of those there.
+fn share_a_key(configured: &Keys<BackendKey>, given: &Keys<BackendKey>) -> bool {
+    given.all().iter().any(|key| configured.get(key.id).is_some_and(|known| known == key.key))
 }
 
 fn no_registration() -> Refusal {

@@ -19,6 +19,8 @@ pub struct Readiness {
     /// `None` for those that are not.
     since: ByAddress<Option<Duration>>,
     has_begun: bool,
+    /// Whether a member has come, or is available again or no longer, since this was last taken.
+    has_changed: bool,
 }
 
 impl Readiness {
@@ -43,7 +45,13 @@ impl Readiness {
             self.has_begun = true;
         }
         self.since = since_now.into_iter().collect();
+        self.has_changed |= !changed.is_empty();
         changed
+    }
+
+    /// Whether a member has come, or is available again or no longer, since this was last called.
+    pub fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.has_changed)
     }
 
     /// Resumes the slow starts of an earlier daemon: for how long each member had been available. What this daemon has observed itself

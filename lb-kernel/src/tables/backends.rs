@@ -182,7 +182,7 @@ impl Tables {
         }
     }
 
-    /// Adds recent errors to a slot's backend, if its service counts them. Errors that a program adds at the same moment may be lost.
+    /// Adds recent errors to a slot's backend, if its service counts them. If a program adds one at the same moment, these may be lost.
     pub(crate) fn add_errors(&self, slot: Slot, more: u32, now_ns: u64) {
         let Some(view) = self.slot(slot) else { return };
         let half_life = self.maps.services.get(view.service.index()).rules.error_half_life;

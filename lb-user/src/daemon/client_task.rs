@@ -126,8 +126,6 @@ pub struct ClientTask {
     controls: Vec<Option<(String, control::Controlled)>>,
     /// Of backends that report errors: how many of these are still to be added to their recent errors.
     reported_errors: BTreeMap<BackendRef, ReportedErrors>,
-    /// Whether a slow start has begun, or was cut short, that is not kept yet.
-    has_slow_starts_changed: bool,
     /// By position: the size of a subset that follows load, and its service's name. Empty until they are made.
     sizes: Vec<Option<(String, size::FollowedSize)>>,
 }
@@ -195,7 +193,6 @@ impl ClientTask {
             refused_static: BTreeMap::new(),
             controls: Vec::new(),
             reported_errors: BTreeMap::new(),
-            has_slow_starts_changed: false,
             sizes: Vec::new(),
         })
     }

@@ -191,7 +191,6 @@ impl ClientTask {
             let is_panic = row.is_panic;
             let members = row.members.iter().map(|(address, _)| (*address, is_available(row, *address)));
             if let Some(factors) = controlled.control.arrange(at, members, is_panic) {
-                self.has_slow_starts_changed = true;
                 controlled.control.publish(factors.clone());
                 controlled.tables += u64::from(self.apply_factors(position, factors, now));
             }
@@ -348,7 +347,8 @@ impl ClientTask {
 
     /// Whether a member has begun or ended a slow start by becoming available or unavailable since this was last called.
     pub fn take_slow_starts_changed(&mut self) -> bool {
-        std::mem::take(&mut self.has_slow_starts_changed)
+        let controls = self.controls.iter_mut().flatten();
+        controls.fold(false, |any, (_, controlled)| controlled.control.take_slow_starts_changed() || any)
     }
 
     /// What is shown of weights that change, by service name.
