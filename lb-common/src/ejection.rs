@@ -362,8 +362,7 @@ pub fn next(
     if evidence.kind.depends_on_request() && evidence.failure_source.0 != FailureSource::SEVERAL.0 {
         return (EjectionState { run: failures - 1, ..before }, Verdict::Remembered);
     }
-    // The run that ejects, which the daemon compares with the same number if the ejection is withheld.
-    (EjectionState { run: failures, ..ejected(before, rules, now, random) }, Verdict::Eject)
+    (ejected(before, rules, now, random), Verdict::Eject)
 }
 
 /// Who has made the run of failures of a backend, once this failure is added to it. (Without branches: the verifier would follow

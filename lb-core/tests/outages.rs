@@ -59,8 +59,6 @@ struct Host {
     probes: bool,
     /// Why probes fail.
     why: Why,
-    /// Whether probes reach backends that connects do not.
-    probes_find_all_well: bool,
     /// When a connection to a backend was last established.
     established: BTreeMap<Slot, Duration>,
     /// Where the programs stand in the table.
@@ -92,7 +90,6 @@ impl Host {
             lame_ducks: BTreeSet::new(),
             probes,
             why: Why::Probe,
-            probes_find_all_well: false,
             established: BTreeMap::new(),
             cursor: 0,
             sent: vec![0; endpoints],
@@ -162,7 +159,7 @@ impl Host {
             let next = membership.next.iter().map(|member| member.endpoint.address);
             let unused: Vec<SocketAddr> = next.filter(|address| !row.contains_key(address)).take(4).collect();
             let asked = row.keys().copied().chain(unused);
-            let found = |address| match self.is_alive[index(address)] || self.probes_find_all_well {
+            let found = |address| match self.is_alive[index(address)] {
                 true => (address, (Health::Healthy, Why::Probe)),
                 false => (address, (Health::Refusing, self.why)),
             };
@@ -290,20 +287,6 @@ fn a_task_whose_subset_is_mostly_dead_is_carried_by_the_rest_of_the_fleet() {
             assert_eq!(host.run(until_seen(probes) + 35), 0, "{dead} of {size}, probes {probes}");
             assert_eq!(host.used(), members, "{dead} of {size}, probes {probes}");
         }
-    }
-}
-
-/// Where probes contradict connects, ejection takes twice as many failures; of the last one as well, which is then replaced.
-#[test]
-fn a_member_that_fails_connects_and_no_probe_is_replaced_also_if_it_is_the_last() {
-    for size in [1, 3] {
-        let mut host = Host::new(40, Some(size), true);
-        host.probes_find_all_well = true;
-        for endpoint in host.used() {
-            host.is_alive[endpoint] = false;
-        }
-        host.run(45);
-        assert!(host.run(2) <= 3, "{size}");
     }
 }
 
