@@ -7,6 +7,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
+use lb_document::diagnostic::chain;
 use lb_host::store::Store;
 use tracing::warn;
 
@@ -42,7 +43,7 @@ pub fn draw(store: &Store, wall: SystemTime) -> u32 {
     };
     let number = next(kept, wall);
     if let Err(error) = store.write(FILE, &[format!("{number}\n").as_bytes()]) {
-        let error = format!("{:#}", anyhow::Error::from(error));
+        let error = chain(&error);
         warn!(
             error,
             "the number of this start cannot be kept: if the clock goes back, clients do not hear of changes at once"

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result};
+use lb_document::diagnostic::chain;
 use lb_host::notify::Notifier;
 use lb_host::store::Store;
 use lb_host::watch::Watch;
@@ -204,7 +205,7 @@ impl Stored {
         match kept {
             Ok(kept) => Self { incarnation, keeper: Keeper::new(store, kept.clone()), kept },
             Err(error) => {
-                let error = kept::chain(&error);
+                let error = chain(&error);
                 warn!(
                     error,
                     "cannot read the stored lame ducks; nothing is stored until a restart can read them"
@@ -214,7 +215,7 @@ impl Stored {
         }
     }
 
-    /// For this reason, if there is one.
+    /// Nothing is known and nothing will be stored, for this reason if there is one.
     fn nothing(wall: SystemTime, fault: Option<String>) -> Self {
         Self {
             incarnation: incarnation::next(None, wall),

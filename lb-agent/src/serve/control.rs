@@ -154,7 +154,6 @@ fn registering(said: &Registering) -> Result<Verb, Refusal> {
             number: said.registration,
             is_leased: true,
             cgroup: cgroup.transpose()?.filter(|_| is_ours),
-            has_key: said.keys.is_some(),
         },
         keys: keys.map_err(|error| Refusal::Wrong(format!("keys: {error}")))?,
         readiness: readiness_word(&said.readiness)?,

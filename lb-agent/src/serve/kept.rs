@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
+use lb_document::diagnostic::chain;
 use lb_host::store::{Store, StoreError};
 use tokio::sync::watch;
 use tracing::warn;
@@ -169,7 +170,7 @@ impl Writer {
             // Only the last counts.
             let (number, kept) = inbox.try_iter().last().unwrap_or(change);
             let result = self.write(&kept);
-            let fault = result.as_ref().err().map(chain);
+            let fault = result.as_ref().err().map(|error| chain(error));
             let mut known = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(error) = fault.as_ref().filter(|_| *known != fault) {
                 warn!(
@@ -201,12 +202,6 @@ impl Writer {
         }
         Ok(())
     }
-}
-
-/// An error with its causes.
-pub fn chain(error: &StoreError) -> String {
-    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
-    format!("{error}{}", cause.unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -71,8 +71,6 @@ pub struct Claim {
     pub is_leased: bool,
     /// The cgroup that it runs the backend in, relative to the mount.
     pub cgroup: Option<PathBuf>,
-    /// Whether it has shown a key of the backend; of a configured one, a key that is configured.
-    pub has_key: bool,
 }
 
 /// That a program runs a backend.
@@ -134,10 +132,20 @@ impl Registrations {
     /// A program takes a backend, under a number that it has drawn and nobody else knows. It may do so again with the same number:
     /// it may not have heard the first answer.
     ///
+    /// `has_key`: whether it has a key of the backend.
+    ///
     /// # Errors
-    /// Who has the backend already, or the number; or whose user may claim it, if the claim has no key.
-    pub fn register(&mut self, name: Name, claim: Claim, who: Who, now: Instant) -> Result<(), Claimed> {
-        let Claim { number, is_leased, cgroup, has_key } = claim;
+    /// The process that has the backend already, the backend that has the number, or the user that alone may claim the backend without a
+    /// key.
+    pub fn register(
+        &mut self,
+        name: Name,
+        claim: Claim,
+        has_key: bool,
+        who: Who,
+        now: Instant,
+    ) -> Result<(), Claimed> {
+        let Claim { number, is_leased, cgroup } = claim;
         let first_user = self.first_users.get(&name).copied();
         if let Some(user) = first_user.filter(|user| !has_key && *user != who.user && who.user != 0) {
             return Err(Claimed::User(user));
@@ -237,7 +245,7 @@ mod tests {
     }
 
     fn claim(number: u64, is_leased: bool) -> Claim {
-        Claim { number, is_leased, cgroup: Some(number.to_string().into()), has_key: true }
+        Claim { number, is_leased, cgroup: Some(number.to_string().into()) }
     }
 
     #[test]
@@ -246,8 +254,8 @@ mod tests {
         let name = "10.0.0.1:80".parse().unwrap();
         let mut all = Registrations::default();
         let mut register = |number, user, has_key| {
-            let claim = Claim { has_key, ..claim(number, true) };
-            let registered = all.register(name, claim, Who { user, process: 1 }, now);
+            let who = Who { user, process: 1 };
+            let registered = all.register(name, claim(number, true), has_key, who, now);
             all.unregister(number);
             registered
         };
@@ -264,14 +272,14 @@ mod tests {
         let now = Instant::now();
         let name = "10.0.0.1:80".parse().unwrap();
         let mut all = Registrations::default();
-        assert_eq!(all.register(name, claim(1, true), who(1), now), Ok(()));
-        assert_eq!(all.register(name, claim(2, true), who(2), now), Err(Claimed::Backend(who(1))));
-        assert_eq!(all.register(name, claim(3, true), who(3), now), Err(Claimed::Backend(who(1))));
+        assert_eq!(all.register(name, claim(1, true), true, who(1), now), Ok(()));
+        assert_eq!(all.register(name, claim(2, true), true, who(2), now), Err(Claimed::Backend(who(1))));
+        assert_eq!(all.register(name, claim(3, true), true, who(3), now), Err(Claimed::Backend(who(1))));
         assert_eq!(all.get(name).unwrap().refused, Some((2, who(3))));
         assert_eq!((all.refresh(2, now), all.refresh(1, now)), (None, Some(name)));
         assert_eq!(all.cgroups().collect::<Vec<_>>(), [(name, Path::new("1"))]);
         assert_eq!(all.unregister(1), Some(name));
-        assert_eq!(all.register(name, claim(2, true), who(2), now), Ok(()));
+        assert_eq!(all.register(name, claim(2, true), true, who(2), now), Ok(()));
     }
 
     #[test]
@@ -280,17 +288,17 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let name = "10.0.0.1:80".parse().unwrap();
         let mut all = Registrations::default();
-        all.register(name, claim(1, true), who(1), start).unwrap();
+        all.register(name, claim(1, true), true, who(1), start).unwrap();
         assert_eq!(all.refresh(1, at(4)), Some(name));
         assert_eq!((all.next_at(), all.expire(at(8))), (Some(at(9)), vec![]));
         assert_eq!(all.expire(at(9)), [End::Died(name)]);
         assert_eq!(all.refresh(1, at(9)), None, "it has to register anew");
         assert_eq!((all.expire(at(68)), all.expire(at(69))), (vec![], vec![End::Gone(name)]));
         assert_eq!((all.by_name.len(), all.next_at()), (0, None));
-        all.register(name, claim(1, true), who(1), start).unwrap();
+        all.register(name, claim(1, true), true, who(1), start).unwrap();
         all.expire(at(5));
         assert_eq!(
-            all.register(name, claim(2, true), who(2), at(6)),
+            all.register(name, claim(2, true), true, who(2), at(6)),
             Ok(()),
             "the dead one has nothing to say"
         );
@@ -302,12 +310,12 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let [name, other] = ["10.0.0.1:80", "10.0.0.1:81"].map(|name| name.parse().unwrap());
         let mut all = Registrations::default();
-        all.register(name, claim(1, true), who(1), start).unwrap();
-        all.register(name, claim(2, true), who(2), start).unwrap_err();
-        assert_eq!(all.register(name, claim(1, true), who(1), at(4)), Ok(()));
+        all.register(name, claim(1, true), true, who(1), start).unwrap();
+        all.register(name, claim(2, true), true, who(2), start).unwrap_err();
+        assert_eq!(all.register(name, claim(1, true), true, who(1), at(4)), Ok(()));
         assert_eq!((all.next_at(), all.get(name).unwrap().refused), (Some(at(9)), Some((1, who(2)))));
         // A number stands for one backend.
-        assert_eq!(all.register(other, claim(1, true), who(1), at(4)), Err(Claimed::Number(name)));
+        assert_eq!(all.register(other, claim(1, true), true, who(1), at(4)), Err(Claimed::Number(name)));
     }
 
     #[test]
@@ -318,7 +326,7 @@ mod tests {
         all.remember(name, start);
         assert!(!all.get(name).unwrap().is_alive());
         assert_eq!((all.refresh(0, start), all.unregister(0)), (None, None));
-        assert_eq!(all.register(name, claim(1, true), who(1), start), Ok(()));
+        assert_eq!(all.register(name, claim(1, true), true, who(1), start), Ok(()));
         assert_eq!(all.get(name).unwrap().who(), Some(who(1)));
         // Whoever has shown itself is not forgotten for that.
         all.remember(name, start);
@@ -332,7 +340,7 @@ mod tests {
     fn who_shares_the_agents_process_needs_no_lease() {
         let now = Instant::now();
         let mut all = Registrations::default();
-        all.register("10.0.0.1:80".parse().unwrap(), claim(1, false), who(1), now).unwrap();
+        all.register("10.0.0.1:80".parse().unwrap(), claim(1, false), true, who(1), now).unwrap();
         assert_eq!((all.next_at(), all.expire(now + Duration::from_hours(9))), (None, vec![]));
     }
 }

@@ -24,13 +24,13 @@ impl Server {
         match verb {
             Verb::Operator { backend, lame_duck } => self.operator(backend, lame_duck, who, now),
             Verb::Load { backend, load } => self.load(backend, load, now),
-            Verb::Register { backend, mut claim, keys, readiness } => {
-                if let Some(configured) = self.config.backends.iter().find(|one| one.name == backend) {
-                    claim.has_key &= keys.as_ref().is_some_and(|keys| share_a_key(&configured.keys, keys));
-                }
+            Verb::Register { backend, claim, keys, readiness } => {
+                let configured = self.config.backends.iter().find(|one| one.name == backend);
+                let configured = configured.map(|one| &one.keys);
+                let has_key = keys.as_ref().is_some_and(|keys| has_a_key(configured, keys));
                 let wanted = keys.map(|keys| Backend::new(backend, keys));
                 self.can_have(backend, wanted.as_ref())?;
-                self.claim(backend, claim, who, now)?;
+                self.claim(backend, claim, has_key, who, now)?;
                 if let Some(wanted) = wanted.filter(|_| !self.is_configured(backend)) {
                     self.have(&wanted, now);
                 }
@@ -125,9 +125,16 @@ impl Server {
         Ok(())
     }
 
-    fn claim(&mut self, name: Name, claim: Claim, who: Who, now: Instant) -> Result<(), Refusal> {
+    fn claim(
+        &mut self,
+        name: Name,
+        claim: Claim,
+        has_key: bool,
+        who: Who,
+        now: Instant,
+    ) -> Result<(), Refusal> {
         let refused = self.registrations.get(name).and_then(|registration| registration.refused);
-        self.registrations.register(name, claim, who, now).map_err(|claimed| match claimed {
+        self.registrations.register(name, claim, has_key, who, now).map_err(|claimed| match claimed {
             Claimed::Backend(first) => {
                 // Whoever is refused tries on for a while.
                 if refused.is_none_or(|(_, last)| last != who) {
@@ -213,9 +220,12 @@ fn agree(configured: &Keys<BackendKey>, given: &Keys<BackendKey>) -> bool {
     given.all().iter().all(|key| configured.get(key.id).is_none_or(|known| known == key.key))
 }
 
-/// Whether a key of these is one of those there.
-fn share_a_key(configured: &Keys<BackendKey>, given: &Keys<BackendKey>) -> bool {
-    given.all().iter().any(|key| configured.get(key.id).is_some_and(|known| known == key.key))
+/// Whether one of these is a key of the backend: a configured one, or any if the backend is not configured.
+fn has_a_key(configured: Option<&Keys<BackendKey>>, given: &Keys<BackendKey>) -> bool {
+    configured.is_none_or(|configured| {
+        let is_known = |key: &BackendKey, id| configured.get(id).is_some_and(|known| known == *key);
+        given.all().iter().any(|key| is_known(&key.key, key.id))
+    })
 }
 
 fn no_registration() -> Refusal {
@@ -230,4 +240,21 @@ pub fn list(names: &[impl ToString]) -> String {
         return "none".to_owned();
     }
     names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_of_a_configured_backend_is_one_that_is_configured() {
+        let keys = |text: &str| Keys::<BackendKey>::parse(text).unwrap();
+        let (one, other) = ("0f".repeat(16), "0e".repeat(16));
+        let configured = keys(&format!("7 {one}\n8 {other}\n"));
+        let has = |text: String| has_a_key(Some(&configured), &keys(&text));
+        assert!(has(format!("7 {one}\n")) && has(format!("6 {one}\n8 {other}\n")));
+        assert!(!has(format!("6 {one}\n")), "its number is not configured");
+        assert!(!has(format!("7 {other}\n")), "it is another key");
+        assert!(has_a_key(None, &keys(&format!("6 {one}\n"))), "the backend is not configured");
+    }
 }

@@ -23,7 +23,7 @@ impl LocalVoice {
     /// If the agent does not have the backend.
     pub async fn new(agent: &Agent, backend: Name, readiness: Readiness) -> anyhow::Result<Self> {
         let registration = draw()?;
-        let claim = Claim { number: registration, is_leased: false, cgroup: own_cgroup(), has_key: false };
+        let claim = Claim { number: registration, is_leased: false, cgroup: own_cgroup() };
         let verb = Verb::Register { backend, claim, keys: None, readiness };
         let queries = agent.queries().clone();
         tell(&queries, verb, Who::this()).await??;
