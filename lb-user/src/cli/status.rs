@@ -1,11 +1,13 @@
 //! `socklb status`: clients, services and backends, once or again and again.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::Context;
+use lb_core::endpoint::EndpointList;
 
 use super::{DEGRADED, Files, paths_of, read_config, watch};
 use crate::api::{self, Answer};
@@ -88,12 +90,23 @@ pub fn read(files: &Files) -> Result<Status, Failure> {
         Answer::Silent => format!("{}: tables stay as they are", api::silent(&paths.run)),
     };
     let mut status = status::from_pins(&paths.pins, why.clone()).context(why)?;
-    // The configuration may be missing, faulty, or not readable for this user: the pins are shown all the same.
-    if let Ok(config) = read_config(files) {
-        let lists = dry_run::stored_lists(&config);
-        status::add_not_chosen(&mut status, |service| lists.get(service).cloned());
-    }
+    let lists = stored_lists(files);
+    status::add_not_chosen(&mut status, |service| lists.get(service).cloned());
     Ok(status)
+}
+
+/// The lists that the daemon had in force. None if the configuration is missing, faulty, or not readable for this user, or if a file system
+/// does not answer: the pins are shown all the same.
+fn stored_lists(files: &Files) -> BTreeMap<String, Arc<EndpointList>> {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let (sender, read) = mpsc::channel();
+    let files = files.clone();
+    let work = move || {
+        let lists = read_config(&files).map(|config| dry_run::stored_lists(&config));
+        let _ = sender.send(lists.unwrap_or_default());
+    };
+    let started = std::thread::Builder::new().name("lists".to_owned()).spawn(work);
+    started.ok().and_then(|_| read.recv_timeout(PATIENCE).ok()).unwrap_or_default()
 }
 
 /// Where the daemon has its pins, if others were asked for.
