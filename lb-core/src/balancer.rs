@@ -265,7 +265,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let mut members = membership.members.iter().map(|member| member.endpoint.address);
         let is_known = members.any(|address| {
             let identity = Identity { service: index, address };
-            heard.get(&identity).or_else(|| self.standings.get(&identity)).is_some_and(Standing::is_proven)
+            newest(&heard, &self.standings, identity).is_some_and(Standing::is_proven)
         });
         let fresh_until = match state.service.health.first_look {
             Some(look) if !is_known => Some(now + look),
@@ -277,10 +277,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             ..self.circumstances(state, self.replaced(state, now), now)
         };
         let row_of = |this: &Self, membership: &Membership, circumstances: &Circumstances<T>| {
-            let standing = |address| {
-                let identity = Identity { service: index, address };
-                heard.get(&identity).or_else(|| this.standings.get(&identity))
-            };
+            let standing = |address| newest(&heard, &this.standings, Identity { service: index, address });
             row::row(membership, circumstances, standing, now)
         };
         let mut row = row_of(self, &membership, &circumstances);
@@ -430,8 +427,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         if row == in_use.row {
             return false;
         }
-        let has_slots = |row: &Row<T>| row.backup.is_none() || row.backup == in_use.row.backup;
-        if row.members == in_use.row.members && row.replaced == in_use.row.replaced && has_slots(&row) {
+        let needs_no_slot = row.backup.is_none() || row.backup == in_use.row.backup;
+        if row.members == in_use.row.members && row.replaced == in_use.row.replaced && needs_no_slot {
             // Only who of them serves.
             let slot = |address| {
                 let identity = Identity { service: state.index, address };
@@ -848,6 +845,15 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             (&state.service, state.index, in_use)
         })
     }
+}
+
+/// How a backend stands: as a list that comes in makes it, else as it was.
+fn newest<'s, T>(
+    heard: &'s BTreeMap<Identity, Standing<T>>,
+    before: &'s BTreeMap<Identity, Standing<T>>,
+    identity: Identity,
+) -> Option<&'s Standing<T>> {
+    heard.get(&identity).or_else(|| before.get(&identity))
 }
 
 /// Backends that a table or a fallback names.

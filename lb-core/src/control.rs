@@ -355,9 +355,7 @@ impl Control {
         now: Duration,
     ) -> Factors {
         if let Some(window) = self.rules.slow_start {
-            let mut going_on = starting.clone();
-            going_on.retain(|_, ready_for| *ready_for < window);
-            self.readiness.resume(&going_on, now);
+            self.readiness.resume(starting, window, now);
             let starting = self.readiness.starting(window, now);
             let law = if self.acts() { self.wanted.clone() } else { Factors::default() };
             self.in_force = self.in_slow_start(&law, starting.into_keys(), window, now);

@@ -285,7 +285,8 @@ fn a_backup_without_a_slot_changes_nothing() {
         balancer.handle(at(0), delivered(3, "hhhl")).expect("it fits");
         let plan = balancer.plan();
         let members = in_table(&plan);
-        let fallback = plan.services.values().next().and_then(|service| service.fallback).expect("somebody");
+        let fallback =
+            plan.services.values().next().and_then(|service| service.fallback).expect("a fallback");
         assert_eq!((members.len(), !members.contains(&fallback)), (3, has_backup));
         let lost = *members.first().expect("three");
         assert_eq!(balancer.handle(at(1), ejected(&[lost])), Ok(true));

@@ -182,6 +182,18 @@ fn what_fails_in_another_network_namespace_ejects_no_backend() {
     assert_eq!(counts.values().copied().collect::<Vec<_>>(), [10, 10, 10], "{counts:?}");
 }
 
+/// Two processes of the client that have begun flows, which the daemon knows.
+fn two_known_processes(fixture: &mut Fixture) -> (Probe, Probe) {
+    let (mut first, mut second) = (fixture.probe(), fixture.probe());
+    connect(&mut first, 1);
+    connect(&mut second, 1);
+    // A daemon that starts looks at the flow records at once.
+    fixture.stop();
+    fixture.start();
+    eventually("two processes are known", || service(fixture).several_processes, |several| *several == 1);
+    (first, second)
+}
+
 /// The requests of one process may be what a backend resets; where another one's are reset as well, the backend is at fault.
 #[test]
 fn resets_of_one_of_several_processes_eject_no_backend_until_another_one_gets_some() {
@@ -192,13 +204,7 @@ fn resets_of_one_of_several_processes_eject_no_backend_until_another_one_gets_so
     const RESETTING: &str = "127.0.0.1:8010";
     let mut fixture = start(&THREE, FOR_LONG);
     let resetting = Backend::with_manner("b0", RESETTING, Manner::ResetsAtOnce);
-    let (mut first, mut second) = (fixture.probe(), fixture.probe());
-    connect(&mut first, 1);
-    connect(&mut second, 1);
-    // A daemon that starts looks at the flow records at once.
-    fixture.stop();
-    fixture.start();
-    eventually("two processes are known", || service(&fixture).several_processes, |several| *several == 1);
+    let (mut first, mut second) = two_known_processes(&mut fixture);
     write(&fixture, &[RESETTING, THREE[0], THREE[1], THREE[2]]);
     eventually("it is listed", || fixture.setup.backend(RESETTING), Option::is_some);
     first.dial_many(SERVICE, 100);
@@ -218,20 +224,12 @@ fn processes_that_ended_before_the_client_was_started_again_are_not_several() {
         return;
     }
     let mut fixture = start(&THREE, FOR_LONG);
-    let several = |fixture: &Fixture| service(fixture).several_processes;
-    let (mut first, mut second) = (fixture.probe(), fixture.probe());
-    connect(&mut first, 1);
-    connect(&mut second, 1);
-    // A daemon that starts looks at the flow records at once.
-    fixture.stop();
-    fixture.start();
-    eventually("two processes are known", || several(&fixture), |several| *several == 1);
-    drop((first, second));
+    drop(two_known_processes(&mut fixture));
     let mut third = fixture.probe();
     connect(&mut third, 1);
     fixture.stop();
     fixture.start();
-    look(|| several(&fixture)).stays(0, Duration::from_secs(1));
+    look(|| service(&fixture).several_processes).stays(0, Duration::from_secs(1));
 }
 
 /// A listener whose process is stopped: the kernel accepts connections for it, and nothing answers.

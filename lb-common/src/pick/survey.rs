@@ -112,15 +112,22 @@ pub fn survey<T: Tables>(tables: &T, rules: EjectionRules, group: impl Fn(u32) -
     seen.with(survey_backup(tables, rules))
 }
 
-/// Looks at the backup: the fallback of a service, if it is outside the table. The daemon lets no policy choose it.
+/// The fallback of a service with its slot, and 1 if it is a backup, else 0: outside the table, the daemon lets no policy choose it.
 #[inline(always)]
-fn survey_backup<T: Tables>(tables: &T, rules: EjectionRules) -> Survey {
+fn backup<T: Tables>(tables: &T) -> Option<(u32, T::Backend, u32)> {
     let slot = tables.fallback();
     if slot >= NO_SLOT {
-        return Survey::NOBODY;
+        return None;
     }
-    let Some(backend) = tables.backend(slot) else { return Survey::NOBODY };
-    let is_backup = u64::from(tables.state(backend).is_backup());
+    let backend = tables.backend(slot)?;
+    Some((slot, backend, tables.state(backend).is_backup()))
+}
+
+/// Looks at the backup.
+#[inline(always)]
+fn survey_backup<T: Tables>(tables: &T, rules: EjectionRules) -> Survey {
+    let Some((_, backend, is_backup)) = backup(tables) else { return Survey::NOBODY };
+    let is_backup = u64::from(is_backup);
     let run = u64::from(tables.ejection(backend).run);
     let is_below = sign_mask_in_register(run.wrapping_sub(u64::from(rules.failures)));
     Survey { word: Survey::NOBODY.word | is_backup | (is_backup & is_below) << WELL_BIT }
@@ -219,9 +226,8 @@ pub fn usable_other<T: Tables>(tables: &T, table: TableRef, slot: u32, seed: u32
             return other;
         }
     }
-    let backup = tables.fallback();
-    match tables.backend(backup) {
-        Some(backend) if backup < NO_SLOT && tables.state(backend).is_backup() != 0 => backup,
+    match backup(tables) {
+        Some((slot, _, 1)) => slot,
         _ => NO_SLOT,
     }
 }

@@ -54,10 +54,10 @@ impl Readiness {
         std::mem::take(&mut self.has_changed)
     }
 
-    /// Resumes the slow starts of an earlier daemon: for how long each member had been available. What this daemon has observed itself
-    /// holds.
-    pub fn resume(&mut self, starting: &BTreeMap<SocketAddr, Duration>, now: Duration) {
-        for (address, ready_for) in starting {
+    /// Resumes the slow starts of an earlier daemon that are not over: for how long each member had been available. What this daemon has
+    /// observed itself holds.
+    pub fn resume(&mut self, starting: &BTreeMap<SocketAddr, Duration>, window: Duration, now: Duration) {
+        for (address, ready_for) in starting.iter().filter(|(_, ready_for)| **ready_for < window) {
             if self.since.get(address).is_none_or(|since| *since == Some(Duration::ZERO)) {
                 // After a reboot the clock may be younger than the slow start.
                 let since = now.saturating_sub(*ready_for).max(Duration::from_nanos(1));
@@ -142,7 +142,7 @@ mod tests {
             for (second, is_available) in looks.iter().take_while(|(second, _)| *second < resumed) {
                 after.look(s(*second), row(*is_available));
             }
-            after.resume(&starting, s(resumed));
+            after.resume(&starting, WINDOW, s(resumed));
             for (second, is_available) in looks.iter().skip_while(|(second, _)| *second < resumed) {
                 after.look(s(*second), row(*is_available));
             }
@@ -155,6 +155,11 @@ mod tests {
         is(part_after(113, &[(107, true)], 108), 0.5);
         is(part_after(108, &[(108, false)], 108), 0.1);
         is(part_after(113, &[(105, false), (107, true)], 108), 0.3);
+        // A slow start that is over does not begin again on a host that has just booted.
+        let mut booted = Readiness::default();
+        booted.resume(&BTreeMap::from([(address(2), s(7_200))]), WINDOW, s(1));
+        booted.look(s(1), row(true));
+        is(booted.part(address(2), WINDOW, s(1)), 1.0);
         // Its time is longer than the clock has run.
         is(part_after(3, &[(2, true)], 1), 0.15);
     }
