@@ -64,8 +64,9 @@ impl FlowTable {
         self.flows.get(index)
     }
 
-    /// The processes that have begun flows since a time (`CLOCK_MONOTONIC`), each with its last flow: of open flows and of others, for a flow lies in its bucket until another one comes there. Looks at every bucket, which takes about a
-    /// millisecond for the default number: not for the event loop.
+    /// The processes that have begun flows since a time (`CLOCK_MONOTONIC`), each with its last flow: of open flows and of others,
+    /// for a flow lies in its bucket until another one comes there. Looks at every bucket, which takes about a millisecond for the default
+    /// number: not for the event loop.
     pub fn processes_since(&self, since_ns: u64) -> BTreeMap<u32, LastFlow> {
         let recent = (0..self.len()).map(|index| self.flow(index)).filter(|flow| flow.start_ns >= since_ns);
         let mut last = BTreeMap::<u32, LastFlow>::new();

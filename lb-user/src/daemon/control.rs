@@ -87,7 +87,8 @@ impl Daemon {
 struct Hears(Vec<Vec<Option<Heard>>>);
 
 impl Hears {
-    /// Of those services whose weights follow load, or whose policy counts reported errors as load. Nobody who receives reports waits for longer than one service takes.
+    /// Of those services whose weights follow load, or whose policy counts reported errors as load. The reports are locked for one service
+    /// at a time, so that the thread that receives reports waits no longer than that.
     fn of(client_task: &ClientTask, probing: &Probing) -> Self {
         let services = client_task.client.services.iter().enumerate();
         let of_service = |(position, configured): (usize, &ClientService)| {
