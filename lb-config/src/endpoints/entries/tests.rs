@@ -79,8 +79,14 @@ fn a_file_of_words_and_signs_without_end_is_refused_before_it_is_parsed() {
     assert!(faults.contains("more than 1048576 words and signs"), "{faults}");
 }
 
+/// Whether a tree holds a list or a table where no entry can have one: its file is refused for it in any case.
+fn holds_what_is_refused(tree: &str) -> bool {
+    ["=a list", "=a table", "array"].iter().any(|kind| tree.contains(kind))
+}
+
 proptest! {
-    /// Both readers agree whether a text is faulty.
+    /// Both readers agree whether a text is faulty. Inside of a value that no entry can have, ours looks for no key that
+    /// is there twice: that value is the fault.
     #[test]
     fn a_mutation_is_faulty_for_both_readers_or_for_none(
         which in 0..GOOD.len(), at in 0_usize..120, length in 0_usize..8, put in "[\\[\\]{}=\"',.0-9a-z\n ]{0,4}",
@@ -89,6 +95,22 @@ proptest! {
         let at = at.min(text.len());
         text.replace_range(at..(at + length).min(text.len()), &put);
         let [ours, whole] = both(&text);
-        prop_assert_eq!(ours.1.is_empty(), whole.1.is_empty(), "{}: {:?} {:?}", text, ours, whole);
+        let ours_is_faulty = !ours.1.is_empty() || (!whole.1.is_empty() && holds_what_is_refused(&ours.0));
+        prop_assert_eq!(ours_is_faulty, !whole.1.is_empty(), "{}: {:?} {:?}", text, ours, whole);
+    }
+}
+
+/// What the random mutations found: a key that is there twice in a table that no entry can have.
+#[test]
+fn a_key_twice_in_a_table_that_no_entry_has_is_refused_for_the_table() {
+    for text in
+        ["[[endpoint]]\nd.e = 1\nd.e = 2\n", "[y]\nz = 1\nz = 2\n", "[[endpoint]]\nb = {c = 1, c = 2}\n"]
+    {
+        let [ours, whole] = both(text);
+        assert!(whole.1.contains("duplicate key"), "{text}: {whole:?}");
+        assert!(holds_what_is_refused(&ours.0), "{text}: {ours:?}");
+        let mut report = Report::new(Path::new("e.toml"), text);
+        super::super::read_toml(text, &mut report);
+        assert!(report.finish(Some(())).is_err(), "{text}");
     }
 }
