@@ -13,7 +13,7 @@ use lb_agent::reports::load::Load;
 use lb_agent::reports::streak::Outcome;
 use lb_agent::reports::{Asker, Reports, Via};
 use lb_common::abi::host::SenderName;
-use lb_common::abi::responder::{PreparedAnswer, Subscriber, SubscriberName};
+use lb_common::abi::responder::{PreparedAnswer, Station, Subscriber, SubscriberName};
 use lb_common::fixtures::{Frame, Shape};
 use lb_common::net::{Address, Be16, Be32};
 use lb_common::respond::{Found, Maps, Response, Workspace, respond};
@@ -115,6 +115,10 @@ impl Maps for Kernel<'_> {
     fn is_asked_at(&self, address: Address) -> bool {
         HERE.iter()
             .any(|here| Address::from(here.parse::<std::net::IpAddr>().expect("an address")) == address)
+    }
+
+    fn is_own(&self, station: Station) -> bool {
+        station == Station::from(lb_common::fixtures::HERE)
     }
 
     fn prepared(&self, name: &SenderName, into: &mut PreparedAnswer) -> Found {

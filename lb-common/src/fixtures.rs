@@ -7,7 +7,7 @@ use core::net::{IpAddr, SocketAddr};
 use bytemuck::Zeroable as _;
 
 use crate::abi::host::{LastReport, Listener, ReportBase, SenderKey, SenderName};
-use crate::abi::responder::{PreparedAnswer, Subscriber, SubscriberName};
+use crate::abi::responder::{PreparedAnswer, Station, Subscriber, SubscriberName};
 use crate::net::{Address, Be16};
 use crate::receive::{Maps, Words};
 use crate::respond::{self, Found};
@@ -36,6 +36,9 @@ impl Shape {
     pub const PLAIN: Self = Self { tags: [0; 2], options: 0, fragment: 0, protocol: 17, length_off: 0 };
 }
 
+/// The hardware address to which frames are sent.
+pub const HERE: [u8; 6] = [0; 6];
+
 /// A frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame {
@@ -50,8 +53,9 @@ impl Frame {
     /// If the families differ, or it does not fit.
     pub fn new(shape: Shape, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Self {
         let mut frame = Self { bytes: [0; ROOM], length: 0 };
-        // Hardware addresses of nobody's making, as tests give them to both ends of a link.
-        frame.put(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2]);
+        // To the loopback interface, which has this address, and from one that a test made.
+        frame.put(&HERE);
+        frame.put(&[2, 0, 0, 0, 0, 2]);
         for tag in shape.tags.into_iter().filter(|tag| *tag != 0) {
             frame.put(&tag.to_be_bytes());
             frame.put(&7_u16.to_be_bytes());
@@ -256,6 +260,10 @@ impl OneAnswer {
 impl respond::Maps for OneAnswer {
     fn is_asked_at(&self, address: Address) -> bool {
         address == self.asked_at
+    }
+
+    fn is_own(&self, station: Station) -> bool {
+        station == HERE.into()
     }
 
     fn prepared(&self, name: &SenderName, into: &mut PreparedAnswer) -> Found {

@@ -2,9 +2,10 @@
 //! agent has prepared. The kernel program calls it with its maps, tests with maps of their own.
 
 use bytemuck::{Zeroable, cast_ref};
+use network_types::eth::EthHdr;
 
 use crate::abi::host::SenderName;
-use crate::abi::responder::{PreparedAnswer, Subscriber, SubscriberName};
+use crate::abi::responder::{PreparedAnswer, Station, Subscriber, SubscriberName};
 use crate::answer::{Refused, answer};
 use crate::frame::{FrameMut, Udp, can_turn, turn, udp_to};
 use crate::net::{Address, Be16};
@@ -14,6 +15,8 @@ use crate::wire::{Asker, Cookies, Datagram, Malformed, Readiness};
 pub trait Maps {
     /// Whether this address of the host may be asked.
     fn is_asked_at(&self, address: Address) -> bool;
+    /// Whether an interface of this host has this hardware address.
+    fn is_own(&self, station: Station) -> bool;
     /// Looks up what was prepared for a backend; `into` is a copy of it if it is found.
     fn prepared(&self, name: &SenderName, into: &mut PreparedAnswer) -> Found;
     /// Writes down who is to be told of changes.
@@ -62,7 +65,7 @@ pub fn respond<'w, F: FrameMut + ?Sized, M: Maps>(
     now_ns: impl FnOnce() -> u64,
 ) -> Option<Response> {
     let udp = request_in(frame, port)?;
-    if !maps.is_asked_at(udp.to) {
+    if !maps.is_asked_at(udp.to) || !is_to_this_host(frame, maps) {
         return None;
     }
     let workspace = workspace()?;
@@ -82,6 +85,13 @@ pub fn respond<'w, F: FrameMut + ?Sized, M: Maps>(
 #[cfg_attr(target_arch = "bpf", inline(never))]
 fn request_in<F: FrameMut + ?Sized>(frame: &F, port: Be16) -> Option<Udp> {
     udp_to(frame, port).filter(|udp| can_turn(frame, *udp))
+}
+
+/// Whether a frame is addressed to an interface of this host. One that is not arrives where an interface or the link between takes in all
+/// frames, and the answer would leave with another host's hardware address as its source.
+#[cfg_attr(target_arch = "bpf", inline(never))]
+fn is_to_this_host<F: FrameMut + ?Sized, M: Maps>(frame: &F, maps: &M) -> bool {
+    frame.header::<EthHdr>(0).is_some_and(|ethernet| maps.is_own(Station::from(ethernet.dst_addr)))
 }
 
 /// What becomes of the request in the workspace. If it is answered, the answer takes the place of what was prepared.
@@ -186,7 +196,7 @@ mod tests {
             IpAddr::V6(v6) => v6.octets().to_vec(),
         };
         let (from, to) = (bytes(agent.ip()), bytes(asker.ip()));
-        assert_eq!(frame[..12], [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]);
+        assert_eq!(frame[..12], [2, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0]);
         let ip = 14 + 4 * tags;
         let udp = if is_v6 {
             assert_eq!((frame[ip + 7], &frame[ip + 8..ip + 24]), (64, &from[..]));
@@ -292,10 +302,11 @@ mod tests {
         for from in ["[fe80::1]:9467", "[ff02::1]:9467", "[::ffff:192.0.2.2]:9467", "[::]:9467"] {
             untouched(&maps(true), Frame::new(plain, address(from), agent, fine.bytes()), None);
         }
-        for at in [0, 6] {
+        // To a group, to another host, from a group.
+        for (at, bit) in [(0, 1), (5, 1), (6, 1)] {
             let [asker, agent] = ends(false);
             let mut frame = Frame::new(plain, asker, agent, fine.bytes());
-            frame.bytes_mut()[at] |= 1;
+            frame.bytes_mut()[at] |= bit;
             untouched(&maps(false), frame, None);
         }
         let [asker, agent] = ends(false);
@@ -339,6 +350,9 @@ mod tests {
         impl Maps for Writing {
             fn is_asked_at(&self, address: Address) -> bool {
                 self.0.is_asked_at(address)
+            }
+            fn is_own(&self, station: Station) -> bool {
+                self.0.is_own(station)
             }
             fn prepared(&self, _: &SenderName, _: &mut PreparedAnswer) -> Found {
                 Found::BeingWritten

@@ -78,10 +78,7 @@ pub fn report_end<I: Instructions>(
     judges: Judges,
     is_ordinary: u32,
 ) {
-    // What is judged is known when the program is loaded: what cannot be reached costs the verifier nothing.
-    let judge = if matches!(judges, Judges::Nothing) { 0 } else { JUDGES };
-    let word = end.to_word() | (is_ordinary * COUNTS) | judge;
-    let evidence = evidence_of(cookie, word, end.bytes_received, end.bytes_sent);
+    let evidence = evidence_of_end(cookie, end, judges, is_ordinary);
     match judges {
         Judges::Nothing => {}
         Judges::All => report::<I>(slot, service, evidence),
@@ -90,6 +87,16 @@ pub fn report_end<I: Instructions>(
             judge_send_failure::<I>(slot, service, evidence);
         }
     }
+}
+
+/// The word of what it shows, 0 if nothing follows from it; what is load of the backend is remembered. As [`report_end`], which reports
+/// it, too.
+#[inline(always)]
+pub fn evidence_of_end(cookie: u64, end: End, judges: Judges, is_ordinary: u32) -> u32 {
+    // What is judged is known when the program is loaded: what cannot be reached costs the verifier nothing.
+    let judge = if matches!(judges, Judges::Nothing) { 0 } else { JUDGES };
+    let word = end.to_word() | (is_ordinary * COUNTS) | judge;
+    evidence_of(cookie, word, end.bytes_received, end.bytes_sent)
 }
 
 /// Which ends of flows a program judges backends by.
@@ -132,7 +139,7 @@ global_function! {
 
 /// `evidence`: the word of an [`Evidence`], 0 if nothing follows from it.
 #[inline(always)]
-fn report<I: Instructions>(slot: u32, service: u32, evidence: u32) {
+pub fn report<I: Instructions>(slot: u32, service: u32, evidence: u32) {
     if evidence == 0 {
         return;
     }

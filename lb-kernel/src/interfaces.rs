@@ -27,6 +27,8 @@ pub struct Interface {
     pub master: Option<u32>,
     /// The programs that packets go through before all else.
     pub programs: Vec<u32>,
+    /// Its hardware address, if it has one of six bytes.
+    pub hardware_address: Option<[u8; 6]>,
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
 }
@@ -201,11 +203,13 @@ fn interface(link: LinkMessage) -> Option<Interface> {
         kind: is_loopback.then(|| "loopback".to_owned()),
         master: None,
         programs: Vec::new(),
+        hardware_address: None,
         addresses: Vec::new(),
     };
     for attribute in link.attributes {
         match attribute {
             LinkAttribute::IfName(name) => interface.name = name,
+            LinkAttribute::Address(bytes) => interface.hardware_address = bytes.try_into().ok(),
             LinkAttribute::Mtu(mtu) => interface.mtu = mtu,
             LinkAttribute::Controller(index) => interface.master = Some(index),
             LinkAttribute::LinkInfo(infos) => {

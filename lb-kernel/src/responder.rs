@@ -11,7 +11,9 @@ use std::path::Path;
 use aya::Ebpf;
 use aya::maps::{Map, MapData};
 use lb_common::abi::host::SenderName;
-use lb_common::abi::responder::{Counts, MAX_ADDRESSES, PreparedAnswer, Subscriber, SubscriberName, map};
+use lb_common::abi::responder::{
+    Counts, MAX_ADDRESSES, MAX_STATIONS, PreparedAnswer, Station, Subscriber, SubscriberName, map,
+};
 use lb_common::answer::REFUSALS;
 use lb_common::net::Address;
 
@@ -48,6 +50,7 @@ pub struct Secret {
 pub struct Responder {
     program: LoadedProgram,
     addresses: OwnedFd,
+    stations: OwnedFd,
     links: BTreeMap<u32, (XdpMode, OwnedFd)>,
 }
 
@@ -81,6 +84,7 @@ pub fn load(port: u16, secret: Secret) -> Result<(Responder, Answers), DatapathE
     let responder = Responder {
         program: LoadedProgram { fd, id },
         addresses: fd_of(&mut object, map::ADDRESSES)?,
+        stations: fd_of(&mut object, map::STATIONS)?,
         links: BTreeMap::new(),
     };
     let counts = object.take_map(map::COUNTS).expect("the object's maps are checked by a test");
@@ -148,6 +152,19 @@ impl Responder {
         elements::have_keys(self.addresses.as_fd(), &wanted, &1_u8)
             .map_err(|error| fail(map::ADDRESSES, "write", error))?;
         Ok(addresses.len() - wanted.len())
+    }
+
+    /// Has it answer only frames that are addressed to these interfaces, of which the first [`MAX_STATIONS`] count.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn set_stations(&self, interfaces: &[&Interface]) -> Result<(), DatapathError> {
+        let all = interfaces.iter().filter_map(|interface| interface.hardware_address.map(Station::from));
+        // Parts of a bond share one.
+        let wanted: Vec<Station> =
+            all.collect::<BTreeSet<_>>().into_iter().take(MAX_STATIONS as usize).collect();
+        elements::have_keys(self.stations.as_fd(), &wanted, &1_u8)
+            .map_err(|error| fail(map::STATIONS, "write", error))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -223,6 +240,7 @@ mod tests {
             (map::ADDRESSES, (size_of::<Address>(), 1, MAX_ADDRESSES)),
             (map::ANSWERS, (size_of::<SenderName>(), size_of::<PreparedAnswer>(), MAX_ANSWERED)),
             (map::COUNTS, (4, size_of::<Counts>(), 1)),
+            (map::STATIONS, (size_of::<Station>(), 1, MAX_STATIONS)),
             (map::SUBSCRIBERS, (size_of::<SubscriberName>(), size_of::<Subscriber>(), MAX_SUBSCRIBERS)),
             ("workspaces", (4, size_of::<Workspace>(), 1)),
         ];

@@ -328,6 +328,7 @@ mod tests {
             kind: kind.map(str::to_owned),
             master,
             programs: Vec::new(),
+            hardware_address: None,
             addresses: Vec::new(),
         }
     }

@@ -364,6 +364,20 @@ fn interfaces_and_addresses_are_followed_as_they_come_and_go() {
         datagrams(&agent, "answered_by_kernel")
     };
     eventually("the kernel is told", by_kernel, |count| *count > 1);
+    // Another hardware address: until the kernel is told of it, the socket answers.
+    router.run("ip link set far address 02:00:00:00:00:03");
+    router.run("ip neigh replace 10.77.0.1 lladdr 02:00:00:00:00:01 dev far nud permanent");
+    let replaced = std::process::Command::new("ip")
+        .args("neigh replace 10.77.0.2 lladdr 02:00:00:00:00:03 dev near nud permanent".split(' '))
+        .status();
+    assert!(replaced.expect("ip runs").success());
+    let at_first = Asker::new("10.77.0.1", BEHIND, key);
+    let before = datagrams(&agent, "answered_by_kernel");
+    let by_kernel = || {
+        at_first.ask(0);
+        datagrams(&agent, "answered_by_kernel")
+    };
+    eventually("the kernel is told", by_kernel, |count| *count > before);
     router.run("ip link set far down");
     router.run("ip link set far name elsewhere");
     eventually("it is detached", || mode(&agent), |mode| mode == "socket");

@@ -59,10 +59,24 @@ impl Twins {
     /// Runs both on a frame, and compares. Returns what became of it, and the answer.
     #[track_caller]
     fn run(&self, shape: Shape, is_v6: bool, payload: &[u8], cut: usize) -> Option<(Response, Vec<u8>)> {
+        self.run_to([0; 6], shape, is_v6, payload, cut)
+    }
+
+    /// The same of a frame to this hardware address.
+    #[track_caller]
+    fn run_to(
+        &self,
+        station: [u8; 6],
+        shape: Shape,
+        is_v6: bool,
+        payload: &[u8],
+        cut: usize,
+    ) -> Option<(Response, Vec<u8>)> {
         let [asker, here]: [IpAddr; 2] =
             if is_v6 { ["2001:db8::7", "::1"] } else { ["192.0.2.7", "127.0.0.1"] }
                 .map(|text| text.parse().expect("an address"));
-        let frame = Frame::new(shape, SocketAddr::new(asker, 9467), SocketAddr::new(here, 9465), payload);
+        let mut frame = Frame::new(shape, SocketAddr::new(asker, 9467), SocketAddr::new(here, 9465), payload);
+        frame.bytes_mut()[..6].copy_from_slice(&station);
         let before = &frame.bytes()[..cut.min(frame.bytes().len())];
         let mut expected = before.to_vec();
         let twin = OneAnswer::new(here, stage::address(ALL[0]), self.key_bytes, u64::MAX);
@@ -144,6 +158,8 @@ fn the_program_does_what_its_code_does_on_this_host() {
     count(change(|datagram| datagram.port = Be16::from_host(1)));
     count(change(|datagram| datagram.key_id = Be16::from_host(0)));
     count(change(|datagram| datagram.key_id = Be16::from_host(2)));
+    // A frame to another host, which a link that takes in all of them brings, is not answered in that host's name.
+    assert!(twins.run_to([2, 0, 0, 0, 0, 9], plain, false, fine.bytes(), usize::MAX).is_none());
     // Its cookie makes a subscriber.
     let (_, after) = twins.run(plain, false, fine.bytes(), usize::MAX).expect("an answer");
     let answer = Datagram::parse(&after[PAYLOAD[0]..]).expect("a datagram");

@@ -236,6 +236,11 @@ impl Work for Attaching {
             )),
             Err(error) => Some(format!("the kernel cannot be told where it answers: {}", chain(&error))),
         };
+        let not_told = responder.set_stations(&named).err();
+        let error = error.or_else(|| {
+            not_told
+                .map(|error| format!("the kernel cannot be told its hardware addresses: {}", chain(&error)))
+        });
         let id = responder.id();
         Found { interfaces: attach_to(place, all, id, |to, modes| responder.attach(to, modes)), error }
     }
@@ -289,6 +294,7 @@ mod tests {
             kind: None,
             master: None,
             programs: Vec::new(),
+            hardware_address: None,
             addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
         };
         let vlan = Interface { kind: Some("vlan".to_owned()), ..eth0.clone() };

@@ -18,12 +18,29 @@ pub const MAX_SUBSCRIBERS: u32 = 65_536;
 /// Addresses of this host that may be asked.
 pub const MAX_ADDRESSES: u32 = 1_024;
 
+/// Hardware addresses of this host's interfaces at which requests may arrive.
+pub const MAX_STATIONS: u32 = 64;
+
+/// The hardware address of a network interface (IEEE 802), and two bytes of zero.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Pod, Zeroable)]
+pub struct Station(u64);
+
+impl From<[u8; 6]> for Station {
+    #[inline(always)]
+    fn from([a, b, c, d, e, f]: [u8; 6]) -> Self {
+        Self(u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]))
+    }
+}
+
 /// Names of the maps as the object declares them.
 pub mod map {
     /// Hash: [`SenderName`](super::SenderName) to [`PreparedAnswer`](super::PreparedAnswer).
     pub const ANSWERS: &str = "answers";
     /// Hash: an [`Address`](super::Address) of this host that is asked to nothing, which is one byte.
     pub const ADDRESSES: &str = "addresses";
+    /// Hash: a [`Station`](super::Station) of this host to nothing, which is one byte.
+    pub const STATIONS: &str = "stations";
     /// Hash that forgets the longest unused entry: [`SubscriberName`](super::SubscriberName) to [`Subscriber`](super::Subscriber).
     pub const SUBSCRIBERS: &str = "subscribers";
     /// Per-CPU array with one element: [`Counts`](super::Counts).

@@ -9,7 +9,6 @@ use crate::flow::record;
 use crate::flow::tally;
 use crate::kernel::atomic::Instructions;
 use crate::kernel::clock;
-use crate::kernel::global_function::global_function;
 use crate::kernel::sock_ops::{Event, Ops};
 use crate::rows;
 
@@ -75,26 +74,28 @@ fn micros(ns: u64) -> u32 {
 /// connection is not over for as long as it says nothing.
 #[inline(always)]
 fn fin_acknowledged<I: Instructions>(ops: &Ops) {
-    if ops.bytes_received() != 0 || !ops.is_orphan() {
-        return;
+    if ops.bytes_received() == 0 && ops.is_orphan() {
+        let lack = lack_of_answer(ops.cookie_if_any(), ops.bytes_acknowledged());
+        ejection::report::<I>((lack & 0xffff) as u32, (lack >> 16 & 0xffff) as u32, (lack >> 32) as u32);
     }
-    report_if_no_answer::<I>(ops.cookie_if_any(), ops.bytes_acknowledged());
 }
 
-global_function! {
-    fn report_if_no_answer(cookie: u64, acknowledged: u64) -> u32 = no_answer, report_no_answer, report_no_answer_5_10;
-}
-
-#[inline(always)]
-fn no_answer<I: Instructions>(cookie: u64, acknowledged: u64) -> u32 {
+/// What it shows that a backend has sent nothing: the slot, the service, and the word of the evidence, from the lowest bits on; 0 if
+/// nothing follows.
+///
+/// Its caller reports it: functions that call each other share 512 bytes of stack.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn lack_of_answer(cookie: u64, acknowledged: u64) -> u64 {
     let Some(record) = record::of(cookie) else { return 0 };
     let (slot, service, phase) = (record.slot(), record.service(), record.phase());
     let end = End::of(Ending::Closed, phase == Phase::Established as u8).with_acknowledged(0, acknowledged);
-    if end.lacks_answer() != 0 {
-        // What the socket asks for does not matter: one process alone is not believed.
-        ejection::report_end::<I>(cookie, slot, service, end, Judges::All, 1);
+    if end.lacks_answer() == 0 {
+        return 0;
     }
-    0
+    // What the socket asks for does not matter: one process alone is not believed.
+    let evidence = ejection::evidence_of_end(cookie, end, Judges::All, 1);
+    u64::from(evidence) << 32 | u64::from(service & 0xffff) << 16 | u64::from(slot & 0xffff)
 }
 
 #[inline(always)]

@@ -4,7 +4,8 @@ use aya_ebpf::btf_maps::{HashMap, LruHashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::host::SenderName;
 use lb_common::abi::responder::{
-    Counts, MAX_ADDRESSES, MAX_ANSWERED, MAX_SUBSCRIBERS, PreparedAnswer, Subscriber, SubscriberName,
+    Counts, MAX_ADDRESSES, MAX_ANSWERED, MAX_STATIONS, MAX_SUBSCRIBERS, PreparedAnswer, Station, Subscriber,
+    SubscriberName,
 };
 use lb_common::net::Address;
 use lb_common::respond::{Found, Maps, Response, Workspace};
@@ -22,6 +23,9 @@ pub static ANSWERS: HashMap<SenderName, PreparedAnswer, { MAX_ANSWERED as usize 
 
 #[btf_map(name = "addresses")]
 pub static ADDRESSES: HashMap<Address, u8, { MAX_ADDRESSES as usize }, ON_DEMAND> = HashMap::new();
+
+#[btf_map(name = "stations")]
+pub static STATIONS: HashMap<Station, u8, { MAX_STATIONS as usize }, ON_DEMAND> = HashMap::new();
 
 #[btf_map(name = "subscribers")]
 pub static SUBSCRIBERS: LruHashMap<SubscriberName, Subscriber, { MAX_SUBSCRIBERS as usize }> =
@@ -61,6 +65,11 @@ impl Maps for AgentMaps {
     #[inline(always)]
     fn is_asked_at(&self, address: Address) -> bool {
         ADDRESSES.get_ptr(address).is_some()
+    }
+
+    #[inline(always)]
+    fn is_own(&self, station: Station) -> bool {
+        STATIONS.get_ptr(station).is_some()
     }
 
     #[inline(always)]

@@ -131,6 +131,7 @@ mod tests {
             kind: kind.map(str::to_owned),
             master,
             programs: Vec::new(),
+            hardware_address: None,
             addresses: Vec::new(),
         };
         let bond = interface(1, "bond0", Some("bond"), None, true);
