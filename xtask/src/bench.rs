@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 
 use crate::command::{cargo, root, run as run_command};
-use crate::object;
+use crate::{demo, object};
 
 /// `cargo xtask bench`
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// What to measure; everything, if nothing is named
     what: Option<What>,
-    /// Of lame-duck: only these parts: `restart`, `shutdown`, `pushes`, `stored`, `many`, `hostile`; of load: `fleet`, `publication`
+    /// Of lame-duck: only these parts: `restart`, `shutdown`, `answered`, `pushes`, `stored`, `many`, `flood`, `hostile`; of load: `fleet`, `publication`
     parts: Vec<String>,
     /// Of connect and load: rounds, in each of which every arm has its turn; 300 and 1 if left out
     #[arg(long)]
@@ -105,7 +105,7 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("only lame-duck and load have parts that are named so: {}", options.parts.join(", "));
     }
     let wanted = |what| options.what.is_none_or(|only| only == what);
-    run_command(cargo().args(["build", "--release", "--package", "lb-user", "--locked"]))?;
+    run_command(cargo().args(demo::BUILD))?;
     if wanted(What::Connect) {
         let floor = object::build("floor")?;
         let mut bench = kernel_bench("connect");

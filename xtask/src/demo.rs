@@ -31,6 +31,10 @@ pub struct Options {
     daemon: Vec<String>,
 }
 
+/// The command that builds what is installed, after `cargo`. The documentation names the same one: another choice of packages would
+/// unite their features in another way, and compile most of them a second time.
+pub const BUILD: [&str; 5] = ["build", "--release", "--package", "lb-user", "--locked"];
+
 /// The five backends; `b3` has weight 3 in the endpoint file.
 const BACKENDS: [(&str, &str); 5] = [
     ("b1", "127.0.0.1:18081"),
@@ -47,7 +51,7 @@ const CGROUP: &str = "socklb-demo";
 /// `cargo xtask run`.
 pub fn run(options: &Options) -> Result<()> {
     let mut build = cargo();
-    build.args(["build", "--release", "--package", "lb-user", "--locked"]);
+    build.args(BUILD);
     let mut folder = target();
     if options.log_programs {
         // A folder of its own: nobody takes this for what ships.
@@ -269,4 +273,19 @@ fn cgroup2_mount() -> Result<PathBuf> {
     });
     let mounted = mounted.context("no cgroup2 is mounted: `mount -t cgroup2 none /sys/fs/cgroup/unified`")?;
     Ok(PathBuf::from(mounted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::BUILD;
+
+    #[test]
+    fn the_documentation_builds_what_the_demo_builds() {
+        let command = format!("`cargo {}`", BUILD.join(" "));
+        for page in ["README.md", "docs/guide/install.md"] {
+            let text = std::fs::read_to_string(crate::command::root().join(page)).unwrap();
+            assert!(text.contains(&command), "{page}");
+            assert_eq!(text.matches("cargo build").count(), 1, "{page}");
+        }
+    }
 }
