@@ -687,6 +687,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let limit = |state: &ServiceState<T>| state.service.ejection.map_or(u8::MAX, |rules| rules.failures);
         let limits: BTreeMap<ServiceIndex, u8> =
             self.services.iter().map(|state| (state.index, limit(state))).collect();
+        let available: BTreeMap<ServiceIndex, BTreeSet<SocketAddr>> =
+            self.services.iter().map(|state| (state.index, self.available(state, &verdicts))).collect();
         for (identity, at) in self.slots.iter() {
             let of = |verdicts: &BTreeMap<Slot, KernelVerdict>| {
                 verdicts.get(&at.slot).copied().unwrap_or_default()
@@ -698,9 +700,13 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             concerned.insert(identity.service);
             let standing = self.standings.entry(identity).or_insert_with(|| Standing::new(now));
             let said = Said { health: Health::Ejected, why: Why::Failures(after.failures), until: None };
-            // Also one that failed as often and is not ejected, because it is the last.
+            // Also one that failed as often and is not ejected, because it is the last: its run of failures falls back to the number in
+            // the rules then, whatever probes have found.
             let limit = limits.get(&identity.service).copied().unwrap_or(u8::MAX);
-            let limit = doubled_if(limit, standing.is_probed_healthy().into());
+            let others = available.get(&identity.service);
+            let is_last = others.is_none_or(|all| all.iter().all(|address| *address == identity.address));
+            let is_doubled = standing.is_probed_healthy() && !is_last;
+            let limit = doubled_if(limit, is_doubled.into());
             let is_ejected = after.is_ejected || after.failures >= limit;
             standing.hear(Who::Kernel, is_ejected.then_some(said), now);
             if after.failures > before.failures {
@@ -709,6 +715,23 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
         self.verdicts = verdicts;
         concerned
+    }
+
+    /// The backends of a service that are available by these verdicts, and its backup.
+    fn available(
+        &self,
+        state: &ServiceState<T>,
+        verdicts: &BTreeMap<Slot, KernelVerdict>,
+    ) -> BTreeSet<SocketAddr> {
+        let Some(row) = state.list.as_ref().map(|in_use| &in_use.row) else { return BTreeSet::new() };
+        let is_ejected = |address: SocketAddr| {
+            let at = self.slots.get(Identity { service: state.index, address });
+            at.and_then(|at| verdicts.get(&at.slot)).is_some_and(|verdict| verdict.is_ejected)
+        };
+        let health = row.usable.iter().map(|(address, (_, health))| (*address, *health));
+        let available =
+            health.filter(|(address, health)| *health <= Health::Unproven && !is_ejected(*address));
+        available.map(|(address, _)| address).chain(row.backup).collect()
     }
 
     /// The complete state that the kernel shall hold.

@@ -55,10 +55,14 @@ struct Host {
     is_alive: Vec<bool>,
     /// Endpoints that the list calls lame ducks.
     lame_ducks: BTreeSet<usize>,
+    /// Whether the list says of all others that they are down.
+    is_listed_down: bool,
     /// Whether the daemon probes by connection, once a second.
     probes: bool,
     /// Why probes fail.
     why: Why,
+    /// Whether probes reach backends that connects do not.
+    probes_find_all_well: bool,
     /// When a connection to a backend was last established.
     established: BTreeMap<Slot, Duration>,
     /// Where the programs stand in the table.
@@ -88,8 +92,10 @@ impl Host {
             plan: Plan::default(),
             is_alive: vec![true; endpoints],
             lame_ducks: BTreeSet::new(),
+            is_listed_down: false,
             probes,
             why: Why::Probe,
+            probes_find_all_well: false,
             established: BTreeMap::new(),
             cursor: 0,
             sent: vec![0; endpoints],
@@ -107,10 +113,10 @@ impl Host {
             address: address(at),
             index: u32::try_from(at).expect("few"),
             weight: 1,
-            state: if self.lame_ducks.contains(&at) {
-                EndpointState::LameDuck
-            } else {
-                EndpointState::Healthy
+            state: match (self.lame_ducks.contains(&at), self.is_listed_down) {
+                (true, _) => EndpointState::LameDuck,
+                (false, true) => EndpointState::Down,
+                (false, false) => EndpointState::Healthy,
             },
             zone: None,
             agent: None,
@@ -158,8 +164,9 @@ impl Host {
             let row = &self.balancer.row(0).expect("a row").usable;
             let next = membership.next.iter().map(|member| member.endpoint.address);
             let unused: Vec<SocketAddr> = next.filter(|address| !row.contains_key(address)).take(4).collect();
-            let asked = row.keys().copied().chain(unused);
-            let found = |address| match self.is_alive[index(address)] {
+            let lame_ducks = membership.lame_ducks.iter().map(|member| member.endpoint.address);
+            let asked = row.keys().copied().chain(unused).chain(lame_ducks.take(4));
+            let found = |address| match self.is_alive[index(address)] || self.probes_find_all_well {
                 true => (address, (Health::Healthy, Why::Probe)),
                 false => (address, (Health::Refusing, self.why)),
             };
@@ -290,6 +297,20 @@ fn a_task_whose_subset_is_mostly_dead_is_carried_by_the_rest_of_the_fleet() {
     }
 }
 
+/// Where probes contradict connects, ejection takes twice as many failures; the last member is not ejected, but replaced.
+#[test]
+fn a_member_that_fails_connects_and_no_probe_is_replaced_also_if_it_is_the_last() {
+    for size in [1, 3] {
+        let mut host = Host::new(40, Some(size), true);
+        host.probes_find_all_well = true;
+        for endpoint in host.used() {
+            host.is_alive[endpoint] = false;
+        }
+        host.run(45);
+        assert!(host.run(2) <= 3, "{size}");
+    }
+}
+
 #[test]
 fn two_of_three_dead_cost_what_it_takes_to_find_out() {
     let mut host = Host::new(3, None, false);
@@ -316,6 +337,50 @@ fn where_no_backend_answers_all_are_tried_and_all_are_back_soon() {
         host.sent.fill(0);
         assert_eq!(host.run(10), 0);
         assert!(host.sent.iter().all(|sent| sent.abs_diff(RATE) <= 2), "probes {probes}: {:?}", host.sent);
+    }
+}
+
+/// The longest list, of which every endpoint is dead or called down: there is always one to try, and all is well once they are.
+#[test]
+fn a_full_list_of_dead_backends_is_tried_and_taken_back() {
+    const ALL: usize = 16_384;
+    for probes in [false, true] {
+        let mut host = Host::new(ALL, Some(20), probes);
+        host.is_listed_down = true;
+        host.deliver(ALL);
+        assert_eq!(host.balancer.row(0).map(|row| row.tier), Some(Tier::Refusing));
+        assert_eq!(host.run(10), 0, "they serve, whatever the list says");
+        host.is_alive.fill(false);
+        assert_eq!(host.run(60), 60 * RATE);
+        host.is_listed_down = false;
+        host.deliver(ALL);
+        assert_eq!(host.run(60), 60 * RATE);
+        host.is_alive.fill(true);
+        host.run(until_seen(probes));
+        assert_eq!(host.run(10), 0, "probes {probes}");
+        assert_eq!(host.used().len(), 20, "probes {probes}");
+    }
+}
+
+/// A machine that was stopped for hours, or for as long as the programs' clock of 32 bits takes to come round: nothing that was
+/// remembered counts for longer than it should.
+#[test]
+fn a_clock_that_jumps_costs_a_dead_backend_two_trials_at_most() {
+    let round = Duration::from_nanos(1 << 52);
+    for jump in [600 * SECOND, 36_000 * SECOND, round / 2, round - SECOND, round, round + SECOND] {
+        for probes in [false, true] {
+            let mut host = Host::new(5, None, probes);
+            host.is_alive[4] = false;
+            host.run(20);
+            host.now += jump;
+            assert!(host.run(10) <= 2, "{jump:?}, probes {probes}");
+            host.is_alive[4] = true;
+            host.now += jump;
+            host.run(until_seen(probes));
+            host.sent.fill(0);
+            assert_eq!(host.run(10), 0, "{jump:?}, probes {probes}");
+            assert!(host.sent[4] > 0, "{jump:?}, probes {probes}");
+        }
     }
 }
 
@@ -431,8 +496,7 @@ proptest! {
     fn with_a_daemon_no_connect_goes_to_a_backend_that_is_known_to_refuse(history in histories()) {
         let mut host = host_with_a_lame_duck(true);
         for (is_alive, restarts, seconds) in history {
-            // A lame duck that failed its probe is probed again only once no member serves, and needs a success then.
-            let serves = is_alive[..BACKENDS - 1].contains(&true);
+            let serves = is_alive.contains(&true);
             host.is_alive = is_alive;
             if restarts {
                 host.restart();

@@ -21,21 +21,24 @@ use tokio::task::AbortHandle;
 
 use crate::error::chain;
 
-/// How many of those that would stand in next for members are probed.
+/// How many of those that would stand in next for members are probed, and how many lame ducks, which serve if no member does.
 const NEXT: usize = 4;
 
-/// The endpoints that a client task wants probed, by whatever means: members, substitutes, and those that would stand in next.
+/// The endpoints that a client task wants probed, by whatever means: members, substitutes, those that would stand in next, and the lame
+/// ducks that would serve.
 pub fn probed(
     membership: &Membership,
-    is_used: impl Fn(SocketAddr) -> bool,
+    is_used: impl Fn(SocketAddr) -> bool + Copy,
 ) -> impl Iterator<Item = &Member> {
-    let mut unused = 0;
-    let next = membership.next.iter().filter(move |member| {
-        let is_used = is_used(member.endpoint.address);
-        unused += usize::from(!is_used);
-        is_used || unused <= NEXT
+    let others = [&membership.next, &membership.lame_ducks].into_iter().flat_map(move |list| {
+        let mut unused = 0;
+        list.iter().filter(move |member| {
+            let is_used = is_used(member.endpoint.address);
+            unused += usize::from(!is_used);
+            is_used || unused <= NEXT
+        })
     });
-    membership.members.iter().chain(next)
+    membership.members.iter().chain(others)
 }
 
 /// Connections under way at a time, of all services together.

@@ -13,7 +13,6 @@ use lb_core::balancer::{Fact, ReportIdMap};
 use lb_core::endpoint::{Endpoint, EndpointList};
 use lb_core::health::{Health, Standing, Who, Why};
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
-use lb_core::membership::Member;
 use lb_core::plan::BackendPlan;
 use lb_core::service::Accounting;
 use lb_core::slots::Identity;
@@ -257,11 +256,9 @@ impl ClientTask {
         let of_row = self.balancer.row(position).map(|row| &row.usable);
         let is_of_row = |address: &SocketAddr| of_row.is_some_and(|row| row.contains_key(address));
         let probed = probed(membership, |address| is_of_row(&address));
-        let is_used = |member: &&Member| is_of_row(&member.endpoint.address);
-        let others = membership.lame_ducks.iter().filter(is_used);
         // Weights follow the load of all the row, of those as well that get little.
         let follows_load = self.client.services[position].service.control.law.is_some() && !active.is_empty();
-        let endpoints = probed.chain(others).map(|member| &member.endpoint);
+        let endpoints = probed.map(|member| &member.endpoint);
         let mut candidates: Vec<Candidate> = endpoints
             .map(|Endpoint { address, agent, .. }| {
                 let is_active = active.contains(address) || (follows_load && is_of_row(address));
