@@ -113,6 +113,8 @@ enum Event {
     Changed(BTreeSet<PathBuf>),
     /// A file that changed has had time to settle.
     Due,
+    /// Maps of clients are not what their plans say yet.
+    Settle,
     /// An endpoint file of the service was looked at.
     Looked { service: String, source: FileSource, result: Result<Look, NoAnswer> },
     /// The configuration file was looked at, to take it on if it has settled.
@@ -222,6 +224,7 @@ impl Daemon {
                 self.look_at_due_config(now);
                 self.end_first_looks(now);
             }
+            Event::Settle => self.go_on_settling(now),
             Event::Looked { service, source, result } => self.looked(&service, &source, result, now),
             Event::LookedAtConfig { is_due, result } => self.looked_at_config(is_due, result, now),
             Event::LearntRead(read) => self.take_learnt(read, now),

@@ -20,6 +20,10 @@ use crate::config::{Client, Config};
 pub struct Clients {
     /// Those that run.
     pub tasks: Vec<ClientTask>,
+    /// The names of those whose maps are to be brought to their plans, each in a turn of the loop of its own.
+    pub to_settle: BTreeSet<String>,
+    /// Whether clients were left for turns of their own, so that `all_settled` is still to follow.
+    pub is_settling: bool,
     /// Those that could not be started when the configuration was reloaded, and why. Tried again now and then.
     pub unstarted: Vec<(Client, String)>,
     /// Whether some are being opened beside the loop.
@@ -117,8 +121,43 @@ impl Daemon {
         }
     }
 
+    /// Brings the maps of a client to its plan, and has the loop bring those of each other client in a turn of its own: with many
+    /// services one client takes milliseconds, and a service manager, operators and probes must not wait for all of them.
     pub fn settle(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
+            client_task.hear_kernel(now);
+            if !client_task.is_settled() {
+                self.clients.to_settle.insert(client_task.client.name.clone());
+            }
+        }
+        self.settle_next(now);
+        self.clients.is_settling |= !self.clients.to_settle.is_empty();
+    }
+
+    /// The same of all clients in this turn: at the start nothing waits for the loop yet.
+    pub fn settle_all(&mut self, now: Instant) {
+        self.settle(now);
+        // Bound: each turn takes out one.
+        while !self.clients.to_settle.is_empty() {
+            self.settle_next(now);
+        }
+        self.clients.is_settling = false;
+    }
+
+    /// A turn of the loop for the next client.
+    pub fn go_on_settling(&mut self, now: Instant) {
+        self.settle_next(now);
+        if self.clients.to_settle.is_empty() {
+            self.clients.is_settling = false;
+            self.all_settled(now);
+        }
+    }
+
+    /// Brings the maps of the next client to its plan, if one waits for that.
+    fn settle_next(&mut self, now: Instant) {
+        let next = self.clients.to_settle.pop_first();
+        // A reload may have dropped it.
+        if let Some(client_task) = next.and_then(|name| self.clients.task_mut(&name)) {
             let before = client_task.trouble().map(str::to_owned);
             let result = client_task.settle(now);
             // Logged once, not once per attempt.
@@ -127,9 +166,13 @@ impl Daemon {
             {
                 error!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot bring the maps to the plan");
             }
-            client_task.log_health(self.probing.probes());
         }
-        self.wait_for_readers();
+        if self.clients.to_settle.is_empty() {
+            for client_task in &mut self.clients.tasks {
+                client_task.log_health(self.probing.probes());
+            }
+            self.wait_for_readers();
+        }
     }
 
     /// Starts a wait for readers if any client, or an id of reports, needs one and none is under way.
@@ -177,13 +220,14 @@ impl Daemon {
     /// Attaches where a client's cgroup is another one now, or its links are gone.
     pub fn follow_cgroups(&mut self, now: Instant) {
         let mut moved = false;
-        // A client that is not attached yet is attached only if the kernel refused no step, so that no flow begins
-        // before the tables are as they should be. (Links of an earlier daemon are attached all the time.)
-        for client_task in self
-            .clients
-            .tasks
-            .iter_mut()
-            .filter(|client_task| client_task.cgroup().is_some() || !client_task.has_failed())
+        let Clients { tasks, to_settle, .. } = &mut self.clients;
+        // A client that is not attached yet is attached only after its first turn, and if the kernel refused no step of it, so
+        // that no flow begins before the tables are as they should be. (Links of an earlier daemon are attached all the time.)
+        let is_ready = |client_task: &ClientTask| {
+            !client_task.has_failed() && !to_settle.contains(&client_task.client.name)
+        };
+        for client_task in
+            tasks.iter_mut().filter(|client_task| client_task.cgroup().is_some() || is_ready(client_task))
         {
             match client_task.follow_cgroup(now) {
                 Ok(followed) => {

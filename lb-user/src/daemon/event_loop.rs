@@ -105,6 +105,7 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
             changes = daemon.watching.watch.changed() => Event::Changed(changes),
             () = heard(&news, heard_at) => Event::Heard,
             () = until(due) => Event::Due,
+            () = ready_if(daemon.clients.is_settling) => Event::Settle,
             _ = tick.tick() => Event::Tick,
             () = next(&mut watchdog) => Event::Watchdog,
         };
@@ -140,6 +141,13 @@ async fn heard(news: &Notify, last: Option<Instant>) {
         tokio::time::sleep_until((last + HEARD_EVERY).into()).await;
     }
     news.notified().await;
+}
+
+/// Ends at once, or never.
+async fn ready_if(is_ready: bool) {
+    if !is_ready {
+        std::future::pending::<()>().await;
+    }
 }
 
 /// Waits until a moment; for ever, if there is none.

@@ -500,9 +500,16 @@ impl Daemon {
             client_task.look_who_serves(now);
         }
         self.settle_if_needed(now);
+        self.try_returned(now);
+    }
+
+    /// Has backends that are well again tried by the next connect. Clients whose maps do not follow their plan yet come later.
+    pub fn try_returned(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
-            client_task.judge_guesses();
-            client_task.try_returned(now);
+            if !self.clients.to_settle.contains(&client_task.client.name) {
+                client_task.judge_guesses();
+                client_task.try_returned(now);
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Another configuration while running: read and checked beside the loop, then taken on in one turn of it.
+//! Another configuration while running: read and checked beside the loop, decided in one turn of it, and carried out one client per turn.
 //!
 //! What a reload does is what a restart would do, without one: clients get their configuration and all lists anew, and
 //! what the kernel holds is brought to it step by step. A configuration with a fault changes nothing.
@@ -33,6 +33,8 @@ pub struct Reload {
     pub refused: u64,
     /// Since when the configuration in force is.
     pub in_force_since: SystemTime,
+    /// What the configuration in force changes, until the maps of all clients follow it.
+    following: Option<String>,
     /// Why the file cannot be used, if it cannot.
     pub error: Option<String>,
     /// What the file says and cannot change while running.
@@ -50,6 +52,7 @@ impl Reload {
             taken_on: 0,
             refused: 0,
             in_force_since: now,
+            following: None,
             error: None,
             unchangeable: Vec::new(),
         }
@@ -187,8 +190,7 @@ impl Daemon {
                 if let Some(changed) = changed {
                     self.reload.taken_on += 1;
                     self.reload.in_force_since = SystemTime::now();
-                    let (clients, files) = (self.config.clients.len(), self.sources.files.len());
-                    info!(clients, files, changed, "configuration taken on");
+                    self.reload.following = Some(changed);
                 }
             }
             Err(ReadFailure::Silent(silent)) => {
@@ -214,11 +216,34 @@ impl Daemon {
             }
         }
         // At the start readiness is told later, once the socket accepts.
-        if !is_first {
-            self.notify_ready();
+        let is_following = self.reload.following.is_some() && self.clients.is_settling;
+        if !is_first && !is_following {
+            self.reloaded();
         }
         if let Some(is_asked) = again {
             self.request(is_asked, now);
+        }
+    }
+
+    /// The maps of all clients follow what is known.
+    pub fn all_settled(&mut self, now: Instant) {
+        self.follow_cgroups(now);
+        self.leave_other_cgroups(now);
+        self.try_returned(now);
+        if self.reload.following.is_some() {
+            self.reloaded();
+        }
+    }
+
+    /// A configuration is in force, or was refused.
+    fn reloaded(&mut self) {
+        if let Some(changed) = self.reload.following.take() {
+            let (clients, files) = (self.config.clients.len(), self.sources.files.len());
+            info!(clients, files, changed, "configuration taken on");
+        }
+        // A reload that is under way tells it.
+        if !self.reload.turn.is_reading() {
+            self.notify_ready();
         }
     }
 
@@ -266,7 +291,11 @@ impl Daemon {
         }
         self.set_unstarted(unstarted);
         self.deliver_all(begun, read, now);
-        self.settle(now);
+        if is_first {
+            self.settle_all(now);
+        } else {
+            self.settle(now);
+        }
         self.watch_cgroups();
         self.look_at_files();
         self.look_at_config();
