@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 use clap::{Args, Subcommand};
+use lb_document::LogFormat;
 use lb_view::text::Style;
 
 use crate::check::Check;
@@ -216,9 +217,9 @@ fn client(directories: &Directories) -> Result<Client> {
     Ok(Client::new(&client_directory(directories)?))
 }
 
-/// What is logged goes to standard error.
-fn init_log() {
-    lb_host::log::init(Style::for_stderr().colour);
+/// Logs to standard error from now on.
+fn init_log(format: LogFormat) {
+    lb_host::log::init(format == LogFormat::Json, Style::for_stderr().colour);
 }
 
 /// Waits for something in a runtime of its own.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lb_core::report_keys::{BackendKey, Keys};
+use lb_document::LogFormat;
 use lb_kernel::xdp::Place;
 
 use crate::check::Check;
@@ -47,6 +48,8 @@ pub struct Config {
     pub run: PathBuf,
     /// The group whose members may control it; `None` is the agent's own.
     pub group: Option<String>,
+    /// How it logs.
+    pub log_format: LogFormat,
     /// Where the kernel answers in its place, if it is to.
     pub xdp: Option<Place>,
     /// The backends.
@@ -62,6 +65,7 @@ impl Default for Config {
             state: directory(&keys::agent::STATE),
             run: directory(&keys::agent::RUN),
             group: None,
+            log_format: LogFormat::Text,
             xdp: None,
             backends: Vec::new(),
         }
@@ -77,6 +81,7 @@ impl Config {
         differ("state", self.state != other.state);
         differ("run", self.run != other.run);
         differ("group", self.group != other.group);
+        differ("log_format", self.log_format != other.log_format);
         differ("xdp", self.xdp != other.xdp);
         fixed
     }

@@ -43,13 +43,6 @@ use json::Document;
 /// in TOML need about 2 MiB.
 pub const MAX_FILE_BYTES: usize = 4 << 20;
 
-/// The words for a state, as all formats write them.
-const STATES: [(&str, EndpointState); 3] = [
-    ("healthy", EndpointState::Healthy),
-    ("lame-duck", EndpointState::LameDuck),
-    ("down", EndpointState::Down),
-];
-
 section! {
     keys, "[[endpoint]]", "an endpoint", "in an endpoint file, one for each endpoint of the service";
 
@@ -57,7 +50,7 @@ section! {
     INDEX "index": Number(0..=MAX_INDEXES - 1), Means("a hash of its address"),
         "its number among the service's endpoints; for all of them or for none";
     WEIGHT "weight": Number(0..=0xffff), Is(1), "capacity relative to the others; 0: no new connections";
-    STATE "state": Words<(&'static str, EndpointState)>(&STATES, |state| state.0), Is(STATES[0]),
+    STATE "state": Words<EndpointState>(&EndpointState::ALL, EndpointState::name), Is(EndpointState::Healthy),
         "a lame duck serves, but asks for no new connections; one that is down gets none while any other endpoint has a weight";
     ZONE "zone": Text<String>(&["b"], |text| Ok(text.to_owned())), Means("none"), "where it runs; has no effect yet";
     AGENT "agent": Text<SocketAddr>(&["10.0.0.1:9465"], address), Means("its address, at the `port` of the service's `health`"),
@@ -241,7 +234,7 @@ fn read_table(table: &Table<'_>, report: &mut Report<'_>) -> Option<Entry> {
         None => Index::Absent,
     };
     let weight = u16::try_from(keys::WEIGHT.take_or_default(table, report)).unwrap_or(1);
-    let (_, state) = keys::STATE.take_or_default(table, report);
+    let state = keys::STATE.take_or_default(table, report);
     let zone = keys::ZONE.take_written(table, report).flatten();
     let agent = keys::AGENT.take_written(table, report).flatten();
     (!is_cut).then_some(Entry { span, address, index, weight, state, zone, agent })

@@ -25,13 +25,13 @@ use lb_document::kind::{
     Form, Number, PowerOfTwo, Refusal, Switch, Text, Thousandths, Time, TimeOrOff, Words,
 };
 use lb_document::{
-    address,
+    LogFormat, address,
     key::{Key, Section},
     section,
 };
 
 /// All top-level sections, each followed by the sections that are values in it.
-pub static SECTIONS: [&[&Section]; 8] = [
+pub static SECTIONS: [&[&Section]; 9] = [
     &[&client::SECTION, &index::SECTION],
     &[
         &service::SECTION,
@@ -43,6 +43,7 @@ pub static SECTIONS: [&[&Section]; 8] = [
         &size::SECTION,
         &backends::SECTION,
     ],
+    &[&daemon::SECTION],
     &[&paths::SECTION],
     &[&limits::SECTION],
     &[&metrics::SECTION],
@@ -52,7 +53,7 @@ pub static SECTIONS: [&[&Section]; 8] = [
 ];
 
 /// The names of the top-level sections.
-pub fn names() -> [&'static str; 8] {
+pub fn names() -> [&'static str; 9] {
     SECTIONS.map(|sections| sections[0].name())
 }
 
@@ -250,7 +251,7 @@ section! {
         "directory in a bpf file system";
     RUN "run": Text<Cow<'static, str>>(&["/run/other"], path), Is(Cow::Borrowed("/run/socklb")), "directory of the daemon's socket";
     STATE "state": Text<Cow<'static, str>>(&["/srv/socklb"], path), Is(Cow::Borrowed("/var/lib/socklb")),
-        "directory of the last good endpoint lists";
+        "directory of what the daemon stores for a later start: last good endpoint lists and learnt weights";
 }
 
 section! {
@@ -270,6 +271,17 @@ section! {
     SLOTS "slots": Number(64..=abi::MAX_SLOTS), Is(abi::SLOTS),
         "backends of all services together, removed ones with open connections included; each takes half a kilobyte of \
          counters on every CPU";
+}
+
+section! {
+    daemon, "[daemon]", "[daemon]", "the daemon itself";
+
+    WATCH "watch": Switch(), Is(true),
+        "whether the daemon reads this file and endpoint files when they change; with `false` at a start and at SIGHUP \
+         (`systemctl reload socklb`) only, so that a change in several files takes effect at once";
+    LOG_FORMAT "log_format": Words<LogFormat>(&LogFormat::ALL, LogFormat::name), Is(LogFormat::Text),
+        "the form of a line of the log: with `json` an object with `timestamp`, `level`, `target`, `message` and the fields. A service \
+         manager's journal stamps lines itself, so they have no `timestamp` there. Fixed while the daemon runs";
 }
 
 section! {

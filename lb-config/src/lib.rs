@@ -29,6 +29,8 @@ mod paths;
 
 mod limits;
 
+mod daemon;
+
 mod metrics;
 
 mod admin;
@@ -63,6 +65,7 @@ mod task;
 
 pub mod endpoints;
 
+pub use daemon::Daemon;
 pub use metrics::Metrics;
 pub use paths::Paths;
 pub use probe::{AGENT_PORT, Probe, ProbeKind};
@@ -85,6 +88,8 @@ pub struct Config {
     pub paths: Paths,
     /// Sizes of every client task's maps.
     pub limits: Limits,
+    /// How the daemon itself works.
+    pub daemon: Daemon,
     /// Where metrics are read.
     pub metrics: Metrics,
     /// The group whose members may change what the daemon does, by name or number.
@@ -163,6 +168,8 @@ impl ListFile {
 /// An endpoint file that a configuration names, right or wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedFile {
+    /// The name of its service, if that can be read.
+    pub name: Option<String>,
     /// The address of its service, if that can be read.
     pub service: Option<SocketAddr>,
     /// The file.
@@ -248,6 +255,7 @@ fn read_root(
     }
     let paths = paths::read(root, directory, report);
     let limits = limits::read(root, report);
+    let daemon = daemon::read(root, report);
     let metrics = metrics::read(root, report);
     let admins = admin::read(root, report);
     let reclaim_interval = reclaim::read(root, report);
@@ -262,6 +270,7 @@ fn read_root(
         addresses,
         paths,
         limits,
+        daemon,
         metrics,
         admins,
         reclaim_interval,

@@ -57,7 +57,7 @@ pub fn read<'t>(tables: &[Table<'t>], around: Around<'_>, report: &mut Report<'_
     let addresses: Vec<SocketAddr> = declared.iter().filter_map(|declared| declared.address).collect();
     for (table, declared) in tables.iter().zip(&mut declared) {
         declared.template = read_template(table, declared, &addresses, around, report);
-        declared.file = source::named_file(table, declared.address, around.directory);
+        declared.file = source::named_file(table, declared.name, declared.address, around.directory);
     }
     Services(declared)
 }

@@ -64,13 +64,24 @@ pub fn read(
 }
 
 /// The endpoint file of a service, as far as it can be read; what is wrong with it is reported elsewhere.
-pub fn named_file(table: &Table<'_>, service: Option<SocketAddr>, directory: &Path) -> Option<NamedFile> {
+pub fn named_file(
+    table: &Table<'_>,
+    name: Option<&str>,
+    service: Option<SocketAddr>,
+    directory: &Path,
+) -> Option<NamedFile> {
     let backends = table.get(BACKENDS.name)?;
     let DeValue::Table(entries) = backends.value() else { return None };
     let file = entries.get(FILE.name)?;
     let text = file.get_ref().as_str().filter(|text| path(text).is_ok())?;
     let port_name = entries.get(PORT_NAME.name).and_then(|name| name.get_ref().as_str()).map(str::to_owned);
-    Some(NamedFile { service, file: ListFile { path: directory.join(text), port_name }, span: file.span() })
+    let name = name.map(str::to_owned);
+    Some(NamedFile {
+        name,
+        service,
+        file: ListFile { path: directory.join(text), port_name },
+        span: file.span(),
+    })
 }
 
 fn read_static(

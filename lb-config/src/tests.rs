@@ -8,6 +8,7 @@ use lb_core::service::{
     Ejection, HealthRules, Overflow, Policy, Protocol, Size, Subset, UNANSWERED_AFTER, seed,
 };
 use lb_core::subset::Algorithm;
+use lb_document::LogFormat;
 use proptest::prelude::*;
 
 /// An environment of one variable and a host name.
@@ -139,6 +140,10 @@ backends = { static = [] }
 pins = "/sys/fs/bpf/other"
 run  = "run"
 
+[daemon]
+watch = false
+log_format = "json"
+
 [limits]
 schedule_entries = 1_048_576
 flow_records = 64
@@ -229,6 +234,7 @@ fn a_good_file_is_read_whole() {
             state: "/var/lib/socklb".into(),
         },
         limits: Limits { schedule_entries: 1_048_576, flow_records: 64, slots: 65_535 },
+        daemon: Daemon { watch: false, log_format: LogFormat::Json },
         metrics: Metrics { listen: Some("127.0.0.1:9464".parse().unwrap()), hosts: Vec::new() },
         admins: None,
         reclaim_interval: Duration::from_secs(90),
@@ -298,7 +304,7 @@ fn wrong_tables_are_refused() {
     let cases = [
         (
             "[[clients]]",
-            "8:3: unknown key \"clients\" in a configuration (did you mean client? known keys: client, service, \
+            "8:3: unknown key \"clients\" in a configuration (did you mean client? known keys: client, service, daemon, \
              paths, limits, metrics, accounting, reports, admin)",
         ),
         ("[[paths]]", "8:1: paths must be a table, not a list"),
@@ -340,7 +346,7 @@ fn all_faults_of_a_file_are_reported_in_its_order_and_none_twice() {
             "7:8: name \"a b\" has other characters than letters, digits, _, - and . (write 1 to 63 of letters, \
              digits, _, - and .)",
             "8:11: address \"10.0.0.1\" has no port (write \"10.0.0.1:8080\", with the right port)",
-            "10:2: unknown key \"other\" in a configuration (known keys: client, service, paths, limits, \
+            "10:2: unknown key \"other\" in a configuration (known keys: client, service, daemon, paths, limits, \
              metrics, accounting, reports, admin)",
         ],
     );

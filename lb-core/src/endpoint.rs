@@ -28,6 +28,20 @@ pub enum EndpointState {
     Down,
 }
 
+impl EndpointState {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Healthy, Self::LameDuck, Self::Down];
+
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Healthy => "healthy",
+            Self::LameDuck => "lame-duck",
+            Self::Down => "down",
+        }
+    }
+}
+
 /// One endpoint as its source reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
@@ -60,6 +74,17 @@ pub struct EndpointList {
     has_address_indexes: bool,
     /// Positions in the order of the addresses.
     by_address: Vec<u32>,
+}
+
+/// What one list changes of another, by address; in the order of the indexes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Difference<'a> {
+    /// Endpoints of the new list alone.
+    pub added: Vec<&'a Endpoint>,
+    /// Endpoints of the old list alone.
+    pub removed: Vec<&'a Endpoint>,
+    /// Endpoints of both lists that differ: before and after.
+    pub changed: Vec<(&'a Endpoint, &'a Endpoint)>,
 }
 
 /// What is wrong with one endpoint of a list.
@@ -207,6 +232,20 @@ impl EndpointList {
         let of = |position: &u32| &self.endpoints[*position as usize];
         let found = self.by_address.binary_search_by_key(&address, |position| of(position).address);
         found.ok().map(|at| of(&self.by_address[at]))
+    }
+
+    /// What another list changes of this one.
+    pub fn difference<'a>(&'a self, after: &'a Self) -> Difference<'a> {
+        let removed = self.endpoints.iter().filter(|endpoint| after.get(endpoint.address).is_none());
+        let mut difference = Difference { removed: removed.collect(), ..Difference::default() };
+        for endpoint in &after.endpoints {
+            match self.get(endpoint.address) {
+                None => difference.added.push(endpoint),
+                Some(before) if before != endpoint => difference.changed.push((before, endpoint)),
+                Some(_) => {}
+            }
+        }
+        difference
     }
 
     /// How many endpoints there are.

@@ -22,12 +22,15 @@ mod address;
 
 mod duration;
 
+mod log_format;
+
 mod names;
 
 mod near;
 
 pub use address::{NotAnAddress, address, parse_address};
 pub use duration::{in_units, parse_duration};
+pub use log_format::LogFormat;
 pub use names::{hosts, interfaces};
 pub use near::did_you_mean;
 

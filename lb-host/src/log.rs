@@ -8,19 +8,28 @@ use std::io;
 
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::{EnvFilter, LevelFilter};
-use tracing_subscriber::fmt::format::{Format, Full, Writer};
+use tracing_subscriber::fmt::format::{Format, Json, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Logs from now on what `RUST_LOG` asks for, else what has at least the level INFO. `colour`: on a terminal that has colours.
-pub fn init(colour: bool) {
+/// Logs from now on what `RUST_LOG` asks for, else what has at least the level INFO. `is_json`: one JSON object per line.
+/// `colour`: on a terminal that has colours.
+pub fn init(is_json: bool, colour: bool) {
     let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    if is_journal(std::env::var("JOURNAL_STREAM").ok().as_deref(), rustix::fs::fstat(io::stderr()).ok()) {
-        log.with_ansi(false).event_format(Journal(Format::default().without_time())).init();
-    } else {
-        log.with_ansi(colour).init();
+    let is_journal =
+        is_journal(std::env::var("JOURNAL_STREAM").ok().as_deref(), rustix::fs::fstat(io::stderr()).ok());
+    match (is_json, is_journal) {
+        (true, true) => log.json().event_format(Journal(json().without_time())).init(),
+        (true, false) => log.json().event_format(json()).init(),
+        (false, true) => log.with_ansi(false).event_format(Journal(Format::default().without_time())).init(),
+        (false, false) => log.with_ansi(colour).init(),
     }
+}
+
+/// One object, with the fields of an event beside its message.
+fn json() -> Format<Json> {
+    Format::default().json().flatten_event(true)
 }
 
 /// Whether a descriptor is the journal's. `stream`: the device and the inode of the journal's, as in `JOURNAL_STREAM`.
@@ -32,13 +41,14 @@ fn is_journal(stream: Option<&str>, descriptor: Option<rustix::fs::Stat>) -> boo
     })
 }
 
-/// Lines with a priority and without a time.
-struct Journal(Format<Full, ()>);
+/// Lines of another form, with a priority before each.
+struct Journal<F>(F);
 
-impl<S, N> FormatEvent<S, N> for Journal
+impl<S, N, F> FormatEvent<S, N> for Journal<F>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
 {
     fn format_event(
         &self,
@@ -94,29 +104,52 @@ mod tests {
         }
     }
 
+    /// What `log` writes of three events.
+    fn logged<L: Subscriber + Send + Sync>(log: impl FnOnce(Lines) -> L) -> String {
+        let lines = Lines::default();
+        tracing::subscriber::with_default(log(lines.clone()), || {
+            tracing::error!("one");
+            tracing::warn!(client = "web", open = 3, "two");
+            tracing::debug!("three");
+        });
+        let bytes = lines.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
     #[test]
     fn lines_for_the_journal_have_a_priority_and_no_time() {
-        let lines = Lines::default();
-        let writer = lines.clone();
-        let log = tracing_subscriber::fmt()
-            .with_max_level(Level::TRACE)
-            .with_ansi(false)
-            .with_writer(move || writer.clone())
-            .event_format(Journal(Format::default().without_time()))
-            .finish();
-        tracing::subscriber::with_default(log, || {
-            tracing::error!("one");
-            tracing::warn!(client = "web", "two");
-            tracing::info!("three");
-            tracing::debug!("four");
+        let text = logged(|lines| {
+            let log = tracing_subscriber::fmt().with_max_level(Level::TRACE).with_ansi(false);
+            let log = log.with_writer(move || lines.clone());
+            log.event_format(Journal(Format::default().without_time())).finish()
         });
-        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
         let place = "lb_host::log::tests";
-        assert_eq!(
-            text,
-            format!(
-                "<3>ERROR {place}: one\n<4> WARN {place}: two client=\"web\"\n<6> INFO {place}: three\n<7>DEBUG {place}: four\n"
-            )
+        let expected = format!(
+            "<3>ERROR {place}: one\n<4> WARN {place}: two client=\"web\" open=3\n<7>DEBUG {place}: three\n"
         );
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn lines_of_json_are_objects_with_each_field_by_its_name() {
+        let place = "lb_host::log::tests";
+        let of =
+            |level: &str, rest: &str| format!("{{\"level\":\"{level}\",{rest},\"target\":\"{place}\"}}\n");
+        let text = logged(|lines| {
+            let log = tracing_subscriber::fmt().with_max_level(Level::TRACE).json();
+            log.with_writer(move || lines.clone()).event_format(Journal(json().without_time())).finish()
+        });
+        let expected = [
+            "<3>".to_owned() + &of("ERROR", "\"message\":\"one\""),
+            "<4>".to_owned() + &of("WARN", "\"message\":\"two\",\"client\":\"web\",\"open\":3"),
+            "<7>".to_owned() + &of("DEBUG", "\"message\":\"three\""),
+        ];
+        assert_eq!(text, expected.concat());
+        let text = logged(|lines| {
+            let log = tracing_subscriber::fmt().json().with_writer(move || lines.clone());
+            log.event_format(json()).finish()
+        });
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(text.lines().all(|line| line.starts_with("{\"timestamp\":\"20")), "{text}");
     }
 }

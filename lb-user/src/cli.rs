@@ -49,9 +49,9 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let files = cli.files;
     match cli.command {
         Command::Run => run::run(&files),
-        Command::Check { file, against_running, json } => {
+        Command::Check { file, against_running, endpoints, json } => {
             let form = if json { check::Form::Json } else { check::Form::Text };
-            check::run(file.as_deref(), against_running.then_some(form), &files)
+            check::run(file.as_deref(), against_running.then_some(form), &endpoints, &files)
         }
         Command::Status { client, service, backend, failing, sort, json, watch } => {
             let shown = Shown { filter: Filter { client, service, backend }, only_failing: failing, sort };

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use lb_core::plan::entries_by_slot;
 use lb_kernel::Pins;
 use lb_view::comparison::{self, Comparison, Kind, Part, Parts, SCHEMA, ShareChanges};
-use lb_view::configured::Configured;
+use lb_view::configured::{Configured, SCHEMA as KEYS_SCHEMA};
 use lb_view::status::Status;
 
 use crate::api::{self, Answer};
@@ -20,6 +20,8 @@ use crate::{dry_run, status};
 /// What runs, as far as it can be known.
 struct Running {
     configured: Configured,
+    /// Whether `configured` is the daemon's own and has all keys.
+    is_whole: bool,
     status: Status,
 }
 
@@ -27,7 +29,13 @@ impl Running {
     fn find(paths: &Paths) -> Result<Self, Failure> {
         let why = match api::ask_daemon::<Status>(paths, "/v1/status")? {
             Answer::Given(status) => match api::ask_daemon(paths, "/v1/configuration")? {
-                Answer::Given(configured) => return Ok(Self { configured, status }),
+                Answer::Given(configured @ Configured { schema: KEYS_SCHEMA, .. }) => {
+                    return Ok(Self { configured, is_whole: true, status });
+                }
+                // A daemon of another version names keys in another way.
+                Answer::Given(_) => {
+                    return Ok(Self { configured: from_pins(&paths.pins)?, is_whole: false, status });
+                }
                 Answer::NotRunning | Answer::Silent => api::silent(&paths.run),
             },
             Answer::NotRunning => format!("no daemon answers at {}", api::socket(&paths.run).display()),
@@ -41,7 +49,7 @@ impl Running {
             );
             return Err(error.into());
         }
-        Ok(Self { configured: from_pins(&paths.pins)?, status })
+        Ok(Self { configured: from_pins(&paths.pins)?, is_whole: false, status })
     }
 
     /// What a client task gives to the backends of a service; nothing, if it does not dial it.
@@ -67,9 +75,9 @@ impl Running {
         meant.flat_map(|(_, service)| &service.backends).map(|backend| backend.active).sum()
     }
 
-    /// What cannot change while it runs. Without a daemon only what the maps do not allow is known.
+    /// What cannot change while it runs. Without the daemon's own keys only what the maps do not allow is known.
     fn unchangeable(&self, config: &Config, paths: &Paths) -> Vec<String> {
-        if self.status.daemon.is_some() {
+        if self.is_whole {
             let clients: Vec<&str> = self.configured.clients.keys().map(String::as_str).collect();
             return fixed::unchangeable(
                 &self.configured.host,
@@ -107,7 +115,7 @@ pub fn compare(
     Ok(Comparison {
         schema: SCHEMA,
         file: config.path.clone(),
-        from_daemon: running.status.daemon.is_some(),
+        from_daemon: running.is_whole,
         clients,
         services,
         host: comparison::keys(&running.configured.host, &wanted.host),

@@ -3,21 +3,22 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use lb_common::abi::{Overflow, Policy};
 use lb_core::control::ControlRules;
-use lb_core::endpoint::{Endpoint, EndpointState};
+use lb_core::endpoint::Endpoint;
 use lb_core::load_band::LoadBand;
 use lb_core::service::{Ejection, HealthRules, Protocol, Service, Size, Subset};
 use lb_kernel::{DatapathError, Pins, ServiceView, Tables};
-use lb_view::configured::{Configured, Keys, SCHEMA};
+use lb_view::configured::{Configured, Keys, NONE, SCHEMA};
 
 use crate::config::keys::ERRNOS;
 use crate::config::{Client, ClientService, Config, ListFile, Probe, ProbeKind, Reports, Source};
 use lb_document::in_units;
 
-/// A value that is not given, of a key that has none by default.
-const NONE: &str = "none";
+/// A mechanism that is off.
+const OFF: &str = "off";
 
 /// What a configuration says.
 pub fn configured(config: &Config) -> Configured {
@@ -35,6 +36,10 @@ fn keys<const N: usize>(values: [(&str, String); N]) -> Keys {
 
 fn or_none(value: Option<impl ToString>) -> String {
     value.map_or_else(|| NONE.to_owned(), |value| value.to_string())
+}
+
+fn or_off(value: Option<Duration>) -> String {
+    value.map_or_else(|| OFF.to_owned(), in_units)
 }
 
 fn of_client(client: &Client) -> Keys {
@@ -70,81 +75,102 @@ fn of_service(configured: &ClientService) -> Keys {
         seed: _,
         errno,
     } = &configured.service;
-    let mut keys = keys([
+    let mut all = keys([
         ("address", address.to_string()),
         ("protocol", protocol.name().to_owned()),
         ("policy", policy.name().to_owned()),
         ("active_limit", or_none(*active_limit)),
         ("overflow", overflow.name().to_owned()),
-        ("error_decay", error_decay.map_or_else(|| "off".to_owned(), in_units)),
-        ("health", health_text(*health, configured.probe.as_ref())),
-        ("load", load_text(*control)),
-        ("slow_start", control.slow_start.map_or_else(|| "off".to_owned(), in_units)),
-        ("subset", subset_text(*subset)),
+        ("error_decay", or_off(*error_decay)),
+        ("slow_start", or_off(control.slow_start)),
         ("on_no_backend", errno_text(*errno)),
-        ("backends", source(&configured.source)),
     ]);
-    // Of the other protocol they are no keys.
-    keys.extend(match protocol {
-        Protocol::Tcp => vec![
-            ("connect_timeout".to_owned(), or_none(connect_timeout.map(in_units))),
-            ("unanswered_after".to_owned(), in_units(*unanswered_after)),
-            ("ejection".to_owned(), ejection.map_or_else(|| "off".to_owned(), ejection_text)),
-        ],
-        Protocol::Udp => vec![("udp.rebind".to_owned(), or_none(rebind.map(in_units)))],
-    });
-    keys
+    all.extend(health_keys(*health, configured.probe.as_ref()));
+    all.extend(load_keys(*control));
+    all.extend(subset_keys(*subset));
+    all.extend(source_keys(&configured.source));
+    // The other protocol does not have these keys.
+    match protocol {
+        Protocol::Tcp => {
+            all.extend(keys([
+                ("connect_timeout", or_none(connect_timeout.map(in_units))),
+                ("unanswered_after", in_units(*unanswered_after)),
+            ]));
+            all.extend(ejection_keys(*ejection));
+        }
+        Protocol::Udp => all.extend(keys([("udp.rebind", or_none(rebind.map(in_units)))])),
+    }
+    all
 }
 
-fn ejection_text(ejection: Ejection) -> String {
-    let Ejection { failures, base, max, hangs } = ejection;
-    format!("failures {failures}, base {}, max {}, hangs {hangs}", in_units(base), in_units(max))
+fn ejection_keys(ejection: Option<Ejection>) -> Keys {
+    let Some(Ejection { failures, base, max, hangs }) = ejection else {
+        return keys([("ejection", OFF.to_owned())]);
+    };
+    keys([
+        ("ejection", "on".to_owned()),
+        ("ejection.failures", failures.to_string()),
+        ("ejection.base", in_units(base)),
+        ("ejection.max", in_units(max)),
+        ("ejection.hangs", hangs.to_string()),
+    ])
 }
 
-fn load_text(ControlRules { law, mode, .. }: ControlRules) -> String {
-    law.map_or_else(|| NONE.to_owned(), |law| format!("control {}, mode {}", law.name(), mode.name()))
+fn load_keys(ControlRules { law, mode, .. }: ControlRules) -> Keys {
+    let Some(law) = law else { return keys([("load", NONE.to_owned())]) };
+    keys([
+        ("load", "on".to_owned()),
+        ("load.control", law.name().to_owned()),
+        ("load.mode", mode.name().to_owned()),
+    ])
 }
 
-fn health_text(health: HealthRules, probe: Option<&Probe>) -> String {
+fn health_keys(health: HealthRules, probe: Option<&Probe>) -> Keys {
     // The rest is told with the probe.
     let HealthRules { panic_threshold, replace_after, first_look: _, heeds_reports: _ } = health;
-    let probe = probe.map_or_else(String::new, |probe| format!(", {}", probe_text(probe)));
-    format!("panic_threshold {panic_threshold}, replace_after {}{probe}", in_units(replace_after))
-}
-
-fn probe_text(probe: &Probe) -> String {
-    let Probe { kind, port, interval } = probe;
-    let port = port.map_or_else(String::new, |port| format!(" port {port}"));
-    let how = match kind {
+    let mut all = keys([
+        ("health.panic_threshold", panic_threshold.to_string()),
+        ("health.replace_after", in_units(replace_after)),
+        ("health.probe", or_none(probe.map(Probe::name))),
+    ]);
+    let Some(Probe { kind, port, interval }) = probe else { return all };
+    all.extend(keys([("health.interval", in_units(*interval)), ("health.port", or_none(*port))]));
+    match kind {
         // Of keys only the numbers are told.
-        ProbeKind::Report { keys, idle_interval } => {
-            let ids: Vec<String> = keys.all().iter().map(|key| key.id.to_string()).collect();
-            format!("idle_interval {}, keys {}", in_units(*idle_interval), ids.join(" and "))
+        ProbeKind::Report { keys: known, idle_interval } => {
+            let ids: Vec<String> = known.all().iter().map(|key| key.id.to_string()).collect();
+            all.extend(keys([
+                ("health.idle_interval", in_units(*idle_interval)),
+                ("health.key", format!("number {}", ids.join(" and "))),
+            ]));
         }
-        ProbeKind::Connect { path, timeout, rise, fall } => {
-            let path = path.as_ref().map_or_else(String::new, |path| format!("path {path}, "));
-            format!("{path}timeout {}, rise {rise}, fall {fall}", in_units(*timeout))
-        }
-    };
-    format!("probe {}{port}, interval {}, {how}", probe.name(), in_units(*interval))
+        ProbeKind::Connect { path, timeout, rise, fall } => all.extend(keys([
+            ("health.path", or_none(path.as_ref())),
+            ("health.timeout", in_units(*timeout)),
+            ("health.rise", rise.to_string()),
+            ("health.fall", fall.to_string()),
+        ])),
+    }
+    all
 }
 
-fn subset_text(subset: Subset) -> String {
-    match subset {
-        Subset::All => "all".to_owned(),
-        Subset::Sized { algorithm, size: Size::Fixed(size) } => format!("{}, size {size}", algorithm.name()),
-        Subset::Sized { algorithm, size: Size::Auto { min } } => {
-            format!("{}, size auto, min {min}", algorithm.name())
+fn subset_keys(subset: Subset) -> Keys {
+    let Subset::Sized { algorithm, size } = subset else { return keys([("subset", "all".to_owned())]) };
+    let mut all = keys([("subset", "sized".to_owned()), ("subset.algorithm", algorithm.name().to_owned())]);
+    all.extend(match size {
+        Size::Fixed(size) => keys([("subset.size", size.to_string())]),
+        Size::Auto { min } => keys([("subset.size", "auto".to_owned()), ("subset.min", min.to_string())]),
+        Size::Band(LoadBand { low_thousandths, high_thousandths, min }) => {
+            let flows = |thousandths: u32| (f64::from(thousandths) / 1000.0).to_string();
+            keys([
+                ("subset.size", "by load".to_owned()),
+                ("subset.low", flows(low_thousandths)),
+                ("subset.high", flows(high_thousandths)),
+                ("subset.min", min.to_string()),
+            ])
         }
-        Subset::Sized {
-            algorithm,
-            size: Size::Band(LoadBand { low_thousandths, high_thousandths, min }),
-        } => {
-            let flows = |thousandths: u32| f64::from(thousandths) / 1000.0;
-            let (low, high) = (flows(low_thousandths), flows(high_thousandths));
-            format!("{}, size by load, low {low}, high {high}, min {min}", algorithm.name())
-        }
-    }
+    });
+    all
 }
 
 fn errno_text(errno: u16) -> String {
@@ -152,30 +178,37 @@ fn errno_text(errno: u16) -> String {
     known.map_or_else(|| errno.to_string(), |(name, _)| (*name).to_owned())
 }
 
-/// Where endpoints come from. A list that stands in the configuration is told whole, because it is compared.
-fn source(source: &Source) -> String {
+/// Where endpoints come from. A list that stands in the configuration has a key for each endpoint and key of it.
+fn source_keys(source: &Source) -> Keys {
     match source {
-        Source::File(ListFile { path, port_name: None }) => format!("file {}", path.display()),
-        Source::File(ListFile { path, port_name: Some(name) }) => {
-            format!("file {} port_name {name}", path.display())
-        }
+        Source::File(ListFile { path, port_name }) => keys([
+            ("backends", "file".to_owned()),
+            ("backends.file", path.display().to_string()),
+            ("backends.port_name", or_none(port_name.as_ref())),
+        ]),
         Source::Static(list) => {
-            let endpoints: Vec<String> = list.as_slice().iter().map(endpoint).collect();
-            format!("static [{}]", endpoints.join(", "))
+            let of = |endpoint: &Endpoint| {
+                let keys = endpoint_keys(endpoint).into_iter();
+                let text = keys.map(|(key, value)| format!("{key} {value}")).collect::<Vec<_>>().join(", ");
+                (format!("backends.{}", endpoint.address), text)
+            };
+            let mut all = keys([("backends", "static".to_owned())]);
+            all.extend(list.as_slice().iter().map(of));
+            all
         }
     }
 }
 
-fn endpoint(endpoint: &Endpoint) -> String {
-    let Endpoint { address, index, weight, state, zone, agent } = endpoint;
-    let state = match state {
-        EndpointState::Healthy => "",
-        EndpointState::LameDuck => " lame-duck",
-        EndpointState::Down => " down",
-    };
-    let zone = zone.as_ref().map_or_else(String::new, |zone| format!(" zone {zone}"));
-    let agent = agent.map_or_else(String::new, |agent| format!(" agent {agent}"));
-    format!("{address} index {index} weight {weight}{state}{zone}{agent}")
+/// What a list says of an endpoint, but its address.
+pub fn endpoint_keys(endpoint: &Endpoint) -> Keys {
+    let Endpoint { address: _, index, weight, state, zone, agent } = endpoint;
+    keys([
+        ("index", index.to_string()),
+        ("weight", weight.to_string()),
+        ("state", state.name().to_owned()),
+        ("zone", or_none(zone.as_ref())),
+        ("agent", or_none(*agent)),
+    ])
 }
 
 fn host(config: &Config) -> Keys {
@@ -185,6 +218,7 @@ fn host(config: &Config) -> Keys {
         addresses: _,
         paths,
         limits,
+        daemon,
         metrics,
         admins,
         reclaim_interval,
@@ -198,9 +232,11 @@ fn host(config: &Config) -> Keys {
         ("limits.flow_records", limits.flow_records.to_string()),
         ("limits.slots", limits.slots.to_string()),
         ("metrics.listen", or_none(metrics.listen)),
-        ("metrics.hosts", metrics.hosts.join(", ")),
+        ("daemon.watch", daemon.watch.to_string()),
+        ("daemon.log_format", daemon.log_format.name().to_owned()),
+        ("metrics.hosts", or_none(Some(metrics.hosts.join(", ")).filter(|hosts| !hosts.is_empty()))),
         ("reports.listen", reports.listen.unwrap_or(Reports::ANY).to_string()),
-        ("reports.xdp", reports.xdp.join(", ")),
+        ("reports.xdp", or_none(Some(reports.xdp.join(", ")).filter(|interfaces| !interfaces.is_empty()))),
         ("reports.xdp_generic", reports.xdp_generic.to_string()),
         ("admin.group", or_none(admins.as_ref())),
         ("accounting.reclaim_interval", in_units(*reclaim_interval)),
@@ -276,24 +312,34 @@ mod tests {
             [
                 "active_limit = 9",
                 "address = 10.96.0.10:80",
-                "backends = static [10.0.0.1:80 index 12823 weight 1]",
+                "backends = static",
+                "backends.10.0.0.1:80 = agent none, index 12823, state healthy, weight 1, zone none",
                 "connect_timeout = none",
-                "ejection = failures 5, base 5s, max 5m, hangs true",
+                "ejection = on",
+                "ejection.base = 5s",
+                "ejection.failures = 5",
+                "ejection.hangs = true",
+                "ejection.max = 5m",
                 "error_decay = 5s",
-                "health = panic_threshold 50, replace_after 10s",
+                "health.panic_threshold = 50",
+                "health.probe = none",
+                "health.replace_after = 10s",
                 "load = none",
                 "on_no_backend = EHOSTUNREACH",
                 "overflow = least-loaded",
                 "policy = weighted-round-robin",
                 "protocol = tcp",
                 "slow_start = off",
-                "subset = rocksteadier, size 20",
+                "subset = sized",
+                "subset.algorithm = rocksteadier",
+                "subset.size = 20",
                 "unanswered_after = 200ms",
             ]
         );
         assert_eq!(services["dns"]["udp.rebind"], "30s");
-        assert_eq!(services["dns"]["backends"], "file /etc/socklb/dns.toml");
-        assert_eq!(services["dns"]["subset"], "rocksteadier, size auto, min 12");
+        assert_eq!(services["dns"]["backends.file"], "/etc/socklb/dns.toml");
+        let sizes = ["subset.size", "subset.min"].map(|key| services["dns"][key].as_str());
+        assert_eq!(sizes, ["auto", "12"]);
         assert_eq!((host["limits.slots"].as_str(), host["metrics.listen"].as_str()), ("4096", NONE));
     }
 }

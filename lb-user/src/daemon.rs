@@ -288,8 +288,11 @@ impl Daemon {
     }
 
     fn changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
-        self.files_changed(changes, now);
-        self.reload.changed(changes, now);
+        // Directories of cgroups are watched as well, and may be those of files that are not.
+        if self.config.daemon.watch {
+            self.files_changed(changes, now);
+            self.reload.changed(changes, now);
+        }
         // A directory above counts, too: it may be new, with all that is below it.
         let concerns =
             |client_task: &ClientTask| changes.iter().any(|path| client_task.path().starts_with(path));

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::configured::Keys;
+use crate::configured::{Keys, NONE};
 
 /// Version of the JSON form.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// What a file would change of what runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,7 +19,7 @@ pub struct Comparison {
     pub schema: u32,
     /// The file.
     pub file: PathBuf,
-    /// Whether a running daemon said what is in force; if not, the pinned maps did, which do not have all keys.
+    /// Whether a running daemon of this version gave what is in force; if not, the pinned maps did, which do not have all keys.
     pub from_daemon: bool,
     /// Clients that change.
     pub clients: Vec<Change>,
@@ -127,13 +127,26 @@ pub struct BackendChange {
     pub active: u64,
 }
 
-/// The keys that differ. A key that only one side knows is passed over: the other does not say.
+/// The keys that differ. A key that only one side has is [`NONE`] on the other if that has the table of the key, and left out if
+/// not: the pinned maps do not have all keys.
 pub fn keys(before: &Keys, after: &Keys) -> Vec<KeyChange> {
-    let change = |(key, before): (&String, &String)| {
-        let after = after.get(key).filter(|after| *after != before)?;
-        Some(KeyChange { key: key.clone(), before: before.clone(), after: after.clone() })
+    let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    let change = |key: &String| {
+        let value =
+            |side: &Keys| side.get(key).cloned().or_else(|| has_table_of(side, key).then(|| NONE.to_owned()));
+        let (before, after) = (value(before)?, value(after)?);
+        (before != after).then(|| KeyChange { key: key.clone(), before, after })
     };
-    before.iter().filter_map(change).collect()
+    names.into_iter().filter_map(change).collect()
+}
+
+/// Whether a side has the table that a key belongs to, as in `ejection` for `ejection.base`.
+fn has_table_of(side: &Keys, key: &str) -> bool {
+    let Some((table, _)) = key.split_once('.') else { return false };
+    let first = side.range(table.to_owned()..).next();
+    first.is_some_and(|(name, _)| {
+        name == table || name.strip_prefix(table).is_some_and(|rest| rest.starts_with('.'))
+    })
 }
 
 /// What differs between clients or services by name, in the order of the names.
@@ -230,6 +243,26 @@ mod tests {
         ];
         assert_eq!(changes(&before, &after), expected);
         assert_eq!(changes(&after, &after), []);
+    }
+
+    #[test]
+    fn a_key_of_a_table_is_none_where_only_the_table_is() {
+        let of = |pairs: &[(&str, &str)]| named(&[("", pairs)]).remove("").unwrap();
+        let told = |before: &[(&str, &str)], after: &[(&str, &str)]| {
+            let changes = keys(&of(before), &of(after)).into_iter();
+            changes
+                .map(|change| format!("{} {} {}", change.key, change.before, change.after))
+                .collect::<Vec<_>>()
+        };
+        let (on, off) = ([("ejection", "on"), ("ejection.base", "5s")], [("ejection", "off")]);
+        assert_eq!(told(&off, &on), ["ejection off on", "ejection.base none 5s"]);
+        assert_eq!(told(&on, &off), ["ejection on off", "ejection.base 5s none"]);
+        assert_eq!(
+            told(&[("health.probe", "none")], &[("health.probe", "none"), ("health.port", "none")]),
+            [""; 0]
+        );
+        assert_eq!(told(&[], &on), [""; 0], "the pinned maps do not have the table");
+        assert_eq!(told(&[("ejections", "1")], &on), [""; 0], "another key with the same beginning");
     }
 
     #[test]

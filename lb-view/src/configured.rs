@@ -6,9 +6,13 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 /// Version of the JSON form.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
-/// Values by the names of their keys, as the configuration writes them or nearly so.
+/// The value of a key that is not written and has no default.
+pub const NONE: &str = "none";
+
+/// Values by the names of their keys, as the configuration writes them or nearly so; a key of a table after the name of the
+/// table and a dot.
 pub type Keys = BTreeMap<String, String>;
 
 /// A configuration. Of what is not known there is no key.

@@ -18,7 +18,7 @@ mod comparison;
 
 mod screen;
 
-pub use comparison::{changes_in_a_line, comparison};
+pub use comparison::{changes_in_a_line, comparison, names};
 pub use explanation::explanation;
 pub use flows::{Listing, flows};
 pub use load::{describe as load_in_words, loads};

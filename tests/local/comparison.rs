@@ -50,7 +50,7 @@ fn what_a_file_would_change_is_what_it_changes() {
     assert!(comparison.from_daemon && comparison.unchangeable.is_empty() && comparison.host.is_empty());
     let expected = [
         "batch added",
-        "users changed backends policy",
+        "users changed backends.file policy",
         "127.0.0.1:8001 changed 1",
         "127.0.0.1:8003 removed 1",
         "127.0.0.1:8004 added 0",
@@ -75,10 +75,51 @@ fn what_a_file_would_change_is_what_it_changes() {
     };
     stage::eventually("the file is in force", shares, |shares| *shares == foretold);
     let log = || fixture.daemon().log();
-    let line = "changed=\"clients added: batch; services changed: users (backends, policy)\"";
+    let line = "changed=\"clients added: batch; services changed: users (backends.file, policy)\"";
     stage::eventually("the log says what has changed", log, |log| log.contains(line));
     let after = compared(&fixture, "new.toml");
     assert!(after.is_empty(), "{after:#?}");
+}
+
+/// A list is looked at before it replaces the one in use, and another fault of it is found.
+#[test]
+fn a_list_is_previewed_beside_the_one_in_use() {
+    let fixture = Fixture::new();
+    let path = fixture.setup.folder.join("socklb.toml");
+    let path = path.to_str().expect("UTF-8");
+    let preview = |list: &str| {
+        let list = format!("{list}={}", fixture.setup.folder.join("next.toml").display());
+        let mut command = vec!["check", path, "--against-running", "--endpoints"];
+        command.push(&list);
+        fixture.setup.run(&command)
+    };
+    fixture.setup.write("next.toml", &endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8004", "weight = 3")]));
+    let output = preview("users");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<String> =
+        text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    let expected = [
+        "client web, service users: backends 1 added, 2 removed, 1 changed, 0 as before",
+        "backend change before after weight active",
+        "127.0.0.1:8001 changed 33.3 % 25.0 % 1 0",
+        "127.0.0.1:8002 removed 33.3 % - 1 0",
+        "127.0.0.1:8003 removed 33.4 % - 1 0",
+        "127.0.0.1:8004 added - 75.0 % 3 -",
+    ];
+    assert_eq!(lines[lines.len() - expected.len()..], expected, "{text}");
+    assert!(!text.contains("backends.file"), "only the list is another: {text}");
+    for (service, list, expected) in [
+        (
+            "user",
+            "",
+            "no client dials a service \"user\" whose endpoints come from a file (did you mean users? services with one: users)",
+        ),
+        ("users", "[[endpoint]]\naddress = 5\n", "next.toml:2:11"),
+    ] {
+        fixture.setup.write("next.toml", list);
+        let (code, text) = failure(&preview(service));
+        assert!(code == Some(1) && text.contains(expected), "{text}");
+    }
 }
 
 /// Without a daemon the maps tell, which know fewer keys.

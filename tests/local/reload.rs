@@ -203,3 +203,39 @@ fn directories_of_files_that_are_no_longer_configured_are_not_watched() {
     let names = || probe.dial_many(SERVICE, 6).into_keys().collect::<Vec<_>>();
     eventually("the last one is followed", names, |names| *names == ["b2"]);
 }
+
+/// A change in several files takes effect at once, with the signal.
+#[test]
+fn files_that_are_not_watched_are_read_at_sighup_only() {
+    let mut fixture = Fixture::without_daemon();
+    let configured = text(&fixture, "", "", "[daemon]\nwatch = false\nlog_format = \"json\"\n");
+    fixture.setup.write("socklb.toml", &configured);
+    fixture.start();
+    let mut probe = fixture.probe();
+    probe.dial_many(SERVICE, 3);
+    fixture.write_endpoints(&[("127.0.0.1:8002", "")]);
+    write(&fixture.setup, &(configured + &second_service()));
+    // Rates move with the ticks at which the daemon looks at files that it watches.
+    let rate = || {
+        let backends = fixture.setup.backends("web", "users").into_iter();
+        backends.filter_map(|backend| Some(backend.rates_60s?.started)).sum::<f64>()
+    };
+    let mut last = 0.0;
+    for _ in 0..3 {
+        let before = last;
+        last = eventually("a tick has passed", rate, |rate| (*rate - before).abs() > 0.0);
+    }
+    let names = look(|| services(&fixture.setup)).now("three ticks have passed since the change");
+    assert_eq!(names, ["users"]);
+    assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
+    fixture.daemon().signal(Signal::HUP);
+    eventually("both files are read", || services(&fixture.setup).len(), |count| *count == 2);
+    assert_eq!(probe.dial_many(SERVICE, 30), [("b2".to_owned(), 30)].into());
+    let log = fixture.daemon().log();
+    let line = |line: &str| serde_json::from_str::<serde_json::Value>(line).expect("an object");
+    let read: Vec<_> = log.lines().map(line).filter(|line| line["message"] == "endpoint list read").collect();
+    assert_eq!(read.len(), 2, "{log}");
+    let last = read.last().map(|read| (&read["service"], &read["endpoints"], &read["changes"]));
+    let changes = "removed: 127.0.0.1:8001, 127.0.0.1:8003; changed: 127.0.0.1:8002 (index 1 -> 0)";
+    assert_eq!(last, Some((&"users".into(), &1.into(), &changes.into())));
+}

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::Args;
 use lb_common::wire::Readiness;
+use lb_document::LogFormat;
 use tokio::sync::Mutex;
 use tracing::{info, warn};
 
@@ -30,6 +31,9 @@ pub struct Run {
     /// Where to answer clients if no agent of the host runs; may be given several times [default: port 9465]
     #[arg(long, value_name = "ADDRESS", requires = "key")]
     pub listen: Vec<std::net::SocketAddr>,
+    /// The form of each line of the log: text or json
+    #[arg(long, value_name = "FORMAT", default_value = LogFormat::Text.name())]
+    pub log_format: LogFormat,
     #[command(flatten)]
     args: run::Args,
 }
@@ -39,10 +43,10 @@ pub struct Run {
 /// # Errors
 /// If nobody can speak for the backend; nothing was started then.
 pub fn run(what: Run, directories: &Directories) -> Result<Status> {
-    init_log();
+    init_log(what.log_format);
     let keys = what.key.as_deref().map(read_key_file).transpose()?;
     let run_directory = client_directory(directories)?;
-    let Run { backend, key, listen, args } = what;
+    let Run { backend, key, listen, log_format: _, args } = what;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let ended = runtime.block_on(async {
         let mut signals = Signals::take().context("take signals")?;

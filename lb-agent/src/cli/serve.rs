@@ -18,11 +18,12 @@ use crate::serve::{Reread, Role, start};
 pub fn run(what: Serve, directories: Directories) -> Result<()> {
     let config = what.config(&directories)?;
     // What the command line says holds over the file, also when that is read again.
+    let log_format = config.log_format;
     let reread: Option<Reread> = match config.path {
         Some(_) => Some(Arc::new(move || what.config(&directories))),
         None => None,
     };
-    init_log();
+    init_log(log_format);
     keep_from_children();
     // The loop is one task; a second thread lets what blocks for a moment, and HTTP, go on beside it.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;

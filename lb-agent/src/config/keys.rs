@@ -11,7 +11,7 @@ use lb_core::service::Protocol;
 use lb_document::key::Unset::{Is, Means, Required};
 use lb_document::kind::{Form, Number, Refusal, Text, Time, Words};
 use lb_document::{
-    address,
+    LogFormat, address,
     key::{Key, Section},
     section,
 };
@@ -35,6 +35,8 @@ section! {
         "directory of its control socket";
     GROUP "group": Text<Cow<'static, str>>(&["deploy"], path), Means("the agent's own alone"),
         "another group whose members may control it: a name or a number. The socket is given to it by an agent that is root";
+    LOG_FORMAT "log_format": Words<LogFormat>(&LogFormat::ALL, LogFormat::name), Is(LogFormat::Text),
+        "the form of a line of its log: with `json` an object with `timestamp`, `level`, `target`, `message` and the fields";
     XDP "xdp": Form(&["[xdp]"]), Means("none"), "where the kernel answers in its place, below";
     BACKEND "backend": Form(&["[[backend]]"]), Means("none"), "the backends, below";
 }

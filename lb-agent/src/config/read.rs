@@ -12,7 +12,7 @@ use lb_host::regular_file;
 use lb_kernel::xdp::Place;
 
 use super::backend::{self, ReadKeys};
-use super::keys::agent::{GROUP, LISTEN, RUN, SECTION, STATE, XDP};
+use super::keys::agent::{GROUP, LISTEN, LOG_FORMAT, RUN, SECTION, STATE, XDP};
 use super::keys::backend::{ADDRESS, SECTION as BACKEND};
 use super::keys::xdp;
 use super::{Config, DEFAULT_PATH, read_key_file};
@@ -84,6 +84,7 @@ pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<Config,
     let listen = LISTEN.item(&root, &mut report).map(|item| listen(&item, &mut report));
     let [state, run] = [&STATE, &RUN].map(|key| directory.join(&*key.take_or_default(&root, &mut report)));
     let group = GROUP.take_written(&root, &mut report).flatten().map(std::borrow::Cow::into_owned);
+    let log_format = LOG_FORMAT.take_or_default(&root, &mut report);
     let xdp = xdp(&root, listen.as_ref().and_then(Option::as_deref), &mut report);
     let mut names = Unique::default();
     let mut backends = Vec::new();
@@ -95,7 +96,16 @@ pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<Config,
         }
     }
     let path = Some(path.to_owned());
-    report.finish(Some(Config { path, listen: listen.flatten(), state, run, group, xdp, backends }))
+    report.finish(Some(Config {
+        path,
+        listen: listen.flatten(),
+        state,
+        run,
+        group,
+        log_format,
+        xdp,
+        backends,
+    }))
 }
 
 /// Where the kernel is to answer, if it is.
@@ -283,7 +293,7 @@ mod tests {
         check(
             "[[backends]]",
             &[
-                "1:3: unknown key \"backends\" in agent.toml (did you mean backend? known keys: listen, state, run, group, xdp, backend)",
+                "1:3: unknown key \"backends\" in agent.toml (did you mean backend? known keys: listen, state, run, group, log_format, xdp, backend)",
             ],
         );
     }

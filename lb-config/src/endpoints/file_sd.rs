@@ -14,7 +14,7 @@ use lb_common::abi::MAX_BACKENDS;
 use lb_core::endpoint::{EndpointState, MAX_INDEXES};
 
 use super::json::Value;
-use super::{Entry, Index, STATES, keys};
+use super::{Entry, Index, keys};
 use lb_document::diagnostic::{Report, quote};
 use lb_document::kind::write;
 use lb_document::{NotAnAddress, did_you_mean, parse_address};
@@ -198,7 +198,7 @@ impl Labels {
                 self.weight = u16::try_from(number).ok();
             }
             "state" => {
-                let state = STATES.iter().find(|(word, _)| *word == text).map(|(_, state)| *state);
+                let state = EndpointState::ALL.into_iter().find(|state| state.name() == text);
                 let refused = || (format!("unknown state {}", quote(text)), Some(write(&keys::STATE.kind)));
                 self.state = Some(state.ok_or_else(refused)?);
             }

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use lb_core::service::{Accounting, Service};
 use super::{Files, paths_of};
 use crate::assignments::AssignmentsByService;
 use crate::comparison;
-use crate::config::{self, Client, Config, ConfigError, Host, NamedFile};
+use crate::config::{self, Client, Config, ConfigError, Host, ListFile, NamedFile, Source};
 use crate::doctor::load::WITH_RATES;
 use crate::dry_run::{self, DoesNotFit, file_sources};
 use crate::error::Failure;
@@ -24,6 +24,7 @@ use crate::print;
 use crate::probe_cost;
 use crate::source::{self, SourceError};
 use lb_document::diagnostic::{Faults, Report};
+use lb_document::did_you_mean;
 use lb_view::explanation::Evenness;
 use lb_view::status::Unused;
 use lb_view::text::{self, Style};
@@ -37,19 +38,26 @@ pub enum Form {
 }
 
 /// Checks the configuration at `file`, or the one that `files` names, and prints all faults at once, or notes on what is
-/// right and may still surprise. With `compared` also what it would change of what runs.
+/// right and may still surprise. With `compared` also what it would change of what runs. `previews` are files of endpoints, by
+/// service, that are read in place of those that the configuration names.
 ///
 /// # Errors
-/// If it cannot be read, does not fit its limits, or there is nothing to compare it with.
-pub fn run(file: Option<&Path>, compared: Option<Form>, files: &Files) -> Result<ExitCode, Failure> {
+/// If it cannot be read, does not fit its limits, there is nothing to compare it with, or a preview is of no service with a file.
+pub fn run(
+    file: Option<&Path>,
+    compared: Option<Form>,
+    previews: &[(String, PathBuf)],
+    files: &Files,
+) -> Result<ExitCode, Failure> {
     let is_named = file.is_some();
     let file = file.unwrap_or(files.file());
     let path = std::path::absolute(file)?;
     let mut faulty: Vec<Faults> = Vec::new();
     let (mut named, mut ignored) = (Vec::new(), BTreeSet::new());
     let look = |files: &[NamedFile], services: &[SocketAddr], report: &mut Report<'_>| {
-        for NamedFile { service, file, span } in files {
+        for NamedFile { name, service, file, span } in files {
             named.extend(service.map(|service| (service, report.line(span))));
+            let file = &previewed(name.as_deref(), file, previews);
             match source::read_list(file, *service, services) {
                 Ok(parsed) => {
                     let notes = parsed.notes.into_iter();
@@ -75,7 +83,8 @@ pub fn run(file: Option<&Path>, compared: Option<Form>, files: &Files) -> Result
     faulty.iter().for_each(print::faults);
     let Some(config) = config.filter(|_| faulty.is_empty()) else { return Ok(ExitCode::FAILURE) };
     // What the files hold must fit the limits, too.
-    let by_service = dry_run::assignments(&config.clients, &file_sources(&config))?;
+    let lists = with_previews(&config, previews)?;
+    let by_service = dry_run::assignments(&lists.clients, &file_sources(&lists))?;
     let mut balancers = Vec::new();
     for client in &config.clients {
         let balancer = dry_run::balancer(&config, client, &by_service);
@@ -102,6 +111,37 @@ pub fn run(file: Option<&Path>, compared: Option<Form>, files: &Files) -> Result
     }
     print::text(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The file of a service's endpoints: the last preview of it, or the one that the configuration names.
+fn previewed(service: Option<&str>, file: &ListFile, previews: &[(String, PathBuf)]) -> ListFile {
+    let preview = previews.iter().rfind(|(of, _)| service == Some(of.as_str()));
+    preview.map_or_else(|| file.clone(), |(_, path)| ListFile { path: path.clone(), ..file.clone() })
+}
+
+/// The configuration with the files of previews in place of its own.
+///
+/// # Errors
+/// If a preview is of no service whose endpoints come from a file.
+fn with_previews(config: &Config, previews: &[(String, PathBuf)]) -> Result<Config, Failure> {
+    let mut config = config.clone();
+    let mut names = BTreeSet::new();
+    for configured in config.clients.iter_mut().flat_map(|client| &mut client.services) {
+        if let Source::File(file) = &mut configured.source {
+            *file = previewed(Some(&configured.service.name), file, previews);
+            names.insert(configured.service.name.clone());
+        }
+    }
+    let Some((stray, _)) = previews.iter().find(|(service, _)| !names.contains(service)) else {
+        return Ok(config);
+    };
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let text = format!(
+        "--endpoints: no client dials a service {stray:?} whose endpoints come from a file ({}services with one: {})",
+        did_you_mean(stray, &names),
+        if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+    );
+    Err(anyhow::anyhow!(text).into())
 }
 
 /// The failure with the line that names the list which does not fit, and what would make room.

@@ -121,6 +121,10 @@ pub enum Command {
         /// it is read from the pinned maps, which takes root and does not have all keys.
         #[arg(long)]
         against_running: bool,
+        /// Take the endpoints of a service from this file, to preview a list before it replaces the one in use; may be given
+        /// for several services
+        #[arg(long, value_name = "SERVICE=FILE", requires = "against_running", value_parser = preview)]
+        endpoints: Vec<(String, PathBuf)>,
         /// Print what it would change as JSON
         #[arg(long, requires = "against_running")]
         json: bool,
@@ -287,6 +291,16 @@ impl Files {
             }
         }
         Ok(paths)
+    }
+}
+
+/// Reads the name of a service and a file of endpoints for it.
+fn preview(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((service, file)) if !service.is_empty() && !file.is_empty() => {
+            Ok((service.to_owned(), file.into()))
+        }
+        _ => Err("write the name of a service and a file, as in users=/tmp/users.toml".to_owned()),
     }
 }
 

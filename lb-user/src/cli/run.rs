@@ -7,6 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use lb_core::feed::ReadFailure;
+use lb_document::LogFormat;
 use lb_kernel::trust::{self, Untrusted};
 
 use super::{Files, read_config};
@@ -36,7 +37,7 @@ pub fn run(files: &Files) -> Result<ExitCode, Failure> {
     let config = read_config(files)?;
     drop(read);
     check_state(&config.paths.state)?;
-    lb_host::log::init(Style::for_stderr().colour);
+    lb_host::log::init(config.daemon.log_format == LogFormat::Json, Style::for_stderr().colour);
     let again = files.clone();
     let reread = move || read_config(&again).map_err(|failure| failure_of(&failure));
     match daemon::run(config, stamp, Arc::new(reread)) {

@@ -1,9 +1,12 @@
-//! What another configuration changes, in words for the log: clients, services and keys by name. How their endpoint files
-//! change is told when these are read.
+//! What another configuration or another endpoint list changes, in words for the log: clients, services, keys and endpoints
+//! by name.
 
+use lb_core::endpoint::{Difference, Endpoint, EndpointList};
 use lb_view::comparison;
 use lb_view::configured::Configured;
-use lb_view::text::changes_in_a_line;
+use lb_view::text::{changes_in_a_line, names};
+
+use crate::configured::endpoint_keys;
 
 /// Names of each kind that a line has: a log is read by people, and `socklb check --against-running` tells them all.
 const MOST: usize = 8;
@@ -15,8 +18,40 @@ pub fn changes(before: &Configured, after: &Configured) -> String {
     changes_in_a_line(&clients, &services, &comparison::keys(&before.host, &after.host), MOST)
 }
 
+/// What the list `after` changes of `before`, by address.
+pub fn list_changes(before: &EndpointList, after: &EndpointList) -> String {
+    let Difference { added, removed, changed } = before.difference(after);
+    let address = |endpoint: &&Endpoint| endpoint.address.to_string();
+    let changed = changed.iter().filter_map(|(before, after_it)| {
+        let mut keys = comparison::keys(&endpoint_keys(before), &endpoint_keys(after_it));
+        // An index that follows from the addresses may move with any other endpoint.
+        keys.retain(|change| change.key != "index" || !after.has_address_indexes());
+        let keys: Vec<String> = keys
+            .iter()
+            .map(|change| format!("{} {} -> {}", change.key, change.before, change.after))
+            .collect();
+        (!keys.is_empty()).then(|| format!("{} ({})", after_it.address, keys.join(", ")))
+    });
+    let changed: Vec<String> = changed.collect();
+    let told = [
+        ("added", names(added.iter().map(address), MOST)),
+        ("removed", names(removed.iter().map(address), MOST)),
+        ("changed", names(changed.into_iter(), MOST)),
+    ];
+    let told: Vec<String> = told
+        .into_iter()
+        .filter(|(_, names)| !names.is_empty())
+        .map(|(kind, names)| format!("{kind}: {names}"))
+        .collect();
+    if told.is_empty() { "none".to_owned() } else { told.join("; ") }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
+    use lb_core::endpoint::EndpointState;
+
     use super::*;
     use crate::config::Config;
     use crate::config::tests::good;
@@ -33,6 +68,38 @@ mod tests {
         let clients: String = clients.iter().map(client).collect();
         let services: String = services.iter().enumerate().map(service).collect();
         good(&format!("{clients}{services}{more}"))
+    }
+
+    fn list(endpoints: &[(u16, u16, EndpointState)]) -> EndpointList {
+        let endpoint = |&(port, weight, state): &(u16, u16, EndpointState)| Endpoint {
+            address: SocketAddr::from(([10, 0, 0, 1], port)),
+            index: port.into(),
+            weight,
+            state,
+            zone: None,
+            agent: None,
+        };
+        let service = "10.96.0.10:80".parse().unwrap();
+        EndpointList::new(endpoints.iter().map(endpoint).collect(), service, &[service]).unwrap()
+    }
+
+    #[test]
+    fn a_changed_list_is_told_by_its_endpoints() {
+        let [healthy, lame] = [EndpointState::Healthy, EndpointState::LameDuck];
+        let before = list(&[(1, 1, healthy), (2, 1, healthy), (3, 1, healthy)]);
+        assert_eq!(list_changes(&before, &before), "none");
+        let after = list(&[(1, 1, healthy), (2, 5, lame), (4, 1, healthy)]);
+        assert_eq!(
+            list_changes(&before, &after),
+            "added: 10.0.0.1:4; removed: 10.0.0.1:3; changed: 10.0.0.1:2 (state healthy -> lame-duck, weight 1 -> 5)"
+        );
+        let many: Vec<_> = (10..21).map(|port| (port, 1, healthy)).collect();
+        let named: Vec<String> = (10..18).map(|port| format!("10.0.0.1:{port}")).collect();
+        let removed = "removed: 10.0.0.1:1, 10.0.0.1:2, 10.0.0.1:3";
+        assert_eq!(
+            list_changes(&before, &list(&many)),
+            format!("added: {} and 3 more; {removed}", named.join(", "))
+        );
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::time::Instant;
 use lb_core::feed::{Effect, Feed};
 use tracing::{info, warn};
 
+use super::changes::list_changes;
 use super::file_io::{FileIo, NoAnswer, PATIENCE};
 use super::keeping::Keeping;
 use super::lists::{FirstRead, ListReader, Purpose};
@@ -153,8 +154,12 @@ impl Daemon {
         }
     }
 
-    /// Looks at every file, and watches its directory: beside the loop, for either may not answer.
+    /// Looks at every file, and watches its directory: beside the loop, for either may not answer. Nothing is read without a
+    /// look or a reload that finds a change, so files that are not watched are read at SIGHUP only.
     pub fn look_at_files(&mut self) {
+        if !self.config.daemon.watch {
+            return;
+        }
         for (service, file) in &mut self.sources.files {
             if !file.feed.progress.begin_look() {
                 continue;
@@ -241,8 +246,13 @@ impl Daemon {
         match effect {
             None => {}
             Some(Effect::Deliver(contents)) => {
-                let endpoints = contents.assignments.list().as_slice().len();
-                info!(service, endpoints, "endpoint list read");
+                let after = contents.assignments.list();
+                let endpoints = after.as_slice().len();
+                let before = self.sources.files.get(service).and_then(|file| file.feed.newest());
+                match before.map(|before| list_changes(before.assignments.list(), after)) {
+                    Some(changes) => info!(service, endpoints, changes, "endpoint list read"),
+                    None => info!(service, endpoints, "endpoint list read"),
+                }
                 self.deliver(service, contents, now);
             }
             Some(Effect::GoodAgain) => {

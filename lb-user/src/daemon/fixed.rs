@@ -14,7 +14,15 @@ use crate::config::Config;
 /// Keys that the maps are made with.
 const REMADE: [&str; 4] = ["paths.pins", "limits.schedule_entries", "limits.flow_records", "limits.slots"];
 /// Keys that a daemon reads when it starts.
-const RESTARTED: [&str; 5] = ["paths.run", "paths.state", "metrics.listen", "admin.group", "reports.listen"];
+const RESTARTED: [&str; 7] = [
+    "paths.run",
+    "paths.state",
+    "metrics.listen",
+    "metrics.hosts",
+    "admin.group",
+    "reports.listen",
+    "daemon.log_format",
+];
 
 /// Keys of the host that `wanted` changes and that cannot change while the daemon runs with `clients`, pinned below
 /// `pins`, and how to change them.
@@ -51,6 +59,7 @@ pub fn keep(running: &Config, wanted: &mut Config) {
     wanted.metrics.clone_from(&running.metrics);
     wanted.admins.clone_from(&running.admins);
     wanted.reports.listen = running.reports.listen;
+    wanted.daemon.log_format = running.daemon.log_format;
 }
 
 #[cfg(test)]
@@ -73,13 +82,17 @@ mod tests {
         let named = |key: &str| format!("{key} cannot change while running; restart socklb to apply it");
         let (run, state, listen) = (named("paths.run"), named("paths.state"), named("metrics.listen"));
         let group = "[admin]\ngroup = 'ops'\n";
-        let cases: [(&str, &str, &[String]); 6] = [
+        let hosts = format!("{metrics}hosts = ['metrics.example']");
+        let json = "[daemon]\nlog_format = 'json'\nwatch = false\n";
+        let cases: [(&str, &str, &[String]); 8] = [
             ("", "", &[]),
             (metrics, metrics, &[]),
             ("", metrics, std::slice::from_ref(&listen)),
             (metrics, "", std::slice::from_ref(&listen)),
             (metrics, other, &[run, state, listen.clone()]),
             ("", group, &[named("admin.group")]),
+            (metrics, &hosts, &[named("metrics.hosts")]),
+            ("", json, &[named("daemon.log_format")]),
         ];
         for (running, wanted, expected) in cases {
             let (running, mut wanted) = (with(running), with(wanted));

@@ -86,7 +86,7 @@ impl Daemon {
 
     /// Looks whether the configuration file is another one: beside the loop, for it may not answer.
     pub fn look_at_config(&mut self) {
-        if self.reload.progress.begin_look() {
+        if self.config.daemon.watch && self.reload.progress.begin_look() {
             self.spawn_look_at_config(false);
         }
     }
@@ -202,7 +202,8 @@ impl Daemon {
                 // Counted and logged once, however often it is tried again.
                 if self.reload.error.as_ref() != Some(&error) {
                     self.reload.refused += 1;
-                    warn!(%error, "the configuration cannot be read; trying again");
+                    let next = if self.config.daemon.watch { "retrying" } else { "waiting for SIGHUP" };
+                    warn!(%error, "the configuration cannot be read; {next}");
                 }
                 self.reload.error = Some(error);
             }

@@ -32,6 +32,7 @@ impl Daemon {
     pub fn watch_cgroups(&mut self) {
         let Some(watcher) = self.watching.watch.watcher() else { return };
         let files = self.sources.files.values().map(|file| &file.source.file.path).chain([&self.config.path]);
+        let files = files.filter(|_| self.config.daemon.watch);
         let mut wanted: BTreeSet<PathBuf> = files.map(|path| directory_of(path)).collect();
         let mut failed = Vec::new();
         // Most cgroups lie side by side: one look at the directory will do.

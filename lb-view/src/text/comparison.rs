@@ -64,14 +64,17 @@ fn short(value: &str) -> String {
 
 fn the_shares(text: &mut String, change: &ShareChanges, style: Style) {
     let ShareChanges { client, service, backends, unchanged } = change;
-    let _ =
-        writeln!(text, "client {}, service {}: shares", style.paint("1", client), style.paint("1", service));
+    let of_kind = |kind: Kind| {
+        let count = backends.iter().filter(|backend| backend.kind == kind).count();
+        (count > 0).then(|| format!("{count} {}", kind.name()))
+    };
+    let mut counts: Vec<String> = Kind::ALL.into_iter().filter_map(of_kind).collect();
+    counts.push(format!("{unchanged} as before"));
+    let (client, service) = (style.paint("1", client), style.paint("1", service));
+    let _ = writeln!(text, "client {client}, service {service}: backends {}", counts.join(", "));
     let table = table(&COLUMNS, backends.len(), |number| row(&backends[number]), style);
     text.push_str(&table.text);
     text.extend(left_out(&table.left_out));
-    if *unchanged > 0 {
-        let _ = writeln!(text, "  {unchanged} more as before");
-    }
 }
 
 const COLUMNS: [Column<'_>; 6] = [
@@ -124,7 +127,7 @@ pub fn changes_in_a_line(clients: &[Change], services: &[Change], host: &[KeyCha
 }
 
 /// The first names, and how many there are more.
-fn names(names: impl ExactSizeIterator<Item = String>, most: usize) -> String {
+pub fn names(names: impl ExactSizeIterator<Item = String>, most: usize) -> String {
     let more = names.len().saturating_sub(most);
     let mut text = names.take(most).collect::<Vec<_>>().join(", ");
     if more > 0 {
@@ -207,13 +210,12 @@ mod tests {
              service users changed\n  \
                backends: {} ... -> file /x\n\
              limits.slots: 64 -> 128\n\
-             client web, service users: shares\n  \
+             client web, service users: backends 1 added, 1 removed, 2 changed, 2 as before\n  \
                backend     change   before   after  weight  active\n  \
                10.0.0.1:1  changed  50.0 %  25.0 %       1       7\n  \
                10.0.0.1:2  removed  50.0 %       -       1       7\n  \
                10.0.0.1:3  added         -  75.0 %       3       -\n  \
-               10.0.0.1:4  changed  50.0 %  50.0 %  1 -> 2       7\n  \
-               2 more as before\n\
+               10.0.0.1:4  changed  50.0 %  50.0 %  1 -> 2       7\n\
              not while running: limits.slots cannot change while running\n",
             &long[..60]
         );

@@ -1,0 +1,49 @@
+//! The `[daemon]` table: how the daemon logs, and when it reads files.
+
+use lb_document::diagnostic::Report;
+use lb_document::{LogFormat, Table};
+
+use super::keys::daemon::{LOG_FORMAT, SECTION, WATCH};
+
+/// How the daemon itself works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Daemon {
+    /// Whether it reads the configuration and endpoint files when they change; if not, at a start and at SIGHUP only.
+    pub watch: bool,
+    /// How it logs.
+    pub log_format: LogFormat,
+}
+
+/// Reads the table, if there is one.
+pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Daemon {
+    let table = root.table(&SECTION, report);
+    Daemon {
+        watch: WATCH.take_or_default(&table, report),
+        log_format: LOG_FORMAT.take_or_default(&table, report),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{LEAST, faults, good};
+    use super::*;
+
+    #[test]
+    fn files_are_watched_and_the_log_is_text_by_default() {
+        let of = |lines: &str| good(&format!("{LEAST}{lines}")).daemon;
+        let default = Daemon { watch: true, log_format: LogFormat::Text };
+        assert_eq!([of(""), of("[daemon]\nwatch = true\nlog_format = 'text'")], [default; 2]);
+        let other = of("[daemon]\nwatch = false\nlog_format = 'json'");
+        assert_eq!(other, Daemon { watch: false, log_format: LogFormat::Json });
+    }
+
+    #[test]
+    fn a_wrong_value_names_itself_and_what_is_right() {
+        for (line, expected) in [
+            ("watch = 'no'", "9:9: watch must be true or false, not a string"),
+            ("log_format = 'JSON'", "9:14: unknown log_format \"JSON\" (write \"text\" or \"json\")"),
+        ] {
+            assert_eq!(faults(&format!("{LEAST}[daemon]\n{line}")), [expected], "{line}");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! How a resident program writes its log, as its configuration names it.
+
+use std::str::FromStr;
+
+/// The form of each line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Time, level, place, message, and fields as `name=value`.
+    #[default]
+    Text,
+    /// One JSON object with `timestamp`, `level`, `target`, `message`, and each field by its name.
+    Json,
+}
+
+impl LogFormat {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Text, Self::Json];
+
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
+}
+
+impl FromStr for LogFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = Self::ALL.into_iter();
+        all.clone().find(|format| format.name() == text).ok_or_else(|| {
+            let words: Vec<_> = all.map(Self::name).collect();
+            format!("write {}", words.join(" or "))
+        })
+    }
+}
