@@ -24,6 +24,11 @@ pub enum Distribution {
 pub fn sample(distribution: Distribution, mean_us: u64, rng: &mut SplitMix64) -> u64 {
     match distribution {
         Distribution::Even => mean_us,
+        Distribution::Random if mean_us == 0 => {
+            // As many draws as for any other mean, and no logarithm.
+            rng.next_u64();
+            0
+        }
         Distribution::Random => {
             let product = u128::from(mean_us) * u128::from(exponential(rng));
             u64::try_from(product >> 32).expect("a mean of at most a hundred days, times at most 45")

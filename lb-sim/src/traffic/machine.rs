@@ -113,8 +113,12 @@ impl Machine {
     /// When the next request is done, if no other comes before.
     pub fn next_end(&self) -> Option<u64> {
         let Reverse((end, _)) = self.ends.peek()?;
-        let left = end.saturating_sub(self.served);
-        let left_us = u64::try_from(left.div_ceil(self.speed_of_each().into())).unwrap_or(u64::MAX);
+        let (left, speed) = (end.saturating_sub(self.served), self.speed_of_each());
+        // Divided in 64 bits where they suffice, which takes a tenth of the time.
+        let left_us = match u64::try_from(left) {
+            Ok(left) => left.div_ceil(speed),
+            Err(_) => u64::try_from(left.div_ceil(speed.into())).unwrap_or(u64::MAX),
+        };
         Some(match &self.bandwidth {
             None => self.at_us.saturating_add(left_us),
             Some(bandwidth) => bandwidth.done(self.at_us, left_us, self.at_work()),

@@ -1,34 +1,55 @@
 //! Events to come, in the order of virtual time; those of the same time in the order in which they were pushed.
 //!
-//! That second order makes a run a function of its seed. Must not know what the events are.
+//! That second order makes a run a function of its seed. Nearly all events are due within a tenth of a second, so they lie in buckets of
+//! a few events each, and only the bucket whose turn it is has an order: one heap of all events took a third of a run's time. Must not
+//! know what the events are.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
+/// The binary logarithm of a bucket's width in microseconds.
+const WIDTH_LOG2: u32 = 7;
+
+/// How many buckets lie ahead: those of 131 ms.
+const BUCKETS: usize = 1024;
+
 /// Events to come, each with a time.
 #[derive(Debug)]
 pub struct Queue<E> {
-    heap: BinaryHeap<QueuedEvent<E>>,
+    /// The events of the current bucket, and those that were pushed for an earlier time. In descending order: the next one is the last.
+    current: Vec<QueuedEvent<E>>,
+    /// The number of the current bucket: any time in it, divided by the width.
+    number: u64,
+    /// The buckets after it, unsorted. A bucket is at the remainder of its number.
+    near: Vec<Vec<QueuedEvent<E>>>,
+    /// A bit for each near bucket: whether it has any events.
+    occupied: [u64; BUCKETS / 64],
+    /// Events after the near buckets.
+    far: BinaryHeap<QueuedEvent<E>>,
     serial: u64,
 }
 
 #[derive(Debug)]
 struct QueuedEvent<E> {
-    at_us: u64,
-    serial: u64,
+    /// The time in the upper half, the serial number in the lower.
+    key: u128,
     event: E,
 }
 
 impl<E> QueuedEvent<E> {
-    const fn key(&self) -> (u64, u64) {
-        (self.at_us, self.serial)
+    const fn at_us(&self) -> u64 {
+        (self.key >> 64) as u64
+    }
+
+    const fn bucket(&self) -> u64 {
+        self.at_us() >> WIDTH_LOG2
     }
 }
 
 impl<E> Ord for QueuedEvent<E> {
     fn cmp(&self, other: &Self) -> Ordering {
-        // The heap pops its greatest first, so the earliest is the greatest.
-        other.key().cmp(&self.key())
+        // A heap pops its greatest first, so the earliest is the greatest.
+        other.key.cmp(&self.key)
     }
 }
 
@@ -40,7 +61,7 @@ impl<E> PartialOrd for QueuedEvent<E> {
 
 impl<E> PartialEq for QueuedEvent<E> {
     fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
+        self.key == other.key
     }
 }
 
@@ -48,28 +69,94 @@ impl<E> Eq for QueuedEvent<E> {}
 
 impl<E> Default for Queue<E> {
     fn default() -> Self {
-        Self { heap: BinaryHeap::new(), serial: 0 }
+        Self {
+            current: Vec::new(),
+            number: 0,
+            near: (0..BUCKETS).map(|_| Vec::new()).collect(),
+            occupied: [0; BUCKETS / 64],
+            far: BinaryHeap::new(),
+            serial: 0,
+        }
     }
+}
+
+/// Where a bucket is: its place in `near`, and the word and the bit in `occupied`.
+const fn place(number: u64) -> (usize, usize, u32) {
+    #[expect(clippy::cast_possible_truncation, reason = "a remainder of 1,024")]
+    let place = (number % BUCKETS as u64) as usize;
+    (place, place / 64, (number % 64) as u32)
 }
 
 impl<E> Queue<E> {
     /// Adds an event.
     pub fn push(&mut self, at_us: u64, event: E) {
-        self.heap.push(QueuedEvent { at_us, serial: self.serial, event });
+        let queued = QueuedEvent { key: u128::from(at_us) << 64 | u128::from(self.serial), event };
         self.serial += 1;
+        let bucket = queued.bucket();
+        if bucket <= self.number {
+            let place = self.current.partition_point(|other| *other < queued);
+            self.current.insert(place, queued);
+        } else if bucket - self.number < BUCKETS as u64 {
+            let (place, word, bit) = place(bucket);
+            self.near[place].push(queued);
+            self.occupied[word] |= 1 << bit;
+        } else {
+            self.far.push(queued);
+        }
     }
 
     /// Takes the next event and its time, if that is before `end_us`.
     pub fn pop_before(&mut self, end_us: u64) -> Option<(u64, E)> {
-        if self.heap.peek()?.at_us >= end_us {
+        if self.current.is_empty() {
+            self.next_bucket()?;
+        }
+        if self.current.last()?.at_us() >= end_us {
             return None;
         }
-        self.heap.pop().map(|queued| (queued.at_us, queued.event))
+        self.current.pop().map(|queued| (queued.at_us(), queued.event))
+    }
+
+    /// Makes the next bucket with an event the current one. `None` if there is no event.
+    fn next_bucket(&mut self) -> Option<()> {
+        let near = self.next_near();
+        let far = self.far.peek().map(QueuedEvent::bucket);
+        self.number = near.into_iter().chain(far).min()?;
+        if near == Some(self.number) {
+            let (place, word, bit) = place(self.number);
+            std::mem::swap(&mut self.current, &mut self.near[place]);
+            self.occupied[word] &= !(1 << bit);
+        }
+        while self.far.peek().is_some_and(|queued| queued.bucket() == self.number) {
+            self.current.extend(self.far.pop());
+        }
+        self.current.sort_unstable();
+        Some(())
+    }
+
+    /// The number of the first near bucket that has an event.
+    fn next_near(&self) -> Option<u64> {
+        let from = self.number + 1;
+        let (_, first, bit) = place(from);
+        // The words from that of the first bucket on, and what comes before that bucket in its own word.
+        (0..=self.occupied.len()).find_map(|step| {
+            let word = self.occupied[(first + step) % self.occupied.len()];
+            let before = (1 << bit) - 1;
+            let word = match step {
+                0 => word & !before,
+                _ if step == self.occupied.len() => word & before,
+                _ => word,
+            };
+            (word != 0).then(|| from - u64::from(bit) + 64 * step as u64 + u64::from(word.trailing_zeros()))
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use lb_core::subset::random::SplitMix64;
+
     use super::*;
 
     #[test]
@@ -82,5 +169,26 @@ mod tests {
         assert_eq!(order, [(3, 'b'), (3, 'd'), (5, 'a'), (5, 'c')]);
         assert_eq!(queue.pop_before(10), Some((9, 'e')));
         assert_eq!(queue.pop_before(u64::MAX), None);
+    }
+
+    #[test]
+    fn events_near_and_far_come_in_the_order_of_a_sorted_map() {
+        let mut rng = SplitMix64::new(1);
+        // Within a bucket, within all buckets, around their end, and far beyond it.
+        for span in [100, 100_000, 131_000, 131_072, 140_000, 10_000_000] {
+            let (mut queue, mut sorted, mut now) = (Queue::default(), BTreeMap::new(), 0);
+            for serial in 0..20_000_u64 {
+                let at_us = now + rng.below(span);
+                queue.push(at_us, serial);
+                sorted.insert((at_us, serial), ());
+                // Now and then nothing is due yet, and what is pushed next may be earlier than what is there.
+                let end = now + rng.below(span);
+                while let Some((at_us, event)) = queue.pop_before(end) {
+                    assert_eq!(sorted.pop_first().map(|(key, ())| key), Some((at_us, event)));
+                    now = at_us;
+                }
+                assert!(sorted.first_key_value().is_none_or(|((at_us, _), ())| *at_us >= end));
+            }
+        }
     }
 }

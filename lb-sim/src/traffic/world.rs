@@ -92,13 +92,13 @@ pub fn play(scenario: &Scenario, run: &Run, seed: u64, subset_seed: Option<u64>)
     Played { rows, total, load, ejections: (ejections, world.ejection_total()) }
 }
 
-/// Something that happens at a time.
+/// Something that happens at a time. Small, because a heap moves events all the time: what is large and rare is boxed.
 #[derive(Debug)]
 enum Event {
     /// The resize at this position.
     Resize(usize),
     /// A batch of the restart at this position enters a stage.
-    Restart { restart: usize, batch: Range<u32>, last: u32, stage: RestartStage },
+    Restart(Box<BatchRestart>),
     /// Backends begin to fail, as the table at this position says, for so many times more.
     Fail { fail: usize, times: u32 },
     /// The backends that fail are well again.
@@ -114,7 +114,7 @@ enum Event {
     /// Backends of these indexes that are no longer reported stop.
     Stop(Range<u32>),
     /// A client hears of a list.
-    Learn { client: u32, assignments: Rc<Assignments>, version: u64 },
+    Learn(Box<ListNotice>),
     /// A connection is up.
     Ready { client: u32, slot: u32, serial: u32 },
     /// A client hears a backend's own report.
@@ -147,6 +147,25 @@ enum Event {
     LookAtFlows(u32),
     /// Measuring begins.
     Measure,
+}
+
+const _: () = assert!(size_of::<Event>() <= 16);
+
+/// A list on its way to a client.
+#[derive(Debug)]
+struct ListNotice {
+    client: u32,
+    assignments: Rc<Assignments>,
+    version: u64,
+}
+
+/// A batch of a restart, and the stage that it enters. Batches that begin at `last` or after it do not exist.
+#[derive(Debug)]
+struct BatchRestart {
+    restart: usize,
+    batch: Range<u32>,
+    last: u32,
+    stage: RestartStage,
 }
 
 /// What a batch of a restart does next.
@@ -313,13 +332,9 @@ impl<'a> World<'a> {
             world.queue.push(resize.at.us, Event::Resize(position));
         }
         for (position, restart) in scenario.restarts.iter().enumerate() {
-            let event = Event::Restart {
-                restart: position,
-                batch: 0..restart.batch.0,
-                last: u32::MAX,
-                stage: RestartStage::LameDuck,
-            };
-            world.queue.push(restart.at.us, event);
+            let (batch, last, stage) = (0..restart.batch.0, u32::MAX, RestartStage::LameDuck);
+            let first = BatchRestart { restart: position, batch, last, stage };
+            world.queue.push(restart.at.us, Event::Restart(Box::new(first)));
         }
         for (position, fail) in scenario.fails.iter().enumerate() {
             world.queue.push(fail.at.us, Event::Fail { fail: position, times: fail.times });
@@ -365,7 +380,7 @@ impl<'a> World<'a> {
                 }
                 NewSize::Tasks(jobs, tasks) => jobs.for_each(|job| self.set_tasks(job, tasks)),
             },
-            Event::Restart { restart, batch, last, stage } => self.restart(restart, batch, last, stage),
+            Event::Restart(batch) => self.restart(*batch),
             Event::Fail { fail, times } => self.fail(fail, times),
             Event::Recover => self.recover(),
             Event::Reweight(position) => self.reweight(self.scenario.reweights[position]),
@@ -379,7 +394,7 @@ impl<'a> World<'a> {
                     }
                 }
             }
-            Event::Learn { client, assignments, version } => self.learn(client, &assignments, version),
+            Event::Learn(notice) => self.learn(notice.client, &notice.assignments, notice.version),
             Event::Ready { client, slot, serial } => self.ready(client, slot, serial),
             Event::Arrive(client) => self.arrive(client),
             Event::Hear { client, backend, report, is_lame } => self.hear(client, backend, report, is_lame),

@@ -2,13 +2,12 @@
 //!
 //! Must not know what clients do about it.
 
-use std::ops::Range;
 use std::rc::Rc;
 
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::subset::random::{SplitMix64, mix64};
 
-use super::{Backend, Event, RestartStage, World};
+use super::{Backend, BatchRestart, Event, ListNotice, RestartStage, World};
 use crate::traffic::assignments::Assignments;
 use crate::traffic::client::{SERVICE, address};
 use crate::traffic::document::operator::ReweightTable;
@@ -43,7 +42,7 @@ impl World<'_> {
     }
 
     /// One stage of a batch; each queues the next one.
-    pub(super) fn restart(&mut self, restart: usize, batch: Range<u32>, last: u32, stage: RestartStage) {
+    pub(super) fn restart(&mut self, BatchRestart { restart, batch, last, stage }: BatchRestart) {
         let table = self.scenario.restarts[restart];
         let lame_duck = self.run.differs.lame_duck.unwrap_or(table.lame_duck);
         // Restarted are the backends that the service has when the restart begins, less those that it has lost since.
@@ -87,7 +86,8 @@ impl World<'_> {
             RestartStage::Down | RestartStage::Up => batch,
         };
         if batch.start < last {
-            self.queue.push(self.now + after_us, Event::Restart { restart, batch, last, stage: next });
+            let next = BatchRestart { restart, batch, last, stage: next };
+            self.queue.push(self.now + after_us, Event::Restart(Box::new(next)));
         }
     }
 
@@ -205,7 +205,8 @@ impl World<'_> {
         for &client in &state.clients {
             let mut rng = SplitMix64::new(mix64(&[self.seed, 1, version, client.into()]));
             let at_us = self.now + notice.delay.us + rng.below(notice.spread.us + 1);
-            self.queue.push(at_us, Event::Learn { client, assignments: Rc::clone(&assignments), version });
+            let notice = ListNotice { client, assignments: Rc::clone(&assignments), version };
+            self.queue.push(at_us, Event::Learn(Box::new(notice)));
         }
         assignments
     }
