@@ -59,6 +59,7 @@ fn a_backend_that_goes_takes_its_connections_and_its_part_with_it() {
         weights: None,
         counts: Counts { arrivals: 4, served: 2, opened: 4, closed: 2, ..Counts::default() },
         jobs: Vec::new(),
+        traces: None,
     };
     // One of them is cut; the other ends, and so do those of s + 4 and s + 5. The last two are under way.
     let cut = Errors { cut: 1, ..Errors::default() };

@@ -57,6 +57,8 @@ pub struct RunFigures {
     pub evenness: Evenness,
     /// The same if chance alone spread the requests, by capacity.
     pub floor: Evenness,
+    /// The part of all that the machines can do that is done when the first of them is full, if all get proportionally more.
+    pub usable: Interval,
     /// Busy core time over cores that may be used, all backends together.
     pub cpu_mean: Interval,
     /// CPU time of all arrivals over what the machines at the start can give when nothing makes them slower.
@@ -71,6 +73,14 @@ pub struct RunFigures {
     pub moved_connections: Interval,
     /// Utilization of each backend with the first seed, by index.
     pub cpu: Vec<f64>,
+    /// What the machine of each can do when nothing makes it slower, in cores of speed 1.
+    pub capacity: Vec<f64>,
+}
+
+/// [`RunFigures::usable`] of one seed: a fast core counts as much more than a slow one as it does more.
+pub fn usable(cpu: &[f64], capacity: &[f64]) -> f64 {
+    let used: f64 = cpu.iter().zip(capacity).map(|(cpu, capacity)| cpu * capacity).sum();
+    used / capacity.iter().sum::<f64>() / cpu.iter().copied().fold(0.0, f64::max)
 }
 
 impl RunFigures {
@@ -87,6 +97,7 @@ impl RunFigures {
             run: total.run.clone(),
             evenness: Evenness::of(loads().map(|load| load.cpu.as_slice())),
             floor: Evenness::of(loads().map(|load| load.floor.as_slice())),
+            usable: Interval::of(loads().map(|load| usable(&load.cpu, &load.capacity))),
             cpu_mean: Interval::of(loads().map(|load| mean(load.cpu.iter().copied()))),
             asked: Interval::of(loads().map(|load| load.asked)),
             latency_ms: Latency { p50: latency(0), p99: latency(1), p999: latency(2) },
@@ -94,6 +105,7 @@ impl RunFigures {
             error_share: Interval::of(loads().map(|load| errors(load) / float(load.counts.arrivals.max(1)))),
             moved_connections: Interval::of(seeds.iter().map(|(total, _)| float(total.counts.moved))),
             cpu: load.cpu.clone(),
+            capacity: load.capacity.clone(),
         }
     }
 }
@@ -108,5 +120,12 @@ mod tests {
         assert!((evenness.cpu_max_over_min.mean - 1.5).abs() < 1e-12);
         assert!((evenness.cpu_max_over_mean.mean - (4.0 / 3.0 + 1.0) / 2.0).abs() < 1e-12);
         assert!((evenness.raw_utilization.mean - 0.875).abs() < 1e-12);
+    }
+
+    #[test]
+    fn usable_capacity_counts_what_machines_can_do_and_not_their_cores() {
+        // The slow machine is full at 0.8 of a load at which the fast one, 2.5 times as fast, has 0.32 to do.
+        assert!((usable(&[0.8, 0.32], &[4.0, 10.0]) - (4.0 + 4.0) / 14.0).abs() < 1e-12);
+        assert!((usable(&[0.5, 0.5], &[4.0, 10.0]) - 1.0).abs() < 1e-12);
     }
 }

@@ -77,6 +77,8 @@ pub struct Scenario {
     pub upgrades: Vec<UpgradeTable>,
     /// The variants, at least one.
     pub runs: Vec<Run>,
+    /// Whether rows keep the numbers of each backend. A file cannot ask for it: rows and backends may both be many.
+    pub keeps_traces: bool,
 }
 
 /// A new size of the service or of jobs.
@@ -199,6 +201,7 @@ impl Scenario {
             switches: operator::switches(&document, end.1)?,
             upgrades: operator::upgrades(&document, end.1)?,
             runs,
+            keeps_traces: false,
         };
         scenario.check_restarts(&document.restart)?;
         check_ejection(&document)?;

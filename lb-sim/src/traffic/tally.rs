@@ -146,6 +146,18 @@ pub struct Row {
     /// The same of each job, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<JobCounts>,
+    /// The numbers behind `load` and `cpu`, if the scenario keeps traces.
+    #[serde(skip)]
+    pub traces: Option<Traces>,
+}
+
+/// What each backend did in a step, by index: one point of its trace.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Traces {
+    /// Arrivals over capacity.
+    pub load: Vec<f64>,
+    /// Busy core time over cores that may be used.
+    pub cpu: Vec<f64>,
 }
 
 /// What became of clients' weights in a step, where these follow load or members start slowly.
@@ -193,7 +205,9 @@ pub struct Total {
 pub struct LoadTotal {
     /// Busy core time over cores that may be used, of each backend that was part of the service from the start to the end.
     pub cpu: Vec<f64>,
-    /// The same if each request were at a backend that is drawn by capacity.
+    /// What the machine of each of these can do when nothing makes it slower, in cores of speed 1.
+    pub capacity: Vec<f64>,
+    /// Utilization if each request were at a backend that is drawn by capacity.
     pub floor: Vec<f64>,
     /// CPU time of all arrivals over what the machines at the start can give when nothing makes them slower.
     pub asked: f64,

@@ -5,7 +5,7 @@
 use super::serving::Server;
 use super::{Backend, World};
 use crate::metrics::{Spread, float};
-use crate::traffic::tally::{LoadTotal, Row, Total, Weights, utilization_of};
+use crate::traffic::tally::{LoadTotal, Row, Total, Traces, Weights, utilization_of};
 
 impl World<'_> {
     /// Connections that are open now.
@@ -47,6 +47,7 @@ impl World<'_> {
             weights: self.weights(),
             counts: self.counts.since(before),
             jobs,
+            traces: self.scenario.keeps_traces.then_some(Traces { load: loads, cpu }),
         }
     }
 
@@ -66,11 +67,13 @@ impl World<'_> {
 
     pub(super) fn load_total(&self) -> LoadTotal {
         let measured_us = float(self.scenario.duration.us - self.scenario.measure_from.us);
-        let lasting = self.backends.iter().zip(&self.machines).filter(|(backend, _)| backend.is_lasting());
+        let machines = self.backends.iter().zip(&self.machines);
+        let lasting = machines.filter(|(backend, _)| backend.is_lasting()).map(|(_, server)| server);
         let is_lasting = |index: usize| self.backends[index].is_lasting();
         let latency = |part: f64| self.latency.value_at_quantile(part);
         LoadTotal {
-            cpu: lasting.map(|(_, server)| server.busy_us() / measured_us / server.cores()).collect(),
+            cpu: lasting.clone().map(|server| server.busy_us() / measured_us / server.cores()).collect(),
+            capacity: lasting.map(Server::capacity).collect(),
             floor: self
                 .floor
                 .utilizations(is_lasting)

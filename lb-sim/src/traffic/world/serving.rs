@@ -53,6 +53,11 @@ impl Server {
         self.machine.usable_cores()
     }
 
+    /// What it can do when nothing makes it slower, in cores of speed 1.
+    pub fn capacity(&self) -> f64 {
+        self.machine.capacity()
+    }
+
     fn set_factor(&mut self, now_us: u64) {
         let cold = if now_us < self.cold.1 { self.cold.0 } else { 1.0 };
         self.machine.set_factor(now_us, (1.0 - self.antagonist) / self.slowdown / cold);
