@@ -14,9 +14,9 @@ fn fleet(count: u32, size: u32, seconds: u32, policy: &str) -> Scenario {
         .replace("count = 50", &format!("count = {count}"))
         .replace("tasks = 50", &format!("tasks = {count}"))
         .replace("size = 10", &format!("size = {size}"))
-        .replace("duration = \"250s\"", &format!("duration = \"{seconds}s\""))
+        .replace("duration = \"160s\"", &format!("duration = \"{seconds}s\""))
         .replace("measure_from = \"60s\"", "measure_from = \"10s\"")
-        .replace("seeds = 5", "seeds = 1");
+        .replace("seeds = 3", "seeds = 1");
     let text = format!("{text}[[run]]\npolicy = \"{policy}\"\n");
     Scenario::read("bench", "bench", &text).unwrap_or_else(|fault| panic!("{fault}"))
 }

@@ -314,7 +314,7 @@ fn cursors_of_several_cpus_share_the_work_as_one_does() {
 fn the_book_s_fleet_is_as_uneven_as_the_book_says() {
     let text = lb_sim::traffic::shipped::text("book-load").expect("it is shipped");
     let text =
-        text.replace("\"250s\"", "\"12s\"").replace("\"60s\"", "\"4s\"").replace("seeds = 5", "seeds = 2");
+        text.replace("\"160s\"", "\"12s\"").replace("\"60s\"", "\"4s\"").replace("seeds = 3", "seeds = 2");
     let report = played(&text);
     let ratios: Vec<(String, f64)> = (0..4)
         .map(|run| (figures(&report, run).run.clone(), figures(&report, run).evenness.cpu_max_over_min.mean))

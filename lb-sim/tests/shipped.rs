@@ -1,5 +1,6 @@
 //! The scenarios that come with the program, compared with the figures that they are about.
 
+use lb_core::subset::random::SplitMix64;
 use lb_sim::traffic::ejections::{EjectionRow, EjectionTotal};
 use lb_sim::traffic::figures::RunFigures;
 use lb_sim::traffic::scenario::Scenario;
@@ -283,6 +284,19 @@ fn a_limit_of_active_requests_helps_and_backfires() {
     assert_eq!(figures(&runs, "long-no-limit").errors.mean, 0.0);
     let refused = figures(&runs, "long-limit-100").error_share.mean;
     assert!((0.4..0.6).contains(&refused), "half of what is asked for is on its way: {refused}");
+}
+
+#[test]
+fn no_machine_of_the_book_s_fleet_is_asked_for_more_than_it_can_do() {
+    let scenario = shipped::scenario("book-load");
+    let job = &scenario.jobs[0];
+    let each = job.rate.expect("it has a rate").0 * job.cost.expect("it has a cost").0.mean();
+    let speeds = scenario.machines.speeds(50, &mut SplitMix64::new(0));
+    let can: Vec<f64> = speeds.iter().map(|speed| speed * f64::from(scenario.machines.cores)).collect();
+    let asked = 50.0 * each / can.iter().sum::<f64>();
+    assert!((asked - 0.5).abs() < 0.005, "half of what all machines can do: {asked}");
+    // Under round robin each gets as much. Neighbours take a twentieth of a machine on average: a fifth at most, half of the time.
+    assert!(can.iter().all(|can| each / can < 0.95 * 0.95), "{each} {can:?}");
 }
 
 #[test]
