@@ -10,6 +10,8 @@ pub mod numbers;
 
 pub mod section;
 
+mod panels;
+
 mod book;
 
 mod balance;
@@ -38,7 +40,7 @@ mod aperture_over_time;
 
 mod sizes;
 
-mod load_followed;
+mod load_switch;
 
 mod load;
 
@@ -47,40 +49,48 @@ mod page;
 pub mod directory;
 
 use indicatif::ProgressBar;
+use rayon::iter::{IndexedParallelIterator as _, IntoParallelIterator as _, ParallelIterator as _};
 
 use directory::MARK;
 pub use section::Extent;
 use section::Section;
 
-/// How many steps of progress [`sections`] makes: one for each number of backends of a sweep, and one for each other
-/// section.
-pub const fn steps(extent: Extent) -> u64 {
-    (utilization::SWEEPS + weights::SWEEPS) * (extent.most_tasks - utilization::SIZE + 1) as u64 + OTHERS
+/// How many steps of progress [`sections`] makes: one for each number of backends of a sweep, and more for what takes longer.
+pub fn steps(extent: Extent) -> u64 {
+    (utilization::SWEEPS + weights::SWEEPS) * u64::from(extent.most_tasks - utilization::SIZE + 1)
+        + PLAY * load::plays(extent)
+        + OTHER * OTHERS
 }
 
-/// Sections that are one step each.
-const OTHERS: u64 = 10;
+/// Steps of one play of a scenario with load, and of a section that is neither play nor sweep.
+const PLAY: u64 = 100;
+const OTHER: u64 = 20;
+
+/// Sections that are neither plays nor sweeps.
+const OTHERS: u64 = 9;
 
 /// All sections, in reading order.
 pub fn sections(extent: Extent, bar: &ProgressBar) -> Vec<Section> {
-    let step = |section: Section| {
-        bar.inc(1);
+    let other = |section: Section| {
+        bar.inc(OTHER);
         section
     };
-    vec![
-        step(book::section(extent)),
-        step(balance::section(extent)),
-        utilization::section(extent, bar),
-        weights::section(extent, bar),
-        step(one_more::section()),
-        step(rings::section()),
-        step(resize::section()),
-        step(properties::section(extent)),
-        step(aperture::section(extent)),
-        step(aperture_over_time::section(extent)),
-        step(sizes::section(extent)),
-        step(load::section(extent)),
-    ]
+    let sections: [&(dyn Fn() -> Section + Sync); 12] = [
+        &|| other(book::section(extent)),
+        &|| other(balance::section(extent)),
+        &|| utilization::section(extent, bar),
+        &|| weights::section(extent, bar),
+        &|| other(one_more::section()),
+        &|| other(rings::section()),
+        &|| other(resize::section()),
+        &|| other(properties::section(extent)),
+        &|| other(aperture::section(extent)),
+        &|| other(aperture_over_time::section(extent)),
+        &|| other(sizes::section(extent)),
+        &|| load::section(extent, || bar.inc(PLAY)),
+    ];
+    // At the same time, because some of them keep one processor busy and others all.
+    sections.into_par_iter().with_max_len(1).map(|section| section()).collect()
 }
 
 /// The files of a report: the page first, then every figure.

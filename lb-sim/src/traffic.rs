@@ -82,6 +82,16 @@ pub struct Totals {
 
 /// Plays all runs of a scenario with all its seeds, each in a fleet of its own; those with the same seed with the same arrivals.
 pub fn play(scenario: &Scenario, seed: u64) -> Report {
+    play_with(scenario, seed, || ())
+}
+
+/// How often [`play_with`] reports progress.
+pub fn plays(scenario: &Scenario) -> u64 {
+    scenario.runs.len() as u64 * u64::from(scenario.seeds)
+}
+
+/// As [`play`]. `done` is called after each run with each seed.
+pub fn play_with(scenario: &Scenario, seed: u64, done: impl Fn() + Sync) -> Report {
     let seeds = u64::from(scenario.seeds);
     let plays: Vec<(usize, u64)> =
         (0..scenario.runs.len()).flat_map(|run| (0..seeds).map(move |number| (run, number))).collect();
@@ -93,6 +103,7 @@ pub fn play(scenario: &Scenario, seed: u64) -> Report {
             // Rows are those of the first seed.
             (played.rows, played.ejections.0) = (Vec::new(), Vec::new());
         }
+        done();
         played
     });
     let mut played = played.collect::<Vec<_>>().into_iter();

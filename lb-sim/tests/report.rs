@@ -23,12 +23,36 @@ fn the_report_is_written_over_an_earlier_one() {
     // Standard error is no terminal here: no progress, no word.
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), [].as_slice()));
     let text = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(text, format!("{} and 32 figures\n", out.join("index.html").display()));
+    assert_eq!(text, format!("{} and 31 figures\n", out.join("index.html").display()));
     let page = fs::read_to_string(out.join("index.html")).unwrap();
     assert!(page.contains(MARK) && !page.contains("earlier\n"));
     // What a phone on the road can be asked to load.
     assert!(page.len() < 1_000_000, "{} bytes", page.len());
-    assert_eq!(fs::read_dir(&out).unwrap().count(), 33);
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 32);
+    check_load(&page);
+}
+
+/// What the page says of the book's fleet is what docs/design/load.md says, with the same span and settling time.
+#[track_caller]
+fn check_load(page: &str) {
+    let document = include_str!("../../docs/design/load.md");
+    assert!(
+        page.contains("policy, seconds 60 to 160") && document.contains("measured from second 60 to 160")
+    );
+    let (_, section) = page.split_once("<section id=\"load\">").expect("the section");
+    for (row, words) in [
+        ("round-robin", "round robin"),
+        ("least-loaded", "least-loaded"),
+        ("a58", "A58"),
+        ("feedback", "**feedback**"),
+        ("chance alone, by capacity", "chance alone, by capacity"),
+    ] {
+        let (_, cells) =
+            section.split_once(&format!("<th scope=\"row\">{row}</th><td>")).expect("a row of the page");
+        let (number, _) = cells.split_once("</td>").expect("a cell");
+        let (_, cells) = document.split_once(&format!("\n| {words} | ")).expect("a row of the document");
+        assert!(cells.trim_start_matches('*').starts_with(number), "{row}: {number}, and {cells:.20}");
+    }
 }
 
 #[test]

@@ -17,6 +17,13 @@ pub enum Scale {
 }
 
 impl Scale {
+    /// The number at the beginning of the axis.
+    pub const fn start(self) -> f64 {
+        match self {
+            Self::Linear(from, _) | Self::Logarithmic(from, _) => from,
+        }
+    }
+
     /// 0 at the beginning of the axis, 1 at its end.
     pub fn fraction(self, value: f64) -> f64 {
         match self {

@@ -1,102 +1,128 @@
-//! Figures 20-1, 20-2 and 20-6 of the book "Site Reliability Engineering": how unequal the CPU usage of tasks is that get equally many
-//! requests, over time and summed, and what that wastes; and what weights make of it that follow load.
+//! Figures 20-1, 20-2 and 20-6 of the book "Site Reliability Engineering": CPU usage of tasks that receive equally many requests, over
+//! time and summed, and the capacity that it wastes; beside it the same fleet with weights that follow load.
 //!
 //! Played in virtual time by the shipped scenario `book-load`; the book names neither machines nor clients.
 
-use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH};
+use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Scale, WIDTH};
 
-use super::load_followed;
+use super::load_switch::SwitchedLoad;
 use super::numbers::whole_percent;
-use super::palette::{DETERMINISTIC, RANDOM, ROCKSTEADIER};
+use super::palette::{RANDOM, ROCKSTEADIER};
+use super::panels;
 use super::section::{Extent, Section, Table};
-use crate::metrics::{Spread, mean};
-use crate::traffic::figures::RunFigures;
+use crate::metrics::float;
+use crate::traffic::figures::{RunFigures, usable};
+use crate::traffic::scenario::Scenario;
 use crate::traffic::tally::Row;
 use crate::traffic::values::Span;
-use crate::traffic::{Report, play, shipped};
+use crate::traffic::{self, play_with, shipped};
 
 const SCENARIO: &str = "book-load";
 
-/// Plays the book's fleet for as long as the report has room.
-fn played(extent: Extent) -> Report {
+/// The two scenarios of Figures 20-1 and 20-2: badly balanced, and well.
+const PANELS: [(&str, &str, Paint); 2] =
+    [("round-robin", "round robin", RANDOM), ("feedback", "feedback", ROCKSTEADIER)];
+
+/// What the page shows of the scenario's runs. With even subsets, structural weights are round robin; p2c is as least-loaded.
+const RUNS: [&str; 4] = ["round-robin", "least-loaded", "a58", "feedback"];
+
+/// The book's fleet as the scenario has it, so that the page has the numbers that `socklb-sim traffic` prints; a small report plays a
+/// part of it.
+fn scenario(extent: Extent) -> Scenario {
     let mut scenario = shipped::scenario(SCENARIO);
-    let seconds = |seconds: u64| Span { us: seconds * 1_000_000 };
-    scenario.duration = seconds(extent.load_seconds);
-    scenario.measure_from = seconds(extent.load_seconds / 4);
-    scenario.step = seconds((extent.load_seconds / 25).max(1));
+    let most = Span { us: extent.load_seconds * 1_000_000 };
+    if scenario.duration > most {
+        let [measure_from, step] = [4, 25].map(|part| Span { us: most.us / part });
+        (scenario.duration, scenario.measure_from, scenario.step) = (most, measure_from, step);
+    }
     scenario.seeds = scenario.seeds.min(u32::try_from(extent.trials).unwrap_or(u32::MAX));
-    play(&scenario, scenario.seed)
+    scenario.runs.retain(|run| RUNS.contains(&run.name.as_str()));
+    scenario.keeps_traces = true;
+    scenario
 }
 
-/// The section.
-pub fn section(extent: Extent) -> Section {
-    let report = played(extent);
+/// How many plays the section makes, which take most of a report's time.
+pub fn plays(extent: Extent) -> u64 {
+    traffic::plays(&scenario(extent)) + 1
+}
+
+/// The section. `played` is called after each play.
+pub fn section(extent: Extent, played: impl Fn() + Sync) -> Section {
+    let scenario = scenario(extent);
+    let (switched, report) = rayon::join(
+        || {
+            let switched = SwitchedLoad::play(self::scenario(extent));
+            played();
+            switched
+        },
+        || play_with(&scenario, scenario.seed, &played),
+    );
     let runs = &report.figures.as_ref().expect("requests cost CPU time").runs;
-    let mut table = Table::new(&["policy", "busiest over least busy", "usable of what is reserved", "p99"]);
+    let [from, to] = [scenario.measure_from, scenario.duration].map(|span| span.us / 1_000_000);
+    let policy = format!("policy, seconds {from} to {to}");
+    let mut table =
+        Table::new(&[&policy, "busiest over least busy", "usable of what machines can do", "p99"]);
     for figures in runs {
-        let RunFigures { run, evenness, latency_ms, .. } = figures;
+        let RunFigures { run, evenness, usable, latency_ms, .. } = figures;
         table.row([
             run,
             &format!("{:.2}", evenness.cpu_max_over_min.mean),
-            &whole_percent(evenness.raw_utilization.mean),
+            &whole_percent(usable.mean),
             &milliseconds(latency_ms.p99.mean),
         ]);
     }
     let chance = runs.first().expect("there are runs").floor;
-    table.row([
-        "chance alone, by capacity",
-        &format!("{:.2}", chance.cpu_max_over_min.mean),
-        &whole_percent(chance.raw_utilization.mean),
-        "\u{2013}",
-    ]);
-    let round_robin = named(runs, "round-robin");
-    let (reserved, usable) = (reserved(&round_robin.cpu), round_robin.cpu.iter().sum::<f64>());
+    let none = "\u{2013}";
+    table.row(["chance alone, by capacity", &format!("{:.2}", chance.cpu_max_over_min.mean), none, none]);
+    let ratio = |name: &str| named(runs, name).evenness.cpu_max_over_min.mean;
+    let of_1000 = |name: &str| format!("{:.0}", 1000.0 * named(runs, name).usable.mean);
+    let (before, [after, by_chance]) = (switched.before(), switched.after_and_chance());
     let reading = vec![
-        "Fifty client tasks send requests to ten each of fifty backend tasks, which get equally many. The drawings show CPU usage: how much \
-         of the time the four cores of a backend task\u{2019}s machine work. It is unequal although the requests are not: a request costs 15 ms \
-         of CPU on average, and some cost a thousand times as much as others; every second machine is two and a half times as fast; and \
-         neighbours on the same machine take up to a fifth of it."
+        "Fifty client tasks send requests to ten each of fifty backend tasks, which get equally many: half of what the machines can do. \
+         The drawings show CPU usage: the part of the time in which the four cores of a backend task\u{2019}s machine work. It is uneven \
+         although the requests are even. A request costs 15 ms of CPU on average, and some cost a thousand times as much as others; every \
+         second machine is two and a half times as fast; and neighbours on the same machine take up to a fifth of it."
             .to_owned(),
         format!(
-            "The book: \u{201c}Simple Round Robin\u{201d} spreads CPU usage \u{201c}by up to 2x from the least to the most loaded task\u{201d}, and \
-             least-loaded round robin does \u{201c}about as poorly\u{201d}. Here it is {:.1} and {:.1} (the mean of {} seeds). Chance alone gives \
-             {:.2}, where each request is at a task that is drawn by what its machine can do.",
-            round_robin.evenness.cpu_max_over_min.mean,
-            named(runs, "least-loaded").evenness.cpu_max_over_min.mean,
+            "The numbers are measured over {} s of virtual time, after {from} s in which weights settle, and are means of {} seeds: \
+             those of the scenario {SCENARIO}. Chance alone gives {:.2}: each request goes to a task that is drawn by what its \
+             machine can do.",
+            to - from,
             report.seeds,
-            chance.cpu_max_over_min.mean,
+            chance.cpu_max_over_min.mean
         ),
         format!(
-            "All tasks have to be as large as the busiest one needs. What the others leave of that is wasted: the sum of CPU[busiest] \u{2212} \
-             CPU[i] over all tasks, the tinted area above the bars. In the book\u{2019}s words: of {:.0} cores reserved, {:.0} are usable under \
-             round robin.",
-            4.0 * reserved,
-            4.0 * usable
+            "The book: \u{201c}Simple Round Robin\u{201d} spreads CPU usage \u{201c}by up to 2x from the least to the most loaded \
+             task\u{201d}, and least-loaded round robin does \u{201c}about as poorly\u{201d}. Here it is {:.1} and {:.1}. Weighted round \
+             robin in the book\u{2019}s sense gives each task what its reports of load and errors say that it can do. Its published form, \
+             gRPC\u{2019}s (gRFC A58), comes to {:.2}. Feedback, structural weights that follow utilization, comes to {:.2}.",
+            ratio("round-robin"),
+            ratio("least-loaded"),
+            ratio("a58"),
+            ratio("feedback")
         ),
         format!(
-            "Weighted round robin in the book\u{2019}s sense gives each task what its reports of load and errors say that it can do; when \
-             Google enabled it, the spread between the most and the least loaded task \u{201c}decreased drastically\u{201d} (Figure \
-             20-6, which has no numbers). Its published form is gRPC\u{2019}s (gRFC A58), requests per second over utilization: {:.2} \
-             here. Structural weights that follow utilization, a step per second, come to {:.2}: less than chance alone, because they \
-             also take up what chance has done.",
-            named(runs, "a58").evenness.cpu_max_over_min.mean,
-            named(runs, "feedback").evenness.cpu_max_over_min.mean,
+            "All tasks have to be as large as the busiest one needs. What the others leave of that is wasted: the sum of CPU[busiest] \
+             \u{2212} CPU[i] over all tasks, the tinted area above the bars of Figure 20-2. A bar is as wide as what its machine can do, so a fast core \
+             counts for more than a slow one. The book: \u{201c}you may be reserving 1,000 CPUs\u{201d} and \u{201c}be unable to actually use more \
+             than, say, 700\u{201d}. Of 1,000 here {} are usable under round robin, and {} with feedback.",
+            of_1000("round-robin"),
+            of_1000("feedback")
+        ),
+        format!(
+            "When Google enabled weighted round robin, the spread between the most and the least loaded task \u{201c}decreased \
+             drastically\u{201d} (Figure 20-6, which has no numbers). Here clients have structural weights, which know nothing of machines, \
+             until an operator turns feedback on. Before the switch the busiest task uses {before:.2} times the CPU of the least busy \
+             one; in the last {} s, after {} s of settling, {after:.2} times, where chance alone would give {by_chance:.2} (one seed). \
+             Traces are jagged because a few requests cost seconds.",
+            to / 4,
+            to / 4
         ),
     ];
     Section {
         id: "load",
         heading: "Equally many requests are not equal load",
-        figures: vec![
-            over_time(&report.steps, extent),
-            used("fig-20-2", "Figure 20-2", round_robin, RANDOM),
-            used(
-                "fig-20-2-least-loaded",
-                "The same with least-loaded",
-                named(runs, "least-loaded"),
-                DETERMINISTIC,
-            ),
-            load_followed::figure(runs),
-        ],
+        figures: vec![over_time(&report.steps, scenario.duration), used(runs), switched.figure()],
         reading,
         table,
     }
@@ -106,94 +132,94 @@ fn named<'a>(runs: &'a [RunFigures], name: &str) -> &'a RunFigures {
     runs.iter().find(|figures| figures.run == name).expect("the scenario has this run")
 }
 
-/// What all backends together need if each has as much as the busiest.
-fn reserved(cpu: &[f64]) -> f64 {
-    let busiest = cpu.iter().copied().fold(0.0, f64::max);
-    cpu.iter().map(|_| busiest).sum()
-}
-
 fn milliseconds(ms: f64) -> String {
     if ms < 10_000.0 { format!("{ms:.0}\u{a0}ms") } else { format!("{:.0}\u{a0}s", ms / 1000.0) }
 }
 
-fn over_time(steps: &[Row], extent: Extent) -> Figure {
-    let rows: Vec<&Row> = steps.iter().filter(|row| row.run == "round-robin").collect();
-    #[expect(clippy::cast_precision_loss, reason = "microseconds of some minutes")]
-    let seconds = |row: &Row| row.at_us as f64 / 1e6;
-    #[expect(clippy::cast_precision_loss, reason = "some minutes")]
-    let last = extent.load_seconds as f64;
-    let plot = Plot::usual(Scale::Linear(0.0, last), Scale::Linear(0.0, 1.2));
+fn usage() -> Axis<'static> {
+    Axis::worded("CPU usage of a task", &[0.0, 0.25, 0.5, 0.75, 1.0], whole_percent)
+}
+
+/// Room above 100 % for the names.
+const USAGE: Scale = Scale::Linear(0.0, 1.25);
+
+fn over_time(rows: &[Row], duration: Span) -> Figure {
+    let last = float(duration.us) / 1e6;
     let mut drawing = Drawing::new(WIDTH, HEIGHT);
-    let ticks = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0].map(|part| part * last);
-    plot.axes(
-        &mut drawing,
-        &Axis::worded("seconds", &ticks, |seconds| format!("{seconds:.0}")),
-        &Axis::worded("CPU usage of a task", &[0.0, 0.25, 0.5, 0.75, 1.0], whole_percent),
-    );
-    let spreads: Vec<(f64, Spread)> =
-        rows.iter().map(|row| (seconds(row), row.cpu.expect("requests cost CPU time"))).collect();
-    let mut line = |words: &str, paint: Paint, pairs: &[(f64, f64)], height: f64| {
-        plot.line(&mut drawing, paint, Line::Solid, pairs);
-        drawing.text(
-            paint,
-            Lettering::Strong,
-            plot.point(last / 2.0, height.max(0.04)),
-            Anchor::Middle,
-            words,
-        );
-    };
-    let below =
-        |pairs: &[(f64, f64)]| pairs.iter().map(|(_, usage)| *usage).fold(f64::INFINITY, f64::min) - 0.09;
-    let busiest: Vec<(f64, f64)> = spreads.iter().map(|(at, spread)| (*at, spread.max)).collect();
-    line("the busiest task", RANDOM, &busiest, 1.08);
-    let all: Vec<(f64, f64)> = spreads.iter().map(|(at, spread)| (*at, spread.mean)).collect();
-    line("the mean of all", DETERMINISTIC, &all, below(&all));
-    let least: Vec<(f64, f64)> = spreads.iter().map(|(at, spread)| (*at, spread.min)).collect();
-    line("the least busy task", ROCKSTEADIER, &least, below(&least));
+    let ticks = Axis::worded("seconds", &[0.0, last / 2.0, last], |seconds| format!("{seconds:.0}"));
+    let names = PANELS.map(|(_, name, paint)| (name, paint));
+    let x = (Scale::Linear(0.0, last), &ticks);
+    let plots = panels::pair(&mut drawing, x, (USAGE, &usage()), names);
+    for (plot, (run, _, paint)) in plots.iter().zip(PANELS) {
+        let steps = panels::steps(rows, run);
+        let cpu = steps.iter().map(|(end, traces)| (*end, traces.cpu.iter().collect()));
+        panels::traces(&mut drawing, plot, paint, cpu);
+    }
     Figure {
         id: "fig-20-1",
-        title: "Figure 20-1: CPU usage over time, round robin".to_owned(),
-        description: "Three lines over time: the busiest of 50 backend tasks at or near all that its machine can do, the mean at about \
-                      three quarters, the least busy one below half."
+        title: "Figure 20-1: CPU usage over time, badly and well balanced".to_owned(),
+        description: "Two drawings with a trace over time for each of 50 backend tasks. With round robin half of the tasks are close to all \
+                      that their machines can do, and half below 50 %. With feedback all are near the middle."
             .to_owned(),
         drawing,
     }
 }
 
-fn used(id: &'static str, name: &str, figures: &RunFigures, paint: Paint) -> Figure {
-    let mut cpu = figures.cpu.clone();
-    cpu.sort_unstable_by(|one, other| other.total_cmp(one));
-    let busiest = cpu.first().copied().unwrap_or(0.0);
-    let count = f64::from(u32::try_from(cpu.len()).expect("fifty"));
-    let plot = Plot::usual(Scale::Linear(0.0, count), Scale::Linear(0.0, 1.2));
+fn used(runs: &[RunFigures]) -> Figure {
+    let runs = PANELS.map(|(run, name, paint)| (named(runs, run), name, paint));
+    let all: f64 = runs[0].0.capacity.iter().sum();
     let mut drawing = Drawing::new(WIDTH, HEIGHT);
-    plot.axes(
-        &mut drawing,
-        &Axis::new("backend tasks, busiest first", &[1.0, 10.0, 20.0, 30.0, 40.0, 50.0]),
-        &Axis::worded("CPU usage", &[0.0, 0.25, 0.5, 0.75, 1.0], whole_percent),
-    );
-    let mut wasted = vec![plot.point(0.0, busiest)];
-    for (rank, &cpu) in (0_u32..).zip(&cpu) {
-        let at = f64::from(rank);
-        drawing.bar(paint, plot.between((at + 0.1, 0.0), (at + 0.9, cpu)));
-        wasted.extend([plot.point(at, cpu), plot.point(at + 1.0, cpu)]);
+    let ticks =
+        Axis::worded("what machines can do, in slow cores, busiest first", &[0.0, all / 2.0, all], |cores| {
+            format!("{cores:.0}")
+        });
+    let names = runs.map(|(_, name, paint)| (name, paint));
+    let plots = panels::pair(&mut drawing, (Scale::Linear(0.0, all), &ticks), (USAGE, &usage()), names);
+    for (plot, (figures, _, paint)) in plots.iter().zip(runs) {
+        let mut tasks: Vec<(f64, f64)> =
+            figures.cpu.iter().copied().zip(figures.capacity.iter().copied()).collect();
+        tasks.sort_unstable_by(|(one, _), (other, _)| other.total_cmp(one));
+        let busiest = tasks.first().map_or(0.0, |(cpu, _)| *cpu);
+        let mut wasted = vec![plot.point(0.0, busiest)];
+        let mut from = 0.0;
+        for (cpu, capacity) in tasks {
+            let to = from + capacity;
+            // A third of the width is a gap, so that neighbouring bars can be told apart.
+            drawing.bar(paint, plot.between((from, 0.0), (from + capacity / 1.5, cpu)));
+            wasted.extend([plot.point(from, cpu), plot.point(to, cpu)]);
+            from = to;
+        }
+        wasted.push(plot.point(all, busiest));
+        drawing.tinted(paint, &wasted);
+        plot.line(&mut drawing, paint, Line::Thin, &[(0.0, busiest), (all, busiest)]);
+        let share = 1.0 - usable(&figures.cpu, &figures.capacity);
+        let words = format!("wasted: {}", whole_percent(share));
+        let place = plot.point(all, busiest).moved(0.0, -6.0);
+        drawing.text(paint, Lettering::Strong, place, Anchor::End, &words);
     }
-    wasted.push(plot.point(count, busiest));
-    drawing.tinted(paint, &wasted);
-    plot.line(&mut drawing, paint, Line::Thin, &[(0.0, busiest), (count, busiest)]);
-    let share = 1.0 - mean(cpu.iter().copied()) / busiest;
-    let words = format!("wasted: {} of what is reserved", whole_percent(share));
-    let place = plot.point(count, busiest).moved(0.0, -8.0);
-    drawing.text(paint, Lettering::Strong, place, Anchor::End, &words);
+    let [badly, well] =
+        runs.map(|(figures, ..)| whole_percent(1.0 - usable(&figures.cpu, &figures.capacity)));
     Figure {
-        id,
-        title: format!("{name}: CPU used and wasted, {}", figures.run),
+        id: "fig-20-2",
+        title: "Figure 20-2: CPU used and wasted, badly and well balanced".to_owned(),
         description: format!(
-            "Bars for the CPU usage of {} backend tasks in descending order, and the area up to the busiest one: {} of all that is \
-             reserved is not used.",
-            cpu.len(),
-            whole_percent(share)
+            "Two drawings with a bar for the CPU usage of each of 50 backend tasks, the busiest first, and the area up to the busiest one: \
+             with round robin {badly} of what the machines can do is wasted, with feedback {well}."
         ),
         drawing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_plays_the_scenario_as_it_is_shipped() {
+        let (played, shipped) = (scenario(Extent::default()), shipped::scenario(SCENARIO));
+        assert_eq!(
+            (played.duration, played.measure_from, played.step, played.seeds, played.runs.len()),
+            (shipped.duration, shipped.measure_from, shipped.step, shipped.seeds, RUNS.len())
+        );
     }
 }

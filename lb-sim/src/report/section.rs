@@ -13,14 +13,14 @@ pub struct Extent {
     pub most_size: u32,
     /// Seeds over which random algorithms are tried.
     pub trials: u64,
-    /// How many seconds of virtual time load is played for.
+    /// At most so many seconds of virtual time are played of a scenario with load.
     pub load_seconds: u64,
 }
 
 impl Default for Extent {
     /// What the sources have, and enough seeds for one digit behind the point.
     fn default() -> Self {
-        Self { most_tasks: 256, most_size: 300, trials: 100, load_seconds: 100 }
+        Self { most_tasks: 256, most_size: 300, trials: 100, load_seconds: 3_600 }
     }
 }
 
@@ -43,15 +43,15 @@ pub struct Section {
 #[derive(Clone, Debug)]
 pub struct Table {
     /// What the columns are.
-    pub head: Vec<&'static str>,
+    pub head: Vec<String>,
     /// As many cells as there are columns; the first says what the row is.
     pub rows: Vec<Vec<String>>,
 }
 
 impl Table {
     /// A table without rows yet.
-    pub fn new(head: &[&'static str]) -> Self {
-        Self { head: head.to_vec(), rows: Vec::new() }
+    pub fn new(head: &[&str]) -> Self {
+        Self { head: head.iter().map(|&word| word.to_owned()).collect(), rows: Vec::new() }
     }
 
     /// Adds a row.

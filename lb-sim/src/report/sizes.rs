@@ -4,6 +4,7 @@
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
+use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 
 use super::numbers::{grouped, utilization};
 use super::palette::{DETERMINISTIC, RANDOM, ROCKSTEADIER, WEIGHTED};
@@ -54,11 +55,6 @@ fn raw(series: &Series, case: &SizesFigure, size: u32) -> f64 {
     raw_utilization(&Sharing::of(&fleet, &graph, series.weighted).loads(&graph))
 }
 
-/// Sizes that the figures show.
-fn sizes(case: &SizesFigure, extent: Extent) -> impl Iterator<Item = u32> {
-    1..=case.most.min(extent.most_size)
-}
-
 /// The section.
 pub fn section(extent: Extent) -> Section {
     let mut table = Table::new(&["smallest size that uses", "90 %", "95 %", "99 %"]);
@@ -67,7 +63,8 @@ pub fn section(extent: Extent) -> Section {
         let lines: Vec<Vec<(f64, f64)>> = SERIES
             .iter()
             .map(|series| {
-                sizes(case, extent).map(|size| (f64::from(size), raw(series, case, size))).collect()
+                let sizes = 1..=case.most.min(extent.most_size);
+                sizes.into_par_iter().map(|size| (f64::from(size), raw(series, case, size))).collect()
             })
             .collect();
         for (series, line) in SERIES.iter().zip(&lines) {

@@ -1,0 +1,54 @@
+//! Two scenarios side by side over the same axes, and traces: what is to be compared is in one figure.
+//!
+//! Must not know what the numbers are.
+
+use lb_svg::{Anchor, Area, Axis, Drawing, Lettering, Line, Paint, Plot, Scale};
+
+use crate::metrics::float;
+use crate::traffic::tally::{Row, Traces};
+
+/// Left and right edges of the two drawings, which share the axis on the left.
+const EDGES: [(f64, f64); 2] = [(50.0, 206.0), (228.0, 384.0)];
+
+/// Draws the axes of two drawings, and above each its name. The upper tenth of both has to be empty.
+pub fn pair(
+    drawing: &mut Drawing,
+    (x, x_axis): (Scale, &Axis<'_>),
+    (y, y_axis): (Scale, &Axis<'_>),
+    names: [(&str, Paint); 2],
+) -> [Plot; 2] {
+    let plots =
+        EDGES.map(|(left, right)| Plot { area: Area { left, right, ..Plot::usual(x, y).area }, x, y });
+    let grid = y_axis.ticks.iter().map(|(value, _)| (*value, String::new())).collect();
+    plots[0].axes(drawing, &Axis { title: "", ticks: x_axis.ticks.clone() }, y_axis);
+    plots[1].axes(drawing, x_axis, &Axis { title: "", ticks: grid });
+    for (Plot { area, .. }, (name, paint)) in plots.iter().zip(names) {
+        let middle = lb_svg::at(f64::midpoint(area.left, area.right), area.top + 8.0);
+        drawing.text(paint, Lettering::Strong, middle, Anchor::Middle, name);
+    }
+    plots
+}
+
+/// The seconds at which steps of a run end, and what each backend did in them.
+pub fn steps<'a>(rows: &'a [Row], run: &str) -> Vec<(f64, &'a Traces)> {
+    let rows = rows.iter().filter(|row| row.run == run);
+    rows.filter_map(|row| Some((float(row.at_us) / 1e6, row.traces.as_ref()?))).collect()
+}
+
+/// Draws a thin line for each backend, through the middles of the steps. `steps` are their ends and what each backend did.
+pub fn traces<'a>(
+    drawing: &mut Drawing,
+    plot: &Plot,
+    paint: Paint,
+    steps: impl IntoIterator<Item = (f64, Vec<&'a f64>)>,
+) {
+    let mut lines: Vec<Vec<(f64, f64)>> = Vec::new();
+    let mut begin = plot.x.start();
+    for (end, values) in steps {
+        lines.resize(values.len(), Vec::new());
+        let middle = f64::midpoint(begin, end);
+        lines.iter_mut().zip(values).for_each(|(line, value)| line.push((middle, *value)));
+        begin = end;
+    }
+    lines.iter().for_each(|line| plot.line(drawing, paint, Line::Thin, line));
+}
