@@ -14,6 +14,8 @@ mod panels;
 
 mod book;
 
+mod shuffles;
+
 mod balance;
 
 mod cloud;

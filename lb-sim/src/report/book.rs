@@ -9,6 +9,7 @@ use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot
 use super::numbers::whole_percent;
 use super::palette::paint;
 use super::section::{Extent, Section, Table};
+use super::shuffles;
 use crate::fleet::Fleet;
 use crate::metrics::{Spread, mean, percentile};
 
@@ -70,6 +71,8 @@ pub fn section(extent: Extent) -> Section {
         }
         figures.push(figure(subsets, &shares));
     }
+    shuffles::rows(&mut table, extent.trials);
+    figures.push(shuffles::figure());
     let reading = vec![
         "Each drawing lines the 300 backends up, the one with the fewest connections first. The height is its number \
          of connections, compared with the mean of all. A flat line means that every backend works equally hard. \
@@ -82,6 +85,7 @@ pub fn section(extent: Extent) -> Section {
              draw; 20-3 shows an unusually low minimum. Deterministic subsetting gives every backend exactly 10.",
             extent.trials
         ),
+        shuffles::reading(),
     ];
     Section {
         id: "book",

@@ -35,10 +35,11 @@ fn attributes<'a>(document: &'a Document<'_>, name: &str) -> Vec<&'a str> {
     document.descendants().filter_map(|node| node.attribute(name)).collect()
 }
 
-const FIGURES: [&str; 31] = [
+const FIGURES: [&str; 32] = [
     "fig-20-3",
     "fig-20-4",
     "fig-20-5",
+    "fig-shuffles",
     "fig-1",
     "fig-2a",
     "fig-2b",
