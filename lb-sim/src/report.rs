@@ -36,6 +36,8 @@ mod properties;
 
 mod aperture;
 
+mod aperture_first;
+
 mod aperture_rings;
 
 mod aperture_over_time;

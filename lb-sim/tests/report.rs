@@ -23,12 +23,12 @@ fn the_report_is_written_over_an_earlier_one() {
     // Standard error is no terminal here: no progress, no word.
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), [].as_slice()));
     let text = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(text, format!("{} and 32 figures\n", out.join("index.html").display()));
+    assert_eq!(text, format!("{} and 33 figures\n", out.join("index.html").display()));
     let page = fs::read_to_string(out.join("index.html")).unwrap();
     assert!(page.contains(MARK) && !page.contains("earlier\n"));
     // What a phone on the road can be asked to load.
     assert!(page.len() < 1_000_000, "{} bytes", page.len());
-    assert_eq!(fs::read_dir(&out).unwrap().count(), 33);
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 34);
     check_load(&page);
 }
 

@@ -4,6 +4,7 @@
 use lb_core::subset::{self, Algorithm};
 use lb_svg::{Anchor, Area, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
 
+use super::aperture_first::FirstChange;
 use super::aperture_rings::{self, BACKENDS, CLIENTS, LEAST, SIZE, small};
 use super::numbers::{grouped, percent, whole_percent};
 use super::palette::{DETERMINISTIC, RANDOM, RINGSTEADY};
@@ -56,7 +57,9 @@ pub fn section(extent: Extent) -> Section {
     let deviation = percent(mean(deviations.iter().copied()));
     let even = Spread::of(&loads(aperture)).rsd;
     let [unequal, unequal_even] = [random, aperture].map(deviation_of_unequal);
+    let first = FirstChange::play(extent);
     let mut table = Table::new(&["quantity", "post", "here"]);
+    first.rows(&mut table);
     table.row(["3 on 7, discrete: backends with two sessions", "2", &twice.to_string()]);
     let none = discrete.iter().filter(|&&count| count == 0 || count > 2).count();
     table.row(["3 on 7, discrete: backends with none or three", "0", &none.to_string()]);
@@ -78,6 +81,7 @@ pub fn section(extent: Extent) -> Section {
         &format!("{} to {}, \u{2212}{less}", percent(unequal), percent(unequal_even)),
     ]);
     let reading = vec![
+        first.reading(),
         "Three clients stand evenly spaced before seven backends. On the discrete ring a client takes the next three \
          backends: two backends get a second session. On the continuous ring clients and backends are slices; a backend \
          that two clients share gets the part of each that its slice overlaps, so all loads are equal."
@@ -95,8 +99,14 @@ pub fn section(extent: Extent) -> Section {
     ];
     Section {
         id: "aperture",
-        heading: "Deterministic aperture: rings and sessions",
-        figures: vec![aperture_rings::discrete(), aperture_rings::continuous(), sessions(), topology()],
+        heading: "Apertures: random ones, rings and sessions",
+        figures: vec![
+            first.figure(),
+            aperture_rings::discrete(),
+            aperture_rings::continuous(),
+            sessions(),
+            topology(),
+        ],
         reading,
         table,
     }

@@ -35,7 +35,7 @@ fn attributes<'a>(document: &'a Document<'_>, name: &str) -> Vec<&'a str> {
     document.descendants().filter_map(|node| node.attribute(name)).collect()
 }
 
-const FIGURES: [&str; 32] = [
+const FIGURES: [&str; 33] = [
     "fig-20-3",
     "fig-20-4",
     "fig-20-5",
@@ -58,6 +58,7 @@ const FIGURES: [&str; 32] = [
     "fig-frontend-churn",
     "fig-size-churn",
     "fig-spread",
+    "fig-rps-mesh",
     "fig-ring-discrete",
     "fig-ring-continuous",
     "fig-sessions",
@@ -169,6 +170,15 @@ fn the_book_s_figures_show_both_scenarios_and_the_switch_between_them() {
     let bars = body("fig-20-2").matches("<rect").count();
     assert_eq!((bars, traces("fig-20-6", "rocksteadier")), (100, 50));
     assert!(body("fig-20-6").contains("line dashed stroke-ink"), "the switch is marked");
+}
+
+#[test]
+fn the_aperture_section_begins_with_traces_of_a_mesh_and_of_random_apertures() {
+    let section = little().iter().find(|section| section.id == "aperture").unwrap();
+    assert_eq!(section.figures[0].id, "fig-rps-mesh");
+    assert_eq!([traces("fig-rps-mesh", "deterministic"), traces("fig-rps-mesh", "random")], [31, 31]);
+    let cells = row(little(), "aperture", "connections, full mesh to random aperture");
+    assert_eq!(cells, ["over 99\u{a0}% fewer", "250,000 to 3,000, \u{2212}98.8\u{a0}%"]);
 }
 
 #[test]
