@@ -108,6 +108,27 @@ fn the_aperture_posts_topology_has_its_connections_and_its_deviations() {
 }
 
 #[test]
+fn apertures_grow_with_load_and_shrink_when_it_falls() {
+    let report = played("aperture-by-load");
+    // Members of a client on average, at the end of each step: each keeps a connection to every member.
+    let sizes = |run: &str| -> Vec<f64> {
+        rows(&report, run).iter().map(|row| row.connections.mean * 200.0 / 50.0).collect()
+    };
+    let by_load = sizes("by-load");
+    // The first look is not smoothed: some clients begin with a few more.
+    assert!(by_load[4..24].iter().all(|size| *size == 12.0), "{by_load:?}");
+    // 40 open requests over 1.125, and what chance adds.
+    assert!((35.5..39.0).contains(&by_load[30]) && (35.5..39.0).contains(&by_load[35]), "{by_load:?}");
+    assert_eq!(by_load[47], 12.0, "{by_load:?}");
+    assert!(sizes("fixed").iter().all(|size| *size == 12.0));
+    assert_eq!(
+        total(&report, "by-load").counts.errors.sum(),
+        0,
+        "a connection that goes lets its requests end"
+    );
+}
+
+#[test]
 fn small_jobs_leave_no_backend_unused_with_rocksteadier() {
     let report = played("small-jobs");
     for total in &report.summary.runs {

@@ -20,9 +20,10 @@ use crate::traffic::{Figures, Report, play, shipped};
 /// A scenario, and how to show it.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// A scenario that comes with the program (figure-5, rolling-update, aperture, small-jobs, ejection-tenth,
-    /// ejection-half, ejection-flapping, ejection-all, book-load, book-load-08, book-load-skew, book-load-equal, load-reports,
-    /// load-kept, load-small-jobs, load-changes, load-faults, sinkhole, active-limit, restart-cost, bursts), or the path of a file
+    /// A scenario that comes with the program (figure-5, rolling-update, aperture, aperture-by-load, small-jobs,
+    /// ejection-tenth, ejection-half, ejection-flapping, ejection-all, book-load, book-load-08, book-load-skew,
+    /// book-load-equal, load-reports, load-kept, load-small-jobs, load-changes, load-faults, sinkhole, active-limit,
+    /// restart-cost, bursts), or the path of a file
     #[arg(long, value_name = "NAME|FILE")]
     scenario: String,
     /// Decides when requests arrive and how long they live, instead of the scenario's seed
@@ -420,8 +421,8 @@ summary
     #[test]
     fn what_is_no_scenario_is_named() {
         let error = format!("{:#}", read("figure-6").unwrap_err());
-        let expected = "read scenario \"figure-6\": neither a file nor one of figure-5, rolling-update, aperture, small-jobs, \
-                        ejection-tenth, ejection-half, ejection-flapping, ejection-all, book-load, book-load-08, book-load-skew, \
+        let expected = "read scenario \"figure-6\": neither a file nor one of figure-5, rolling-update, aperture, \
+                        aperture-by-load, small-jobs, ejection-tenth, ejection-half, ejection-flapping, ejection-all, book-load, book-load-08, book-load-skew, \
                         book-load-equal, load-reports, load-kept, load-small-jobs, load-changes, load-faults, sinkhole, active-limit, \
                         restart-cost, bursts: ";
         assert!(error.starts_with(expected), "{error}");

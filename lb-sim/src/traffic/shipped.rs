@@ -5,10 +5,11 @@
 use super::scenario::Scenario;
 
 /// Names and texts, in the order of the documentation.
-pub const SHIPPED: [(&str, &str); 21] = [
+pub const SHIPPED: [(&str, &str); 22] = [
     ("figure-5", include_str!("../../scenarios/figure-5.toml")),
     ("rolling-update", include_str!("../../scenarios/rolling-update.toml")),
     ("aperture", include_str!("../../scenarios/aperture.toml")),
+    ("aperture-by-load", include_str!("../../scenarios/aperture-by-load.toml")),
     ("small-jobs", include_str!("../../scenarios/small-jobs.toml")),
     ("ejection-tenth", include_str!("../../scenarios/ejection-tenth.toml")),
     ("ejection-half", include_str!("../../scenarios/ejection-half.toml")),
