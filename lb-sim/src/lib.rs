@@ -33,6 +33,8 @@ mod commands {
 
     pub mod subset;
 
+    pub mod lots;
+
     pub mod balance;
 
     pub mod churn;
@@ -68,6 +70,8 @@ struct Cli {
 enum Command {
     /// Who uses whom
     Subset(commands::subset::Options),
+    /// How Rocksteadier deals backends to ten clients (the ACM article's Tables 2 to 5)
+    Lots(commands::lots::Options),
     /// How even the subsets are, and how much they have in common
     Balance(commands::balance::Options),
     /// What one more client or backend, or another size, costs in connections
@@ -92,6 +96,7 @@ pub fn command() -> clap::Command {
 pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Subset(options) => commands::subset::run(&options),
+        Command::Lots(options) => commands::lots::run(&options),
         Command::Balance(options) => commands::balance::run(&options),
         Command::Churn(options) => commands::churn::run(&options),
         Command::Sweep(options) => commands::sweep::run(&options),

@@ -77,6 +77,43 @@ fn one_client_has_the_subset_that_it_has_among_all() {
 }
 
 #[test]
+fn lots_show_how_the_article_deals_backends() {
+    let lot = "lots --scaled --lot 1 --backends 55 --size 10";
+    let answer = document(&format!("{lot} --json"));
+    // Figure 4c of the article, which its Table 4 follows.
+    assert_eq!(answer["lots"], json!([1, 5, 3, 0, 4, 2]));
+    let rows: Vec<Vec<u32>> = serde_json::from_value(answer["rows"].clone()).unwrap();
+    for (column, lot) in [1, 5, 3, 0, 4, 2].into_iter().enumerate() {
+        let mut dealt: Vec<u32> = rows.iter().map(|row| row[column]).collect();
+        dealt.sort_unstable();
+        assert!(dealt.into_iter().eq(10 * lot..10 * lot + 10), "each lot is shuffled for itself");
+    }
+    // A client reads across its row and goes on with the next one, without the padding.
+    for client in answer["clients"].as_array().unwrap() {
+        let row = usize::try_from(client["row"].as_u64().unwrap()).unwrap();
+        let read = rows.iter().cycle().skip(row).take(10).flatten().filter(|backend| **backend < 55);
+        let subset: Vec<u32> = serde_json::from_value(client["subset"].clone()).unwrap();
+        assert_eq!(subset, read.take(10).copied().collect::<Vec<u32>>());
+        let of_subset = format!(
+            "subset --algorithm rocksteadier-scaled --clients 20 --backends 55 --size 10 --client {} --json",
+            client["client"]
+        );
+        assert_eq!(document(&of_subset)["subsets"][0]["backends"], client["subset"]);
+    }
+    let text = text(lot);
+    for words in [
+        "Table 2",
+        "Table 3",
+        "Table 4",
+        "Table 5",
+        "\n        15   5   15   25   35   45  (55)\n",
+        "Subsets",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+#[test]
 fn a_seed_of_64_bits_comes_back_whole() {
     let seed = u64::MAX.to_string();
     let answer = document(&format!("subset --clients 1 --backends 1 --size 1 --seed {seed} --json"));
