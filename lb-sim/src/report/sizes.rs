@@ -3,6 +3,7 @@
 //! One figure for each number of backends, with the same algorithms in all of them.
 
 use lb_core::subset::Algorithm;
+use lb_core::weights::Graph;
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
 use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 
@@ -47,12 +48,29 @@ const SERIES: [Series; 4] = [
     },
 ];
 
-/// Raw utilization of one fleet.
-fn raw(series: &Series, case: &SizesFigure, size: u32) -> f64 {
+const fn fleet(series: &Series, case: &SizesFigure, size: u32) -> Fleet {
     let &SizesFigure { clients, backends, .. } = case;
-    let fleet = Fleet { algorithm: series.algorithm, clients, backends, size, seed: 0 };
-    let graph = fleet.graph();
-    raw_utilization(&Sharing::of(&fleet, &graph, series.weighted).loads(&graph))
+    Fleet { algorithm: series.algorithm, clients, backends, size, seed: 0 }
+}
+
+/// Raw utilization of one fleet.
+fn raw(series: &Series, fleet: &Fleet, graph: &Graph) -> f64 {
+    raw_utilization(&Sharing::of(fleet, graph, series.weighted).loads(graph))
+}
+
+/// Raw utilization by size, up to `most`.
+fn line(series: &Series, case: &SizesFigure, most: u32) -> Vec<(f64, f64)> {
+    let whole = fleet(series, case, most).graph();
+    let of_size = |size: u32| {
+        let fleet = fleet(series, case, size);
+        let graph = match series.algorithm {
+            Algorithm::Deterministic => fleet.graph(),
+            // The others take the first backends of an order that does not depend on the size: computed once, not for each size.
+            _ => Graph::of_rows(case.backends, whole.rows().map(|row| row[..size as usize].iter().copied())),
+        };
+        (f64::from(size), raw(series, &fleet, &graph))
+    };
+    (1..=most).into_par_iter().map(of_size).collect()
 }
 
 /// The section.
@@ -60,13 +78,8 @@ pub fn section(extent: Extent) -> Section {
     let mut table = Table::new(&["smallest size that uses", "90 %", "95 %", "99 %"]);
     let mut figures = Vec::new();
     for case in &FIGURES {
-        let lines: Vec<Vec<(f64, f64)>> = SERIES
-            .iter()
-            .map(|series| {
-                let sizes = 1..=case.most.min(extent.most_size);
-                sizes.into_par_iter().map(|size| (f64::from(size), raw(series, case, size))).collect()
-            })
-            .collect();
+        let most = case.most.min(extent.most_size);
+        let lines: Vec<Vec<(f64, f64)>> = SERIES.iter().map(|series| line(series, case, most)).collect();
         for (series, line) in SERIES.iter().zip(&lines) {
             let first = |least: f64| match line.iter().find(|(_, used)| *used >= least) {
                 Some((size, _)) => format!("{size:.0}"),
@@ -77,7 +90,8 @@ pub fn section(extent: Extent) -> Section {
         }
         figures.push(figure(case, &lines));
     }
-    let three_quarters = raw(&SERIES[0], &FIGURES[0], 225);
+    let random = fleet(&SERIES[0], &FIGURES[0], 225);
+    let three_quarters = raw(&SERIES[0], &random, &random.graph());
     let reading = vec![
         "How much of the backends' capacity can be used (raw utilization: mean load over largest load), by the size of the \
          subsets. Every size costs connections, so further left is cheaper."
