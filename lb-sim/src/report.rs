@@ -66,9 +66,10 @@ pub fn steps(extent: Extent) -> u64 {
         + OTHER * OTHERS
 }
 
-/// Steps of one play of a scenario with load, and of a section that is neither play nor sweep.
-const PLAY: u64 = 100;
-const OTHER: u64 = 20;
+/// Steps of one play of a scenario with load, and of a section that is neither play nor sweep: a step is a millisecond or two of CPU
+/// time.
+const PLAY: u64 = 800;
+const OTHER: u64 = 400;
 
 /// Sections that are neither plays nor sweeps.
 const OTHERS: u64 = 9;
