@@ -1,9 +1,12 @@
 //! The probe: opens sockets on request and does with them what it is told. Started by tests inside a cgroup.
 //!
-//! Each request of `stage::protocol` has one function here, by subject: `streams`, `sockets` of any kind, `datagrams`, and
-//! `odd` ways to dial. They return the kernel's errors and do not panic, so that a test learns which request failed.
+//! Each request of `stage::protocol` has one function here, by subject: `streams`, HTTP `requests`, `sockets` of any
+//! kind, `datagrams`, and `odd` ways to dial. They return the kernel's errors and do not panic, so that a test learns
+//! which request failed.
 
 mod streams;
+
+mod requests;
 
 mod sockets;
 
@@ -24,6 +27,8 @@ use serde_json::Value;
 use stage::protocol::{Answer, Request, SocketId};
 use stage::rpc;
 
+use crate::requests::Clients;
+
 fn main() -> Result<()> {
     let cgroup = std::env::args().nth(1).context("usage: probe CGROUP")?;
     // Before the first socket: the cgroup that a socket is made in is the one that counts.
@@ -33,7 +38,13 @@ fn main() -> Result<()> {
     // A thread of its own, so that what goes on until another request comes can look for one without waiting.
     std::thread::spawn(move || rpc::requests().try_for_each(|request| sender.send(request)));
     rpc::ready()?;
-    let mut probe = Probe { sockets: BTreeMap::new(), next: 0, children: Vec::new(), requests };
+    let mut probe = Probe {
+        sockets: BTreeMap::new(),
+        next: 0,
+        children: Vec::new(),
+        clients: Clients::default(),
+        requests,
+    };
     while let Ok(request) = probe.requests.recv() {
         let answer = probe.carry_out(request?)?;
         rpc::answer(&answer)?;
@@ -49,6 +60,7 @@ struct Probe {
     next: u32,
     /// Children that hold what was open when they were made.
     children: Vec<Child>,
+    clients: Clients,
     requests: Receiver<Result<Request>>,
 }
 
@@ -73,6 +85,12 @@ impl Probe {
             Request::DialMany(address, count) => answer(Ok(streams::dial_many(address, count))),
             Request::DialUntilStopped(address) => answer(self.dial_until_stopped(address)),
             Request::RedialUntilStopped(address) => answer(self.redial_until_stopped(address)),
+            Request::StartRequests(address, count, resends) => {
+                self.clients = Clients::start(address, count, resends);
+                answer(Ok(()))
+            }
+            Request::Served => answer(Ok(self.clients.served())),
+            Request::StopRequests => answer(Ok(std::mem::take(&mut self.clients).stop())),
             Request::Stop => answer::<()>(Err(Errno::INVAL)),
             Request::Disconnect(socket) => answer(self.disconnect(socket)),
             Request::Reset(socket) => answer(self.reset(socket)),

@@ -98,11 +98,16 @@ impl Agent {
         agent
     }
 
-    /// Runs a command of `socklb agent` for it.
-    pub fn run(&self, arguments: &[&str]) -> Output {
+    /// A command of `socklb agent` for it.
+    pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.build);
         command.arg("--run").arg(self.folder.join("run")).arg("agent").args(arguments);
-        finish(&mut command)
+        command
+    }
+
+    /// Runs a command of `socklb agent` for it.
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        finish(&mut self.command(arguments))
     }
 
     /// The document of `agent status --json`, from the socket that the command asks.

@@ -15,7 +15,7 @@ use std::process::Command;
 use rustix::thread::CapabilitySet;
 use serde::de::DeserializeOwned;
 
-use crate::protocol::{Answer, Counts, Dialled, Errno, Family, Request, SocketId};
+use crate::protocol::{Answer, Counts, Dialled, Errno, Family, Request, Served, SocketId};
 use crate::rpc::Process;
 use crate::{Cgroup, Setup, address, program};
 
@@ -115,6 +115,25 @@ impl Probe {
     #[track_caller]
     pub fn stop_redialling(&mut self) {
         self.stop::<()>();
+    }
+
+    /// Starts HTTP clients that keep their connections and send requests without pause. With `resends` a client sends a
+    /// request again if a reused connection is closed before a byte of the answer has come.
+    #[track_caller]
+    pub fn start_requests(&mut self, to: &str, clients: u32, resends: bool) {
+        self.perform(&Request::StartRequests(address(to), clients, resends));
+    }
+
+    /// Results of their requests so far.
+    #[track_caller]
+    pub fn served(&mut self) -> Served {
+        self.must(&Request::Served)
+    }
+
+    /// Stops these clients once the requests under way are answered.
+    #[track_caller]
+    pub fn stop_requests(&mut self) -> Served {
+        self.must(&Request::StopRequests)
     }
 
     /// Ends what goes on, and returns its answer.

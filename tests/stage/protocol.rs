@@ -78,6 +78,19 @@ pub struct Received {
 /// How often a backend answered, by its name, and how often a connect failed, by the name that [`failure`] makes.
 pub type Counts = BTreeMap<String, u32>;
 
+/// Results of the requests of HTTP clients that keep their connections.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Served {
+    /// Answers with status 200, by the name of the server.
+    pub answered: BTreeMap<String, u64>,
+    /// Answers with `Connection: close`.
+    pub announced: u64,
+    /// Requests that were sent again.
+    pub resent: u64,
+    /// Requests without an answer of status 200, and failed connects, by error.
+    pub failed: Counts,
+}
+
 /// The name under which connects that fail are counted.
 pub fn failure(errno: Errno) -> String {
     format!("errno-{errno}")
@@ -125,6 +138,12 @@ pub enum Request {
     DialUntilStopped(SocketAddr),
     /// Disconnect and connect every socket again, one after the other, until [`Request::Stop`] comes; only then answered.
     RedialUntilStopped(SocketAddr),
+    /// Start HTTP clients: their address and number, and whether they resend.
+    StartRequests(SocketAddr, u32, bool),
+    /// Their results so far: [`Served`].
+    Served,
+    /// Stop them; answered with [`Served`].
+    StopRequests,
     /// Ends what goes on until it comes, and has no answer of its own. `EINVAL` if nothing does.
     Stop,
     /// Disconnect a socket: connect(2) to `AF_UNSPEC`.
