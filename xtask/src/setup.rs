@@ -33,7 +33,7 @@ const DENY_VERSION: &str = "0.20.2";
 const DEB_VERSION: &str = "3.8.0";
 
 /// Debian packages, each with a file that we use of it and what it is for.
-const PACKAGES: [(&str, &str, &str); 16] = [
+const PACKAGES: [(&str, &str, &str); 18] = [
     ("rustc-web", toolchain::RUSTC, "compiles the kernel programs"),
     ("cargo-web", toolchain::CARGO, "builds them"),
     ("rust-web-src", "/usr/lib/rustlib/src/rust/library/core/Cargo.toml", "their `core`"),
@@ -53,7 +53,13 @@ const PACKAGES: [(&str, &str, &str); 16] = [
     ("xz-utils", "/usr/bin/xz", "unpacks modules of their kernels"),
     ("debian-archive-keyring", "/usr/share/keyrings/debian-archive-keyring.gpg", "signs these"),
     ("nftables", "/usr/sbin/nft", "a peer in the benchmark of connect"),
-    ("haproxy", "/usr/sbin/haproxy", "likewise; its service has nothing to listen on"),
+    (
+        "haproxy",
+        "/usr/sbin/haproxy",
+        "likewise, and a backend in tests; its service has nothing to listen on",
+    ),
+    ("nginx-light", "/usr/sbin/nginx", "a backend in tests; if systemd runs, its service listens on port 80"),
+    ("gunicorn", "/usr/bin/gunicorn", "likewise; it has no service"),
 ];
 
 /// How long another package manager may take to finish: a machine that has just been booted updates itself first.
