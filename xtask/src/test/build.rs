@@ -75,7 +75,7 @@ impl What {
                 }
                 let tests: &[&str] = match tier {
                     Tier::Local if !filtered => &["--tests"],
-                    Tier::Local => &["--test", "local", "--test", "metrics"],
+                    Tier::Local => &["--test", "local", "--test", "metrics", "--test", "servers"],
                     Tier::Proof => &["--test", "proof"],
                     Tier::Package => &["--test", "package"],
                     _ => &["--test", "local"],
