@@ -173,7 +173,7 @@ fn nginx_that_limits_the_age_of_connections_ends_and_no_request_fails() {
 #[test]
 fn nginx_that_reloads_as_a_lame_duck_ends_and_no_request_fails_if_clients_resend() {
     check(&Recipe {
-        on_lame_duck: Some("HUP"),
+        on_lame_duck: Some("sleep 1; kill -HUP $SOCKLB_PID"),
         command: "/usr/sbin/nginx -e stderr -p . -c",
         file: nginx(""),
         resends: true,
@@ -183,7 +183,7 @@ fn nginx_that_reloads_as_a_lame_duck_ends_and_no_request_fails_if_clients_resend
 #[test]
 fn haproxy_that_reloads_as_a_lame_duck_ends_and_no_request_fails() {
     check_announced(&Recipe {
-        on_lame_duck: Some("USR2"),
+        on_lame_duck: Some("sleep 1; kill -USR2 $SOCKLB_PID"),
         command: "/usr/sbin/haproxy -W -f",
         file: HAPROXY.to_owned(),
         resends: false,
