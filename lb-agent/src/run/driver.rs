@@ -39,6 +39,8 @@ pub struct Driver {
     look_at: Option<Instant>,
     /// Connections could not be looked at, which has been said.
     is_blind: bool,
+    /// The application is being killed, which has been logged.
+    is_killing: bool,
     ended: Option<Status>,
 }
 
@@ -74,6 +76,7 @@ impl Driver {
             checks: 0,
             look_at: Some(began),
             is_blind: false,
+            is_killing: false,
             ended: None,
         };
         driver.carry_out(actions);
@@ -171,7 +174,10 @@ impl Driver {
                     self.processes.stop(signal);
                 }
                 Action::Kill => {
-                    tracing::warn!(kill_after = ?self.args.kill_after, "the application did not end and is killed");
+                    // Again for each process that ends and leaves others.
+                    if !std::mem::replace(&mut self.is_killing, true) {
+                        tracing::warn!(kill_after = ?self.args.kill_after, "the application did not end and is killed");
+                    }
                     self.processes.kill();
                 }
                 Action::End(status) => self.ended = Some(status),
