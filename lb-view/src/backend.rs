@@ -214,18 +214,21 @@ pub struct Ejection {
     pub trial_in_s: Option<f64>,
 }
 
-impl fmt::Display for Ejection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { failures, cause, times, trial_in_s } = self;
-        write!(f, "ejected: {failures} {cause} in a row")?;
+impl Backend {
+    /// Why it is ejected, and when it is tried again; `None` if it is not. A backend that is known to refuse is not tried.
+    pub fn ejection_in_words(&self) -> Option<String> {
+        let Ejection { failures, cause, times, trial_in_s } = self.ejection.as_ref()?;
+        let mut text = format!("ejected: {failures} {cause} in a row");
         if *times > 1 {
-            write!(f, ", {times} times without recovery")?;
+            text += &format!(", {times} times without recovery");
         }
         match trial_in_s {
-            None => write!(f, ", trial under way"),
-            Some(seconds) if *seconds <= 0.0 => write!(f, ", trial by the next connect"),
-            Some(seconds) => write!(f, ", trial in {:.0} s", seconds.ceil()),
+            _ if self.state == Health::Refusing.name() => {}
+            None => text += ", trial under way",
+            Some(seconds) if *seconds <= 0.0 => text += ", trial by the next connect",
+            Some(seconds) => text += &format!(", trial in {:.0} s", seconds.ceil()),
         }
+        Some(text)
     }
 }
 
@@ -386,15 +389,18 @@ mod tests {
 
     #[test]
     fn an_ejection_is_told_with_its_cause_and_what_comes() {
-        let ejection = Ejection { failures: 5, cause: "refused".to_owned(), times: 1, trial_in_s: Some(2.1) };
-        assert_eq!(ejection.to_string(), "ejected: 5 refused in a row, trial in 3 s");
-        let again = Ejection { times: 3, trial_in_s: None, ..ejection.clone() };
-        assert_eq!(
-            again.to_string(),
-            "ejected: 5 refused in a row, 3 times without recovery, trial under way"
-        );
-        let due = Ejection { trial_in_s: Some(0.0), ..ejection };
-        assert_eq!(due.to_string(), "ejected: 5 refused in a row, trial by the next connect");
+        let of = |health: Health, times: u32, trial_in_s: Option<f64>| {
+            let ejection = Ejection { failures: 5, cause: "refused".to_owned(), times, trial_in_s };
+            let unused = Backend::unused("10.0.0.1:80".parse().unwrap(), 0);
+            let backend = Backend { state: health.name().to_owned(), ejection: Some(ejection), ..unused };
+            backend.ejection_in_words().unwrap()
+        };
+        let ejected = Health::Ejected;
+        assert_eq!(of(ejected, 1, Some(2.1)), "ejected: 5 refused in a row, trial in 3 s");
+        assert_eq!(of(ejected, 1, Some(0.0)), "ejected: 5 refused in a row, trial by the next connect");
+        let again = "ejected: 5 refused in a row, 3 times without recovery";
+        assert_eq!(of(ejected, 3, None), format!("{again}, trial under way"));
+        assert_eq!(of(Health::Refusing, 3, Some(0.0)), again, "it is not tried");
     }
 
     #[test]

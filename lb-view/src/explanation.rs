@@ -38,7 +38,7 @@ pub struct Explanation {
     pub unhealthy: Vec<Unhealthy>,
     /// Who is in the table without being a member: in place of those that are replaced, or because nobody is healthy.
     pub substitutes: Vec<SocketAddr>,
-    /// Whether so few are available that ejected ones are chosen as well, and nobody is replaced.
+    /// Whether so few are available that ejected ones are chosen as well.
     pub is_panic: bool,
     /// Entries of the schedule.
     pub entries: usize,

@@ -180,8 +180,8 @@ fn of_service(client: &str, service: &Service) -> Vec<Fault> {
     if service.is_panic {
         let ejected = service.backends.iter().filter(|backend| backend.ejection.is_some()).count();
         let text = format!(
-            "panic: too few backends are available ({ejected} are ejected), so ejected ones are chosen as well; look first at \
-             what they have in common: the network, this host, what they all depend on"
+            "panic: too few backends are available ({ejected} are ejected), so ejected ones are chosen unless a lame duck serves; \
+             look first at what they have in common: the network, this host, what they all depend on"
         );
         faults.push(fault(FaultCode::Panic, text));
     }
@@ -193,7 +193,7 @@ fn of_service(client: &str, service: &Service) -> Vec<Fault> {
         faults.push(of_backend(FaultCode::EjectionWithheld, backend, text));
     }
     for backend in &service.backends {
-        let Some(ejection) = &backend.ejection else { continue };
+        let Some(ejection) = backend.ejection_in_words() else { continue };
         let (Some(seconds), Some(replace_after)) = (backend.unavailable_s, service.replace_after_s) else {
             continue;
         };

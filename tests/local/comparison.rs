@@ -108,6 +108,12 @@ fn a_list_is_previewed_beside_the_one_in_use() {
     ];
     assert_eq!(lines[lines.len() - expected.len()..], expected, "{text}");
     assert!(!text.contains("backends.file"), "only the list is another: {text}");
+    std::fs::remove_file(fixture.setup.folder.join("next.toml")).expect("remove it");
+    let (code, text) = failure(&preview("users"));
+    assert!(
+        code == Some(1) && text.contains("--endpoints: cannot read") && !text.contains("socklb.toml:"),
+        "{text}"
+    );
     for (service, list, expected) in [
         (
             "user",

@@ -53,7 +53,7 @@ pub fn run(
     let file = file.unwrap_or(files.file());
     let path = std::path::absolute(file)?;
     let mut faulty: Vec<Faults> = Vec::new();
-    let (mut named, mut ignored) = (Vec::new(), BTreeSet::new());
+    let (mut named, mut ignored, mut unread) = (Vec::new(), BTreeSet::new(), Vec::new());
     let look = |files: &[NamedFile], services: &[SocketAddr], report: &mut Report<'_>| {
         for NamedFile { name, service, file, span } in files {
             named.extend(service.map(|service| (service, report.line(span))));
@@ -66,8 +66,11 @@ pub fn run(
                 // Several services may name one file, as TCP and UDP at one address do: equal faults are told once.
                 Err(SourceError::Invalid(faults)) if faulty.contains(&faults) => {}
                 Err(SourceError::Invalid(faults)) => faulty.push(faults),
-                // A file that cannot be read has no line to report: the line of the configuration that names it is
-                // reported.
+                // A file that cannot be read has no line to report: the line of the configuration, or the option, that names it
+                // is reported.
+                Err(error) if previews.iter().any(|(_, path)| *path == file.path) => {
+                    unread.push(format!("--endpoints: {}", crate::error::chain(&error)));
+                }
                 Err(error) => report.add(span.clone(), crate::error::chain(&error), None),
             }
         }
@@ -81,6 +84,9 @@ pub fn run(
         Err(error) => return Err(error.into()),
     };
     faulty.iter().for_each(print::faults);
+    if !unread.is_empty() {
+        return Err(anyhow::anyhow!(unread.join("\n")).into());
+    }
     let Some(config) = config.filter(|_| faulty.is_empty()) else { return Ok(ExitCode::FAILURE) };
     // What the files hold must fit the limits, too.
     let lists = with_previews(&config, previews)?;

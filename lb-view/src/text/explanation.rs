@@ -141,7 +141,7 @@ fn who_is_unhealthy(text: &mut String, explanation: &Explanation) {
     if explanation.is_panic {
         let _ = writeln!(
             text,
-            "   panic: too few are available, so nobody is replaced and ejected ones are chosen"
+            "   panic: too few are available, so ejected ones are chosen unless a lame duck serves"
         );
     }
 }

@@ -171,13 +171,13 @@ fn row(backend: &Backend, is_watched: bool) -> Row {
         time(|latency| latency.p50_us),
         time(|latency| latency.p99_us),
     ];
-    let ejection = backend.ejection.as_ref().map(ToString::to_string);
+    let ejection = backend.ejection_in_words();
     let probe = backend.probe.as_ref().filter(|probe| probe.is_remarkable()).map(ToString::to_string);
-    let is_told = ejection.is_some() || probe.is_some();
+    let is_told = probe.is_some() || ejection.is_some() && backend.state == Health::Ejected.name();
     let reason = backend.reason.clone().filter(|_| !is_told);
     let is_replaced = backend.membership == BackendState::Replaced.name();
     let place = is_replaced.then(|| "replaced: another backend has its place".to_owned());
-    let notes = ejection.into_iter().chain(probe).chain(reason).chain(place);
+    let notes = reason.into_iter().chain(ejection).chain(probe).chain(place);
     let notes: Vec<String> = notes.chain(failures(backend, is_watched)).collect();
     Row { cells, is_bad: backend.is_failing(), note: (!notes.is_empty()).then(|| notes.join("; ")) }
 }

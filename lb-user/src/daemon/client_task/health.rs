@@ -363,7 +363,7 @@ impl ClientTask {
             }
             if row.is_panic {
                 self.told.panics.insert(service.clone());
-                warn!(client = %self.client.name, %service, available, members, "panic: too few backends are available, so ejected ones are chosen as well");
+                warn!(client = %self.client.name, %service, available, members, "panic: too few backends are available, so ejected ones are chosen unless a lame duck serves");
             } else {
                 self.told.panics.remove(service);
                 info!(client = %self.client.name, %service, available, members, "panic is over");
