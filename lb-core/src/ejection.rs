@@ -42,8 +42,10 @@ pub struct Ejector {
     fallback: u32,
     next_trial: Cell<NextTrial>,
     send_failures: Cell<SendFailures>,
-    /// The slot of a backend that has answered since the last one that did not, or [`NO_SLOT`].
-    answered: Cell<u32>,
+    /// The slot of the backend that answered first after the last one that did not, or [`NO_SLOT`]; and when.
+    answered: Cell<(u32, u32)>,
+    /// Whether none has answered since.
+    awaits_answer: Cell<bool>,
 }
 
 impl Ejector {
@@ -58,7 +60,8 @@ impl Ejector {
             fallback: NO_SLOT,
             next_trial: Cell::default(),
             send_failures: Cell::default(),
-            answered: Cell::new(NO_SLOT),
+            answered: Cell::new((NO_SLOT, 0)),
+            awaits_answer: Cell::default(),
         }
     }
 
@@ -160,17 +163,31 @@ impl Ejector {
     }
 
     /// Takes in that the backend in a slot answered what a client sent.
-    pub fn answered(&self, slot: u32) {
-        self.answered.set(slot);
+    pub fn answered(&self, slot: u32, now: u32) {
+        if self.awaits_answer.replace(false) {
+            self.answered.set((slot, now));
+        }
     }
 
-    /// Takes in what became of a flow to the backend in a slot. `random` decides the jitter.
+    /// Takes in what became of a flow to the backend in a slot, that begins and ends now. `random` decides the jitter.
     pub fn report(&self, slot: u32, evidence: Evidence, now: u32, random: u32) -> Judgement {
+        self.report_since(slot, evidence, now, now, random)
+    }
+
+    /// The same of a flow that began at a tick.
+    pub fn report_since(
+        &self,
+        slot: u32,
+        evidence: Evidence,
+        began: u32,
+        now: u32,
+        random: u32,
+    ) -> Judgement {
         if !evidence.matters(self.row(slot).standing) {
             return Judgement::Unchanged;
         }
         let store = MemoryStore { random, ..self.store() };
-        let evidence = Evidence::from_word(steps::weigh(&store, slot, evidence.to_word()));
+        let evidence = Evidence::from_word(steps::weigh(&store, slot, evidence.to_word(), began));
         let has_room = self.survey(now).has_room();
         let judgement = steps::judge(&store, slot, evidence, Some(has_room), now);
         let judgement = judgement.expect("there is room or not, and no other CPU");
@@ -270,12 +287,16 @@ impl<F: Fn(u32) -> bool> EjectionStore for MemoryStore<'_, F> {
         self.ejector.send_failures.set(send_failures);
     }
 
-    fn answered(&self) -> u32 {
+    fn answered(&self) -> (u32, u32) {
         self.ejector.answered.get()
     }
 
+    fn awaits_answer(&self) -> bool {
+        self.ejector.awaits_answer.get()
+    }
+
     fn await_answer(&self) {
-        self.ejector.answered.set(NO_SLOT);
+        self.ejector.awaits_answer.set(true);
     }
 
     fn set_ejected(&self, slot: u32, ejected: u8) {

@@ -243,6 +243,13 @@ const SEND_FAILED: Evidence = Evidence {
     ending: Ending::NotSent as u8,
     failure_source: ONE,
 };
+/// What a client sent had no answer, by several processes.
+const UNHEARD: Evidence = Evidence {
+    kind: EvidenceKind::NO_ANSWER,
+    ending: NO_ANSWER,
+    failure_source: FailureSource::SEVERAL,
+    ..SEND_FAILED
+};
 
 #[test]
 fn a_backend_to_which_no_syn_can_be_sent_is_ejected_while_others_get_theirs() {
@@ -274,28 +281,55 @@ fn no_backend_is_blamed_where_nothing_can_be_sent() {
 
 #[test]
 fn no_answer_counts_only_while_other_backends_answer() {
-    let unheard = Evidence {
-        kind: EvidenceKind::NO_ANSWER,
-        ending: NO_ANSWER,
-        failure_source: FailureSource::SEVERAL,
-        ..SEND_FAILED
-    };
     let service = service(RULES, 3);
     for _ in 0..10 {
-        assert_eq!(service.report(1, unheard, 0, NO_JITTER), Judgement::Unchanged);
-        service.answered(1);
+        assert_eq!(service.report(1, UNHEARD, 0, NO_JITTER), Judgement::Unchanged);
+        service.answered(1, 0);
     }
     assert_eq!(
-        service.report(1, unheard, 0, NO_JITTER),
+        service.report(1, UNHEARD, 0, NO_JITTER),
         Judgement::Unchanged,
         "its own answers show nothing"
     );
     for _ in 0..2 {
-        service.answered(2);
-        assert_eq!(service.report(1, unheard, 0, NO_JITTER), Judgement::Remembered);
+        service.answered(2, 0);
+        assert_eq!(service.report(1, UNHEARD, 0, NO_JITTER), Judgement::Remembered);
     }
-    service.answered(0);
-    assert_eq!(service.report(1, unheard, 0, NO_JITTER), Judgement::Ejected);
+    service.answered(0, 0);
+    assert_eq!(service.report(1, UNHEARD, 0, NO_JITTER), Judgement::Ejected);
+}
+
+/// A backend hangs, and clients send in bursts: each 100 ms three requests go to it, which they give up after a second, and others are
+/// answered at once.
+#[test]
+fn missing_answers_that_come_together_all_count() {
+    let service = service(RULES, 3);
+    let mut judgements = Vec::new();
+    for burst in 0..15 {
+        let now = burst * 100;
+        if burst >= 10 {
+            judgements.extend((0..3).map(|_| service.report_since(0, UNHEARD, now - 1000, now, NO_JITTER)));
+        }
+        for _ in 0..3 {
+            service.report(0, Evidence::established(false), now, NO_JITTER);
+        }
+        service.answered(1, now + 10);
+    }
+    let ejected_at = judgements.iter().position(|judgement| *judgement == Judgement::Ejected);
+    assert!(ejected_at.is_some_and(|at| at < 9), "within three bursts: {judgements:?}");
+}
+
+/// No backend answers: the first missing answer follows an answer, and all others show nothing.
+#[test]
+fn no_backend_is_blamed_where_none_answers() {
+    let service = service(RULES, 3);
+    service.report_since(0, UNHEARD, 0, 600, NO_JITTER);
+    service.answered(1, 700);
+    for slot in [0, 1, 2].into_iter().cycle().take(60) {
+        service.report_since(slot, UNHEARD, 701, 1_500, NO_JITTER);
+    }
+    assert_eq!(ejected(&service, 3), 0);
+    assert_eq!([0, 1, 2].map(|slot| service.standing(slot).run), [2, 0, 0]);
 }
 
 /// A service as the rules alone make it: each word by itself, and everything counted anew.

@@ -221,6 +221,7 @@ pub fn answered(service: u32, slot: u32) {
     // SAFETY: as above.
     unsafe {
         if (&raw const (*service).awaits_answer).read_volatile() != 0 {
+            (&raw mut (*service).answered_at).write_volatile(tick(clock::now_ns()));
             (&raw mut (*service).answered).write_volatile(slot as u16 + 1);
             (&raw mut (*service).awaits_answer).write_volatile(0);
         }
@@ -306,7 +307,7 @@ extern "C" fn evidence_of(cookie: u64, word: u32, received: u64, sent: u64) -> u
     // What fails in a namespace of a process's own making says nothing of the backends.
     let is_foreign = is_not_zero(clients) & is_not_zero(clients ^ namespace);
     evidence &= !(Evidence::KIND & 0u32.wrapping_sub(is_foreign | counts ^ 1));
-    steps::weigh(&MapStore::<Linux5_10>::new(index, service), slot, evidence)
+    steps::weigh(&MapStore::<Linux5_10>::new(index, service), slot, evidence, tick(start_ns))
 }
 
 /// The slot of another backend than that in `slot` which may be chosen, at some scattered entry of a service's table; or [`NO_SLOT`].
@@ -491,18 +492,27 @@ impl<I: Instructions> EjectionStore for MapStore<I> {
     }
 
     #[inline(always)]
-    fn answered(&self) -> u32 {
+    fn answered(&self) -> (u32, u32) {
         // SAFETY: as above.
-        u32::from(unsafe { (&raw const (*self.service).answered).read_volatile() }).wrapping_sub(1)
+        let (slot, at) = unsafe {
+            (
+                (&raw const (*self.service).answered).read_volatile(),
+                (&raw const (*self.service).answered_at).read_volatile(),
+            )
+        };
+        (u32::from(slot).wrapping_sub(1), at)
+    }
+
+    #[inline(always)]
+    fn awaits_answer(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { (&raw const (*self.service).awaits_answer).read_volatile() != 0 }
     }
 
     #[inline(always)]
     fn await_answer(&self) {
         // SAFETY: as above.
-        unsafe {
-            (&raw mut (*self.service).answered).write_volatile(0);
-            (&raw mut (*self.service).awaits_answer).write_volatile(1);
-        }
+        unsafe { (&raw mut (*self.service).awaits_answer).write_volatile(1) };
     }
 
     #[inline(always)]

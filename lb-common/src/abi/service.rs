@@ -91,7 +91,7 @@ pub struct Service {
     pub name: [u8; NAME_BYTES],
     /// Which backend SYNs could not be sent to, see [`SendFailures`](crate::ejection::SendFailures). Written by the kernel programs.
     pub send_failures: u16,
-    /// The slot plus one of a backend that has answered since the last one that did not; 0 if none has. Written by the kernel
+    /// The slot plus one of the backend that answered first after the last one that did not; 0 if none has. Written by the kernel
     /// programs.
     pub answered: u16,
     /// Cookie of the client's network namespace: only flows of this one show anything of backends. 0 if it is not known, and
@@ -101,7 +101,11 @@ pub struct Service {
     /// doing. Written by the daemon at any time.
     pub several_processes: u8,
     /// Zero.
-    pub _reserved: [u8; 39],
+    pub _reserved: [u8; 3],
+    /// When the backend in `answered` did, in ticks. Written by the kernel programs.
+    pub answered_at: u32,
+    /// Zero.
+    pub _reserved_last: [u8; 32],
 }
 const _: () = assert!(size_of::<Service>() == 192);
 // All that a connect reads lies in one cache line, if rows begin with one.

@@ -45,10 +45,13 @@ pub trait EjectionStore {
     /// Stores that, and that a SYN is awaited.
     fn set_send_failures(&self, send_failures: SendFailures);
 
-    /// The slot of a backend that has answered since the last one that did not; [`NO_SLOT`] or more if none has.
-    fn answered(&self) -> u32;
+    /// The slot of the backend that answered first after the last one that did not, and when; [`NO_SLOT`] or more if none has.
+    fn answered(&self) -> (u32, u32);
 
-    /// Forgets it, and awaits the next answer.
+    /// Whether none has answered since the last one that did not: the slot is that of an earlier answer.
+    fn awaits_answer(&self) -> bool;
+
+    /// Awaits the next answer.
     fn await_answer(&self);
 
     /// Stores whether a backend is ejected: 1 or 0.
@@ -196,9 +199,13 @@ pub fn judge<W: EjectionStore>(
 }
 
 /// What evidence is worth, by its number: what may be this host's fault, or the way of the protocol, counts only while other backends
-/// show that it is not. Returns the number of what is left of it, 0 if that is nothing. To be asked once, before [`judge`].
+/// show that it is not. Returns the number of what is left of it, 0 if that is nothing. To be asked once, before [`judge`]. `began`: the
+/// tick at which its flow did.
+///
+/// A missing answer counts if another backend has answered since the last one, or since its own flow began: clients send in bursts, of
+/// which all requests to one backend may end together.
 #[inline(always)]
-pub fn weigh<W: EjectionStore>(store: &W, slot: u32, evidence: u32) -> u32 {
+pub fn weigh<W: EjectionStore>(store: &W, slot: u32, evidence: u32, began: u32) -> u32 {
     let counts = match Evidence::from_word(evidence).kind {
         EvidenceKind::NONE => false,
         EvidenceKind::SEND_FAILED => {
@@ -211,9 +218,12 @@ pub fn weigh<W: EjectionStore>(store: &W, slot: u32, evidence: u32) -> u32 {
             after.0 != SendFailures::HOST.0
         }
         EvidenceKind::NO_ANSWER => {
-            let answered = store.answered();
-            store.await_answer();
-            answered < NO_SLOT && answered != slot
+            let ((answered, at), is_awaited) = (store.answered(), store.awaits_answer());
+            if !is_awaited {
+                store.await_answer();
+            }
+            let is_since_it_began = at.wrapping_sub(began) < 1 << 31;
+            answered < NO_SLOT && answered != slot && (!is_awaited || is_since_it_began)
         }
         _ => true,
     };
