@@ -680,33 +680,31 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
 
     /// Takes in what the kernel programs have found. Returns the services of whose backends that is news.
     fn hear_kernel(&mut self, verdicts: BTreeMap<Slot, KernelVerdict>, now: T) -> BTreeSet<ServiceIndex> {
-        let mut concerned = BTreeSet::new();
         if verdicts == self.verdicts {
-            return concerned;
+            return BTreeSet::new();
         }
+        let of =
+            |verdicts: &BTreeMap<Slot, KernelVerdict>, slot| verdicts.get(&slot).copied().unwrap_or_default();
+        let of_slot = self
+            .slots
+            .iter()
+            .map(|(identity, at)| (identity, of(&self.verdicts, at.slot), of(&verdicts, at.slot)));
+        let changed: Vec<_> = of_slot.filter(|(_, before, after)| before != after).collect();
+        let concerned: BTreeSet<ServiceIndex> =
+            changed.iter().map(|(identity, ..)| identity.service).collect();
         let limit = |state: &ServiceState<T>| state.service.ejection.map_or(u8::MAX, |rules| rules.failures);
-        let limits: BTreeMap<ServiceIndex, u8> =
-            self.services.iter().map(|state| (state.index, limit(state))).collect();
-        let available: BTreeMap<ServiceIndex, BTreeSet<SocketAddr>> =
-            self.services.iter().map(|state| (state.index, self.available(state, &verdicts))).collect();
-        for (identity, at) in self.slots.iter() {
-            let of = |verdicts: &BTreeMap<Slot, KernelVerdict>| {
-                verdicts.get(&at.slot).copied().unwrap_or_default()
-            };
-            let (before, after) = (of(&self.verdicts), of(&verdicts));
-            if before == after {
-                continue;
-            }
-            concerned.insert(identity.service);
+        let services = self.services.iter().filter(|state| concerned.contains(&state.index));
+        let services: BTreeMap<ServiceIndex, (u8, BTreeSet<SocketAddr>)> =
+            services.map(|state| (state.index, (limit(state), self.available(state, &verdicts)))).collect();
+        for (identity, before, after) in changed {
             let standing = self.standings.entry(identity).or_insert_with(|| Standing::new(now));
             let said = Said { health: Health::Ejected, why: Why::Failures(after.failures), until: None };
             // Also one that failed as often and is not ejected, because it is the last: its run of failures falls back to the number in
             // the rules then, whatever probes have found.
-            let limit = limits.get(&identity.service).copied().unwrap_or(u8::MAX);
-            let others = available.get(&identity.service);
-            let is_last = others.is_none_or(|all| all.iter().all(|address| *address == identity.address));
-            let is_doubled = standing.is_probed_healthy() && !is_last;
-            let limit = doubled_if(limit, is_doubled.into());
+            let limit = services.get(&identity.service).map_or(u8::MAX, |(failures, available)| {
+                let has_others = available.iter().any(|address| *address != identity.address);
+                doubled_if(*failures, (standing.is_probed_healthy() && has_others).into())
+            });
             let is_ejected = after.is_ejected || after.failures >= limit;
             standing.hear(Who::Kernel, is_ejected.then_some(said), now);
             if after.failures > before.failures {

@@ -178,7 +178,7 @@ fn errno_text(errno: u16) -> String {
     known.map_or_else(|| errno.to_string(), |(name, _)| (*name).to_owned())
 }
 
-/// Where endpoints come from. A list that stands in the configuration has a key for each endpoint and key of it.
+/// Where endpoints come from. A list that stands in the configuration has a key for each endpoint.
 fn source_keys(source: &Source) -> Keys {
     match source {
         Source::File(ListFile { path, port_name }) => keys([
