@@ -280,7 +280,7 @@ pub fn reason(slot: &SlotView) -> Option<String> {
 }
 
 /// The same with who has found it, and why: the worst of what the daemon, the programs and its own report have found.
-fn found(slot: &SlotView) -> (Health, Option<Who>, Option<String>) {
+pub fn found(slot: &SlotView) -> (Health, Option<Who>, Option<String>) {
     let reason = stated_reason(slot.reason, slot.state, slot.usable);
     let (health, by) = meaning(reason);
     let text = match reason {

@@ -1,6 +1,7 @@
 //! Ejection: what a dead backend costs, who is tried when, and that none of it needs a daemon.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use aya::maps::{Array, MapData};
 use lb_common::abi::{self, EjectionPhase, EjectionRules, NextTrial, Policy, Service, map};
@@ -397,6 +398,9 @@ fn what_the_programs_found_outlives_lists_restarts_and_kills() {
     fixture.start();
     assert!(is_ejected(&fixture, DEAD[0]));
     assert_eq!(failed(&dial(&mut probe, 60)), 0);
+    // No daemon logs as a change what one before it has logged.
+    look(|| fixture.daemon().log().matches("backend health changed").count())
+        .stays(1, Duration::from_secs(1));
 }
 
 #[test]

@@ -153,6 +153,7 @@ impl ClientTask {
         let datapath = Datapath::open(pins.clone(), &limits, features, purpose(&client))?;
         let is_new = datapath.applied().services.is_empty();
         let balancer = balancer(&client, features, limits, &datapath, now)?;
+        let told = health::Told::adopted(&balancer, &datapath);
         let cpus = lb_kernel::possible_cpus().map_err(ClientTaskError::Cpus)?;
         Ok(Self {
             cursor_seed: cursor_seed(&client, cpus),
@@ -181,7 +182,7 @@ impl ClientTask {
             settled: None,
             grace_periods: GracePeriods::default(),
             window: Window::default(),
-            told: health::Told::default(),
+            told,
             is_new,
             first_look: None,
             probes_heard: None,

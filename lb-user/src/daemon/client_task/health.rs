@@ -9,14 +9,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lb_core::balancer::{Fact, ReportIdMap};
+use lb_core::balancer::{Balancer, Fact, ReportIdMap};
 use lb_core::endpoint::{Endpoint, EndpointList};
 use lb_core::health::{Health, Standing, Who, Why};
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::plan::BackendPlan;
 use lb_core::service::Accounting;
 use lb_core::slots::Identity;
-use lb_kernel::{DatapathError, Features};
+use lb_kernel::{Datapath, DatapathError, Features};
 use lb_view::status::Unused;
 use tracing::{info, warn};
 
@@ -41,6 +41,20 @@ pub struct Told {
     returned: BTreeSet<BackendRef>,
     tried: BTreeMap<BackendRef, Instant>,
     panics: BTreeSet<String>,
+}
+
+impl Told {
+    /// What an earlier daemon has logged, by the maps.
+    pub fn adopted(balancer: &Balancer, datapath: &Datapath) -> Self {
+        let positions: BTreeMap<ServiceIndex, usize> =
+            balancer.services().enumerate().map(|(position, (_, index, _))| (index, position)).collect();
+        let slots = datapath.tables().slots();
+        let health = slots.iter().filter_map(|slot| {
+            let (health, who, _) = status::found(slot);
+            Some(((*positions.get(&slot.service)?, slot.address), (health, who)))
+        });
+        Self { health: health.collect(), ..Self::default() }
+    }
 }
 
 /// Between two looks at which backends serve.
