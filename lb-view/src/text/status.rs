@@ -173,7 +173,8 @@ fn row(backend: &Backend, is_watched: bool) -> Row {
     ];
     let ejection = backend.ejection_in_words();
     let probe = backend.probe.as_ref().filter(|probe| probe.is_remarkable()).map(ToString::to_string);
-    let is_told = probe.is_some() || ejection.is_some() && backend.state == Health::Ejected.name();
+    // The same with and without a daemon, but for what only a daemon knows of probes.
+    let is_told = ejection.is_some() && backend.state == Health::Ejected.name();
     let reason = backend.reason.clone().filter(|_| !is_told);
     let is_replaced = backend.membership == BackendState::Replaced.name();
     let place = is_replaced.then(|| "replaced: another backend has its place".to_owned());
