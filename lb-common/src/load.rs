@@ -5,7 +5,7 @@
 use core::hint::black_box;
 use core::num::{NonZeroU32, NonZeroU64};
 
-use crate::abi::RecentErrors;
+use crate::abi::{Policy, RecentErrors};
 
 /// A half-life, as it is reckoned with: a scan asks for what is left of the errors of each of 256 backends, so what takes a
 /// division is done once.
@@ -43,16 +43,45 @@ pub fn decayed(errors: RecentErrors, now: u32, half_life: HalfLife) -> u32 {
     left
 }
 
-/// `errors` with one more, at the tick `now`.
+/// `errors` with one more, at the tick `now`, of a backend with so many open `flows`. Its load becomes at least the `mean` of the
+/// others: where they have many flows open, single errors would be forgotten faster than they gather, and a backend that fails each
+/// connect would get most of them.
 #[inline(always)]
-pub fn with_another(errors: RecentErrors, now: u32, half_life: HalfLife) -> RecentErrors {
-    with_more(errors, 1, now, half_life)
+pub fn with_another(
+    errors: RecentErrors,
+    flows: u32,
+    mean: u32,
+    now: u32,
+    half_life: HalfLife,
+) -> RecentErrors {
+    let left = decayed(errors, now, half_life);
+    let more = mean.saturating_sub(flows.saturating_add(left)).max(1);
+    added(errors, left, more, now, half_life)
 }
+
+/// The flows that a backend has if it has the [`mean`](crate::abi::Service::mean_flows) of its service: of a table of 2^`length_log2`
+/// entries, `entries` are its share.
+#[inline(always)]
+pub fn mean_of(policy: u8, mean_flows: u64, entries: u32, length_log2: u8) -> u32 {
+    let (share, log2) = if policy == Policy::LeastLoaded as u8 { (1, 0) } else { (entries, length_log2) };
+    #[expect(clippy::cast_possible_truncation, reason = "the daemon bounds the mean")]
+    let flows = (mean_flows.wrapping_mul(share.into()) >> (MEAN_FRACTION_BITS + u32::from(log2 & 31))) as u32;
+    flows
+}
+
+/// Bits behind the point of a [`mean`](crate::abi::Service::mean_flows).
+pub const MEAN_FRACTION_BITS: u32 = 16;
 
 /// `errors` with `more` of them, at the tick `now`.
 #[inline(always)]
 pub fn with_more(errors: RecentErrors, more: u32, now: u32, half_life: HalfLife) -> RecentErrors {
-    match decayed(errors, now, half_life) {
+    added(errors, decayed(errors, now, half_life), more, now, half_life)
+}
+
+/// `errors` of which so many are `left`, with `more` of them.
+#[inline(always)]
+fn added(errors: RecentErrors, left: u32, more: u32, now: u32, half_life: HalfLife) -> RecentErrors {
+    match left {
         0 => RecentErrors { count: more, since: now },
         // Halvings go on at their own times: if each error began a new half-life, frequent ones would never be forgotten.
         count => {
@@ -210,7 +239,7 @@ mod tests {
         let mut errors = NONE;
         let mut now = 7;
         for _ in 0..1000 {
-            errors = with_another(errors, now, HalfLife::new(TICKS));
+            errors = with_more(errors, 1, now, HalfLife::new(TICKS));
             assert!(decayed(errors, now, HalfLife::new(TICKS)) <= 4, "{errors:?} at {now}");
             now += TICKS / 2;
         }
@@ -224,7 +253,18 @@ mod tests {
             let now = since.wrapping_add(later);
             let half_life = HalfLife::new(half_life);
             let before = decayed(errors, now, half_life);
-            prop_assert_eq!(decayed(with_another(errors, now, half_life), now, half_life), before + 1);
+            prop_assert_eq!(decayed(with_more(errors, 1, now, half_life), now, half_life), before + 1);
+        }
+
+        #[test]
+        fn an_error_makes_a_backend_at_least_as_loaded_as_others(
+            count in 0u32..1_000, later in 0u32..5_000, flows in 0u32..1_000, mean in 0u32..1_000,
+        ) {
+            let errors = RecentErrors { count, since: 7 };
+            let (now, half_life) = (7 + later, HalfLife::new(TICKS));
+            let before = flows + decayed(errors, now, half_life);
+            let after = flows + decayed(with_another(errors, flows, mean, now, half_life), now, half_life);
+            prop_assert_eq!(after, mean.max(before + 1));
         }
     }
 }

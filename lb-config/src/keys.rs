@@ -73,7 +73,7 @@ section! {
     SERVICES "services": Form(&["[\"users\"]"]), Means("all"), "the services it dials";
     ACCOUNTING "accounting": Words<Accounting>(&Accounting::ALL, Accounting::name), Is(Accounting::Full),
         "what is known of flows: with `full` also how each went and why it ended; with `active` only how many are open, by \
-         cheaper hooks, so that errors cannot count (`error_decay`)";
+         cheaper hooks; that a flow failed is known with both";
 }
 
 section! {

@@ -21,6 +21,8 @@ pub mod flows;
 
 pub mod publication;
 
+pub mod error_load;
+
 pub mod reported_errors;
 
 use std::collections::BTreeMap;

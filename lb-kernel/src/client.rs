@@ -7,6 +7,7 @@ mod steps;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lb_common::abi::SlotCounters;
 use lb_core::arena::Arena;
@@ -169,6 +170,16 @@ impl Datapath {
     /// Adds recent errors to the backend in a slot, if its service counts them as load.
     pub fn add_errors(&self, slot: Slot, more: u32) {
         self.tables.add_errors(slot, more, monotonic_ns());
+    }
+
+    /// Gives the programs the mean of a service's open flows, as [`error_load`](lb_core::control::error_load) computes it.
+    pub fn set_mean_flows(&mut self, index: ServiceIndex, mean: u64) {
+        self.tables.set_mean_flows(index, mean);
+    }
+
+    /// Halves the errors of the backend in a slot so much later.
+    pub fn hold_errors(&self, slot: Slot, delay: Duration) {
+        self.tables.hold_errors(slot, delay, monotonic_ns());
     }
 
     /// Makes the next connects the trials of the ejected backends in these slots: something else has shown that they may be well

@@ -7,7 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use aya::maps::{Array, MapData};
-use lb_common::abi::{Service, map};
+use lb_common::abi::{Backend as BackendRow, Policy, RecentErrors, Service, map};
+use lb_common::load::MEAN_FRACTION_BITS;
 use lb_view::backend::Backend as View;
 use lb_view::flows::Flows;
 use stage::backend::Manner;
@@ -15,7 +16,7 @@ use stage::fixture::{Fixture, SERVICE, with_active_accounting};
 use stage::maps::{Raw, array};
 use stage::namespace::in_a_network_of_its_own;
 use stage::protocol::{Family, Oddity};
-use stage::{Backend, Probe, eventually, kernel, look, replace};
+use stage::{Backend, Probe, address, eventually, kernel, look, replace};
 
 use crate::ejection::{DEAD, THREE, start, text, write};
 
@@ -26,8 +27,12 @@ const LOST: &str = "10.99.0.1:80";
 
 /// The test's own network has a route of this kind to [`LOST`], in place of any before.
 fn lose(kind: &str) {
-    let status = Command::new("ip").args(["route", "replace", kind, "10.99.0.0/24"]).status().expect("ip");
-    assert!(status.success(), "{kind}: {status}");
+    route(kind, "10.99.0.0/24");
+}
+
+fn route(kind: &str, network: &str) {
+    let status = Command::new("ip").args(["route", "replace", kind, network]).status().expect("ip");
+    assert!(status.success(), "{kind} {network}: {status}");
 }
 
 fn at(fixture: &Fixture, address: &str) -> View {
@@ -81,6 +86,25 @@ fn a_backend_to_which_there_is_no_way_costs_a_few_connects() {
 }
 
 #[test]
+fn an_ipv6_backend_to_which_there_is_no_way_costs_a_few_connects() {
+    const SERVICE6: &str = "[fd00:96::10]:80";
+    const LOST6: &str = "[fd00:99::1]:80";
+    for kind in ["blackhole", "prohibit", "unreachable"] {
+        let mut fixture = Fixture::without_daemon();
+        let _six = ["[::1]:8001", "[::1]:8002"].map(|address| Backend::start("b6", address));
+        write(&fixture, &[LOST6, "[::1]:8001", "[::1]:8002"]);
+        let text = text(&fixture, FOR_LONG).replace(SERVICE, SERVICE6);
+        replace(&fixture.setup.folder.join("socklb.toml"), &text);
+        route(kind, "fd00:99::/64");
+        fixture.start();
+        let counts = fixture.probe().dial_many(SERVICE6, 300);
+        assert!((1..=12).contains(&failed(&counts)), "{kind}: {counts:?}");
+        look(|| at(&fixture, LOST6).ejection.map(|ejection| ejection.cause))
+            .becomes(Some("not-sent".to_owned()));
+    }
+}
+
+#[test]
 fn open_connections_elsewhere_do_not_make_it_a_sinkhole() {
     for policy in ["p2c", "least-loaded"] {
         let fixture = start(&[THREE[0]], &format!("policy = \"{policy}\"\n{FOR_LONG}"));
@@ -120,6 +144,39 @@ fn without_causes_a_backend_that_fails_fast_does_not_look_idle() {
         let counts = connect(&mut fixture.probe(), 200);
         // A third of them would be its share.
         assert!(failed(&counts) <= 67 + 1, "{policy}: {counts:?}");
+    }
+}
+
+/// One that begins to fail while others have much open, and few connects come.
+#[test]
+fn what_others_have_open_makes_no_backend_that_fails_look_idle() {
+    for policy in [Policy::P2c, Policy::LeastLoaded] {
+        let fixture = start(&[THREE[0], THREE[1]], "ejection = \"off\"");
+        let lines = format!("policy = \"{}\"\nerror_decay = \"1s\"\nejection = \"off\"", policy.name());
+        replace(&fixture.setup.folder.join("socklb.toml"), &with_active_accounting(&text(&fixture, &lines)));
+        eventually("the policy is in force", || service(&fixture).rules.error_half_life, |half| *half > 0);
+        let mut probe = fixture.probe();
+        connect(&mut probe, 100);
+        let mean =
+            u64::from(if policy == Policy::P2c { 100_u32 } else { 50 } << MEAN_FRACTION_BITS) * 17 / 16;
+        eventually("the mean is known", || service(&fixture).mean_flows, |known| *known == mean);
+        write(&fixture, &[THREE[0], THREE[1], DEAD[0]]);
+        eventually("it is listed", || fixture.setup.backend(DEAD[0]), Option::is_some);
+        let counts = connect(&mut probe, 60);
+        // A third would be its share.
+        assert!((1..=20).contains(&failed(&counts)), "{policy:?}: {counts:?}");
+        let errors = || {
+            let backends = array::<BackendRow>(&fixture.setup.map("web", map::BACKENDS));
+            let rows = (0..3).map(|slot| backends.get(&slot, 0).expect("the slot").0);
+            rows.map(|row| row.errors).find(|errors| errors.count != 0).expect("it has errors")
+        };
+        let before = errors();
+        let half_life = service(&fixture).rules.error_half_life;
+        // While no connect comes, none is forgotten.
+        let moved = |errors: &RecentErrors| errors.since.wrapping_sub(before.since) > 2 * half_life;
+        let after = eventually("errors are held", errors, moved);
+        assert_eq!(after.count, before.count);
+        assert!(failed(&connect(&mut probe, 4)) <= 1, "{policy:?}");
     }
 }
 
@@ -253,4 +310,37 @@ fn a_backend_that_accepts_and_does_not_answer_is_ejected_while_others_answer() {
         at(&fixture, HUNG).ejection.map(|ejection| ejection.cause)
     };
     eventually("it is ejected", round, |cause| cause.as_deref() == Some("no-answer"));
+}
+
+/// Clients in lockstep, as those that fan out: what is answered ends at once, and what is not ends together a time-out later.
+#[test]
+fn all_missing_answers_of_a_burst_count() {
+    const HUNG: &str = "127.0.0.1:8010";
+    let fixture = start(&[HUNG, THREE[0], THREE[1], THREE[2]], FOR_LONG);
+    let _hung = TcpListener::bind(HUNG).expect("listen");
+    let mut probe = fixture.probe();
+    let mut bursts = 0;
+    let burst = || {
+        bursts += 1;
+        let sockets = [(); 24].map(|()| probe.start_connect(SERVICE));
+        sockets.iter().for_each(|socket| probe.write(*socket));
+        let mut flows = eventually(
+            "all have begun",
+            || fixture.setup.document::<Flows>(&["flows"]).flows,
+            |flows| flows.len() == 24,
+        );
+        flows.sort_by(|one, other| other.age_s.total_cmp(&one.age_s));
+        let (hung, answered): (Vec<_>, Vec<_>) =
+            sockets.into_iter().zip(&flows).partition(|(_, flow)| flow.backend == Some(address(HUNG)));
+        answered.into_iter().for_each(|(socket, _)| probe.close(socket));
+        let flows = || fixture.setup.document::<Flows>(&["flows"]).flows;
+        let youngest = || flows().iter().map(|flow| flow.age_s).fold(f64::INFINITY, f64::min);
+        eventually("each has waited for an answer", youngest, |age| *age > 0.6);
+        hung.into_iter().for_each(|(socket, _)| probe.close(socket));
+        at(&fixture, HUNG).ejection.map(|ejection| ejection.cause)
+    };
+    eventually("it is ejected", burst, |cause| cause.as_deref() == Some("no-answer"));
+    // The first has no answer after it, and each shows what the one before has found. If one missing answer counted in each burst, what
+    // accepting speaks for the backend would outweigh it for ever.
+    assert!(bursts <= 3, "{bursts}");
 }

@@ -1,7 +1,7 @@
 //! `least-loaded`: round robin among those with the least load, as the book tells it.
 
 use lb_common::abi::{NO_SLOT, Policy, RecentErrors, Rules};
-use lb_common::load::{HalfLife, decayed, with_another};
+use lb_common::load::{HalfLife, decayed, with_more};
 use lb_common::pick::{How, Pick, choose, pick};
 use proptest::prelude::*;
 
@@ -97,7 +97,7 @@ fn a_backend_that_fails_fast_is_no_sinkhole() {
             if slot == 3 {
                 failed[run] += 1;
                 if half_life != 0 {
-                    backend.errors = with_another(backend.errors, now, HalfLife::new(half_life));
+                    backend.errors = with_more(backend.errors, 1, now, HalfLife::new(half_life));
                 }
             } else {
                 backend.flows += 1;

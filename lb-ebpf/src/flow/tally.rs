@@ -4,7 +4,7 @@
 //! another backend, with counters of its own.
 
 use lb_common::abi::{
-    Backend, ENDING_ROWS, Histogram, Outcomes, RecentErrors, Service, SlotCounters, TIME_BUCKETS, bucket,
+    Backend, ENDING_ROWS, Histogram, Outcomes, RecentErrors, SlotCounters, TIME_BUCKETS, bucket,
 };
 use lb_common::load::{self, HalfLife};
 
@@ -122,22 +122,26 @@ pub fn ended(slot: u32, start_ns: u64, ending: u32, totals: TrafficTotals) {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn remember_error(slot: u32, service: u32, now: u32) -> u32 {
-    let service: *const Service = match SERVICES.get_ptr(service) {
-        Some(service) => service,
-        None => return 0,
-    };
-    // SAFETY: a live map value; the daemon may change the field at any time.
-    let half_life = unsafe { (&raw const (*service).rules.error_half_life).read_volatile() };
-    if half_life == 0 {
-        return 0;
-    }
-    if let Some(backend) = BACKENDS.get_ptr_mut(slot) {
-        // SAFETY: a live map value; the errors are one word.
-        unsafe {
-            let word = (&raw mut (*backend).errors).cast::<u64>();
-            let before = RecentErrors::from_word(word.read_volatile());
-            word.write_volatile(load::with_another(before, now, HalfLife::new(half_life)).to_word());
+    let Some(backend) = BACKENDS.get_ptr_mut(slot) else { return 0 };
+    // Last, so that nothing it has is kept over a call: old kernels allow little stack.
+    let Some(service) = SERVICES.get_ptr(service) else { return 0 };
+    // SAFETY: live map values; the daemon may change the fields at any time, and the errors are one word.
+    unsafe {
+        let half_life = (&raw const (*service).rules.error_half_life).read_volatile();
+        if half_life == 0 {
+            return 0;
         }
+        let mean = load::mean_of(
+            (&raw const (*service).rules.policy).read_volatile(),
+            (&raw const (*service).mean_flows).read_volatile(),
+            (&raw const (*backend).entries).read_volatile(),
+            (&raw const (*service).table.length_log2).read_volatile(),
+        );
+        // The low half: no backend has more.
+        let flows = (&raw const (*backend).flows).cast::<u32>().read_volatile();
+        let word = (&raw mut (*backend).errors).cast::<u64>();
+        let before = RecentErrors::from_word(word.read_volatile());
+        word.write_volatile(load::with_another(before, flows, mean, now, HalfLife::new(half_life)).to_word());
     }
     0
 }

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use bytemuck::Zeroable;
 use lb_common::abi::{
@@ -15,13 +16,15 @@ use lb_common::abi::{
 use lb_common::ejection;
 use lb_common::load::{self, HalfLife};
 use lb_common::net::{Address, Be16, socket_addr};
-use lb_common::ticks::tick;
+use lb_common::ticks::{TICK_LOG2, tick};
 use lb_core::balancer::KernelVerdict;
+use lb_core::control::error_load::MemberLoad;
 use lb_core::ids::{BackendRef, Generation, ServiceIndex, Slot};
 use lb_core::plan::BackendPlan;
 
 use super::services::name_of;
 use super::{Counts, Tables};
+use crate::clock::monotonic_ns;
 use crate::error::DatapathError;
 use crate::retired;
 
@@ -171,6 +174,31 @@ impl Tables {
     /// Open flows of a slot's backend.
     pub fn active(&self, slot: Slot) -> u64 {
         self.maps.backends.load64(slot.index(), offset_of!(Backend, flows))
+    }
+
+    /// What a slot's backend has as load, and whether anything is left of its errors; `None` if no table names it.
+    pub fn member_load(&self, slot: Slot) -> Option<(MemberLoad, bool)> {
+        let Backend { flows, state, entries, errors, endpoint, .. } = self.maps.backends.get(slot.index());
+        let rules = self.maps.services.get(usize::from(endpoint.service)).rules;
+        let left = load::decayed(errors, tick(monotonic_ns()), HalfLife::new(rules.error_half_life));
+        let load = MemberLoad { flows, entries, is_well: state.may_be_chosen() == 1 && left == 0 };
+        (entries > 0).then_some((load, left > 0))
+    }
+
+    /// Halves a slot's errors so much later, but no later than if they were counted now. If a program adds one at the same moment, they
+    /// are held at the next tick.
+    pub(crate) fn hold_errors(&self, slot: Slot, delay: Duration, now_ns: u64) {
+        let (slot, at) = (slot.index(), offset_of!(Backend, errors));
+        let before = self.maps.backends.load64(slot, at);
+        let errors = RecentErrors::from_word(before);
+        if load::are_stale(errors, tick(now_ns)) {
+            return;
+        }
+        let age = tick(now_ns).wrapping_sub(errors.since);
+        let since = errors
+            .since
+            .wrapping_add(u32::try_from(delay.as_nanos() >> TICK_LOG2).map_or(age, |delay| delay.min(age)));
+        self.maps.backends.replace64(slot, at, before, RecentErrors { since, ..errors }.to_word());
     }
 
     /// Clears a slot's errors if they are stale at the programs' tick `now`. An error that is added meanwhile stays.

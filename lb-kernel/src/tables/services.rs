@@ -169,6 +169,14 @@ impl Tables {
         }
     }
 
+    /// Stores the mean of open flows where it is another one.
+    pub(crate) fn set_mean_flows(&mut self, index: ServiceIndex, mean: u64) {
+        let (services, row, at) = (&mut self.maps.services, index.index(), offset_of!(Service, mean_flows));
+        if services.load64(row, at) != mean {
+            services.store64(row, at, mean);
+        }
+    }
+
     pub(crate) fn set_fallback(&mut self, index: ServiceIndex, slot: Option<Slot>) {
         self.maps.services.store32(index.index(), offset_of!(Service, fallback), Slot::number_or_none(slot));
     }

@@ -17,14 +17,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lb_common::abi::{
-    Cursor, DaemonState, EjectionRules, MAX_SCHEDULE_LOG2, MAX_SUBSET, NO_MEMBERS, NO_SLOT, RecentErrors,
-    Rules, TableRef, Usable,
+    Cursor, DaemonState, EjectionRules, MAX_SCHEDULE_LOG2, MAX_SUBSET, NO_MEMBERS, NO_SLOT, Policy,
+    RecentErrors, Rules, TableRef, Usable,
 };
 use lb_common::ejection::{self, Evidence};
-use lb_common::load::{HalfLife, with_another};
+use lb_common::load::{HalfLife, decayed, mean_of, with_another};
 use lb_common::pick::{self, CpuCursor, How, Pick, scattered};
 use lb_core::balancer::{Adopted, Balancer, Fact};
 use lb_core::control::ControlRules;
+use lb_core::control::error_load::{MemberLoad, mean_flows};
 use lb_core::cursor;
 use lb_core::ejection::{Ejector, Judgement};
 use lb_core::endpoint::EndpointList;
@@ -344,8 +345,21 @@ impl Client {
         self.following.iter_mut().for_each(|following| following.fail(slot));
         let half_life = self.rules.error_half_life;
         if half_life != 0 {
+            let half_life = HalfLife::new(half_life);
+            let policy = Policy::from_u8(self.rules.policy).expect("the rules name one");
+            let members =
+                (0..).zip(&self.errors).zip(&self.entries).map(|((slot, errors), &entries)| MemberLoad {
+                    flows: self.flows(slot).into(),
+                    entries,
+                    is_well: entries > 0 && decayed(*errors, now, half_life) == 0,
+                });
+            let length = self.schedule.len();
+            let mean = mean_flows(policy, length, members);
+            let log2 = u8::try_from(length.ilog2()).expect("below the bits of a number");
+            let mean = mean_of(self.rules.policy, mean, self.entries[slot as usize], log2);
+            let flows = self.flows(slot);
             let errors = &mut self.errors[slot as usize];
-            *errors = with_another(*errors, now, HalfLife::new(half_life));
+            *errors = with_another(*errors, flows, mean, now, half_life);
         }
     }
 

@@ -3,8 +3,8 @@
 //! Facts change the plan; [`ClientTask::settle`] brings the maps to it. What cannot be done at once (a region that may
 //! still be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing. In reading
 //! order: its plan and its maps (this file), the lists that change the plan (`lists`), its cgroup (`attachment`), its network namespace (`namespace`), what
-//! its programs find of backends (`health`), guesses of probes (`guesses`), what they count (`counts`), and weights that change while lists stay (`control`), and
-//! subsets whose size follows load (`size`).
+//! its programs find of backends (`health`), guesses of probes (`guesses`), what they count (`counts`), weights that change while lists stay (`control`), errors that count as
+//! load (`errors`), and subsets whose size follows load (`size`).
 
 mod lists;
 
@@ -13,6 +13,8 @@ mod attachment;
 pub mod namespace;
 
 mod control;
+
+mod errors;
 
 mod counts;
 
@@ -41,7 +43,7 @@ use lb_kernel::{
 use thiserror::Error;
 
 pub use self::attachment::Followed;
-pub use self::control::counts_reported_errors;
+pub use self::errors::error_decay;
 use crate::backoff::Backoff;
 use crate::config::Client;
 use crate::daemon::clock::Clock;
@@ -124,6 +126,7 @@ pub struct ClientTask {
     refused_static: BTreeMap<String, String>,
     /// By position: what changes the weights of a service, and its name. Empty until they are made.
     controls: Vec<Option<(String, control::Controlled)>>,
+    errors_seen: errors::ErrorLook,
     /// Of backends that report errors: how many of these are still to be added to their recent errors.
     reported_errors: BTreeMap<BackendRef, ReportedErrors>,
     /// By position: the size of a subset that follows load, and its service's name. Empty until they are made.
@@ -193,6 +196,7 @@ impl ClientTask {
             has_failed: false,
             refused_static: BTreeMap::new(),
             controls: Vec::new(),
+            errors_seen: errors::ErrorLook::default(),
             reported_errors: BTreeMap::new(),
             sizes: Vec::new(),
         })
@@ -254,6 +258,7 @@ impl ClientTask {
         };
         self.has_failed = result.is_err();
         self.told.is_stale = true;
+        self.publish_mean_flows();
         self.settled = matches!(result, Ok(true)).then_some(unneeded);
         result.map(drop)
     }

@@ -13,7 +13,7 @@ use lb_view::load::{self, Switched, SwitchedClient};
 use tracing::{debug, info};
 
 use super::Daemon;
-use super::client_task::{ClientTask, counts_reported_errors};
+use super::client_task::{ClientTask, error_decay};
 use super::probing::{Probing, name_of};
 use crate::config::{ClientService, Probe};
 
@@ -37,6 +37,7 @@ impl Daemon {
             let heard = |position, member| hears.heard(position, member);
             // Not all clients' counters in the same tick.
             let tick = ticks.wrapping_add(u32::try_from(number).unwrap_or_default());
+            client_task.weigh_errors(now);
             client_task.count_reported_errors(heard, now);
             let proposed = client_task.tick_controls(tick, heard, now);
             proposals.extend(proposed.into_iter().map(|(position, proposal)| ((number, position), proposal)));
@@ -94,7 +95,7 @@ impl Hears {
         let of_service = |(position, configured): (usize, &ClientService)| {
             let mut heard = Vec::new();
             let service = &configured.service;
-            if (service.control.law.is_some() || counts_reported_errors(service))
+            if (service.control.law.is_some() || error_decay(service).is_some())
                 && let Some(probe) = configured.probe.as_ref().filter(|probe| probe.is_by_report())
                 && let Some(listener) = probing.listener()
             {

@@ -6,18 +6,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lb_common::abi::Outcome;
+use lb_common::abi::{Outcome, Outcomes};
 use lb_common::ending::Ending;
 use lb_core::balancer::{Fact, Row};
 use lb_core::control::by_address::{ByAddress, Next};
 use lb_core::control::factor::{Factor, Factors};
 use lb_core::control::flows::{Activity, Lives, OfLate};
 use lb_core::control::publication::Proposal;
-use lb_core::control::reported_errors::ReportedErrors;
 use lb_core::control::{Control, ControlRules, Heard, Learnt, Look, Seen, SeenRow, Switch};
 use lb_core::health::Health;
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
-use lb_core::service::Service;
 use lb_view::load;
 
 use super::ClientTask;
@@ -150,36 +148,6 @@ impl ClientTask {
         proposals
     }
 
-    /// Adds the errors that backends report to their recent errors, for the services whose policy counts these as load. To be called each
-    /// tick. `heard`: as for [`ClientTask::tick_controls`].
-    pub fn count_reported_errors(&mut self, heard: impl Fn(usize, usize) -> Option<Heard>, now: Instant) {
-        let now = self.clock.monotonic(now);
-        let mut shares: BTreeMap<Slot, (BackendRef, f64)> = BTreeMap::new();
-        for (position, configured) in self.client.services.iter().enumerate() {
-            if !counts_reported_errors(&configured.service) {
-                continue;
-            }
-            for (member, (address, _)) in self.balancer.weights(position).iter().enumerate() {
-                let share = heard(position, member).and_then(|heard| ReportedErrors::share(&heard, now));
-                if let (Some(share), Some(at)) = (share, self.balancer.slot(position, *address)) {
-                    shares.insert(at.slot, (at, share));
-                }
-            }
-        }
-        let slots: Vec<Slot> = shares.keys().copied().collect();
-        // What cannot be read now is read at the next tick; the log has it from `sample`.
-        let Ok(chosen) = self.datapath.tables().chosen(&slots) else { return };
-        let mut before = std::mem::take(&mut self.reported_errors);
-        for ((at, share), chosen) in shares.into_values().zip(chosen) {
-            let mut errors = before.remove(&at).unwrap_or_default();
-            match errors.tick(chosen, share) {
-                0 => {}
-                more => self.datapath.add_errors(at.slot, more),
-            }
-            self.reported_errors.insert(at, errors);
-        }
-    }
-
     /// Whoever is new, or available again or no longer, starts slowly from now on, where that is configured.
     pub fn start_slowly(&mut self, now: Instant) {
         let at = self.clock.monotonic(now);
@@ -273,8 +241,7 @@ impl ClientTask {
         // What cannot be read now is read at the next tick; the log has it from `sample`.
         let Ok(outcomes) = tables.outcomes_of(&indexes) else { return };
         for ((_, controlled), outcomes) in followed.into_iter().zip(outcomes) {
-            let balanced = Outcome::OF_A_SERVICE.into_iter().filter(|outcome| begins_a_flow(*outcome));
-            let begun: u64 = balanced.map(|outcome| outcomes.of(outcome)).sum();
+            let begun = flows_begun(&outcomes);
             let open: u64 = controlled.counted.values().map(|counted| tables.active(counted.at.slot)).sum();
             // Of flows that were there before anybody looked it is not known when they began.
             if let Some(before) = controlled.begun.replace(begun) {
@@ -392,11 +359,6 @@ impl Controlled {
     }
 }
 
-/// Whether the errors that a service's backends report count as load.
-pub fn counts_reported_errors(service: &Service) -> bool {
-    service.policy.counts_errors() && service.error_decay.is_some()
-}
-
 /// Whether a member takes new flows as far as is known.
 fn is_available(row: &Row, address: SocketAddr) -> bool {
     // As nearly always: nothing is looked up where all are well.
@@ -406,9 +368,11 @@ fn is_available(row: &Row, address: SocketAddr) -> bool {
     row.usable.get(&address).is_none_or(|(_, health)| *health == Health::Healthy)
 }
 
-/// Whether a call that ended so has begun a flow that is counted while it is open.
-const fn begins_a_flow(outcome: Outcome) -> bool {
-    outcome.is_balanced() && !matches!(outcome, Outcome::Reused | Outcome::Untracked)
+/// Calls that have begun a flow that is counted while it is open.
+pub(super) fn flows_begun(outcomes: &Outcomes) -> u64 {
+    let begins_a_flow =
+        |outcome: &Outcome| outcome.is_balanced() && !matches!(outcome, Outcome::Reused | Outcome::Untracked);
+    Outcome::OF_A_SERVICE.into_iter().filter(begins_a_flow).map(|outcome| outcomes.of(outcome)).sum()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of a second, and weights of which ratios are shown")]

@@ -1,0 +1,137 @@
+//! Errors of backends as load of these, for the policies that compare load: those that backends report are added to those that the kernel
+//! programs see, and [`error_load`](lb_core::control::error_load) decides how much these weigh.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use lb_core::control::error_load::{MemberLoad, hold, mean_flows};
+use lb_core::control::reported_errors::ReportedErrors;
+use lb_core::control::{Heard, TICK};
+use lb_core::ids::{BackendRef, ServiceIndex, Slot};
+use lb_core::service::{Policy, Service};
+
+use super::ClientTask;
+use super::control::flows_begun;
+
+/// When errors were last weighed, and how many connects each service with errors had had by then.
+#[derive(Debug, Default)]
+pub struct ErrorLook {
+    at: Option<Instant>,
+    connects: BTreeMap<ServiceIndex, u64>,
+}
+
+/// What is read of a service whose errors count as load.
+struct ServiceLoad {
+    index: ServiceIndex,
+    policy: Policy,
+    /// The half-life of errors.
+    decay: Duration,
+    /// The members of its table, and whether anything is left of their errors.
+    members: Vec<(Slot, MemberLoad, bool)>,
+    /// Entries of the table.
+    length: usize,
+}
+
+impl ServiceLoad {
+    fn has_errors(&self) -> bool {
+        self.members.iter().any(|(.., has_errors)| *has_errors)
+    }
+}
+
+/// The half-life of a service's errors, if they count as load.
+pub fn error_decay(service: &Service) -> Option<Duration> {
+    service.error_decay.filter(|_| service.policy.counts_errors())
+}
+
+impl ClientTask {
+    /// What there is of the services whose errors count as load, in the order of their indexes.
+    fn service_loads(&self) -> Vec<ServiceLoad> {
+        let tables = self.datapath.tables();
+        let look = |(position, (service, index, _)): (usize, (&Service, ServiceIndex, _))| {
+            let decay = error_decay(service)?;
+            let addresses = self.balancer.weights(position).iter().map(|(address, _)| *address);
+            let slots = addresses.filter_map(|address| Some(self.balancer.slot(position, address)?.slot));
+            let member = |slot| tables.member_load(slot).map(|(load, has_errors)| (slot, load, has_errors));
+            let members = slots.filter_map(member).collect();
+            Some(ServiceLoad {
+                index,
+                policy: service.policy,
+                decay,
+                members,
+                length: self.balancer.entries(position),
+            })
+        };
+        let mut loads: Vec<ServiceLoad> = self.balancer.services().enumerate().filter_map(look).collect();
+        loads.sort_by_key(|service| service.index);
+        loads
+    }
+
+    /// Gives the kernel programs the mean of each service's open flows. To be called whenever tables have changed.
+    pub(super) fn publish_mean_flows(&mut self) {
+        self.set_mean_flows(&self.service_loads());
+    }
+
+    fn set_mean_flows(&mut self, loads: &[ServiceLoad]) {
+        for ServiceLoad { index, policy, members, length, .. } in loads {
+            let mean = mean_flows(*policy, *length, members.iter().map(|(_, load, _)| *load));
+            self.datapath.set_mean_flows(*index, mean);
+        }
+    }
+
+    /// Gives the kernel programs the mean of each service's open flows, and holds the errors of backends while few connects come. To be
+    /// called each tick.
+    pub fn weigh_errors(&mut self, now: Instant) {
+        let last = self.errors_seen.at.replace(now);
+        let elapsed = last.map_or(TICK, |last| now.saturating_duration_since(last));
+        let mut loads = self.service_loads();
+        self.set_mean_flows(&loads);
+        loads.retain(ServiceLoad::has_errors);
+        let before = std::mem::take(&mut self.errors_seen.connects);
+        let indexes: Vec<ServiceIndex> = loads.iter().map(|service| service.index).collect();
+        // What cannot be read now is read at the next tick; the log has it from `sample`.
+        let Ok(outcomes) = self.datapath.tables().outcomes_of(&indexes) else { return };
+        for (ServiceLoad { index, policy, decay, members, .. }, outcomes) in loads.into_iter().zip(outcomes) {
+            let connects = flows_begun(&outcomes);
+            // Of a service that had no errors it is not known how many there were.
+            let new = before.get(&index).map_or(0, |before| connects.saturating_sub(*before));
+            let all = members.iter().map(|(_, load, _)| load.share(policy)).sum();
+            for (slot, load, _) in members.iter().filter(|(.., has_errors)| *has_errors) {
+                let delay = hold(elapsed, new, load.share(policy), all, decay);
+                if !delay.is_zero() {
+                    self.datapath.hold_errors(*slot, delay);
+                }
+            }
+            self.errors_seen.connects.insert(index, connects);
+        }
+    }
+
+    /// Adds the errors that backends report to their recent errors, for the services whose policy counts these as load. To be called each
+    /// tick. `heard`: as for [`ClientTask::tick_controls`].
+    pub fn count_reported_errors(&mut self, heard: impl Fn(usize, usize) -> Option<Heard>, now: Instant) {
+        let now = self.clock.monotonic(now);
+        let mut shares: BTreeMap<Slot, (BackendRef, f64)> = BTreeMap::new();
+        for (position, configured) in self.client.services.iter().enumerate() {
+            if error_decay(&configured.service).is_none() {
+                continue;
+            }
+            for (member, (address, _)) in self.balancer.weights(position).iter().enumerate() {
+                let share = heard(position, member).and_then(|heard| ReportedErrors::share(&heard, now));
+                if let (Some(share), Some(at)) = (share, self.balancer.slot(position, *address)) {
+                    shares.insert(at.slot, (at, share));
+                }
+            }
+        }
+        let slots: Vec<Slot> = shares.keys().copied().collect();
+        // What cannot be read now is read at the next tick; the log has it from `sample`.
+        let Ok(chosen) = self.datapath.tables().chosen(&slots) else { return };
+        let mut before = std::mem::take(&mut self.reported_errors);
+        for ((at, share), chosen) in shares.into_values().zip(chosen) {
+            let mut errors = before.remove(&at).unwrap_or_default();
+            match errors.tick(chosen, share) {
+                0 => {}
+                more => self.datapath.add_errors(at.slot, more),
+            }
+            self.reported_errors.insert(at, errors);
+        }
+    }
+}
