@@ -238,9 +238,11 @@ pub fn diff(old: &Plan, new: &Plan) -> Vec<Step> {
     new.assert_consistent_after(old);
     let changed = changed(old, new);
     let mut steps = Vec::new();
-    steps.extend(
-        old.backends.keys().filter(|slot| !new.backends.contains_key(slot)).map(|&s| Step::FreeBackend(s)),
-    );
+    // Also a slot that has another backend by now, because an earlier attempt to free it has failed: what was counted is kept.
+    let is_gone = |(slot, backend): &(&Slot, &BackendPlan)| {
+        new.backends.get(slot).is_none_or(|after| after.generation != backend.generation)
+    };
+    steps.extend(old.backends.iter().filter(is_gone).map(|(&slot, _)| Step::FreeBackend(slot)));
     write(old, new, &mut steps);
     let was_open = |index: ServiceIndex| old.services.get(&index).is_some_and(|before| before.open);
     for (&index, _) in new.services.iter().filter(|(index, service)| service.open && !was_open(**index)) {

@@ -346,3 +346,28 @@ fn a_list_that_says_the_same_again_changes_nothing() {
     let another = list(0, &BTreeMap::from([(1, 1), (2, 2)]));
     assert_eq!(balancer.handle(at(9), delivered(&services, 0, another)), Ok(true));
 }
+
+/// The step that frees it has failed, and the next plan has given it to another backend already.
+#[test]
+fn a_slot_is_freed_before_another_backend_gets_it() {
+    let services = [service("users", 10)];
+    let mut balancer = Balancer::new(services.to_vec(), LIMITS, adopt(&Plan::default()), START).unwrap();
+    let mut deliver = |members: &[u8], balancer: &mut Balancer| {
+        let list = list(10, &members.iter().map(|member| (*member, 1)).collect());
+        balancer.handle(START, delivered(&services, 0, list)).unwrap();
+        balancer.plan()
+    };
+    let before = deliver(&[1], &mut balancer);
+    deliver(&[2], &mut balancer);
+    let idle = balancer.unneeded();
+    balancer.handle(START, Fact::Idle(idle)).unwrap();
+    let after = deliver(&[2, 3], &mut balancer);
+    let slot = *before.backends.keys().next().unwrap();
+    assert_ne!(after.backends[&slot].address, before.backends[&slot].address, "it has another one");
+    let of_slot = |step: &Step| match step {
+        Step::FreeBackend(of) => (*of == slot).then_some("free"),
+        Step::WriteBackend(of, _) => (*of == slot).then_some("write"),
+        _ => None,
+    };
+    assert_eq!(diff(&before, &after).iter().filter_map(of_slot).collect::<Vec<_>>(), ["free", "write"]);
+}
