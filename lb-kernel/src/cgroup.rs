@@ -8,44 +8,65 @@ use std::path::{Path, PathBuf};
 
 use super::error::DatapathError;
 
-/// An open cgroup.
-#[derive(Debug)]
+/// A cgroup.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup {
     /// Its full path.
     pub path: PathBuf,
-    /// Its directory.
-    pub directory: File,
     /// The kernel's id of it: a cgroup that was removed and made again has another.
     pub id: u64,
 }
 
 impl Cgroup {
-    /// Opens the cgroup at a full path.
+    /// The cgroup at a full path.
     ///
     /// # Errors
     /// If there is no such cgroup, or the path leads elsewhere than to cgroup2.
-    pub fn open(path: &Path) -> Result<Self, DatapathError> {
-        let fail = |source| DatapathError::OpenCgroup { path: path.to_owned(), source };
-        let directory = match File::open(path) {
-            Ok(directory) => directory,
-            // A path below something that is no directory names nothing either.
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                return Err(DatapathError::NoCgroup(path.to_owned()));
-            }
-            Err(error) => return Err(fail(error)),
-        };
-        // A symbolic link can lead out of the mount even if the text of the path does not.
-        if !is_cgroup2(&directory) {
-            return Err(DatapathError::OutsideCgroup2(path.to_owned()));
-        }
-        let metadata = directory.metadata().map_err(fail)?;
-        if !metadata.is_dir() {
-            let source = std::io::Error::new(ErrorKind::NotADirectory, "it is a file of a cgroup");
-            return Err(DatapathError::OpenCgroup { path: path.to_owned(), source });
-        }
-        // Kernel fact: the inode number of a cgroup's directory is its id (64-bit kernels, since 5.5).
-        Ok(Self { id: metadata.ino(), path: path.to_owned(), directory })
+    pub fn at(path: &Path) -> Result<Self, DatapathError> {
+        open(path).map(|(cgroup, _)| cgroup)
     }
+
+    /// Its directory.
+    ///
+    /// # Errors
+    /// If it cannot be opened, or another cgroup is at its path by now.
+    pub fn open(&self) -> Result<File, DatapathError> {
+        match open(&self.path)? {
+            (now, directory) if now == *self => Ok(directory),
+            _ => Err(DatapathError::NoCgroup(self.path.clone())),
+        }
+    }
+}
+
+fn open(path: &Path) -> Result<(Cgroup, File), DatapathError> {
+    let fail = |source| DatapathError::OpenCgroup { path: path.to_owned(), source };
+    let directory = match File::open(path) {
+        Ok(directory) => directory,
+        // A path below something that is no directory names nothing either.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Err(DatapathError::NoCgroup(path.to_owned()));
+        }
+        Err(error) => return Err(fail(error)),
+    };
+    // A symbolic link can lead out of the mount even if the text of the path does not.
+    if !is_cgroup2(&directory) {
+        return Err(DatapathError::OutsideCgroup2(path.to_owned()));
+    }
+    let metadata = directory.metadata().map_err(fail)?;
+    if !metadata.is_dir() {
+        let source = std::io::Error::new(ErrorKind::NotADirectory, "it is a file of a cgroup");
+        return Err(DatapathError::OpenCgroup { path: path.to_owned(), source });
+    }
+    // Kernel fact: the inode number of a cgroup's directory is its id (64-bit kernels, since 5.5).
+    Ok((Cgroup { id: metadata.ino(), path: path.to_owned() }, directory))
+}
+
+/// The id of the cgroup whose directory is at a full path.
+///
+/// # Errors
+/// If nothing is there, or it cannot be looked at.
+pub fn id_at(path: &Path) -> std::io::Result<u64> {
+    std::fs::metadata(path).map(|metadata| metadata.ino())
 }
 
 /// The path of the cgroup with this id, if it exists.

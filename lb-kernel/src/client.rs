@@ -3,6 +3,8 @@
 //! It remembers what the maps hold, so that comparing plans finds a failed step again, and where tables lie. It decides
 //! neither: plans come from the core, and the arena places tables.
 
+mod kernel;
+
 mod steps;
 
 use std::collections::BTreeSet;
@@ -15,21 +17,17 @@ use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::limits::Limits;
 use lb_core::plan::{Plan, Step, diff, entries_by_slot};
 
-use crate::cgroup::Cgroup;
-use crate::clock::monotonic_ns;
 use crate::error::DatapathError;
 use crate::features::Features;
-use crate::host_maps::HostMaps;
 use crate::object::Purpose;
-use crate::pins::Pins;
-use crate::sys::runs::Runs;
+use crate::pins::Lock;
 use crate::tables::{CursorSeed, Tables};
-use crate::{links, object, pins};
+
+pub use kernel::{ClientKernel, PinnedClient};
 
 /// One client task in the kernel.
 pub struct Datapath {
-    pins: Pins,
-    programs: object::Programs,
+    kernel: Box<dyn ClientKernel>,
     tables: Tables,
     /// Where tables lie in the schedule map.
     arena: Arena,
@@ -43,28 +41,21 @@ impl Datapath {
     /// Makes or adopts the maps of a client, and loads programs for them. Nothing is attached yet.
     ///
     /// # Errors
-    /// If what is pinned is not ours or not of this shape, or the kernel refuses.
+    /// If what is there is not ours or not of this shape, or the kernel refuses.
     pub fn open(
-        pins: Pins,
+        mut kernel: Box<dyn ClientKernel>,
         limits: &Limits,
         features: Features,
         purpose: Purpose,
     ) -> Result<Self, DatapathError> {
-        pins.create()?;
-        object::check_pins(&pins, limits)?;
-        // Held until the programs have them.
-        let host = HostMaps::open(pins.base())?;
-        let programs = object::load(&pins, limits, features, purpose)?;
-        drop(host);
-        let tables = Tables::open(&pins, true)?;
+        let tables = kernel.open(limits, features, purpose)?;
         let applied = tables.read_plan()?;
         let arena = Arena::adopt(tables.schedule_entries(), tables.table_refs());
         let arena = arena.map_err(|error| tables.contradiction(error.to_string()))?;
-        Ok(Self { pins, programs, tables, arena, applied, returned: Vec::new() })
+        Ok(Self { kernel, tables, arena, applied, returned: Vec::new() })
     }
 
-    /// Loads programs for another purpose. They take the place of those before with the next
-    /// [`Datapath::attach`].
+    /// Loads programs for another purpose. They take the place of those before when they are attached.
     ///
     /// # Errors
     /// If the kernel refuses; the programs before stay.
@@ -74,27 +65,17 @@ impl Datapath {
         features: Features,
         purpose: Purpose,
     ) -> Result<(), DatapathError> {
-        let host = HostMaps::open(self.pins.base())?;
-        self.programs = object::load(&self.pins, limits, features, purpose)?;
-        drop(host);
-        Ok(())
+        self.kernel.load(limits, features, purpose)
     }
 
-    /// Whether exactly these programs are attached to the cgroup with this id, all of them, and nothing is left of
-    /// another kind of accounting.
-    ///
-    /// # Errors
-    /// If that cannot be seen.
-    pub fn is_fully_attached(&self, cgroup: u64) -> Result<bool, DatapathError> {
-        links::are_fully_attached(&self.programs, &self.pins, cgroup)
+    /// The kernel.
+    pub fn kernel(&self) -> &dyn ClientKernel {
+        &*self.kernel
     }
 
-    /// How often the programs ran and how long, by hook, as far as the kernel has counted it.
-    ///
-    /// # Errors
-    /// If the kernel does not tell.
-    pub fn runs(&self) -> std::io::Result<Vec<(&'static str, Runs)>> {
-        self.programs.runs()
+    /// Gives up all but the lock of the pins, if there is one.
+    pub fn into_lock(self) -> Option<Lock> {
+        self.kernel.into_lock()
     }
 
     /// What the maps hold.
@@ -146,7 +127,7 @@ impl Datapath {
     /// Sees to it that one of these ejected backends is named for the next trial of each of their services.
     pub fn renew_trials(&mut self, ejected: &[Slot]) {
         if !ejected.is_empty() {
-            self.tables.renew_trials(ejected, monotonic_ns());
+            self.tables.renew_trials(ejected, self.kernel.now_ns());
         }
     }
 
@@ -160,7 +141,7 @@ impl Datapath {
 
     /// Ejects the backends in these slots, which fail and are not ejected.
     pub fn eject(&mut self, slots: &[Slot]) {
-        let now = monotonic_ns();
+        let now = self.kernel.now_ns();
         for slot in slots {
             self.tables.eject(*slot, now);
         }
@@ -169,7 +150,7 @@ impl Datapath {
 
     /// Adds recent errors to the backend in a slot, if its service counts them as load.
     pub fn add_errors(&self, slot: Slot, more: u32) {
-        self.tables.add_errors(slot, more, monotonic_ns());
+        self.tables.add_errors(slot, more, self.kernel.now_ns());
     }
 
     /// Gives the programs the mean of a service's open flows, as [`error_load`](lb_core::control::error_load) computes it.
@@ -179,13 +160,13 @@ impl Datapath {
 
     /// Halves the errors of the backend in a slot so much later.
     pub fn hold_errors(&self, slot: Slot, delay: Duration) {
-        self.tables.hold_errors(slot, delay, monotonic_ns());
+        self.tables.hold_errors(slot, delay, self.kernel.now_ns());
     }
 
     /// Makes the next connects the trials of the ejected backends in these slots: something else has shown that they may be well
     /// again.
     pub fn try_at_once(&mut self, slots: &[Slot]) {
-        let now = monotonic_ns();
+        let now = self.kernel.now_ns();
         for slot in slots {
             self.tables.end_ejection(*slot, now);
         }
@@ -232,44 +213,5 @@ impl Datapath {
     /// To be called after a wait for readers that began with [`Datapath::before_wait`].
     pub fn readers_are_gone(&mut self) {
         self.arena.after_wait();
-    }
-
-    /// Attaches the programs to the cgroup in place of older ones. Links to cgroups that the client has left get the
-    /// programs, too.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
-        // The directory of the links may have been removed together with them.
-        self.pins.create()?;
-        links::attach(&self.programs, &self.pins, cgroup)
-    }
-
-    /// Lets no flow begin in cgroups other than this one. Those that are open there still end.
-    ///
-    /// # Errors
-    /// If a link cannot be removed.
-    pub fn leave_other_cgroups(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
-        links::leave(&self.pins, cgroup.id)
-    }
-
-    /// Whether programs are still attached to a cgroup that the client has left, for the sockets that were made there.
-    ///
-    /// # Errors
-    /// If the pins cannot be read.
-    pub fn has_old_links(&self, cgroup: &Cgroup) -> Result<bool, DatapathError> {
-        Ok(!links::old_links(&self.pins, cgroup.id)?.is_empty())
-    }
-
-    /// Detaches from cgroups that the client has left. To be called once no flow is open: later ends are not seen
-    /// there.
-    ///
-    /// # Errors
-    /// If a pin cannot be removed.
-    pub fn remove_old_links(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
-        for name in links::old_links(&self.pins, cgroup.id)? {
-            pins::detach(&self.pins.links().join(name))?;
-        }
-        Ok(())
     }
 }

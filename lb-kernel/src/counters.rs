@@ -8,25 +8,30 @@ use lb_common::abi::{SlotCounters, map};
 use lb_core::ids::Slot;
 
 use super::error::DatapathError;
-use super::per_cpu::CountsPerCpu;
+use super::per_cpu::PerCpuArray;
 
 /// The counters of all slots.
 pub struct Counters {
     /// What was counted of flows once they were chosen.
-    counts: CountsPerCpu<SlotCounters>,
+    counts: PerCpuArray<SlotCounters>,
     /// How many flows were chosen.
-    chosen: CountsPerCpu<u64>,
+    chosen: PerCpuArray<u64>,
 }
 
 impl Counters {
+    /// Those that lie in these arrays.
+    pub fn over(counts: PerCpuArray<SlotCounters>, chosen: PerCpuArray<u64>) -> Self {
+        Self { counts, chosen }
+    }
+
     /// Opens the counters that are pinned in `dir`.
     ///
     /// # Errors
     /// If they cannot be opened, or the kernel does not tell how many CPUs there may be.
     pub fn open(dir: &Path) -> Result<Self, DatapathError> {
         Ok(Self {
-            counts: CountsPerCpu::open(&dir.join(map::COUNTS))?,
-            chosen: CountsPerCpu::open(&dir.join(map::CHOSEN))?,
+            counts: PerCpuArray::open(&dir.join(map::COUNTS))?,
+            chosen: PerCpuArray::open(&dir.join(map::CHOSEN))?,
         })
     }
 

@@ -41,7 +41,7 @@ impl FlowTable {
 
     /// Number of buckets, a power of two.
     pub fn len(&self) -> usize {
-        self.buckets.len()
+        self.buckets.length()
     }
 
     /// The cookie in a bucket: of the socket that holds it, 0 if it is free, or [`RECLAIMING`].

@@ -22,7 +22,7 @@ use super::error::DatapathError;
 use super::loader::{self, Globals, Image};
 use super::maps::Mapped;
 use super::object::{self, Shape};
-use super::per_cpu::CountsPerCpu;
+use super::per_cpu::PerCpuArray;
 use super::pins::{self, Pins};
 use super::receiver::is_link;
 use super::removal::Directory;
@@ -55,7 +55,7 @@ pub struct HostMaps {
     last_reports: Mapped<LastReport>,
     senders: OwnedFd,
     listeners: OwnedFd,
-    receptions: CountsPerCpu<Receptions>,
+    receptions: PerCpuArray<Receptions>,
     path: PathBuf,
     _lock: File,
 }
@@ -84,7 +84,7 @@ impl HostMaps {
         let (senders, listeners) = (opened(map::SENDERS)?, opened(map::LISTENERS)?);
         let verdicts = Mapped::open(&path.join(map::VERDICTS), true)?;
         let last_reports = Mapped::open(&path.join(map::LAST_REPORTS), true)?;
-        let receptions = CountsPerCpu::open(&path.join(map::RECEPTIONS))?;
+        let receptions = PerCpuArray::open(&path.join(map::RECEPTIONS))?;
         Ok(Self { verdicts, last_reports, senders, listeners, receptions, path, _lock: lock })
     }
 
@@ -272,9 +272,14 @@ impl Verdicts {
         }
     }
 
+    /// Those in this array.
+    pub fn over(map: Mapped<Verdict>) -> Self {
+        Self { map: Some(map) }
+    }
+
     /// As [`HostMaps::lame_until_ns`]; 0 for an id that does not exist.
     pub fn lame_until_ns(&self, id: u32) -> u64 {
-        let map = self.map.as_ref().filter(|map| (id as usize) < map.len());
+        let map = self.map.as_ref().filter(|map| (id as usize) < map.length());
         map.map_or(0, |map| map.load64(id as usize, 0))
     }
 }

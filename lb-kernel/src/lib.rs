@@ -71,6 +71,8 @@ mod neighbours;
 
 mod maps;
 
+mod elements;
+
 mod per_cpu;
 
 mod counters;
@@ -111,11 +113,13 @@ pub use cgroup::{
     ours_and_above, path_of as cgroup_of_id,
 };
 pub use cgroup_tree::CgroupTree;
-pub use client::Datapath;
+pub use client::{ClientKernel, Datapath, PinnedClient};
 pub use client_namespace::{ClientNamespace, RecordedProcesses, own_namespace_cookie};
 pub use clock::monotonic_ns;
+pub use counters::Counters;
 pub use cpus::possible_cpus;
 pub use detach::{detach, has_links, is_retired, retire};
+pub use elements::Elements;
 pub use error::DatapathError;
 pub use features::{FEATURES, Features};
 pub use flows::{OpenFlow, flows};
@@ -123,15 +127,19 @@ pub use holders::can_look as try_holders;
 pub use host_maps::{HostMaps, Verdicts};
 pub use interfaces::{Changes, Driver, Interface, driver_of, interfaces};
 pub use links::{balanced_cgroup, begins_at, is_balanced, linked_to};
-pub use maps::open_flows;
+pub use maps::{Mapped, Maps, open_flows};
 pub use neighbours::{Neighbour, Pinned, neighbours};
 pub use network_namespace::NamespaceId;
-pub use object::{Purpose, check_pins, memory_of_client, try_load as try_programs};
+pub use object::{
+    Purpose, check_pins, entries as entries_of_maps, memory_of_client, try_load as try_programs,
+};
 pub use own_cgroup::sockets_have_theirs as sockets_have_their_cgroup;
+pub use per_cpu::PerCpuArray;
 pub use pins::{DEFAULT_PINS, Lock, Pins, detach_command, pins_option, remove_roots};
 pub use privileges::{Capability, Host, host, lacks_privilege, open_files_of, probe};
 pub use readers::wait_for_readers;
 pub use reclaim::{Pass, ReclaimCounts, ReclaimTarget, Suspects, can_reclaim, reclaim};
+pub use retired::RetiredBackends;
 pub use snapshot::{BackendSnapshot, FlowSnapshot, ServiceSnapshot, Snapshot};
 pub use sys::runs::Runs;
 pub use sys::{XdpMode, program_name};

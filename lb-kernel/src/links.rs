@@ -117,8 +117,9 @@ fn attach_one(
             Ok(())
         }
         pinned => {
-            let link = sys::link_create(program.fd.as_fd(), cgroup.directory.as_fd(), hook.attach_type)
-                .map_err(fail)?;
+            let directory = cgroup.open()?;
+            let link =
+                sys::link_create(program.fd.as_fd(), directory.as_fd(), hook.attach_type).map_err(fail)?;
             let pin = |path: &Path| {
                 sys::pin(link.as_fd(), path)
                     .map_err(|source| DatapathError::Pin { path: path.to_owned(), source })

@@ -8,42 +8,36 @@ use std::marker::PhantomData;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use aya::maps::{Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use lb_common::abi::{Anomalies, Backend, Cursor, Members, Outcomes, ScheduleCell, Service, VipCell, map};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::counters::Counters;
 use super::error::DatapathError;
-use super::per_cpu::CountsPerCpu;
+use super::per_cpu::PerCpuArray;
 use super::pins::Pins;
 use super::retired::RetiredBackends;
 use super::sys;
 
-/// A map value that aya may copy to and from the kernel.
-#[repr(transparent)]
-#[derive(Clone, Copy)]
-pub struct Raw<T>(pub T);
-
-// SAFETY: bytemuck's `Pod` promises what aya's asks for: any bits are a value, and there is no padding.
-unsafe impl<T: bytemuck::Pod> aya::Pod for Raw<T> {}
-
-/// A per-CPU array.
-pub type PerCpu<V> = PerCpuArray<MapData, Raw<V>>;
-
 /// An array that lies in the daemon's memory as well.
 pub struct Mapped<T> {
-    memory: NonNull<u8>,
-    bytes: usize,
+    region: Arc<Region>,
     writable: bool,
     value: PhantomData<T>,
 }
 
-// SAFETY: the memory is shared with the kernel anyway; access is volatile or atomic, plain stores take `&mut self`.
-unsafe impl<T> Send for Mapped<T> {}
-// SAFETY: as above; all that is written by `&self` is written atomically.
-unsafe impl<T> Sync for Mapped<T> {}
+/// Mapped memory.
+struct Region {
+    memory: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the memory is shared with the kernel anyway; access is volatile or atomic, plain stores take `&mut Mapped`.
+unsafe impl Send for Region {}
+// SAFETY: as above; all that is written by `&Mapped` is written atomically.
+unsafe impl Sync for Region {}
 
 impl<T: bytemuck::Pod> Mapped<T> {
     /// Maps the array that is pinned at `path`.
@@ -63,19 +57,38 @@ impl<T: bytemuck::Pod> Mapped<T> {
         let memory =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) };
         let memory = NonNull::new(memory?.cast::<u8>()).expect("mmap does not return null");
-        Ok(Self { memory, bytes, writable, value: PhantomData })
+        Ok(Self { region: Arc::new(Region { memory, bytes }), writable, value: PhantomData })
+    }
+
+    /// An array of zeros in this process's memory alone, which no kernel knows.
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub fn in_memory(length: usize) -> io::Result<Self> {
+        let (bytes, protection) = (length * size_of::<T>(), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let memory =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) };
+        let memory = NonNull::new(memory?.cast::<u8>()).expect("mmap does not return null");
+        Ok(Self { region: Arc::new(Region { memory, bytes }), writable: true, value: PhantomData })
+    }
+
+    /// The same array once more: what one of the two writes, the other reads.
+    #[must_use]
+    pub fn shared(&self) -> Self {
+        Self { region: Arc::clone(&self.region), writable: self.writable, value: PhantomData }
     }
 
     /// Number of elements.
-    pub fn len(&self) -> usize {
-        self.bytes / size_of::<T>()
+    pub fn length(&self) -> usize {
+        self.region.bytes / size_of::<T>()
     }
 
     fn word<W>(&self, index: usize, offset: usize) -> *mut W {
-        assert!(index < self.len(), "element {index} of {}", self.len());
+        assert!(index < self.length(), "element {index} of {}", self.length());
         assert!(offset + size_of::<W>() <= size_of::<T>() && offset.is_multiple_of(size_of::<W>()));
         // SAFETY: within the mapping by the checks above; the mapping is page-aligned and `T` a multiple of a word.
-        unsafe { self.memory.as_ptr().add(index * size_of::<T>() + offset).cast() }
+        unsafe { self.region.memory.as_ptr().add(index * size_of::<T>() + offset).cast() }
     }
 
     /// Reads an element by words of 32 bits. Words that are written meanwhile need not belong together.
@@ -166,9 +179,9 @@ impl<T: bytemuck::Pod> Mapped<T> {
     }
 }
 
-impl<T> Drop for Mapped<T> {
+impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: exactly what `open` mapped; no reference into it outlives `self`.
+        // SAFETY: exactly what was mapped; no reference into it outlives the arrays that share it.
         let _ = unsafe { rustix::mm::munmap(self.memory.as_ptr().cast(), self.bytes) };
     }
 }
@@ -200,10 +213,10 @@ pub struct Maps {
     pub backends: Mapped<Backend>,
     pub schedule: Mapped<ScheduleCell>,
     pub members: Mapped<Members>,
-    pub cursors: PerCpu<Cursor>,
-    pub outcomes: CountsPerCpu<Outcomes>,
+    pub cursors: PerCpuArray<Cursor>,
+    pub outcomes: PerCpuArray<Outcomes>,
     pub counts: Counters,
-    pub anomalies: CountsPerCpu<Anomalies>,
+    pub anomalies: PerCpuArray<Anomalies>,
     /// By slot, how many flows were reclaimed.
     pub reclaimed: Mapped<u64>,
     pub retired: RetiredBackends,
@@ -222,31 +235,12 @@ impl Maps {
             backends: Mapped::open(&path(map::BACKENDS), writable)?,
             schedule: Mapped::open(&path(map::SCHEDULE), writable)?,
             members: Mapped::open(&path(map::MEMBERS), writable)?,
-            cursors: typed(&path(map::CURSORS))?,
-            outcomes: CountsPerCpu::open(&path(map::OUTCOMES))?,
+            cursors: PerCpuArray::open(&path(map::CURSORS))?,
+            outcomes: PerCpuArray::open(&path(map::OUTCOMES))?,
             counts: Counters::open(dir)?,
-            anomalies: CountsPerCpu::open(&path(map::ANOMALIES))?,
+            anomalies: PerCpuArray::open(&path(map::ANOMALIES))?,
             reclaimed: Mapped::open(&path(map::RECLAIMED), writable)?,
             retired: RetiredBackends::open(&path(map::RETIRED))?,
         })
     }
-}
-
-/// Opens a pinned map as one of aya's.
-pub fn typed<M: TryFrom<Map, Error = MapError>>(path: &Path) -> Result<M, DatapathError> {
-    let fail = |error| DatapathError::Map {
-        path: path.to_owned(),
-        operation: "open",
-        source: io::Error::other(error),
-    };
-    let data = MapData::from_pin(path).map_err(fail)?;
-    M::try_from(Map::from_map_data(data).map_err(fail)?).map_err(fail)
-}
-
-/// The values of a per-CPU element: `value` of each CPU's number.
-pub fn on_every_cpu<T: bytemuck::Pod>(
-    value: impl Fn(u32) -> T,
-    cpus: u32,
-) -> io::Result<PerCpuValues<Raw<T>>> {
-    PerCpuValues::try_from((0..cpus).map(|cpu| Raw(value(cpu))).collect::<Vec<_>>())
 }

@@ -170,6 +170,11 @@ pub fn shapes(limits: &Limits) -> BTreeMap<String, Shape> {
     shapes
 }
 
+/// How many elements each map of a client with these limits has.
+pub fn entries(limits: &Limits) -> BTreeMap<String, u32> {
+    shapes(limits).into_iter().map(|(name, shape)| (name, shape.max_entries)).collect()
+}
+
 /// Kernel memory of one client task's maps with these limits, in bytes.
 pub fn memory_of_client(limits: &Limits) -> u64 {
     let cpus = possible_cpus().map_or(1, u64::from);

@@ -5,29 +5,28 @@
 
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::elements::Elements;
 use crate::error::DatapathError;
 use crate::sys;
-use crate::sys::elements;
 
 /// Bytes that one batch may take.
 const BATCH_BYTES: usize = 512 << 10;
 /// Elements in a row that are read although they are not asked for, because another call would cost more.
 const MOST_UNWANTED: u32 = 8;
 
-/// An array of values that are 64-bit numbers and nothing else.
-pub struct CountsPerCpu<V> {
-    map: OwnedFd,
+/// An array that has a value for each CPU.
+pub struct PerCpuArray<V> {
+    map: Box<dyn Elements>,
     cpus: usize,
     /// Whether the kernel reads many elements of such an array at a time. Found by trying.
     has_batches: AtomicBool,
     of: PhantomData<V>,
 }
 
-impl<V: bytemuck::Pod> CountsPerCpu<V> {
+impl<V: bytemuck::Pod> PerCpuArray<V> {
     /// Opens a pinned array.
     ///
     /// # Errors
@@ -36,7 +35,12 @@ impl<V: bytemuck::Pod> CountsPerCpu<V> {
         let fail = |source| DatapathError::Map { path: path.to_owned(), operation: "open", source };
         let map = sys::open_pin(path).map_err(fail)?;
         let cpus = crate::cpus::possible_cpus().map_err(fail)? as usize;
-        Ok(Self { map, cpus, has_batches: AtomicBool::new(true), of: PhantomData })
+        Ok(Self::over(Box::new(map), cpus))
+    }
+
+    /// An array over so many CPUs that lies in `map`.
+    pub fn over(map: Box<dyn Elements>, cpus: usize) -> Self {
+        Self { map, cpus, has_batches: AtomicBool::new(true), of: PhantomData }
     }
 
     /// Parts of indexes, which have to ascend, so that what lies from the first to the last of a part fits one batch.
@@ -44,13 +48,13 @@ impl<V: bytemuck::Pod> CountsPerCpu<V> {
         batches(indexes, (BATCH_BYTES / (size_of::<V>() * self.cpus)).max(1))
     }
 
-    /// An element, over all CPUs.
+    /// An element of which the values are 64-bit numbers and nothing else, over all CPUs.
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
     pub fn get(&self, index: u32) -> io::Result<V> {
         let mut values = vec![V::zeroed(); self.cpus];
-        if !elements::get_into(self.map.as_fd(), &index, &mut values)? {
+        if !self.map.get(bytemuck::bytes_of(&index), bytemuck::cast_slice_mut(&mut values))? {
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no element {index}")));
         }
         Ok(sum(&values))
@@ -74,7 +78,7 @@ impl<V: bytemuck::Pod> CountsPerCpu<V> {
         {
             let length = (last - first) as usize + 1;
             let mut values = vec![V::zeroed(); length * self.cpus];
-            if elements::read_array(self.map.as_fd(), first, length, &mut values)?.is_continue() {
+            if self.map.read_array(first, length, bytemuck::cast_slice_mut(&mut values))?.is_continue() {
                 let at = |index: &u32| (index - first) as usize * self.cpus;
                 found.extend(indexes.iter().map(|index| sum(&values[at(index)..][..self.cpus])));
                 return Ok(());
@@ -92,10 +96,17 @@ impl<V: bytemuck::Pod> CountsPerCpu<V> {
     /// # Errors
     /// If the kernel refuses.
     pub fn set(&self, index: u32, value: V) -> io::Result<()> {
-        let mut values = vec![V::zeroed(); self.cpus];
         // Only the sum over all CPUs matters.
-        values[0] = value;
-        elements::set(self.map.as_fd(), &index, &values)
+        self.set_each(index, |cpu| if cpu == 0 { value } else { V::zeroed() })
+    }
+
+    /// Sets an element to a value of each CPU's number.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn set_each(&self, index: u32, value: impl Fn(u32) -> V) -> io::Result<()> {
+        let values: Vec<V> = (0..).take(self.cpus).map(value).collect();
+        self.map.set(bytemuck::bytes_of(&index), bytemuck::cast_slice(&values))
     }
 }
 

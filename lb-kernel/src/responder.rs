@@ -17,11 +17,12 @@ use lb_common::abi::responder::{
 use lb_common::answer::REFUSALS;
 use lb_common::net::Address;
 
+use super::cpus::possible_cpus;
 use super::error::DatapathError;
 use super::interfaces::Interface;
 use super::loader::{self, Globals, Image};
-use super::maps::PerCpu;
 use super::object::{LoadedProgram, load_program};
+use super::per_cpu::PerCpuArray;
 use super::privileges;
 use super::sys::{self, XdpMode, elements};
 use super::xdp::link_to;
@@ -58,7 +59,7 @@ pub struct Responder {
 pub struct Answers {
     answers: OwnedFd,
     subscribers: OwnedFd,
-    counts: PerCpu<Counts>,
+    counts: PerCpuArray<Counts>,
 }
 
 /// Loads the program for requests that come to a port, with maps of its own, in which there is nothing yet.
@@ -87,17 +88,18 @@ pub fn load(port: u16, secret: Secret) -> Result<(Responder, Answers), DatapathE
         stations: fd_of(&mut object, map::STATIONS)?,
         links: BTreeMap::new(),
     };
-    let counts = object.take_map(map::COUNTS).expect("the object's maps are checked by a test");
+    let cpus = possible_cpus().map_err(|error| fail(map::COUNTS, "open", error))?;
     let answers = Answers {
         answers: fd_of(&mut object, map::ANSWERS)?,
         subscribers: fd_of(&mut object, map::SUBSCRIBERS)?,
-        counts: counts.try_into().map_err(|error| fail(map::COUNTS, "open", io::Error::other(error)))?,
+        counts: PerCpuArray::over(Box::new(fd_of(&mut object, map::COUNTS)?), cpus as usize),
     };
     Ok((responder, answers))
 }
 
 fn fd_of(object: &mut Ebpf, name: &str) -> Result<OwnedFd, DatapathError> {
-    let (Some(Map::HashMap(data)) | Some(Map::LruHashMap(data))) = object.take_map(name) else {
+    let Some(Map::HashMap(data) | Map::LruHashMap(data) | Map::PerCpuArray(data)) = object.take_map(name)
+    else {
         unreachable!("the object's maps are checked by a test")
     };
     let fd: &MapData = &data;
@@ -208,16 +210,8 @@ impl Answers {
     /// # Errors
     /// If the kernel refuses.
     pub fn counts(&self) -> Result<(u64, [u64; REFUSALS]), DatapathError> {
-        let values =
-            self.counts.get(&0, 0).map_err(|error| fail(map::COUNTS, "read", io::Error::other(error)))?;
-        let (mut answered, mut refused) = (0, [0; REFUSALS]);
-        for value in values.iter() {
-            answered += value.0.answered;
-            for (sum, count) in refused.iter_mut().zip(value.0.refused) {
-                *sum += count;
-            }
-        }
-        Ok((answered, refused))
+        let counts = self.counts.get(0).map_err(|error| fail(map::COUNTS, "read", error))?;
+        Ok((counts.answered, counts.refused))
     }
 }
 

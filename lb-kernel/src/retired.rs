@@ -5,20 +5,18 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use lb_common::abi::{BackendName, NAME_BYTES, RetiredCounters, SlotCounters};
 use lb_common::net::{Address, Be16};
 
+use super::elements::{self, Elements};
 use super::error::DatapathError;
 use super::sys;
-use super::sys::elements;
-use crate::clock::monotonic_ns;
 
 /// The counters of one client's backends that have left.
 pub struct RetiredBackends {
-    map: OwnedFd,
+    map: Box<dyn Elements>,
 }
 
 /// What a backend is known by.
@@ -42,7 +40,12 @@ impl RetiredBackends {
     /// If it cannot be opened.
     pub fn open(path: &Path) -> Result<Self, DatapathError> {
         let fail = |source| DatapathError::Map { path: path.to_owned(), operation: "open", source };
-        Ok(Self { map: sys::open_pin(path).map_err(fail)? })
+        Ok(Self::over(Box::new(sys::open_pin(path).map_err(fail)?)))
+    }
+
+    /// Those that lie in `map`.
+    pub fn over(map: Box<dyn Elements>) -> Self {
+        Self { map }
     }
 
     /// What is kept of a backend, if anything is.
@@ -50,22 +53,29 @@ impl RetiredBackends {
     /// # Errors
     /// If the kernel refuses.
     pub fn get(&self, name: &BackendName) -> io::Result<Option<RetiredCounters>> {
-        elements::get(self.map.as_fd(), name)
+        elements::get(&*self.map, name)
     }
 
     /// Keeps what was counted of a backend that leaves. One of which nothing was counted needs no entry.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn keep(&self, name: &BackendName, counts: SlotCounters, reclaimed: u64) -> io::Result<()> {
+    pub fn keep(
+        &self,
+        name: &BackendName,
+        counts: SlotCounters,
+        reclaimed: u64,
+        left_ns: u64,
+    ) -> io::Result<()> {
         if counts == SlotCounters::default() {
             return self.remove(name);
         }
-        let retired = [RetiredCounters { counts, reclaimed, left_ns: monotonic_ns() }];
-        match elements::set(self.map.as_fd(), name, &retired) {
+        let retired = RetiredCounters { counts, reclaimed, left_ns };
+        let set = || self.map.set(bytemuck::bytes_of(name), bytemuck::bytes_of(&retired));
+        match set() {
             Err(error) if error.raw_os_error() == Some(libc::E2BIG) => {
                 self.make_room()?;
-                elements::set(self.map.as_fd(), name, &retired)
+                set()
             }
             result => result,
         }
@@ -76,17 +86,18 @@ impl RetiredBackends {
     /// # Errors
     /// If the kernel refuses.
     pub fn remove(&self, name: &BackendName) -> io::Result<()> {
-        elements::remove(self.map.as_fd(), name).map(drop)
+        self.map.remove(bytemuck::bytes_of(name)).map(drop)
     }
 
     /// Removes what is kept of those that left first: an eighth at a time, because all of them have to be read for it.
     fn make_room(&self) -> io::Result<()> {
-        let mut all = Vec::new();
-        elements::visit(self.map.as_fd(), |name: &BackendName, retired: &RetiredCounters| {
-            all.push((retired.left_ns, *name));
+        let mut all: Vec<(u64, BackendName)> = Vec::new();
+        self.map.visit(size_of::<BackendName>(), size_of::<RetiredCounters>(), &mut |name, retired| {
+            let retired: &RetiredCounters = bytemuck::from_bytes(retired);
+            all.push((retired.left_ns, *bytemuck::from_bytes(name)));
         })?;
         all.sort_unstable_by_key(|(left_ns, _)| *left_ns);
         all.truncate(all.len().div_ceil(8));
-        elements::remove_all(self.map.as_fd(), all.into_iter().map(|(_, name)| name).collect())
+        all.iter().try_for_each(|(_, name)| self.remove(name))
     }
 }

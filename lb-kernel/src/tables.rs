@@ -48,7 +48,12 @@ impl Tables {
     /// If a map is missing or may not be opened.
     pub fn open(pins: &Pins, writable: bool) -> Result<Self, DatapathError> {
         let maps = Maps::open(&pins.maps(), writable)?;
-        Ok(Self { maps, verdicts: Verdicts::open(pins.base())?, pins: pins.clone() })
+        Ok(Self::over(maps, Verdicts::open(pins.base())?, pins.clone()))
+    }
+
+    /// The tables in these maps. `pins`: where errors say that they are.
+    pub fn over(maps: Maps, verdicts: Verdicts, pins: Pins) -> Self {
+        Self { maps, verdicts, pins }
     }
 
     /// The anomalies, over all CPUs.

@@ -20,7 +20,7 @@ use lb_core::plan::{BackendPlan, Plan, ServicePlan};
 use lb_core::schedule::{apportion, interleave};
 use lb_core::service::Accounting;
 use lb_core::service::Protocol;
-use lb_kernel::{Cgroup, CursorSeed, Datapath, Pins, Purpose};
+use lb_kernel::{Cgroup, CursorSeed, Datapath, PinnedClient, Pins, Purpose};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use rustix::thread::UnshareFlags;
 
@@ -48,17 +48,17 @@ fn main() {
 }
 
 fn measure(folder: &Path, cgroup: &Path) {
-    let relative = cgroup.strip_prefix(mount_of_cgroup2()).expect("below the mount");
-    let cgroup = Cgroup::open(relative).expect("open the cgroup");
+    let cgroup = Cgroup::at(cgroup).expect("open the cgroup");
     let features = lb_kernel::probe().expect("root");
     let pins = Pins::of(&folder.join("bpf"), "bench");
     let purpose = Purpose { accounting: Accounting::Full, scans: true };
-    let mut datapath = Datapath::open(pins, &Limits::default(), features, purpose).expect("load");
+    let kernel = Box::new(PinnedClient::lock(pins).expect("lock the pins"));
+    let mut datapath = Datapath::open(kernel, &Limits::default(), features, purpose).expect("load");
     let cursor_seed =
         CursorSeed { task: "bench".to_owned(), cpus: lb_kernel::possible_cpus().expect("a number") };
     let plans = [plan(1, 0), plan(2, BACKENDS)];
     assert!(datapath.apply(&plans[0], &cursor_seed).expect("apply"));
-    datapath.attach(&cgroup).expect("attach");
+    datapath.kernel().attach(&cgroup).expect("attach");
     fs::write(cgroup.path.join("cgroup.procs"), std::process::id().to_string()).expect("enter the cgroup");
     let listener = TcpListener::bind(("0.0.0.0", PORT)).expect("listen");
     let mut apply = Vec::with_capacity(ROUNDS);

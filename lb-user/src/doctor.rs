@@ -219,8 +219,7 @@ fn clients(config: Option<&Config>, status: Option<&Status>) -> Vec<KnownClient>
 
 fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &KnownClient, features: Option<Features>) {
     let name = &client.name;
-    let cgroup = match lb_kernel::cgroup2_mount().and_then(|mount| Cgroup::open(&mount.join(&client.cgroup)))
-    {
+    let cgroup = match lb_kernel::cgroup2_mount().and_then(|mount| Cgroup::at(&mount.join(&client.cgroup))) {
         Ok(cgroup) => cgroup,
         Err(error) => {
             let text = format!("client {name}: {}", crate::error::chain(&error));

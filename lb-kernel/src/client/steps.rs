@@ -47,7 +47,7 @@ impl Datapath {
             Step::SetReport(slot, report) => self.tables.set_report(*slot, *report),
             Step::Publish(index, schedule, replaced) => return Ok(self.publish(*index, schedule, replaced)),
             Step::Open(index) => self.tables.open_service(*index)?,
-            Step::FreeBackend(slot) => self.tables.free_backend(*slot)?,
+            Step::FreeBackend(slot) => self.tables.free_backend(*slot, self.kernel.now_ns())?,
             Step::FreeService(index) => self.tables.free_service(*index),
         }
         Ok(true)

@@ -11,7 +11,6 @@ const BPF_MAP_UPDATE_ELEM: i64 = 2;
 const BPF_MAP_DELETE_ELEM: i64 = 3;
 const BPF_MAP_LOOKUP_BATCH: i64 = 24;
 const BPF_MAP_LOOKUP_AND_DELETE_BATCH: i64 = 25;
-const BPF_MAP_DELETE_BATCH: i64 = 27;
 
 /// `ENOTSUPP`: how the kernel says that maps of a type know no batches. The C library does not have it.
 const NOT_SUPPORTED: i32 = 524;
@@ -30,13 +29,13 @@ struct Batch {
 }
 
 impl Batch {
-    fn of<K, V>(map: BorrowedFd<'_>, keys: &mut [K], values: &mut [V]) -> io::Result<Self> {
+    fn of<K, V>(map: BorrowedFd<'_>, count: usize, keys: &mut [K], values: &mut [V]) -> io::Result<Self> {
         Ok(Self {
             in_batch: 0,
             out_batch: 0,
             keys: keys.as_mut_ptr().addr() as u64,
             values: values.as_mut_ptr().addr() as u64,
-            count: u32::try_from(keys.len()).map_err(io::Error::other)?,
+            count: u32::try_from(count).map_err(io::Error::other)?,
             map_fd: raw(map),
             elem_flags: 0,
             flags: 0,
@@ -48,36 +47,50 @@ impl Batch {
 /// Takes as much memory as one batch, however many there are.
 pub fn visit<K: bytemuck::Pod, V: bytemuck::Pod>(
     map: BorrowedFd<'_>,
-    each: impl FnMut(&K, &V),
+    mut each: impl FnMut(&K, &V),
 ) -> io::Result<()> {
-    by_batches(map, BPF_MAP_LOOKUP_BATCH, usize::MAX, each).map(drop)
+    let each = |key: &[u8], value: &[u8]| each(bytemuck::from_bytes(key), bytemuck::from_bytes(value));
+    visit_bytes(map, (size_of::<K>(), size_of::<V>()), each)
+}
+
+/// The same, of keys and values of these lengths, at addresses that are multiples of eight if the lengths are.
+pub fn visit_bytes(
+    map: BorrowedFd<'_>,
+    lengths: (usize, usize),
+    each: impl FnMut(&[u8], &[u8]),
+) -> io::Result<()> {
+    by_batches(map, BPF_MAP_LOOKUP_BATCH, usize::MAX, lengths, each).map(drop)
 }
 
 /// Takes entries out of a hash, some thousand at most, and shows them. What is written meanwhile is taken out now or later, and not
 /// lost. Returns whether these were all.
 pub fn take_some<K: bytemuck::Pod, V: bytemuck::Pod>(
     map: BorrowedFd<'_>,
-    each: impl FnMut(&K, &V),
+    mut each: impl FnMut(&K, &V),
 ) -> io::Result<bool> {
-    by_batches(map, BPF_MAP_LOOKUP_AND_DELETE_BATCH, 1, each)
+    let each = |key: &[u8], value: &[u8]| each(bytemuck::from_bytes(key), bytemuck::from_bytes(value));
+    by_batches(map, BPF_MAP_LOOKUP_AND_DELETE_BATCH, 1, (size_of::<K>(), size_of::<V>()), each)
 }
 
 /// Returns whether the last of so many batches was reached.
-fn by_batches<K: bytemuck::Pod, V: bytemuck::Pod>(
+fn by_batches(
     map: BorrowedFd<'_>,
     command: i64,
     batches: usize,
-    mut each: impl FnMut(&K, &V),
+    (key, value): (usize, usize),
+    mut each: impl FnMut(&[u8], &[u8]),
 ) -> io::Result<bool> {
     /// A call fails with ENOSPC if a single bucket holds more; buckets of a hash hold about one.
     const CHUNK: usize = 4096;
-    let (mut keys, mut values) = (vec![K::zeroed(); CHUNK], vec![V::zeroed(); CHUNK]);
+    // Words, so that whatever begins with one is where a reference to it may lead.
+    let words = |bytes: usize| vec![0_u64; (CHUNK * bytes).div_ceil(8)];
+    let (mut keys, mut values) = (words(key), words(value));
     // Where the kernel goes on: the number of a bucket.
     let mut position = 0u64;
     let mut first = true;
     // Bound: each call is at least one bucket further.
     for _ in 0..batches {
-        let mut attr = Batch::of(map, &mut keys, &mut values)?;
+        let mut attr = Batch::of(map, CHUNK, &mut keys, &mut values)?;
         attr.in_batch = if first { 0 } else { std::ptr::from_ref(&position).addr() as u64 };
         let mut next = 0u64;
         attr.out_batch = std::ptr::from_mut(&mut next).addr() as u64;
@@ -88,7 +101,8 @@ fn by_batches<K: bytemuck::Pod, V: bytemuck::Pod>(
             result?;
         }
         let found = attr.count as usize;
-        for (key, value) in keys[..found].iter().zip(&values[..found]) {
+        let (keys, values): (&[u8], &[u8]) = (bytemuck::cast_slice(&keys), bytemuck::cast_slice(&values));
+        for (key, value) in keys.chunks_exact(key).zip(values.chunks_exact(value)).take(found) {
             each(key, value);
         }
         if last {
@@ -115,7 +129,7 @@ pub fn read_array<V: bytemuck::Pod>(
     values: &mut [V],
 ) -> io::Result<ControlFlow<()>> {
     let mut keys = vec![0u32; elements];
-    let mut attr = Batch::of(map, &mut keys, values)?;
+    let mut attr = Batch::of(map, elements, &mut keys, values)?;
     // The kernel goes on after the element that it is given.
     let before = first.wrapping_sub(1);
     attr.in_batch = if first == 0 { 0 } else { std::ptr::from_ref(&before).addr() as u64 };
@@ -136,14 +150,6 @@ pub fn read_array<V: bytemuck::Pod>(
     Err(io::Error::other(format!("the kernel gave {} elements of {elements}", attr.count)))
 }
 
-/// Removes entries of a hash that nothing else removes meanwhile.
-pub fn remove_all<K: bytemuck::Pod>(map: BorrowedFd<'_>, mut keys: Vec<K>) -> io::Result<()> {
-    if keys.is_empty() {
-        return Ok(());
-    }
-    bpf(BPF_MAP_DELETE_BATCH, &mut Batch::of::<K, u8>(map, &mut keys, &mut [])?).map(drop)
-}
-
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct Element {
@@ -155,7 +161,7 @@ struct Element {
 }
 
 impl Element {
-    fn of<K>(map: BorrowedFd<'_>, key: &K) -> Self {
+    fn of<K: ?Sized>(map: BorrowedFd<'_>, key: &K) -> Self {
         let key = std::ptr::from_ref(key).addr() as u64;
         Self { map_fd: raw(map), _pad: 0, key, value: 0, flags: 0 }
     }
@@ -168,7 +174,7 @@ pub fn get<K: bytemuck::Pod, V: bytemuck::Pod>(map: BorrowedFd<'_>, key: &K) -> 
 }
 
 /// Reads one element into `values`: one value, or one for each CPU. Returns whether it is there.
-pub fn get_into<K: bytemuck::Pod, V: bytemuck::Pod>(
+pub fn get_into<K: ?Sized, V: bytemuck::Pod>(
     map: BorrowedFd<'_>,
     key: &K,
     values: &mut [V],
@@ -179,14 +185,14 @@ pub fn get_into<K: bytemuck::Pod, V: bytemuck::Pod>(
 }
 
 /// Writes one element: one value, or one for each CPU.
-pub fn set<K: bytemuck::Pod, V: bytemuck::Pod>(map: BorrowedFd<'_>, key: &K, values: &[V]) -> io::Result<()> {
+pub fn set<K: ?Sized, V: bytemuck::Pod>(map: BorrowedFd<'_>, key: &K, values: &[V]) -> io::Result<()> {
     let mut attr = Element::of(map, key);
     attr.value = values.as_ptr().addr() as u64;
     bpf(BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
 }
 
 /// Removes one entry of a hash. Returns whether it was there.
-pub fn remove<K: bytemuck::Pod>(map: BorrowedFd<'_>, key: &K) -> io::Result<bool> {
+pub fn remove<K: ?Sized>(map: BorrowedFd<'_>, key: &K) -> io::Result<bool> {
     present(bpf(BPF_MAP_DELETE_ELEM, &mut Element::of(map, key)))
 }
 

@@ -24,7 +24,6 @@ use lb_core::plan::BackendPlan;
 
 use super::services::name_of;
 use super::{Counts, Tables};
-use crate::clock::monotonic_ns;
 use crate::error::DatapathError;
 use crate::retired;
 
@@ -75,7 +74,7 @@ impl Tables {
     }
 
     fn all_slots(&self) -> impl Iterator<Item = Slot> {
-        Slot::below(u32::try_from(self.maps.backends.len()).unwrap_or(u32::MAX))
+        Slot::below(u32::try_from(self.maps.backends.length()).unwrap_or(u32::MAX))
     }
 
     /// A slot, if it is occupied.
@@ -177,10 +176,10 @@ impl Tables {
     }
 
     /// What a slot's backend has as load, and whether anything is left of its errors; `None` if no table names it.
-    pub fn member_load(&self, slot: Slot) -> Option<(MemberLoad, bool)> {
+    pub fn member_load(&self, slot: Slot, now_ns: u64) -> Option<(MemberLoad, bool)> {
         let Backend { flows, state, entries, errors, endpoint, .. } = self.maps.backends.get(slot.index());
         let rules = self.maps.services.get(usize::from(endpoint.service)).rules;
-        let left = load::decayed(errors, tick(monotonic_ns()), HalfLife::new(rules.error_half_life));
+        let left = load::decayed(errors, tick(now_ns), HalfLife::new(rules.error_half_life));
         let load = MemberLoad { flows, entries, is_well: state.may_be_chosen() == 1 && left == 0 };
         (entries > 0).then_some((load, left > 0))
     }
@@ -228,7 +227,7 @@ impl Tables {
     /// returned: they are written to the slot first, and removed from the retired ones last.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// If the kernel refuses. The slot is free then.
     pub(crate) fn write_backend(
         &mut self,
         slot: Slot,
@@ -258,8 +257,12 @@ impl Tables {
         self.set_entries(slot, 0);
         self.readmit(slot);
         self.set_state(slot, backend.daemon_state());
-        if retired.is_some() {
-            self.maps.retired.remove(&name).map_err(|error| self.fail_io(map::RETIRED, "write", error))?;
+        if retired.is_some()
+            && let Err(error) = self.maps.retired.remove(&name)
+        {
+            // No plan knows of the row. If it stayed, the backend could get another slot, and the next daemon would find it twice.
+            self.set_state(slot, DaemonState::new(Usable::No, BackendState::Free));
+            return Err(self.fail_io(map::RETIRED, "write", error));
         }
         Ok(retired.map(|_| counts))
     }
@@ -268,12 +271,12 @@ impl Tables {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub(crate) fn free_backend(&mut self, slot: Slot) -> Result<(), DatapathError> {
+    pub(crate) fn free_backend(&mut self, slot: Slot, now_ns: u64) -> Result<(), DatapathError> {
         if let Some(view) = self.slot(slot) {
             let Counts { sums, active: _, reclaimed } = self.counts(slot)?;
             let service = name_of(&self.maps.services.get(view.service.index()));
             let name = retired::name(&service, view.address);
-            let kept = self.maps.retired.keep(&name, sums, reclaimed);
+            let kept = self.maps.retired.keep(&name, sums, reclaimed, now_ns);
             kept.map_err(|error| self.fail_io(map::RETIRED, "write", error))?;
             if self.next_trial(view.service).slot() == slot.number() {
                 self.set_next_trial(view.service, NextTrial::default());

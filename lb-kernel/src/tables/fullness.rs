@@ -26,7 +26,7 @@ impl Tables {
     pub fn fullness(&self) -> Result<[Fullness; 5], DatapathError> {
         let entries = self.services().iter().map(|service| u64::from(service.table.len())).sum();
         // The map holds twice what may be in use.
-        let room = self.maps.schedule.len() as u64 * u64::from(ENTRIES_PER_CELL) / 2;
+        let room = self.maps.schedule.length() as u64 * u64::from(ENTRIES_PER_CELL) / 2;
         // Each bucket counts what its sockets have elsewhere.
         let (mut records, mut overflowed, mut datagrams) = (0, 0, 0);
         let table = FlowTable::open(&self.pins, false)?;
@@ -39,7 +39,7 @@ impl Tables {
         let of = |map, used, capacity| Fullness { map, used, capacity };
         Ok([
             of("schedule_entries", entries, room),
-            of("slots", self.slots().len() as u64, self.maps.backends.len() as u64),
+            of("slots", self.slots().len() as u64, self.maps.backends.length() as u64),
             of("flow_records", records, capacity),
             of(map::FLOW_OVERFLOW, overflowed, capacity),
             of(map::DATAGRAMS, datagrams, capacity),

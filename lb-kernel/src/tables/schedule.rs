@@ -17,13 +17,13 @@ impl Tables {
     /// The entries of a table, each the number of a slot.
     pub fn schedule(&self, table: TableRef) -> Vec<u16> {
         let cells = table.base / ENTRIES_PER_CELL..(table.base + table.len()) / ENTRIES_PER_CELL;
-        let cells = cells.filter(|cell| (*cell as usize) < self.maps.schedule.len());
+        let cells = cells.filter(|cell| (*cell as usize) < self.maps.schedule.length());
         cells.flat_map(|cell| self.maps.schedule.get(cell as usize).slots).collect()
     }
 
     /// How many entries the map has.
     pub(crate) fn schedule_entries(&self) -> u32 {
-        u32::try_from(self.maps.schedule.len()).unwrap_or(u32::MAX).saturating_mul(ENTRIES_PER_CELL)
+        u32::try_from(self.maps.schedule.length()).unwrap_or(u32::MAX).saturating_mul(ENTRIES_PER_CELL)
     }
 
     /// The references of all rows of services, free rows included.

@@ -3,7 +3,6 @@
 //! A service's counters and cursors, in maps of their own, begin anew when its row is written. Kernel programs read the
 //! row at any moment, so each word of it is right by itself.
 
-use std::io;
 use std::mem::offset_of;
 use std::net::SocketAddr;
 
@@ -19,7 +18,6 @@ use lb_core::service::Protocol;
 
 use super::Tables;
 use crate::error::DatapathError;
-use crate::maps::on_every_cpu;
 
 /// A service as the maps show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +72,7 @@ impl Tables {
     }
 
     pub(super) fn all_indexes(&self) -> impl Iterator<Item = ServiceIndex> {
-        ServiceIndex::all().take(self.maps.services.len())
+        ServiceIndex::all().take(self.maps.services.length())
     }
 
     /// How calls to a service ended, over all CPUs.
@@ -109,7 +107,7 @@ impl Tables {
     /// Writes a service that is not open, without a table.
     ///
     /// # Errors
-    /// If the kernel refuses. The row is written by then, and what failed is written by the next attempt.
+    /// If the kernel refuses. The row is as it was then.
     pub(crate) fn write_service(
         &mut self,
         index: ServiceIndex,
@@ -128,21 +126,18 @@ impl Tables {
         let name = service.name.as_bytes();
         assert!(name.len() < row.name.len(), "the configuration bounds names");
         row.name[..name.len()].copy_from_slice(name);
-        self.maps.services.set(index.index(), &row);
         // Counters and cursors of the service that had the index before end here.
         let start = |cpu| Cursor {
             phase: 0,
             start: cursor::start(&cursor_seed.task, &service.name, cpu, cursor_seed.cpus),
         };
-        let index = index.number();
-        let cursors = on_every_cpu(start, cursor_seed.cpus)
-            .map_err(|error| self.fail_io(map::CURSORS, "write", error))?;
-        self.maps
-            .cursors
-            .set(index, cursors, 0)
-            .map_err(|error| self.fail_io(map::CURSORS, "write", io::Error::other(error)))?;
-        let zero = self.maps.outcomes.set(index, Outcomes::default());
-        zero.map_err(|error| self.fail_io(map::OUTCOMES, "write", error))
+        let set = self.maps.cursors.set_each(index.number(), start);
+        set.map_err(|error| self.fail_io(map::CURSORS, "write", error))?;
+        let zero = self.maps.outcomes.set(index.number(), Outcomes::default());
+        zero.map_err(|error| self.fail_io(map::OUTCOMES, "write", error))?;
+        // Last: what fails leaves no row behind of which no plan knows.
+        self.maps.services.set(index.index(), &row);
+        Ok(())
     }
 
     pub(crate) fn set_errno(&mut self, index: ServiceIndex, errno: u16) {

@@ -55,12 +55,12 @@ fn destination(address: SocketAddr, protocol: Protocol) -> Destination {
 
 impl VipTable for Tables {
     fn cell(&self, position: u32) -> Option<VipCell> {
-        let is_inside = (position as usize) < self.maps.vip_table.len();
+        let is_inside = (position as usize) < self.maps.vip_table.length();
         is_inside.then(|| VipCell::from_word(self.maps.vip_table.load64(position as usize, 0)))
     }
 
     fn serves(&self, service: u32, destination: Destination) -> bool {
-        if service as usize >= self.maps.services.len() {
+        if service as usize >= self.maps.services.length() {
             return false;
         }
         let Service { address, port, protocol, .. } = self.maps.services.get(service as usize);

@@ -37,8 +37,8 @@ use lb_core::limits::Limits;
 use lb_core::service::{Policy, Service};
 use lb_core::slots::Identity;
 use lb_kernel::{
-    Cgroup, ClientNamespace, CursorSeed, Datapath, DatapathError, Features, Lock, Pins, Purpose,
-    RecordedProcesses,
+    Cgroup, ClientKernel, ClientNamespace, CursorSeed, Datapath, DatapathError, Features, Lock, Pins,
+    Purpose, RecordedProcesses,
 };
 use thiserror::Error;
 
@@ -66,8 +66,6 @@ pub struct ClientTask {
     pub client: Client,
     /// Its pins.
     pub pins: Pins,
-    /// Held as long as this client task may write to the maps.
-    lock: Lock,
     /// Whether the directory of the pins was removed, and all in it: an operator wanted the client gone.
     is_unpinned: bool,
     /// Full path of its cgroup.
@@ -79,8 +77,6 @@ pub struct ClientTask {
     search: namespace::Searches,
     /// What flow records tell of these processes.
     recorded: RecordedProcesses,
-    /// Cookie of the daemon's network namespace.
-    own_namespace: Option<u64>,
     /// Why the programs are not attached, if the kernel refused.
     attach_error: Option<String>,
     /// When attaching is tried again.
@@ -137,39 +133,32 @@ impl ClientTask {
     /// Takes over or makes the client's maps. Nothing is attached yet.
     ///
     /// # Errors
-    /// If what is pinned does not fit, another process works on it, or the kernel refuses.
+    /// If what is there does not fit, or the kernel refuses.
     pub fn open(
         client: Client,
         pins: Pins,
+        kernel: Box<dyn ClientKernel>,
         limits: Limits,
         features: Features,
         clock: Clock,
         now: Instant,
     ) -> Result<Self, ClientTaskError> {
-        let path = lb_kernel::cgroup2_mount()?.join(&client.cgroup);
-        // A path that can never be a cgroup is found out now; one that is not there yet is waited for.
-        match Cgroup::open(&path) {
-            Ok(_) | Err(DatapathError::NoCgroup(_)) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let lock = pins.lock()?;
-        let datapath = Datapath::open(pins.clone(), &limits, features, purpose(&client))?;
+        let path = kernel.mount()?.join(&client.cgroup);
+        let datapath = Datapath::open(kernel, &limits, features, purpose(&client))?;
         let is_new = datapath.applied().services.is_empty();
         let balancer = balancer(&client, features, limits, &datapath, now)?;
         let told = health::Told::adopted(&balancer, &datapath);
-        let cpus = lb_kernel::possible_cpus().map_err(ClientTaskError::Cpus)?;
+        let cpus = datapath.kernel().cpus().map_err(ClientTaskError::Cpus)?;
         Ok(Self {
             cursor_seed: cursor_seed(&client, cpus),
             client,
             pins,
-            lock,
             is_unpinned: false,
             path,
             cgroup: None,
             namespace: None,
             search: namespace::Searches::default(),
             recorded: RecordedProcesses::default(),
-            own_namespace: lb_kernel::own_namespace_cookie(),
             attach_error: None,
             attaching: Backoff::default(),
             has_verdicts: false,
@@ -321,8 +310,8 @@ impl ClientTask {
     }
 
     /// Gives up all but what its removal needs.
-    pub fn into_lock(self) -> (Pins, Lock) {
-        (self.pins, self.lock)
+    pub fn into_lock(self) -> (Pins, Option<Lock>) {
+        (self.pins, self.datapath.into_lock())
     }
 
     /// Whether any service's backends are probed or asked.

@@ -78,7 +78,7 @@ impl Daemon {
             probes: self.probe_views(client_task),
             loads: client_task.loads(),
             // Where the run times of programs cannot be read they are left out, and all else is still told.
-            runs: client_task.datapath().runs().unwrap_or_default(),
+            runs: client_task.datapath().kernel().runs().unwrap_or_default(),
             lately: Some(Lately { window: client_task.window().clone(), now }),
         }
     }

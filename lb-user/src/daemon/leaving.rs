@@ -22,7 +22,7 @@ pub struct Leaving {
     retired: bool,
     /// When what failed is tried again.
     removing: Backoff,
-    _lock: Lock,
+    _lock: Option<Lock>,
 }
 
 /// A client whose connects go on being balanced in a cgroup that it is to leave, and why.
@@ -39,7 +39,12 @@ impl Leaving {
     /// If another process has the lock, or the pins cannot be read.
     fn new(pins: Pins) -> Result<Self, DatapathError> {
         let lock = pins.lock()?;
-        Ok(Self { retired: lb_kernel::is_retired(&pins)?, pins, removing: Backoff::default(), _lock: lock })
+        Ok(Self {
+            retired: lb_kernel::is_retired(&pins)?,
+            pins,
+            removing: Backoff::default(),
+            _lock: Some(lock),
+        })
     }
 
     /// Whether its connects may still be balanced, by the tables that it has.
@@ -201,7 +206,7 @@ impl Daemon {
         let is_other = |name: &str| other_than != Some(name);
         for client in self.config.clients.iter().filter(|client| is_other(&client.name)) {
             let path = lb_kernel::cgroup2_mount()?.join(&client.cgroup);
-            let cgroup = match Cgroup::open(&path) {
+            let cgroup = match Cgroup::at(&path) {
                 Ok(cgroup) => cgroup.id,
                 Err(DatapathError::NoCgroup(_) | DatapathError::OutsideCgroup2(_)) => continue,
                 Err(error) => return Err(error),

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Result, anyhow, ensure};
 use lb_core::limits::Limits;
-use lb_kernel::{Features, Pins};
+use lb_kernel::{Cgroup, DatapathError, Features, PinnedClient, Pins};
 use tokio::task::spawn_blocking;
 use tracing::warn;
 
@@ -171,13 +171,24 @@ impl Opener {
         ensure!(!self.stopping.load(Ordering::Relaxed), "the daemon is stopping");
         // Locked before anything is changed: another socklb of another version may be running.
         let others = leaving::lock_other_versions(&self.pins, &client.name, &self.leaving)?;
-        let pins = Pins::of(&self.pins, &client.name);
-        match ClientTask::open(client, pins, self.limits, self.features, self.clock, self.now) {
+        match self.open_here(client) {
             Ok(client_task) => Ok((client_task, others)),
             // Unwrapped, so that its kind is found among the causes: what to do about it depends on that.
             Err(ClientTaskError::Datapath(error)) => Err(error.into()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    fn open_here(&self, client: Client) -> Result<ClientTask, ClientTaskError> {
+        let path = lb_kernel::cgroup2_mount()?.join(&client.cgroup);
+        // A path that can never be a cgroup is found out now; one that is not there yet is waited for.
+        match Cgroup::at(&path) {
+            Ok(_) | Err(DatapathError::NoCgroup(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let pins = Pins::of(&self.pins, &client.name);
+        let kernel = Box::new(PinnedClient::lock(pins.clone())?);
+        ClientTask::open(client, pins, kernel, self.limits, self.features, self.clock, self.now)
     }
 
     /// Opens several, on all CPUs at once: nearly all of it is the kernel's verifier. May block for tens of milliseconds each.

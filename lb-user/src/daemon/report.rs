@@ -135,7 +135,7 @@ impl Daemon {
                 continue;
             };
             // The cgroup that the path names now. If there is none, the one of the sender may have been removed.
-            let now = Cgroup::open(client_task.path()).ok();
+            let now = Cgroup::at(client_task.path()).ok();
             // While it cannot be seen whether a cgroup is covered, the request goes on waiting.
             if cgroups.iter().any(|cgroup| client_task.covers(*cgroup).unwrap_or(false)) {
                 let _ = answer.send(Coverage::Covered);

@@ -3,11 +3,10 @@
 //! A cgroup may be made anew at the same path, and a client may be configured for another one. The programs attach there
 //! first; old links go once no flow is open that may have begun at them. It reads no clock.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use lb_kernel::{Cgroup, DatapathError};
+use lb_kernel::{Cgroup, ClientKernel, DatapathError};
 
 use super::ClientTask;
 
@@ -28,6 +27,10 @@ pub enum Followed {
 }
 
 impl ClientTask {
+    fn kernel(&self) -> &dyn ClientKernel {
+        self.datapath.kernel()
+    }
+
     /// Puts this build's programs in place of those that are attached, or attaches them: from now on the cgroup's
     /// connects are balanced. Without a cgroup there is nothing to attach to yet. On other cgroups they stay until
     /// [`ClientTask::leave_other_cgroups`].
@@ -35,8 +38,8 @@ impl ClientTask {
     /// # Errors
     /// If the kernel refuses.
     pub fn attach(&mut self) -> Result<Followed, DatapathError> {
-        let result = match Cgroup::open(&self.path) {
-            Ok(now) => self.datapath.attach(&now).map(|()| {
+        let result = match self.kernel().cgroup(&self.path) {
+            Ok(now) => self.kernel().attach(&now).map(|()| {
                 self.cgroup = Some(now);
                 self.has_moved = true;
                 Followed::Attached
@@ -75,7 +78,7 @@ impl ClientTask {
 
     fn attach_if_needed(&mut self, now: Instant) -> Result<Followed, DatapathError> {
         if let Some((seen, at)) = self.links_seen
-            && std::fs::metadata(&self.path).is_ok_and(|there| there.ino() == seen)
+            && self.kernel().is_cgroup(&self.path, seen)
             && now.saturating_duration_since(at) < LINKS
         {
             return Ok(Followed::Unchanged);
@@ -84,7 +87,7 @@ impl ClientTask {
         // Links of an earlier daemon get the programs of this one, too.
         self.links_seen = None;
         if let Some(there) = there
-            && self.datapath.is_fully_attached(there.id)?
+            && self.kernel().is_fully_attached(there.id)?
         {
             self.attach_error = None;
             if self.cgroup.is_some() {
@@ -107,7 +110,7 @@ impl ClientTask {
     /// # Errors
     /// If that cannot be seen.
     pub fn look_for_pins(&mut self) -> Result<bool, DatapathError> {
-        if !self.is_unpinned && !self.pins.are_locked_by(&self.lock)? {
+        if !self.is_unpinned && !self.kernel().is_pinned()? {
             self.is_unpinned = true;
             self.cgroup = None;
             self.attach_error = None;
@@ -154,7 +157,7 @@ impl ClientTask {
     /// # Errors
     /// If the links cannot be read.
     pub fn begins_elsewhere(&self) -> Result<Vec<u64>, DatapathError> {
-        let mut cgroups = lb_kernel::begins_at(&self.pins)?;
+        let mut cgroups = self.kernel().begins_at()?;
         cgroups.retain(|cgroup| self.cgroup.as_ref().is_none_or(|ours| ours.id != *cgroup));
         Ok(cgroups)
     }
@@ -162,23 +165,20 @@ impl ClientTask {
     /// While there is no cgroup at the client's path, links to a cgroup that was removed there stay: sockets that were
     /// made in it may still dial. A cgroup at another path is not the client's any more, and its links go.
     fn retire_other_links(&self) -> Result<(), DatapathError> {
-        if let Some(cgroup) = &self.cgroup {
-            return self.datapath.leave_other_cgroups(cgroup);
-        }
-        match lb_kernel::balanced_cgroup(&self.pins)?.and_then(lb_kernel::cgroup_of_id) {
-            Some(other) if other != self.path => lb_kernel::retire(&self.pins),
-            _ => Ok(()),
+        match &self.cgroup {
+            Some(cgroup) => self.kernel().leave_other_cgroups(cgroup.id),
+            None => self.kernel().leave_cgroups_elsewhere(&self.path),
         }
     }
 
     fn remove_other_links(&mut self) -> Result<(), DatapathError> {
         let Some(cgroup) = &self.cgroup else { return Ok(()) };
         // Only this daemon makes links: once there are none, there are none until the client moves.
-        self.has_old_links = self.datapath.has_old_links(cgroup)?;
+        self.has_old_links = self.kernel().has_old_links(cgroup.id)?;
         if !self.has_old_links || self.open_flows() > 0 {
             return Ok(());
         }
-        self.datapath.remove_old_links(cgroup)
+        self.kernel().remove_old_links(cgroup.id)
     }
 
     /// Whether the programs of this client task are attached to the cgroup that the configured path names now.
@@ -187,14 +187,14 @@ impl ClientTask {
     /// If that cannot be seen, which says nothing of what is attached.
     pub fn is_effective(&self) -> Result<bool, DatapathError> {
         match self.cgroup_there()? {
-            Some(there) => self.datapath.is_fully_attached(there.id),
+            Some(there) => self.kernel().is_fully_attached(there.id),
             None => Ok(false),
         }
     }
 
     /// The cgroup that the configured path names now, if there is one.
     fn cgroup_there(&self) -> Result<Option<Cgroup>, DatapathError> {
-        match Cgroup::open(&self.path) {
+        match self.kernel().cgroup(&self.path) {
             Ok(now) => Ok(Some(now)),
             Err(DatapathError::NoCgroup(_)) => Ok(None),
             Err(error) => Err(error),
@@ -206,7 +206,7 @@ impl ClientTask {
     /// # Errors
     /// If that cannot be seen.
     pub fn covers(&self, cgroup: u64) -> Result<bool, DatapathError> {
-        lb_kernel::is_balanced(&self.pins, cgroup)
+        self.kernel().is_balanced(cgroup)
     }
 
     /// Full path of its cgroup, whether or not it exists.

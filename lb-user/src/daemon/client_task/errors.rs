@@ -46,12 +46,13 @@ pub fn error_decay(service: &Service) -> Option<Duration> {
 impl ClientTask {
     /// What there is of the services whose errors count as load, in the order of their indexes.
     fn service_loads(&self) -> Vec<ServiceLoad> {
-        let tables = self.datapath.tables();
+        let (tables, now_ns) = (self.datapath.tables(), self.datapath.kernel().now_ns());
         let look = |(position, (service, index, _)): (usize, (&Service, ServiceIndex, _))| {
             let decay = error_decay(service)?;
             let addresses = self.balancer.weights(position).iter().map(|(address, _)| *address);
             let slots = addresses.filter_map(|address| Some(self.balancer.slot(position, address)?.slot));
-            let member = |slot| tables.member_load(slot).map(|(load, has_errors)| (slot, load, has_errors));
+            let member =
+                |slot| tables.member_load(slot, now_ns).map(|(load, has_errors)| (slot, load, has_errors));
             let members = slots.filter_map(member).collect();
             Some(ServiceLoad {
                 index,

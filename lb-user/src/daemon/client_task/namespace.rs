@@ -101,7 +101,8 @@ impl ClientTask {
     pub(super) fn publish_evidence_scope(&mut self) {
         let RecordedProcesses { are_several, namespace } = self.recorded;
         let found = self.namespace.and_then(|found| found.cookie);
-        self.datapath.set_evidence_scope(found.or(namespace).or(self.own_namespace), are_several);
+        let own = self.datapath.kernel().own_namespace();
+        self.datapath.set_evidence_scope(found.or(namespace).or(own), are_several);
     }
 
     /// Stores a namespace that differs from the one before, and what follows from it. `None`: it may not be looked at.

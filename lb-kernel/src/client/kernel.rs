@@ -1,0 +1,251 @@
+//! What one client task needs of the kernel: its maps, its programs, and the links of these to cgroups.
+//!
+//! [`PinnedClient`] is the kernel's. Another implementation lies in memory and runs the code of the kernel programs on the host, so
+//! that what the daemon decides is tested without privileges.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use lb_core::limits::Limits;
+
+use crate::cgroup::{self, Cgroup};
+use crate::client_namespace::own_namespace_cookie;
+use crate::clock::monotonic_ns;
+use crate::cpus::possible_cpus;
+use crate::detach::retire;
+use crate::error::DatapathError;
+use crate::features::Features;
+use crate::host_maps::HostMaps;
+use crate::links;
+use crate::object::{self, Programs, Purpose};
+use crate::pins::{self, Lock, Pins};
+use crate::sys::runs::Runs;
+use crate::tables::Tables;
+
+/// The kernel, as one client task needs it.
+pub trait ClientKernel: Send + Sync {
+    /// Makes or adopts the client's maps, and loads programs for them. Nothing is attached yet.
+    ///
+    /// # Errors
+    /// If what is there is not ours or not of this shape, or the kernel refuses.
+    fn open(
+        &mut self,
+        limits: &Limits,
+        features: Features,
+        purpose: Purpose,
+    ) -> Result<Tables, DatapathError>;
+
+    /// Loads other programs. They take the place of those before with the next [`ClientKernel::attach`].
+    ///
+    /// # Errors
+    /// If the kernel refuses; the programs before stay.
+    fn load(&mut self, limits: &Limits, features: Features, purpose: Purpose) -> Result<(), DatapathError>;
+
+    /// The time by the programs' clock, in nanoseconds.
+    fn now_ns(&self) -> u64;
+
+    /// CPUs that the kernel may ever run on.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    fn cpus(&self) -> io::Result<u32>;
+
+    /// Cookie of the daemon's network namespace, if it is known.
+    fn own_namespace(&self) -> Option<u64>;
+
+    /// Where cgroup2 is mounted.
+    ///
+    /// # Errors
+    /// If that cannot be found.
+    fn mount(&self) -> Result<PathBuf, DatapathError>;
+
+    /// The cgroup at a full path.
+    ///
+    /// # Errors
+    /// [`DatapathError::NoCgroup`] if there is none; if the path leads elsewhere than to cgroup2, or it cannot be looked at.
+    fn cgroup(&self, path: &Path) -> Result<Cgroup, DatapathError>;
+
+    /// Whether the cgroup with this id is at a full path, by a look that costs little.
+    fn is_cgroup(&self, path: &Path, id: u64) -> bool;
+
+    /// Attaches the programs to the cgroup in place of older ones. Links to cgroups that the client has left get the programs, too.
+    ///
+    /// # Errors
+    /// If the kernel refuses; what was attached before stays.
+    fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError>;
+
+    /// Whether exactly these programs are attached to the cgroup with this id, all of them, and nothing is left of another kind of
+    /// accounting.
+    ///
+    /// # Errors
+    /// If that cannot be seen.
+    fn is_fully_attached(&self, cgroup: u64) -> Result<bool, DatapathError>;
+
+    /// Whether the connects of the cgroup with this id are balanced by the client's programs, of any build.
+    ///
+    /// # Errors
+    /// If that cannot be seen.
+    fn is_balanced(&self, cgroup: u64) -> Result<bool, DatapathError>;
+
+    /// The cgroups at which the client's flows begin.
+    ///
+    /// # Errors
+    /// If that cannot be seen.
+    fn begins_at(&self) -> Result<Vec<u64>, DatapathError>;
+
+    /// Lets no flow begin in cgroups other than this one. Those that are open there still end.
+    ///
+    /// # Errors
+    /// If a link cannot be removed.
+    fn leave_other_cgroups(&self, cgroup: u64) -> Result<(), DatapathError>;
+
+    /// The same if there is no cgroup at the client's path: a link to one that was at this path stays, because sockets that were made
+    /// in it may still dial.
+    ///
+    /// # Errors
+    /// If a link cannot be looked at or removed.
+    fn leave_cgroups_elsewhere(&self, path: &Path) -> Result<(), DatapathError>;
+
+    /// Whether programs are still attached to cgroups other than this one, for the sockets that were made there.
+    ///
+    /// # Errors
+    /// If that cannot be seen.
+    fn has_old_links(&self, cgroup: u64) -> Result<bool, DatapathError>;
+
+    /// Detaches from cgroups other than this one. To be called once no flow is open: later ends are not seen there.
+    ///
+    /// # Errors
+    /// If a link cannot be removed.
+    fn remove_old_links(&self, cgroup: u64) -> Result<(), DatapathError>;
+
+    /// Whether the client's pins are those that were opened: neither removed nor made anew since.
+    ///
+    /// # Errors
+    /// If that cannot be seen.
+    fn is_pinned(&self) -> Result<bool, DatapathError>;
+
+    /// How often the programs ran and how long, by hook, as far as the kernel has counted it.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    fn runs(&self) -> io::Result<Vec<(&'static str, Runs)>>;
+
+    /// Gives up all but the lock of the pins, if there is one.
+    fn into_lock(self: Box<Self>) -> Option<Lock>;
+}
+
+/// A client task in the kernel, by its pins.
+pub struct PinnedClient {
+    pins: Pins,
+    /// Held as long as the maps may be written to.
+    lock: Lock,
+    programs: Programs,
+}
+
+impl PinnedClient {
+    /// A client, of which nothing is opened yet.
+    ///
+    /// # Errors
+    /// If another process works on its pins, or they cannot be locked.
+    pub fn lock(pins: Pins) -> Result<Self, DatapathError> {
+        Ok(Self { lock: pins.lock()?, pins, programs: Programs::new(Vec::new()) })
+    }
+}
+
+impl ClientKernel for PinnedClient {
+    fn open(
+        &mut self,
+        limits: &Limits,
+        features: Features,
+        purpose: Purpose,
+    ) -> Result<Tables, DatapathError> {
+        self.pins.create()?;
+        object::check_pins(&self.pins, limits)?;
+        self.load(limits, features, purpose)?;
+        Tables::open(&self.pins, true)
+    }
+
+    fn load(&mut self, limits: &Limits, features: Features, purpose: Purpose) -> Result<(), DatapathError> {
+        // Held until the programs have them.
+        let host = HostMaps::open(self.pins.base())?;
+        self.programs = object::load(&self.pins, limits, features, purpose)?;
+        drop(host);
+        Ok(())
+    }
+
+    fn now_ns(&self) -> u64 {
+        monotonic_ns()
+    }
+
+    fn cpus(&self) -> io::Result<u32> {
+        possible_cpus()
+    }
+
+    fn own_namespace(&self) -> Option<u64> {
+        own_namespace_cookie()
+    }
+
+    fn mount(&self) -> Result<PathBuf, DatapathError> {
+        cgroup::cgroup2_mount()
+    }
+
+    fn cgroup(&self, path: &Path) -> Result<Cgroup, DatapathError> {
+        Cgroup::at(path)
+    }
+
+    fn is_cgroup(&self, path: &Path, id: u64) -> bool {
+        cgroup::id_at(path).is_ok_and(|there| there == id)
+    }
+
+    fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
+        // The directory of the links may have been removed together with them.
+        self.pins.create()?;
+        links::attach(&self.programs, &self.pins, cgroup)
+    }
+
+    fn is_fully_attached(&self, cgroup: u64) -> Result<bool, DatapathError> {
+        links::are_fully_attached(&self.programs, &self.pins, cgroup)
+    }
+
+    fn is_balanced(&self, cgroup: u64) -> Result<bool, DatapathError> {
+        links::is_balanced(&self.pins, cgroup)
+    }
+
+    fn begins_at(&self) -> Result<Vec<u64>, DatapathError> {
+        links::begins_at(&self.pins)
+    }
+
+    fn leave_other_cgroups(&self, cgroup: u64) -> Result<(), DatapathError> {
+        links::leave(&self.pins, cgroup)
+    }
+
+    fn leave_cgroups_elsewhere(&self, path: &Path) -> Result<(), DatapathError> {
+        match links::balanced_cgroup(&self.pins)?.and_then(cgroup::path_of) {
+            Some(other) if other != path => retire(&self.pins),
+            _ => Ok(()),
+        }
+    }
+
+    fn has_old_links(&self, cgroup: u64) -> Result<bool, DatapathError> {
+        Ok(!links::old_links(&self.pins, cgroup)?.is_empty())
+    }
+
+    fn remove_old_links(&self, cgroup: u64) -> Result<(), DatapathError> {
+        for name in links::old_links(&self.pins, cgroup)? {
+            pins::detach(&self.pins.links().join(name))?;
+        }
+        Ok(())
+    }
+
+    fn is_pinned(&self) -> Result<bool, DatapathError> {
+        self.pins.are_locked_by(&self.lock)
+    }
+
+    fn runs(&self) -> io::Result<Vec<(&'static str, Runs)>> {
+        self.programs.runs()
+    }
+
+    fn into_lock(self: Box<Self>) -> Option<Lock> {
+        Some(self.lock)
+    }
+}
