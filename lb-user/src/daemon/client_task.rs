@@ -24,6 +24,9 @@ mod guesses;
 
 mod size;
 
+#[cfg(test)]
+mod scripts;
+
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

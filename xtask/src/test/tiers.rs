@@ -63,7 +63,7 @@ impl Tier {
 }
 
 /// Packages whose targets are all in one tier.
-const PACKAGES: [(&str, Tier); 19] = [
+const PACKAGES: [(&str, Tier); 20] = [
     ("lb-common", Tier::Pure),
     ("lb-core", Tier::Pure),
     ("lb-document", Tier::Pure),
@@ -75,6 +75,7 @@ const PACKAGES: [(&str, Tier); 19] = [
     ("xtask", Tier::Pure),
     ("lb-agent", Tier::Product),
     ("lb-diag", Tier::Product),
+    ("lb-fake", Tier::Product),
     ("lb-host", Tier::Product),
     ("lb-http", Tier::Product),
     ("lb-kernel", Tier::Product),

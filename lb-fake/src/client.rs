@@ -1,0 +1,254 @@
+//! The kernel in memory: its time, its cgroups, and the clients whose maps and links it has.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lb_common::abi::host::Verdict;
+use lb_core::limits::Limits;
+use lb_kernel::{Cgroup, ClientKernel, DatapathError, Features, Lock, Mapped, Pins, Purpose, Runs, Tables};
+
+use crate::faults::Faults;
+use crate::maps::ClientMaps;
+
+/// A kernel. Copies are of the same one.
+#[derive(Clone)]
+pub struct FakeKernel {
+    host: Arc<Mutex<Host>>,
+    faults: Arc<Faults>,
+}
+
+/// What the kernel has.
+pub(crate) struct Host {
+    pub now_ns: u64,
+    /// By full path.
+    cgroups: BTreeMap<PathBuf, u64>,
+    last_cgroup: u64,
+    last_program: u64,
+    pub verdicts: Mapped<Verdict>,
+    /// By the directory of their pins.
+    pub clients: BTreeMap<PathBuf, Client>,
+}
+
+/// A client that is pinned.
+pub(crate) struct Client {
+    pub maps: ClientMaps,
+    /// By the id of the cgroup.
+    pub links: BTreeMap<u64, Link>,
+}
+
+/// All links of a client to a cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// The programs, which are loaded together.
+    program: u64,
+    /// Whether flows begin there.
+    pub begins: bool,
+}
+
+/// Where a process is: the id of its cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place(pub u64);
+
+impl FakeKernel {
+    /// A kernel that has no cgroup.
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub fn new() -> io::Result<Self> {
+        let host = Host {
+            now_ns: 1_000_000_000,
+            cgroups: BTreeMap::new(),
+            last_cgroup: 0,
+            last_program: 0,
+            verdicts: ClientMaps::verdicts()?,
+            clients: BTreeMap::new(),
+        };
+        Ok(Self { host: Arc::new(Mutex::new(host)), faults: Arc::default() })
+    }
+
+    /// What fails.
+    pub fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// Lets time pass.
+    pub fn pass(&self, time: Duration) {
+        self.host().now_ns += u64::try_from(time.as_nanos()).expect("below 584 years");
+    }
+
+    /// Makes a cgroup at a full path, another one if there is one.
+    pub fn make_cgroup(&self, path: &Path) -> Place {
+        let mut host = self.host();
+        host.last_cgroup += 1;
+        let id = host.last_cgroup;
+        host.cgroups.insert(path.to_owned(), id);
+        Place(id)
+    }
+
+    /// Removes the cgroup at a full path. Sockets that were made there may still dial.
+    pub fn remove_cgroup(&self, path: &Path) {
+        self.host().cgroups.remove(path);
+    }
+
+    /// An operator removes all that a client has.
+    pub fn detach(&self, pins: &Pins) {
+        self.host().clients.remove(&pins.maps());
+    }
+
+    /// The kernel as a client task needs it.
+    pub fn client(&self, pins: &Pins) -> Box<dyn ClientKernel> {
+        Box::new(FakeClient { kernel: self.clone(), pins: pins.clone(), program: 0 })
+    }
+
+    pub(crate) fn host(&self) -> MutexGuard<'_, Host> {
+        self.host.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A client of the kernel in memory.
+struct FakeClient {
+    kernel: FakeKernel,
+    pins: Pins,
+    /// The programs that were loaded last.
+    program: u64,
+}
+
+impl FakeClient {
+    fn fail(&self, source: io::Error) -> DatapathError {
+        DatapathError::PinDirectory { path: self.pins.links(), source }
+    }
+
+    fn step(&self) -> Result<(), DatapathError> {
+        self.kernel.faults.step().map_err(|error| self.fail(error))
+    }
+
+    /// What is pinned of the client. After an operator has removed it there is nothing.
+    fn with<T: Default>(&self, act: impl FnOnce(&mut Client) -> T) -> Result<T, DatapathError> {
+        self.step()?;
+        Ok(self.kernel.host().clients.get_mut(&self.pins.maps()).map(act).unwrap_or_default())
+    }
+}
+
+impl ClientKernel for FakeClient {
+    fn open(
+        &mut self,
+        limits: &Limits,
+        features: Features,
+        purpose: Purpose,
+    ) -> Result<Tables, DatapathError> {
+        self.load(limits, features, purpose)?;
+        let mut host = self.kernel.host();
+        let key = self.pins.maps();
+        if !host.clients.contains_key(&key) {
+            let maps = ClientMaps::new(limits, &host.verdicts, &self.kernel.faults);
+            let maps = maps.map_err(|error| self.fail(error))?;
+            host.clients.insert(key.clone(), Client { maps, links: BTreeMap::new() });
+        }
+        let (maps, verdicts) = host.clients[&key].maps.opened();
+        Ok(Tables::over(maps, verdicts, self.pins.clone()))
+    }
+
+    fn load(&mut self, _: &Limits, _: Features, _: Purpose) -> Result<(), DatapathError> {
+        self.step()?;
+        let mut host = self.kernel.host();
+        host.last_program += 1;
+        self.program = host.last_program;
+        Ok(())
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.kernel.host().now_ns
+    }
+
+    fn cpus(&self) -> io::Result<u32> {
+        Ok(1)
+    }
+
+    fn own_namespace(&self) -> Option<u64> {
+        None
+    }
+
+    fn mount(&self) -> Result<PathBuf, DatapathError> {
+        Ok(PathBuf::from("/sys/fs/cgroup"))
+    }
+
+    fn cgroup(&self, path: &Path) -> Result<Cgroup, DatapathError> {
+        self.step()?;
+        match self.kernel.host().cgroups.get(path) {
+            Some(id) => Ok(Cgroup { path: path.to_owned(), id: *id }),
+            None => Err(DatapathError::NoCgroup(path.to_owned())),
+        }
+    }
+
+    fn is_cgroup(&self, path: &Path, id: u64) -> bool {
+        self.kernel.host().cgroups.get(path) == Some(&id)
+    }
+
+    fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
+        let link = Link { program: self.program, begins: true };
+        self.with(|client| {
+            client.links.values_mut().for_each(|link| link.program = self.program);
+            client.links.insert(cgroup.id, link);
+        })
+    }
+
+    fn is_fully_attached(&self, cgroup: u64) -> Result<bool, DatapathError> {
+        let ours = Link { program: self.program, begins: true };
+        self.with(|client| client.links.get(&cgroup) == Some(&ours))
+    }
+
+    fn is_balanced(&self, cgroup: u64) -> Result<bool, DatapathError> {
+        self.with(|client| client.links.get(&cgroup).is_some_and(|link| link.begins))
+    }
+
+    fn begins_at(&self) -> Result<Vec<u64>, DatapathError> {
+        self.with(|client| {
+            let begins = client.links.iter().filter(|(_, link)| link.begins);
+            begins.map(|(cgroup, _)| *cgroup).collect()
+        })
+    }
+
+    fn leave_other_cgroups(&self, cgroup: u64) -> Result<(), DatapathError> {
+        self.with(|client| {
+            let others = client.links.iter_mut().filter(|(other, _)| **other != cgroup);
+            others.for_each(|(_, link)| link.begins = false);
+        })
+    }
+
+    fn leave_cgroups_elsewhere(&self, path: &Path) -> Result<(), DatapathError> {
+        let is_elsewhere = |id: u64| {
+            let host = self.kernel.host();
+            host.cgroups.iter().any(|(other, there)| *there == id && other != path)
+        };
+        let balanced = self.begins_at()?.first().copied();
+        if !balanced.is_some_and(is_elsewhere) {
+            return Ok(());
+        }
+        self.with(|client| client.links.values_mut().for_each(|link| link.begins = false))
+    }
+
+    fn has_old_links(&self, cgroup: u64) -> Result<bool, DatapathError> {
+        self.with(|client| client.links.keys().any(|other| *other != cgroup))
+    }
+
+    fn remove_old_links(&self, cgroup: u64) -> Result<(), DatapathError> {
+        self.with(|client| client.links.retain(|other, _| *other == cgroup))
+    }
+
+    fn is_pinned(&self) -> Result<bool, DatapathError> {
+        self.step()?;
+        Ok(self.kernel.host().clients.contains_key(&self.pins.maps()))
+    }
+
+    fn runs(&self) -> io::Result<Vec<(&'static str, Runs)>> {
+        self.kernel.faults.step()?;
+        Ok(Vec::new())
+    }
+
+    fn into_lock(self: Box<Self>) -> Option<Lock> {
+        None
+    }
+}

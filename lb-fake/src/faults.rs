@@ -1,0 +1,85 @@
+//! Which operations fail: none, one of them, or some by chance from a fixed seed.
+
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+/// Which operations fail. Each that may fail takes one step.
+#[derive(Debug, Default)]
+pub struct Faults {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    steps: u64,
+    failed: u64,
+    plan: Plan,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Plan {
+    #[default]
+    Never,
+    At(u64),
+    Some {
+        per_mille: u64,
+        state: u64,
+    },
+}
+
+impl Faults {
+    /// No operation fails from now on.
+    pub fn stop(&self) {
+        self.change(|state| state.plan = Plan::Never);
+    }
+
+    /// The operation that comes after so many others fails, and no further one.
+    pub fn fail_after(&self, others: u64) {
+        self.change(|state| state.plan = Plan::At(state.steps + others));
+    }
+
+    /// So many of a thousand operations fail, chosen by a seed.
+    pub fn fail_some(&self, per_mille: u64, seed: u64) {
+        self.change(|state| state.plan = Plan::Some { per_mille, state: seed });
+    }
+
+    /// Operations that could have failed until now.
+    pub fn steps(&self) -> u64 {
+        self.change(|state| state.steps)
+    }
+
+    /// Operations that have failed until now.
+    pub fn failed(&self) -> u64 {
+        self.change(|state| state.failed)
+    }
+
+    /// Takes a step.
+    ///
+    /// # Errors
+    /// ENOMEM, if it fails.
+    pub(crate) fn step(&self) -> io::Result<()> {
+        self.change(|state| {
+            let fails = match &mut state.plan {
+                Plan::Never => false,
+                Plan::At(step) => *step == state.steps,
+                Plan::Some { per_mille, state } => random(state) % 1000 < *per_mille,
+            };
+            state.steps += 1;
+            state.failed += u64::from(fails);
+            if fails { Err(io::Error::from_raw_os_error(libc::ENOMEM)) } else { Ok(()) }
+        })
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The next number of Steele, Lea and Flood's "SplitMix64".
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
+}

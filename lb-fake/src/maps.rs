@@ -1,0 +1,81 @@
+//! The maps of one client task in memory, as its programs see them.
+
+use std::io;
+use std::sync::Arc;
+
+use lb_common::abi::host::{REPORT_IDS, Verdict};
+use lb_common::abi::{
+    Anomalies, Backend, Cursor, Members, Outcomes, ScheduleCell, Service, SlotCounters, VipCell, map,
+};
+use lb_core::limits::Limits;
+use lb_kernel::{Counters, Mapped, Maps, PerCpuArray, RetiredBackends, Verdicts, entries_of_maps};
+
+use crate::faults::Faults;
+use crate::memory::{Array, Hash};
+
+/// The maps of one client task.
+pub struct ClientMaps {
+    pub vip_table: Mapped<VipCell>,
+    pub services: Mapped<Service>,
+    pub backends: Mapped<Backend>,
+    pub schedule: Mapped<ScheduleCell>,
+    pub members: Mapped<Members>,
+    pub cursors: Array,
+    pub outcomes: Array,
+    pub counts: Array,
+    pub chosen: Array,
+    anomalies: Array,
+    reclaimed: Mapped<u64>,
+    retired: Hash,
+    pub verdicts: Mapped<Verdict>,
+}
+
+impl ClientMaps {
+    /// Empty maps of the sizes that the kernel's have.
+    pub fn new(limits: &Limits, verdicts: &Mapped<Verdict>, faults: &Arc<Faults>) -> io::Result<Self> {
+        let entries = entries_of_maps(limits);
+        let length = |name: &str| entries[name] as usize;
+        let array = |name: &str, bytes: usize| Array::new(entries[name], bytes, faults);
+        Ok(Self {
+            vip_table: Mapped::in_memory(length(map::VIP_TABLE))?,
+            services: Mapped::in_memory(length(map::SERVICES))?,
+            backends: Mapped::in_memory(length(map::BACKENDS))?,
+            schedule: Mapped::in_memory(length(map::SCHEDULE))?,
+            members: Mapped::in_memory(length(map::MEMBERS))?,
+            cursors: array(map::CURSORS, size_of::<Cursor>())?,
+            outcomes: array(map::OUTCOMES, size_of::<Outcomes>())?,
+            counts: array(map::COUNTS, size_of::<SlotCounters>())?,
+            chosen: array(map::CHOSEN, size_of::<u64>())?,
+            anomalies: array(map::ANOMALIES, size_of::<Anomalies>())?,
+            reclaimed: Mapped::in_memory(length(map::RECLAIMED))?,
+            retired: Hash::new(entries[map::RETIRED], faults),
+            verdicts: verdicts.shared(),
+        })
+    }
+
+    /// Room for the verdicts of all backends of a host.
+    pub fn verdicts() -> io::Result<Mapped<Verdict>> {
+        Mapped::in_memory(REPORT_IDS as usize)
+    }
+
+    /// The same maps, as the daemon has them.
+    pub fn opened(&self) -> (Maps, Verdicts) {
+        fn per_cpu<V: bytemuck::Pod>(array: &Array) -> PerCpuArray<V> {
+            PerCpuArray::over(Box::new(array.clone()), 1)
+        }
+        let maps = Maps {
+            vip_table: self.vip_table.shared(),
+            services: self.services.shared(),
+            backends: self.backends.shared(),
+            schedule: self.schedule.shared(),
+            members: self.members.shared(),
+            cursors: per_cpu(&self.cursors),
+            outcomes: per_cpu(&self.outcomes),
+            counts: Counters::over(per_cpu(&self.counts), per_cpu(&self.chosen)),
+            anomalies: per_cpu(&self.anomalies),
+            reclaimed: self.reclaimed.shared(),
+            retired: RetiredBackends::over(Box::new(self.retired.clone())),
+        };
+        (maps, Verdicts::over(self.verdicts.shared()))
+    }
+}

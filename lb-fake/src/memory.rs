@@ -1,0 +1,161 @@
+//! Maps that are read and written by calls: an array, per CPU or not, and a hash.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lb_kernel::{Elements, Mapped};
+
+use crate::faults::Faults;
+
+/// An array of elements of whole words. What calls write, programs read by [`Array::words`], and the other way round.
+#[derive(Clone)]
+pub struct Array {
+    words: Arc<Mapped<u64>>,
+    /// Words of an element.
+    length: usize,
+    faults: Arc<Faults>,
+}
+
+impl Array {
+    /// An array of so many zeros, each of so many bytes.
+    pub fn new(elements: u32, bytes: usize, faults: &Arc<Faults>) -> io::Result<Self> {
+        assert!(bytes.is_multiple_of(8), "the values of such maps are words");
+        let words = Mapped::in_memory(elements as usize * bytes / 8)?;
+        Ok(Self { words: Arc::new(words), length: bytes / 8, faults: Arc::clone(faults) })
+    }
+
+    /// A word of an element, by its offset in bytes.
+    pub fn load(&self, index: u32, offset: usize) -> u64 {
+        self.words.load64(index as usize * self.length + offset / 8, 0)
+    }
+
+    /// Adds to a word.
+    pub fn add(&self, index: u32, offset: usize, amount: u64) {
+        self.words.add64(index as usize * self.length + offset / 8, 0, amount);
+    }
+
+    /// Stores a word.
+    pub fn store(&self, index: u32, offset: usize, word: u64) {
+        self.words.store_atomic64(index as usize * self.length + offset / 8, 0, word);
+    }
+
+    fn read(&self, index: u32, value: &mut [u8]) {
+        for (number, bytes) in value.chunks_exact_mut(8).enumerate() {
+            bytes.copy_from_slice(&self.load(index, 8 * number).to_ne_bytes());
+        }
+    }
+
+    fn elements(&self) -> usize {
+        self.words.length() / self.length
+    }
+}
+
+fn index_of(key: &[u8]) -> u32 {
+    u32::from_ne_bytes(key.try_into().expect("the key of an array has four bytes"))
+}
+
+impl Elements for Array {
+    fn get(&self, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
+        self.faults.step()?;
+        let index = index_of(key);
+        let is_there = (index as usize) < self.elements();
+        if is_there {
+            self.read(index, value);
+        }
+        Ok(is_there)
+    }
+
+    fn set(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
+        self.faults.step()?;
+        let index = index_of(key);
+        if index as usize >= self.elements() {
+            return Err(io::Error::from_raw_os_error(libc::E2BIG));
+        }
+        for (number, bytes) in value.chunks_exact(8).enumerate() {
+            self.store(index, 8 * number, u64::from_ne_bytes(bytes.try_into().expect("eight bytes")));
+        }
+        Ok(())
+    }
+
+    fn remove(&self, _: &[u8]) -> io::Result<bool> {
+        Err(io::Error::from_raw_os_error(libc::EINVAL))
+    }
+
+    fn read_array(&self, first: u32, count: usize, values: &mut [u8]) -> io::Result<ControlFlow<()>> {
+        self.faults.step()?;
+        for (index, value) in (first..).zip(values.chunks_exact_mut(8 * self.length)).take(count) {
+            self.read(index, value);
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn visit(&self, _: usize, _: usize, _: &mut dyn FnMut(&[u8], &[u8])) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::EINVAL))
+    }
+}
+
+/// A hash.
+#[derive(Clone)]
+pub struct Hash {
+    entries: Arc<Mutex<BTreeMap<Vec<u8>, Vec<u8>>>>,
+    capacity: u32,
+    faults: Arc<Faults>,
+}
+
+impl Hash {
+    /// An empty hash for so many entries.
+    pub fn new(capacity: u32, faults: &Arc<Faults>) -> Self {
+        Self { entries: Arc::default(), capacity, faults: Arc::clone(faults) }
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut BTreeMap<Vec<u8>, Vec<u8>>) -> T) -> io::Result<T> {
+        self.faults.step()?;
+        Ok(act(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+impl Elements for Hash {
+    fn get(&self, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
+        self.with(|entries| {
+            let found = entries.get(key);
+            found.inspect(|found| value.copy_from_slice(found)).is_some()
+        })
+    }
+
+    fn set(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
+        self.with(|entries| {
+            if entries.len() >= self.capacity as usize && !entries.contains_key(key) {
+                return Err(io::Error::from_raw_os_error(libc::E2BIG));
+            }
+            entries.insert(key.to_vec(), value.to_vec());
+            Ok(())
+        })?
+    }
+
+    fn remove(&self, key: &[u8]) -> io::Result<bool> {
+        self.with(|entries| entries.remove(key).is_some())
+    }
+
+    fn read_array(&self, _: u32, _: usize, _: &mut [u8]) -> io::Result<ControlFlow<()>> {
+        Err(io::Error::from_raw_os_error(libc::EINVAL))
+    }
+
+    fn visit(&self, _: usize, _: usize, each: &mut dyn FnMut(&[u8], &[u8])) -> io::Result<()> {
+        /// Bytes at an address that is a multiple of eight.
+        fn aligned(bytes: &[u8]) -> Vec<u64> {
+            let mut words = vec![0; bytes.len().div_ceil(8)];
+            bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes.len()].copy_from_slice(bytes);
+            words
+        }
+        self.with(|entries| {
+            for (key, value) in entries {
+                let words = (aligned(key), aligned(value));
+                let (keys, values): (&[u8], &[u8]) =
+                    (bytemuck::cast_slice(&words.0), bytemuck::cast_slice(&words.1));
+                each(&keys[..key.len()], &values[..value.len()]);
+            }
+        })
+    }
+}

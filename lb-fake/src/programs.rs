@@ -1,0 +1,518 @@
+//! What the kernel programs do: a connect is sent to a backend, and what becomes of it is counted and judged.
+//!
+//! Decisions are those of `lb_common`, which the programs run as well; here are their stores over the maps in memory, and the order of
+//! the steps.
+
+use std::cell::Cell;
+use std::mem::offset_of;
+use std::net::SocketAddr;
+
+use lb_common::abi::{
+    Backend, Cursor, ENTRIES_PER_CELL, EjectionRules, EjectionState, Members, NO_MEMBERS, NO_SLOT,
+    NOT_A_SERVICE, NextTrial, Outcomes, RecentErrors, Rules, Service, SlotCounters, StateWord, TableRef,
+    VipCell,
+};
+use lb_common::ejection::steps::{self, Counted, EjectionStore, Unjudged};
+use lb_common::ejection::{Event, Evidence, FailureSource, SendFailures};
+use lb_common::ending::{End, Ending};
+use lb_common::load::{HalfLife, mean_of, with_another};
+use lb_common::net::{Address, Be16, IPPROTO_TCP, socket_addr};
+use lb_common::pick::{self, CpuCursor, How, Pick, Survey, Tables};
+use lb_common::ticks::tick;
+use lb_common::vip_table::{Destination, VipTable, find};
+
+use crate::client::{FakeKernel, Host, Place};
+use crate::maps::ClientMaps;
+
+/// What becomes of a connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Connect {
+    /// It goes to the address that was dialled, unchanged.
+    Unchanged,
+    /// It fails with an errno.
+    Refused(u16),
+    /// It goes to a backend.
+    Sent(Flow),
+}
+
+/// A connection of a client's, from the choice to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// Where it goes.
+    pub backend: SocketAddr,
+    cgroup: u64,
+    service: u32,
+    slot: u32,
+    is_trial: bool,
+    process: u32,
+    start_ns: u64,
+    was_established: bool,
+}
+
+impl FakeKernel {
+    /// A process in a cgroup connects a TCP socket to an address.
+    ///
+    /// # Panics
+    /// If flows of two clients begin in one cgroup.
+    pub fn connect(&self, from: Place, process: u32, to: SocketAddr) -> Connect {
+        let host = self.host();
+        let Some(maps) = maps_of(&host, from.0, true) else { return Connect::Unchanged };
+        let destination = Destination {
+            address: Address::from(to.ip()),
+            port: Be16::from_host(to.port()),
+            protocol: IPPROTO_TCP,
+        };
+        let Some(index) = find(&Services(maps), destination) else {
+            maps.outcomes.add(NOT_A_SERVICE, offset_of!(Outcomes, not_a_service), 1);
+            return Connect::Unchanged;
+        };
+        let programs = Programs { maps, index, now_ns: host.now_ns };
+        let (pick, _) = programs.decide();
+        let outcome = |offset: usize| maps.outcomes.add(index, offset, 1);
+        let refused = || Connect::Refused(programs.service().errno);
+        match pick.how {
+            How::Picked | How::Diverted => outcome(offset_of!(Outcomes, forwarded)),
+            How::Trial => outcome(offset_of!(Outcomes, trial)),
+            How::Overflowed => outcome(offset_of!(Outcomes, overflowed)),
+            How::Fallback => outcome(offset_of!(Outcomes, fallback)),
+            How::Limited => {
+                outcome(offset_of!(Outcomes, limited));
+                return refused();
+            }
+            How::Refused => {
+                outcome(offset_of!(Outcomes, no_backend));
+                return refused();
+            }
+            How::Broken => {
+                outcome(offset_of!(Outcomes, passed));
+                return Connect::Unchanged;
+            }
+        }
+        let slot = pick.slot;
+        maps.chosen.add(slot, 0, 1);
+        maps.backends.add64(slot as usize, offset_of!(Backend, flows), 1);
+        let endpoint = maps.backends.get(slot as usize).endpoint;
+        Connect::Sent(Flow {
+            backend: socket_addr(endpoint.address, endpoint.port),
+            cgroup: from.0,
+            service: index,
+            slot,
+            is_trial: matches!(pick.how, How::Trial),
+            process,
+            start_ns: host.now_ns,
+            was_established: false,
+        })
+    }
+
+    /// The SYN of a connection leaves this host.
+    pub fn send_syn(&self, flow: &Flow) {
+        self.with(flow, |programs| {
+            if programs.load8(offset_of!(Service, awaits_syn)) != 0 {
+                programs.store16(offset_of!(Service, send_failures), SendFailures::NONE.0);
+                programs.store8(offset_of!(Service, awaits_syn), 0);
+            }
+            if flow.is_trial {
+                programs.schedule_trial(Event::TrialBegan);
+            }
+        });
+    }
+
+    /// A connection is established.
+    pub fn establish(&self, flow: &mut Flow) {
+        flow.was_established = true;
+        self.with(flow, |programs| {
+            programs.maps.counts.add(flow.slot, offset_of!(SlotCounters, established), 1);
+            let evidence = Evidence::established(flow.is_trial);
+            if evidence.matters(programs.standing(flow.slot)) {
+                programs.judge(flow.slot, evidence);
+            }
+        });
+    }
+
+    /// The backend has answered what was sent on a connection.
+    pub fn answer(&self, flow: &Flow) {
+        self.with(flow, |programs| {
+            if programs.awaits_answer() {
+                programs.store32(offset_of!(Service, answered_at), programs.now());
+                let slot = u16::try_from(flow.slot).expect("slots have 16 bits");
+                programs.store16(offset_of!(Service, answered), slot + 1);
+                programs.store8(offset_of!(Service, awaits_answer), 0);
+            }
+        });
+    }
+
+    /// A connection ends, after so many bytes that the backend has sent, and acknowledged.
+    pub fn end(&self, flow: Flow, ending: Ending, received: u64, sent: u64) {
+        let end = End::of(ending, flow.was_established)
+            .with_bytes(received, sent)
+            .send_failed_if(matches!(ending, Ending::NotSent));
+        if received > 0 {
+            self.answer(&flow);
+        }
+        self.with(&flow, |programs| {
+            if end.is_error() | end.is_load() != 0 {
+                programs.remember_error(flow.slot);
+            }
+            let source = FailureSource::among(flow.process, programs.service().several_processes);
+            let lasted_ns = programs.now_ns - flow.start_ns;
+            let evidence = Evidence::of_end(end, flow.is_trial, source, lasted_ns);
+            let evidence = steps::weigh(programs, flow.slot, evidence.to_word(), tick(flow.start_ns));
+            if evidence != 0 {
+                programs.judge(flow.slot, Evidence::from_word(evidence));
+            }
+            let counts = &programs.maps.counts;
+            counts.add(flow.slot, offset_of!(SlotCounters, endings) + 8 * ending as usize, 1);
+            counts.add(flow.slot, offset_of!(SlotCounters, lifetime_ns), lasted_ns);
+            counts.add(flow.slot, offset_of!(SlotCounters, bytes_received), received);
+            counts.add(flow.slot, offset_of!(SlotCounters, bytes_sent), sent);
+            // Last: after that the slot may get another backend.
+            programs.maps.backends.add64(flow.slot as usize, offset_of!(Backend, flows), u64::MAX);
+        });
+    }
+
+    /// Runs the programs for a connection, if they are still attached where its socket was made.
+    fn with(&self, flow: &Flow, act: impl FnOnce(&Programs<'_>)) {
+        let host = self.host();
+        if let Some(maps) = maps_of(&host, flow.cgroup, false) {
+            act(&Programs { maps, index: flow.service, now_ns: host.now_ns });
+        }
+    }
+}
+
+/// The maps of the client whose programs are attached to a cgroup.
+fn maps_of(host: &Host, cgroup: u64, begins: bool) -> Option<&ClientMaps> {
+    let mut attached = host.clients.values().filter(|client| {
+        let link = client.links.get(&cgroup);
+        link.is_some_and(|link| link.begins || !begins)
+    });
+    let client = attached.next()?;
+    assert!(!begins || attached.next().is_none(), "two clients balance cgroup {cgroup}");
+    Some(&client.maps)
+}
+
+/// The table of addresses.
+struct Services<'m>(&'m ClientMaps);
+
+impl VipTable for Services<'_> {
+    fn cell(&self, position: u32) -> Option<VipCell> {
+        let position = position as usize;
+        (position < self.0.vip_table.length())
+            .then(|| VipCell::from_word(self.0.vip_table.load64(position, 0)))
+    }
+
+    fn serves(&self, service: u32, destination: Destination) -> bool {
+        if service as usize >= self.0.services.length() {
+            return false;
+        }
+        let Service { address, port, protocol, .. } = self.0.services.get(service as usize);
+        destination == Destination { address, port, protocol }
+    }
+}
+
+/// The programs of a client, as they run for one call to a service.
+struct Programs<'m> {
+    maps: &'m ClientMaps,
+    index: u32,
+    now_ns: u64,
+}
+
+impl Programs<'_> {
+    fn now(&self) -> u32 {
+        tick(self.now_ns)
+    }
+
+    fn service(&self) -> Service {
+        self.maps.services.get(self.index as usize)
+    }
+
+    fn load8(&self, offset: usize) -> u8 {
+        bytemuck::bytes_of(&self.service())[offset]
+    }
+
+    fn store8(&self, offset: usize, byte: u8) {
+        self.maps.services.shared().store8(self.index as usize, offset, byte);
+    }
+
+    fn store16(&self, offset: usize, word: u16) {
+        self.maps.services.shared().store16(self.index as usize, offset, word);
+    }
+
+    fn store32(&self, offset: usize, word: u32) {
+        self.maps.services.shared().store32(self.index as usize, offset, word);
+    }
+
+    fn table(&self) -> TableRef {
+        TableRef::from_word(self.maps.services.load64(self.index as usize, offset_of!(Service, table)))
+    }
+
+    fn cursor(&self) -> Cursor {
+        bytemuck::cast(self.maps.cursors.load(self.index, 0))
+    }
+
+    fn backend64(&self, slot: u32, offset: usize) -> u64 {
+        self.maps.backends.load64(slot as usize, offset)
+    }
+
+    fn is_lame(&self, slot: u32) -> bool {
+        let report = self.maps.backends.get(slot as usize).endpoint.report as usize;
+        report < self.maps.verdicts.length() && self.maps.verdicts.get(report).is_lame(self.now_ns)
+    }
+
+    /// Where a connect goes, and by which sample.
+    fn decide(&self) -> (Pick, u32) {
+        let (table, rules, now) = (self.table(), self.service().rules, self.now());
+        let (picked, sample) = match steps::take_trial(self, now) {
+            NO_SLOT => pick::pick(
+                self,
+                &OneCpu { programs: self, cursor: Cell::new(self.cursor()) },
+                table,
+                rules,
+                now,
+            ),
+            slot => (Pick { how: How::Trial, slot }, 0),
+        };
+        // Also a trial, and a fallback: whatever the choice fell on.
+        if (picked.slot as usize) >= self.maps.backends.length() || !self.is_lame(picked.slot) {
+            return (picked, sample);
+        }
+        let limit = pick::limit_of_diversion(picked.how, rules);
+        let other = pick::other_than_lame(self, table, sample, limit, picked.slot, |slot| self.is_lame(slot));
+        (pick::diverted(picked, other), sample)
+    }
+
+    fn schedule_trial(&self, event: Event) {
+        steps::schedule_trial(self, event, self.now());
+    }
+
+    fn judge(&self, slot: u32, evidence: Evidence) {
+        let now = self.now();
+        let mut result = steps::judge(self, slot, evidence, None, now);
+        if matches!(result, Err(Unjudged::WantsRoom)) {
+            let has_room = self.survey(now).has_room();
+            result = steps::judge(self, slot, evidence, Some(has_room), now);
+        }
+        let judgement = result.expect("there is no other CPU");
+        if let Some(event) = judgement.event() {
+            self.schedule_trial(event);
+        }
+    }
+
+    fn remember_error(&self, slot: u32) {
+        let Service { rules, mean_flows, table, .. } = self.service();
+        if rules.error_half_life == 0 {
+            return;
+        }
+        let before = self.errors(slot);
+        let mean = mean_of(rules.policy, mean_flows, Tables::entries(self, slot), table.length_log2);
+        let half_life = HalfLife::new(rules.error_half_life);
+        let after = with_another(before, self.flows(slot), mean, self.now(), half_life);
+        let stored = self.maps.backends.replace64(
+            slot as usize,
+            offset_of!(Backend, errors),
+            before.to_word(),
+            after.to_word(),
+        );
+        assert!(stored, "there is no other CPU");
+    }
+}
+
+impl Tables for Programs<'_> {
+    type Backend = u32;
+    type Members = u32;
+    type Position = (u32, usize);
+
+    fn entry(&self, entry: u32) -> Option<u32> {
+        let cell = (entry / ENTRIES_PER_CELL) as usize;
+        let is_there = cell < self.maps.schedule.length();
+        is_there.then(|| u32::from(self.maps.schedule.get(cell).slots[(entry % ENTRIES_PER_CELL) as usize]))
+    }
+
+    fn backend(&self, slot: u32) -> Option<u32> {
+        ((slot as usize) < self.maps.backends.length()).then_some(slot)
+    }
+
+    fn state(&self, slot: u32) -> StateWord {
+        StateWord::from_word(self.maps.backends.load32(slot as usize, offset_of!(Backend, state)))
+    }
+
+    fn flows(&self, slot: u32) -> u32 {
+        u32::try_from(self.backend64(slot, offset_of!(Backend, flows))).expect("no test has as many")
+    }
+
+    fn errors(&self, slot: u32) -> RecentErrors {
+        RecentErrors::from_word(self.backend64(slot, offset_of!(Backend, errors)))
+    }
+
+    fn ejection(&self, slot: u32) -> EjectionState {
+        EjectionState::from_word(self.backend64(slot, offset_of!(Backend, ejection)))
+    }
+
+    fn entries(&self, slot: u32) -> u32 {
+        self.maps.backends.load32(slot as usize, offset_of!(Backend, entries))
+    }
+
+    fn members(&self, table: TableRef) -> Option<u32> {
+        table.members_of(self.index)
+    }
+
+    fn list(&self, members: u32) -> Option<(u32, u32, (u32, usize))> {
+        let Members { count, listed, .. } = self.maps.members.get(members as usize);
+        Some((count, listed, (members, 0)))
+    }
+
+    fn position(&self, members: u32, number: u32) -> Option<(u32, usize)> {
+        Some((members, number as usize))
+    }
+
+    fn member(&self, (members, number): (u32, usize)) -> (u32, (u32, usize)) {
+        let slot = self.maps.members.get(members as usize).slots[number];
+        (slot.into(), (members, number + 1))
+    }
+
+    fn begin_trial(&self, slot: u32, now: u32) -> bool {
+        steps::begin_trial(self, slot, now) != NO_SLOT
+    }
+
+    fn fallback(&self) -> u32 {
+        self.maps.services.load32(self.index as usize, offset_of!(Service, fallback))
+    }
+}
+
+/// The cursor of the only CPU.
+struct OneCpu<'p, 'm> {
+    programs: &'p Programs<'m>,
+    cursor: Cell<Cursor>,
+}
+
+impl CpuCursor for OneCpu<'_, '_> {
+    fn step(&self) -> Cursor {
+        let cursor = self.cursor.get();
+        self.set_phase(cursor.phase.wrapping_add(1));
+        cursor
+    }
+
+    fn load(&self) -> Cursor {
+        self.cursor.get()
+    }
+
+    fn set_phase(&self, phase: u32) {
+        let cursor = Cursor { phase, ..self.cursor.get() };
+        self.cursor.set(cursor);
+        self.programs.maps.cursors.store(self.programs.index, 0, bytemuck::cast(cursor));
+    }
+}
+
+impl EjectionStore for Programs<'_> {
+    type Backend = u32;
+
+    fn backend(&self, slot: u32) -> Option<u32> {
+        let slot = Tables::backend(self, slot)?;
+        let service = self.maps.backends.get(slot as usize).endpoint.service;
+        (u32::from(service) == self.index).then_some(slot)
+    }
+
+    fn rules(&self) -> EjectionRules {
+        self.service().ejection
+    }
+
+    fn lists_members(&self) -> bool {
+        self.table().members != NO_MEMBERS
+    }
+
+    fn survey(&self, now: u32) -> Survey {
+        let (table, rules) = (self.table(), self.service().ejection);
+        let part = |part| match self.members(table) {
+            Some(members) => pick::survey_members(self, members, part, rules, now),
+            None => pick::survey_entries(self, table, part, rules, now),
+        };
+        pick::survey(self, rules, |group| pick::survey_group(group, part))
+    }
+
+    fn random(&self) -> u32 {
+        pick::scattered(self.cursor())
+    }
+
+    fn state(&self, slot: u32) -> StateWord {
+        Tables::state(self, slot)
+    }
+
+    fn set_failure_source(&self, slot: u32, failure_source: FailureSource) {
+        let offset = offset_of!(Backend, state) + offset_of!(StateWord, failure_source);
+        self.maps.backends.shared().store8(slot as usize, offset, failure_source.0);
+    }
+
+    fn send_failures(&self) -> SendFailures {
+        SendFailures(self.service().send_failures)
+    }
+
+    fn set_send_failures(&self, send_failures: SendFailures) {
+        self.store16(offset_of!(Service, send_failures), send_failures.0);
+        self.store8(offset_of!(Service, awaits_syn), 1);
+    }
+
+    fn answered(&self) -> (u32, u32) {
+        let Service { answered, answered_at, .. } = self.service();
+        (u32::from(answered).wrapping_sub(1), answered_at)
+    }
+
+    fn awaits_answer(&self) -> bool {
+        self.service().awaits_answer != 0
+    }
+
+    fn await_answer(&self) {
+        self.store8(offset_of!(Service, awaits_answer), 1);
+    }
+
+    fn set_ejected(&self, slot: u32, ejected: u8) {
+        let offset = offset_of!(Backend, state) + offset_of!(StateWord, ejected);
+        self.maps.backends.shared().store8(slot as usize, offset, ejected);
+    }
+
+    fn standing(&self, slot: u32) -> EjectionState {
+        self.ejection(slot)
+    }
+
+    fn replace_standing(&self, slot: u32, before: EjectionState, after: EjectionState) -> bool {
+        let offset = offset_of!(Backend, ejection);
+        self.maps.backends.replace64(slot as usize, offset, before.to_word(), after.to_word())
+    }
+
+    fn forget_errors(&self, slot: u32) {
+        self.maps.backends.store_atomic64(slot as usize, offset_of!(Backend, errors), 0);
+    }
+
+    fn takes_trials(&self, slot: u32) -> bool {
+        let Rules { active_limit, .. } = self.service().rules;
+        let is_at_limit = active_limit != 0 && self.flows(slot) >= active_limit;
+        !is_at_limit && !self.is_lame(slot)
+    }
+
+    fn count(&self, slot: u32, counted: Counted) {
+        let offset = match counted {
+            Counted::Ejection => offset_of!(SlotCounters, ejections),
+            Counted::Withheld => offset_of!(SlotCounters, withheld),
+            Counted::Trial => offset_of!(SlotCounters, trials),
+            Counted::Readmission => offset_of!(SlotCounters, readmissions),
+        };
+        self.maps.counts.add(slot, offset, 1);
+    }
+
+    fn next_trial(&self) -> NextTrial {
+        let word = self.maps.services.load64(self.index as usize, offset_of!(Service, next_trial));
+        NextTrial::from_word(word)
+    }
+
+    fn set_next_trial(&self, next: NextTrial) {
+        let offset = offset_of!(Service, next_trial);
+        self.maps.services.store_atomic64(self.index as usize, offset, next.to_word());
+    }
+
+    fn replace_next_trial(&self, before: NextTrial, after: NextTrial) {
+        let offset = offset_of!(Service, next_trial);
+        self.maps.services.replace64(self.index as usize, offset, before.to_word(), after.to_word());
+    }
+
+    fn set_others(&self, others: u16) {
+        self.set_next_trial(NextTrial { others, ..self.next_trial() });
+    }
+}
