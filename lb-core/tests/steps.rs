@@ -352,7 +352,7 @@ fn a_list_that_says_the_same_again_changes_nothing() {
 fn a_slot_is_freed_before_another_backend_gets_it() {
     let services = [service("users", 10)];
     let mut balancer = Balancer::new(services.to_vec(), LIMITS, adopt(&Plan::default()), START).unwrap();
-    let mut deliver = |members: &[u8], balancer: &mut Balancer| {
+    let deliver = |members: &[u8], balancer: &mut Balancer| {
         let list = list(10, &members.iter().map(|member| (*member, 1)).collect());
         balancer.handle(START, delivered(&services, 0, list)).unwrap();
         balancer.plan()
