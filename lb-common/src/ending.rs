@@ -154,7 +154,8 @@ impl End {
     #[inline(always)]
     #[must_use]
     pub const fn from_state(self, from: u32) -> Self {
-        const CLOSED_BY_PEER: u32 = 1 << TCP_CLOSE_WAIT | 1 << TCP_LAST_ACK;
+        // A socket that is closed before its last descriptor is was reset, and the application has taken the error.
+        const CLOSED_BY_PEER: u32 = 1 << TCP_CLOSE_WAIT | 1 << TCP_LAST_ACK | 1 << TCP_CLOSE;
         let is_closed_by_peer = CLOSED_BY_PEER >> (from & 31) & 1;
         let is_reported = (1 << TCP_FIN_WAIT2) >> (from & 31) & 1;
         let bits = is_closed_by_peer << Self::CLOSED_BY_PEER | is_reported << Self::REPORTED;

@@ -43,9 +43,9 @@ pub fn decayed(errors: RecentErrors, now: u32, half_life: HalfLife) -> u32 {
     left
 }
 
-/// `errors` with one more, at the tick `now`, of a backend with so many open `flows`. Its load becomes at least the `mean` of the
-/// others: where they have many flows open, single errors would be forgotten faster than they gather, and a backend that fails each
-/// connect would get most of them.
+/// `errors` with one more, at the tick `now`, of a backend with so many open `flows`, of which the one that has failed is one. Without
+/// that its load becomes more than the `mean` of all: where others have many flows open, single errors would be forgotten faster than they
+/// gather, and a backend that fails each connect would get most of them.
 #[inline(always)]
 pub fn with_another(
     errors: RecentErrors,
@@ -55,7 +55,7 @@ pub fn with_another(
     half_life: HalfLife,
 ) -> RecentErrors {
     let left = decayed(errors, now, half_life);
-    let more = mean.saturating_sub(flows.saturating_add(left)).max(1);
+    let more = mean.saturating_sub(flows.wrapping_sub(1).saturating_add(left)).saturating_add(1);
     added(errors, left, more, now, half_life)
 }
 
@@ -258,13 +258,13 @@ mod tests {
 
         #[test]
         fn an_error_makes_a_backend_at_least_as_loaded_as_others(
-            count in 0u32..1_000, later in 0u32..5_000, flows in 0u32..1_000, mean in 0u32..1_000,
+            count in 0u32..1_000, later in 0u32..5_000, flows in 1u32..1_000, mean in 0u32..1_000,
         ) {
             let errors = RecentErrors { count, since: 7 };
             let (now, half_life) = (7 + later, HalfLife::new(TICKS));
-            let before = flows + decayed(errors, now, half_life);
-            let after = flows + decayed(with_another(errors, flows, mean, now, half_life), now, half_life);
-            prop_assert_eq!(after, mean.max(before + 1));
+            let before = flows - 1 + decayed(errors, now, half_life);
+            let after = flows - 1 + decayed(with_another(errors, flows, mean, now, half_life), now, half_life);
+            prop_assert_eq!(after, before.max(mean) + 1);
         }
     }
 }

@@ -158,6 +158,11 @@ impl Datapath {
         self.tables.set_mean_flows(index, mean);
     }
 
+    /// Leaves the backend in a slot at most so many errors.
+    pub fn limit_errors(&self, slot: Slot, most: u32) {
+        self.tables.limit_errors(slot, most, self.kernel.now_ns());
+    }
+
     /// Halves the errors of the backend in a slot so much later.
     pub fn hold_errors(&self, slot: Slot, delay: Duration) {
         self.tables.hold_errors(slot, delay, self.kernel.now_ns());

@@ -17,8 +17,8 @@ pub struct MemberLoad {
     pub flows: u64,
     /// Entries of the table that name it: its share, with `p2c`. With `least-loaded` all shares are equal.
     pub entries: u32,
-    /// Whether it may be chosen, and nothing is left of its errors.
-    pub is_well: bool,
+    /// Whether it may be chosen.
+    pub is_usable: bool,
 }
 
 /// Shares of connects of which a backend that fails may get one.
@@ -31,17 +31,15 @@ impl MemberLoad {
     }
 }
 
-/// The field [`mean_flows`](lb_common::abi::Service::mean_flows) of a service whose table has so many entries, over the members that are
-/// well and have flows: one that has just begun to fail has none. 0 if there is no such member.
+/// The field [`mean_flows`](lb_common::abi::Service::mean_flows) of a service whose table has so many entries, over the members that may
+/// be chosen and have flows: one that has just begun to fail has none. 0 if there is no such member.
 pub fn mean_flows(policy: Policy, length: usize, members: impl IntoIterator<Item = MemberLoad>) -> u64 {
-    let well = members.into_iter().filter(|member| member.is_well && member.flows > 0);
-    let (flows, all) = well.fold((0_u128, 0_u128), |(flows, all), member| {
+    let members = members.into_iter().filter(|member| member.is_usable && member.flows > 0);
+    let (flows, all) = members.fold((0_u128, 0_u128), |(flows, all), member| {
         (flows + u128::from(member.flows), all + u128::from(member.share(policy)))
     });
     let length = if policy == Policy::LeastLoaded { 1 } else { length as u128 };
     let mean = ((flows * length) << MEAN_FRACTION_BITS).checked_div(all).unwrap_or(0);
-    // Members differ: one that fails is to be behind most of them.
-    let mean = mean + mean / 16;
     // Times the entries of a member, it is to fit into 64 bits.
     u64::try_from(mean).unwrap_or(u64::MAX).min(u64::MAX >> MAX_SCHEDULE_LOG2)
 }
@@ -54,6 +52,12 @@ pub fn hold(elapsed: Duration, connects: u64, share: u64, all: u64, error_decay:
     elapsed.saturating_sub(Duration::from_nanos(u64::try_from(allowed).unwrap_or(u64::MAX)))
 }
 
+/// The most errors that a member keeps, where `mean` is the mean of its share: what made it as loaded as others weighs no longer than these
+/// are.
+pub fn most_errors(mean: u32) -> u32 {
+    mean.saturating_mul(2).saturating_add(2)
+}
+
 #[cfg(test)]
 mod tests {
     use lb_common::abi::RecentErrors;
@@ -61,21 +65,21 @@ mod tests {
 
     use super::*;
 
-    const WELL: MemberLoad = MemberLoad { flows: 0, entries: 1, is_well: true };
+    const WELL: MemberLoad = MemberLoad { flows: 0, entries: 1, is_usable: true };
 
     #[test]
-    fn the_mean_is_of_members_that_are_well_and_per_share() {
+    fn the_mean_is_of_members_that_may_be_chosen_and_per_share() {
         let members = [
             MemberLoad { flows: 30, entries: 10, ..WELL },
             MemberLoad { flows: 60, entries: 20, ..WELL },
-            MemberLoad { flows: 0, entries: 34, is_well: false },
+            MemberLoad { flows: 0, entries: 34, is_usable: false },
         ];
         let flows =
             |policy: Policy, entries| mean_of(policy as u8, mean_flows(policy, 64, members), entries, 6);
-        assert_eq!([10, 20, 34].map(|entries| flows(Policy::P2c, entries)), [31, 63, 108]);
-        assert_eq!([10, 20].map(|entries| flows(Policy::LeastLoaded, entries)), [47, 47]);
+        assert_eq!([10, 20, 34].map(|entries| flows(Policy::P2c, entries)), [30, 60, 102]);
+        assert_eq!([10, 20].map(|entries| flows(Policy::LeastLoaded, entries)), [45, 45]);
         assert_eq!(mean_flows(Policy::P2c, 64, []), 0);
-        assert_eq!(mean_flows(Policy::P2c, 64, [MemberLoad { is_well: false, ..WELL }]), 0);
+        assert_eq!(mean_flows(Policy::P2c, 64, [MemberLoad { is_usable: false, ..WELL }]), 0);
         let most = mean_flows(Policy::LeastLoaded, 64, [MemberLoad { flows: u64::MAX, ..WELL }]);
         assert_eq!(mean_of(Policy::LeastLoaded as u8, most, 1, 6), u32::MAX, "a bound, no overflow");
     }
@@ -118,11 +122,9 @@ mod tests {
                         while looked + 1_000_000_000 <= now_ns {
                             looked += 1_000_000_000;
                             let now = tick(looked);
-                            let left = decayed(errors, now, half_life);
-                            let members =
-                                flows.iter().zip(entries).enumerate().map(|(member, (flows, entries))| {
-                                    MemberLoad { flows: *flows, entries, is_well: member != 0 || left == 0 }
-                                });
+                            let member =
+                                |(flows, entries): (&u64, u32)| MemberLoad { flows: *flows, entries, ..WELL };
+                            let members = flows.iter().zip(entries).map(member);
                             mean = mean_flows(policy, usize::try_from(all).unwrap(), members);
                             let (own, all) = match policy {
                                 Policy::LeastLoaded => (1, 3),
@@ -147,7 +149,7 @@ mod tests {
                             failed += 1;
                             let mean =
                                 mean_of(policy as u8, mean, entries[0], u8::try_from(all.ilog2()).unwrap());
-                            errors = with_another(errors, 0, mean, now, half_life);
+                            errors = with_another(errors, 1, mean, now, half_life);
                         }
                     }
                     let share = match policy {

@@ -180,8 +180,21 @@ impl Tables {
         let Backend { flows, state, entries, errors, endpoint, .. } = self.maps.backends.get(slot.index());
         let rules = self.maps.services.get(usize::from(endpoint.service)).rules;
         let left = load::decayed(errors, tick(now_ns), HalfLife::new(rules.error_half_life));
-        let load = MemberLoad { flows, entries, is_well: state.may_be_chosen() == 1 && left == 0 };
+        let load = MemberLoad { flows, entries, is_usable: state.may_be_chosen() == 1 };
         (entries > 0).then_some((load, left > 0))
+    }
+
+    /// Leaves a slot at most so many errors. If a program adds one at the same moment, that is done at the next tick.
+    pub(crate) fn limit_errors(&self, slot: Slot, most: u32, now_ns: u64) {
+        let (slot, at) = (slot.index(), offset_of!(Backend, errors));
+        let before = self.maps.backends.load64(slot, at);
+        let errors = RecentErrors::from_word(before);
+        let service = self.maps.backends.get(slot).endpoint.service;
+        let half_life = self.maps.services.get(usize::from(service)).rules.error_half_life;
+        if load::decayed(errors, tick(now_ns), HalfLife::new(half_life)) > most {
+            let after = RecentErrors { count: most, since: tick(now_ns) };
+            self.maps.backends.replace64(slot, at, before, after.to_word());
+        }
     }
 
     /// Halves a slot's errors so much later, but no later than if they were counted now. If a program adds one at the same moment, they

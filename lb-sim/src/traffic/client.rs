@@ -21,7 +21,7 @@ use lb_common::abi::{
     RecentErrors, Rules, TableRef, Usable,
 };
 use lb_common::ejection::{self, Evidence};
-use lb_common::load::{HalfLife, decayed, mean_of, with_another};
+use lb_common::load::{HalfLife, mean_of, with_another};
 use lb_common::pick::{self, CpuCursor, How, Pick, scattered};
 use lb_core::balancer::{Adopted, Balancer, Fact};
 use lb_core::control::ControlRules;
@@ -347,12 +347,11 @@ impl Client {
         if half_life != 0 {
             let half_life = HalfLife::new(half_life);
             let policy = Policy::from_u8(self.rules.policy).expect("the rules name one");
-            let members =
-                (0..).zip(&self.errors).zip(&self.entries).map(|((slot, errors), &entries)| MemberLoad {
-                    flows: self.flows(slot).into(),
-                    entries,
-                    is_well: entries > 0 && decayed(*errors, now, half_life) == 0,
-                });
+            let members = (0..).zip(&self.entries).map(|(slot, &entries)| MemberLoad {
+                flows: self.flows(slot).into(),
+                entries,
+                is_usable: entries > 0,
+            });
             let length = self.schedule.len();
             let mean = mean_flows(policy, length, members);
             let log2 = u8::try_from(length.ilog2()).expect("below the bits of a number");

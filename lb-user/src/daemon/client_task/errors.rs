@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use lb_core::control::error_load::{MemberLoad, hold, mean_flows};
+use lb_common::load::mean_of;
+use lb_core::control::error_load::{MemberLoad, hold, mean_flows, most_errors};
 use lb_core::control::reported_errors::ReportedErrors;
 use lb_core::control::{Heard, TICK};
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
@@ -91,12 +92,21 @@ impl ClientTask {
         let indexes: Vec<ServiceIndex> = loads.iter().map(|service| service.index).collect();
         // What cannot be read now is read at the next tick; the log has it from `sample`.
         let Ok(outcomes) = self.datapath.tables().outcomes_of(&indexes) else { return };
-        for (ServiceLoad { index, policy, decay, members, .. }, outcomes) in loads.into_iter().zip(outcomes) {
+        for (ServiceLoad { index, policy, decay, members, length }, outcomes) in
+            loads.into_iter().zip(outcomes)
+        {
             let connects = flows_begun(&outcomes);
             // Of a service that had no errors it is not known how many there were.
             let new = before.get(&index).map_or(0, |before| connects.saturating_sub(*before));
             let all = members.iter().map(|(_, load, _)| load.share(policy)).sum();
+            let mean = mean_flows(policy, length, members.iter().map(|(_, load, _)| *load));
+            let log2 = u8::try_from(length.checked_ilog2().unwrap_or(0)).unwrap_or(u8::MAX);
             for (slot, load, _) in members.iter().filter(|(.., has_errors)| *has_errors) {
+                // What a backend reports counts by the share of its requests, whatever others have open.
+                if !self.reported_errors.keys().any(|at| at.slot == *slot) {
+                    let most = most_errors(mean_of(policy as u8, mean, load.entries, log2));
+                    self.datapath.limit_errors(*slot, most);
+                }
                 let delay = hold(elapsed, new, load.share(policy), all, decay);
                 if !delay.is_zero() {
                     self.datapath.hold_errors(*slot, delay);

@@ -412,6 +412,99 @@ fn a_client_that_an_operator_has_removed_stays_gone() {
     });
 }
 
+impl Stage {
+    /// Two backends hold so many connections each, and a third is new and refuses. Lets `each_second` act, and dials so often a second.
+    /// Returns how many connects failed.
+    fn fail_beside(
+        &mut self,
+        held: usize,
+        seconds: u32,
+        rate: u32,
+        each_second: impl Fn(&mut Self, u32),
+    ) -> u32 {
+        self.list(&BACKENDS[1..]);
+        self.settle();
+        while self.open.len() < 2 * held {
+            self.connect().expect("both are well");
+        }
+        self.tick();
+        self.dead.insert(address(BACKENDS[0]));
+        self.list(&BACKENDS);
+        self.settle();
+        self.dial_each_second(seconds, rate, each_second)
+    }
+
+    /// Dials so often a second, while what is open stays so.
+    fn dial_each_second(&mut self, seconds: u32, rate: u32, each_second: impl Fn(&mut Self, u32)) -> u32 {
+        let mut failed = 0;
+        for second in 0..seconds {
+            self.tick();
+            each_second(self, second);
+            let held = std::mem::take(&mut self.open);
+            failed += self.dial(rate);
+            self.open = held;
+        }
+        failed
+    }
+}
+
+#[test]
+fn a_backend_that_fails_gets_at_most_its_share_whatever_others_hold() {
+    for policy in ["p2c", "least-loaded"] {
+        for (held, rate) in [(0, 5), (20, 1), (100, 5), (100, 40)] {
+            let lines = format!("policy = \"{policy}\"\nejection = \"off\"\nerror_decay = \"5s\"");
+            script(&lines, |stage| {
+                let failed = stage.fail_beside(held, 40, rate, |_, _| {});
+                let share = 40 * rate / 3;
+                assert!(
+                    (1..=share).contains(&failed),
+                    "{policy}, {held} held, {rate}/s: {failed}, share {share}"
+                );
+            });
+        }
+    }
+}
+
+/// Each of the others loses a connection now and then, as every backend does.
+#[test]
+fn single_errors_of_others_give_it_no_more() {
+    for policy in ["p2c", "least-loaded"] {
+        for every in [2, 4, 20] {
+            let lines = format!("policy = \"{policy}\"\nejection = \"off\"\nerror_decay = \"5s\"");
+            script(&lines, |stage| {
+                let failed = stage.fail_beside(100, 40, 5, |stage, second| {
+                    if second % every == 0 {
+                        for backend in &BACKENDS[1..] {
+                            let at = stage.open.iter().position(|flow| flow.backend == address(backend));
+                            let flow = stage.open.swap_remove(at.expect("it holds some"));
+                            stage.kernel.end(flow, Ending::Reset, 100, 100);
+                        }
+                    }
+                });
+                assert!((1..=66).contains(&failed), "{policy}, each {every} s: {failed} of 200");
+            });
+        }
+    }
+}
+
+#[test]
+fn a_backend_that_is_well_again_has_connects_soon_also_if_others_hold_none_any_more() {
+    for policy in ["p2c", "least-loaded"] {
+        for (rate, seconds) in [(20, 15), (1, 40)] {
+            let lines = format!("policy = \"{policy}\"\nejection = \"off\"\nerror_decay = \"5s\"");
+            script(&lines, |stage| {
+                stage.fail_beside(100, 20, 20, |_, _| {});
+                stage.dead.clear();
+                stage.close_all();
+                let before = stage.sent[&address(BACKENDS[0])];
+                stage.dial_each_second(seconds, rate, |_, _| {});
+                let got = stage.sent[&address(BACKENDS[0])] - before;
+                assert!(got > 0, "{policy}, {rate}/s: nothing in {seconds} s");
+            });
+        }
+    }
+}
+
 /// Each operation in turn fails once: in the end all is as without that, and the next daemon finds maps that it can adopt.
 #[test]
 fn one_operation_that_fails_anywhere_changes_nothing_in_the_end() {
