@@ -17,9 +17,7 @@ use tracing_subscriber::registry::LookupSpan;
 pub fn init(is_json: bool, colour: bool) {
     let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    let is_journal =
-        is_journal(std::env::var("JOURNAL_STREAM").ok().as_deref(), rustix::fs::fstat(io::stderr()).ok());
-    match (is_json, is_journal) {
+    match (is_json, stderr_is_journal()) {
         (true, true) => log.json().event_format(Journal(json().without_time())).init(),
         (true, false) => log.json().event_format(json()).init(),
         (false, true) => log.with_ansi(false).event_format(Journal(Format::default().without_time())).init(),
@@ -56,9 +54,24 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        write!(writer, "<{}>", priority(*event.metadata().level()))?;
-        self.0.format_event(context, writer, event)
+        let mut text = String::new();
+        self.0.format_event(context, Writer::new(&mut text), event)?;
+        writer.write_str(&prioritized(&text, priority(*event.metadata().level())))
     }
+}
+
+/// A text with a priority before each line: the journal takes each for an entry of its own.
+fn prioritized(text: &str, priority: u8) -> String {
+    text.lines().fold(String::new(), |all, line| all + &format!("<{priority}>{line}\n"))
+}
+
+/// What ends a program, as text for standard error: whole, and if that is the journal with the priority of errors.
+pub fn last_words(text: &str) -> String {
+    if stderr_is_journal() { prioritized(text, priority(Level::ERROR)) } else { text.to_owned() }
+}
+
+fn stderr_is_journal() -> bool {
+    is_journal(std::env::var("JOURNAL_STREAM").ok().as_deref(), rustix::fs::fstat(io::stderr()).ok())
 }
 
 /// The priority of a level (syslog(3)).

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use aya::programs::ProgramError;
+use aya::sys::SyscallError;
 use lb_common::abi::ABI_VERSION;
 use lb_common::abi::host::HOST_ABI_VERSION;
 use thiserror::Error;
@@ -186,7 +187,8 @@ impl DatapathError {
     pub(crate) fn refused(program: &'static str, error: ProgramError) -> Self {
         let refusal = Refusal::of(&error);
         let source = match error {
-            ProgramError::LoadError { io_error, .. } => io_error,
+            ProgramError::LoadError { io_error, .. } | ProgramError::IOError(io_error) => io_error,
+            ProgramError::SyscallError(SyscallError { io_error, .. }) => io_error,
             other => io::Error::other(other),
         };
         let lack = match source.raw_os_error() {
@@ -243,5 +245,26 @@ impl DatapathError {
             source = error.source();
         }
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shortage_is_named_whichever_call_has_met_it() {
+        let full = || io::Error::from_raw_os_error(libc::EMFILE);
+        let errors = [
+            ProgramError::IOError(full()),
+            ProgramError::SyscallError(SyscallError { call: "bpf_prog_load", io_error: full() }),
+        ];
+        for error in errors {
+            let error = DatapathError::refused("socklb_tcp", error);
+            assert!(matches!(error, DatapathError::Shortage { .. }), "{error}");
+            assert!(error.to_string().contains("ulimit -n"), "{error}");
+        }
+        let other = DatapathError::refused("socklb_tcp", ProgramError::NotLoaded);
+        assert!(matches!(other, DatapathError::Verifier { .. }), "{other}");
     }
 }

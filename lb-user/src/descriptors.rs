@@ -5,6 +5,7 @@
 //! what it always has, and what each client takes. `docs/reference/limits.md` has the arithmetic for operators.
 
 use crate::probes::MAX_UNDER_WAY;
+use lb_view::text::counted;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Of a client: maps, programs, cgroup. Twice as many for moments, while a reload opens what takes its place.
@@ -42,8 +43,9 @@ pub fn shortage(limit: u64, clients: u64) -> Option<String> {
     let wanted = wanted(clients);
     (limit < wanted).then(|| {
         format!(
-            "the daemon may have {limit} descriptors and takes up to {wanted} with {clients} clients, so what it does may \
-             fail: set LimitNOFILE={wanted} in its unit, or `ulimit -n {wanted}` before it, and start it again"
+            "the daemon may have {limit} descriptors and takes up to {wanted} with {}, so what it does may \
+             fail: set LimitNOFILE={wanted} in its unit, or `ulimit -n {wanted}` before it, and start it again",
+            counted(clients, "client")
         )
     })
 }

@@ -46,7 +46,8 @@ pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> 
             "configuration",
             State::Warning,
             error.as_str(),
-            Some(&format!("socklb check {}", file.display())),
+            // Of a file that is not there `check` says no more.
+            file.exists().then(|| format!("socklb check {}", file.display())).as_deref(),
         ),
     }
     let status = daemon(&mut diagnosis, paths);

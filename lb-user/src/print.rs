@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use lb_document::diagnostic::Faults;
+use lb_host::log::last_words;
 use lb_view::text::Style;
 
 /// Prints a text to standard output, whole. Returns `false` if its reader is gone.
@@ -40,10 +41,11 @@ pub fn json(value: &impl Serialize) -> Result<bool> {
 
 /// Prints a message to standard error. A failure is ignored: there is no other place to report it.
 pub fn message(message: impl fmt::Display) {
-    let _ = writeln!(io::stderr().lock(), "socklb: {message}");
+    let _ = io::stderr().lock().write_all(last_words(&format!("socklb: {message}\n")).as_bytes());
 }
 
 /// Shows faults of a file on standard error.
 pub fn faults(faults: &Faults) {
-    let _ = write!(io::stderr().lock(), "{}", faults.terminal(Style::for_stderr().colour));
+    let text = faults.terminal(Style::for_stderr().colour).to_string();
+    let _ = io::stderr().lock().write_all(last_words(&text).as_bytes());
 }

@@ -9,6 +9,7 @@ use lb_document::in_units;
 
 use crate::config::{Client, Probe, ProbeKind};
 use crate::probes::probed;
+use lb_view::text::counted;
 
 /// Processor time of one probe, its answer included, as `bench lame-duck many` measures it on loopback, rounded up.
 fn time_of(kind: &ProbeKind) -> Duration {
@@ -65,8 +66,8 @@ impl Probed<'_> {
             ProbeKind::Connect { .. } => String::new(),
         };
         let mut text = format!(
-            "{} backends are probed by {} every {interval}{idle}: at most {} a second, some {} % of a processor",
-            backends.len(),
+            "{} probed by {} every {interval}{idle}: at most {} a second, some {} % of a processor",
+            counted(backends.len(), "backend"),
             probe.name(),
             rounded(rate),
             rounded(share),
@@ -106,7 +107,7 @@ mod tests {
         let mut probed = Probed { probe: &probe, backends, of_task: 24, listed: 1000, tasks: 1 };
         assert_eq!(
             probed.text(),
-            "24 backends are probed by tcp every 2s: at most 12 a second, some 0.12 % of a processor"
+            "24 backends probed by tcp every 2s: at most 12 a second, some 0.12 % of a processor"
         );
         probed.tasks = 10_000;
         assert!(

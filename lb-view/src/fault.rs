@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::backend::Backend;
 use crate::load::ServiceLoad;
 use crate::status::{Client, Service, Source};
+use crate::text::counted;
 
 /// Something is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -173,7 +174,8 @@ fn of_service(client: &str, service: &Service) -> Vec<Fault> {
     }
     if let Some(limited) = service.limited_60s.filter(|limited| *limited > 0) {
         let text = format!(
-            "{limited} connects of the last minute were refused: every backend was at its active_limit"
+            "refused {} of the last minute: every backend was at its active_limit",
+            counted(limited, "connect")
         );
         faults.push(fault(FaultCode::AllAtLimit, text));
     }
@@ -218,15 +220,17 @@ fn of_service(client: &str, service: &Service) -> Vec<Fault> {
     let diverted: u64 = service.backends.iter().filter_map(|backend| backend.diverted_60s).sum();
     if diverted > 0 {
         let text = format!(
-            "{diverted} flows of the last minute went to another address than their backend's: another program rewrites \
-             after ours, see `socklb doctor`"
+            "another program rewrites after ours: {} of the last minute went to another address than the backend's, see \
+             `socklb doctor`",
+            counted(diverted, "flow")
         );
         faults.push(fault(FaultCode::Diverted, text));
     }
     for backend in service.backends.iter().filter(|backend| backend.unaccounted != 0) {
         let few_or_many = if backend.unaccounted > 0 { "few" } else { "many" };
         let flows = backend.unaccounted.unsigned_abs();
-        let text = format!("its counts do not add up: {flows} flows too {few_or_many} ended or active");
+        let text =
+            format!("its counts do not add up: {} too {few_or_many} ended or active", counted(flows, "flow"));
         faults.push(of_backend(FaultCode::CountsOff, backend, text));
     }
     if let Some(Source { error: Some(error), .. }) = &service.source {

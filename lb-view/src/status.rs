@@ -302,7 +302,10 @@ pub struct Service {
 impl Service {
     /// Whether it is to be looked at first: a backend fails, or none may be chosen.
     pub fn is_failing(&self) -> bool {
-        self.open && self.fallback.is_none() || self.backends.iter().any(Backend::is_failing)
+        let has_faulty_list = self.source.as_ref().is_some_and(|source| source.error.is_some());
+        has_faulty_list
+            || self.open && self.fallback.is_none()
+            || self.backends.iter().any(Backend::is_failing)
     }
 }
 

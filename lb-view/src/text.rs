@@ -33,7 +33,8 @@ use std::fmt::Write as _;
 use crate::diagnosis::{Diagnosis, State};
 
 /// A number of things: "1 client", "2 clients".
-pub fn counted(number: usize, thing: &str) -> String {
+pub fn counted(number: impl TryInto<u64>, thing: &str) -> String {
+    let number = number.try_into().unwrap_or(u64::MAX);
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {thing}{plural}")
 }

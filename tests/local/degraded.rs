@@ -69,8 +69,7 @@ fn refusals_at_the_limit_are_told() {
     }
     probe.close(first.socket);
     let status = fixture.setup.status();
-    let fault = "client web, service users: 3 connects of the last minute were refused: every backend was at its \
-                 active_limit";
+    let fault = "client web, service users: refused 3 connects of the last minute: every backend was at its active_limit";
     assert_eq!(stage::faults_of(&status), [fault]);
     assert_eq!(status.clients[0].services[0].limited_60s, Some(3));
 }

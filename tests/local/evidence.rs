@@ -162,8 +162,8 @@ fn what_others_have_open_makes_no_backend_that_fails_look_idle() {
         write(&fixture, &[THREE[0], THREE[1], DEAD[0]]);
         eventually("it is listed", || fixture.setup.backend(DEAD[0]), Option::is_some);
         let counts = connect(&mut probe, 60);
-        // A third would be its share.
-        assert!((1..=20).contains(&failed(&counts)), "{policy:?}: {counts:?}");
+        // A third would be its share; by where the cursor stands it is a few more or fewer.
+        assert!((1..=24).contains(&failed(&counts)), "{policy:?}: {counts:?}");
         let errors = || {
             let backends = array::<BackendRow>(&fixture.setup.map("web", map::BACKENDS));
             let rows = (0..3).map(|slot| backends.get(&slot, 0).expect("the slot").0);

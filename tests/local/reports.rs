@@ -206,7 +206,7 @@ fn who_is_silent_is_shown_as_that_and_stays_available() {
     assert!(finding.text.contains("nothing is known of 127.0.0.1:8001 (its agent has not"), "{finding:?}");
     let check = fixture.setup.run(&["check", &file]);
     let said = String::from_utf8_lossy(&check.stdout).into_owned();
-    assert!(said.contains("service users: 3 backends are probed by report every 100ms"), "{said}");
+    assert!(said.contains("service users: 3 backends probed by report every 100ms"), "{said}");
     agent.signal(Signal::CONT);
     eventually("it is heard", || reported(&fixture, ALL[0]), |state| state == "ready");
 }

@@ -483,7 +483,7 @@ fn past_the_last_report_id_a_backend_is_counted_and_connects_heed_the_others() {
     fixture.start();
     let faults = || fixture.setup.faults().join("\n");
     eventually("it is counted", faults, |faults| {
-        faults.contains("1 backends report and have no place in the kernel")
+        faults.contains("no place in the kernel for the reports of 1 backend")
     });
     eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");
     let mut probe = fixture.probe();

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, sockopt};
@@ -70,7 +71,11 @@ impl Probe {
     }
 
     pub fn write(&self, socket: SocketId) -> Outcome<()> {
-        rustix::io::write(self.socket(socket)?, b"!").map(drop)
+        /// A guest that is interpreted takes its time to answer a SYN of its own.
+        const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+        let socket = self.socket(socket)?;
+        poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(&PATIENCE))?;
+        rustix::io::write(socket, b"!").map(drop)
     }
 
     pub fn syn_retries(&self, socket: SocketId) -> Outcome<u32> {

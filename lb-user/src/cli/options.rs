@@ -39,7 +39,11 @@ impl Cli {
     pub fn of_command_line() -> Self {
         let mut command = Self::command();
         let matches = command.try_get_matches_from_mut(std::env::args_os()).unwrap_or_else(|mut error| {
-            if let Some(hint) = hint_of_another(&error) {
+            let hint = hint_of_another(&error)
+                .or_else(|| hint_of_ipvsadm(&error))
+                .map(str::to_owned)
+                .or_else(|| hint_of_file(&error));
+            if let Some(hint) = hint {
                 error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
             }
             error.exit()
@@ -60,25 +64,50 @@ impl Cli {
     }
 }
 
+/// What to do instead of an argument that is a configuration's name.
+fn hint_of_file(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return None };
+    let is_file = error.kind() == ErrorKind::UnknownArgument && word.ends_with(".toml");
+    is_file.then(|| format!("name the configuration by an option: `--config {word}`"))
+}
+
 /// What to do instead of a subcommand that other load balancers have (HAProxy, ipvsadm), if it is one.
 fn hint_of_another(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return None };
     Some(match word.as_str() {
-        "drain" | "undrain" | "disable" | "enable" | "maint" | "ready" => {
+        "drain" | "undrain" | "disable" | "enable" | "maint" | "ready" | "lame-duck" => {
             "write `state = \"lame-duck\"` or `weight = 0` at the endpoint in its file, or use `socklb agent lame-duck` on the backend's host"
         }
         "weight" | "set" | "edit-server" | "edit" => "change the endpoint in its file: the daemon follows it",
-        "show" | "list" | "stats" | "info" | "servers" => "use `socklb status`",
-        "sessions" | "conns" | "connections" | "sess" => "use `socklb flows`",
+        "show" | "list" | "stats" | "info" | "server" | "servers" | "backends" | "get" => {
+            "use `socklb status`"
+        }
+        "sessions" | "conns" | "connections" | "sess" | "kill" => "use `socklb flows`",
         "reload" | "restart" => "send SIGHUP to the daemon (`systemctl reload socklb`)",
-        "stop" | "start" => "use `socklb run`, or the service manager (`systemctl stop socklb`)",
+        "stop" | "start" | "shutdown" => "use `socklb run`, or the service manager (`systemctl stop socklb`)",
         "validate" | "test" | "lint" => "use `socklb check`",
-        "flush" | "clear" | "remove" | "delete" => {
+        "flush" | "clear" | "remove" | "delete" | "del" => {
             "use `socklb detach`, or remove the endpoint from its file"
         }
         "add" | "add-server" | "add-service" => {
             "add the endpoint to its file, or the service to the configuration"
         }
+        "save" | "restore" => {
+            "nothing is to be saved: tables stay in the kernel, and the daemon follows its files"
+        }
+        "zero" => "counters only grow: `socklb status` shows the last minute",
+        _ => return None,
+    })
+}
+
+/// What to do instead of an option of ipvsadm, which has no subcommands.
+fn hint_of_ipvsadm(error: &clap::Error) -> Option<&'static str> {
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
+    Some(match option.as_str() {
+        "-l" | "-L" | "--list" => "use `socklb status`",
+        "-a" | "-e" | "-d" | "-A" | "-E" | "-D" => "change the list of the service: the daemon follows it",
+        "-C" | "--clear" => "use `socklb detach`",
+        "-Z" | "--zero" => "counters only grow: `socklb status` shows the last minute",
         _ => return None,
     })
 }

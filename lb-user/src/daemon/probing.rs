@@ -26,6 +26,7 @@ use lb_core::service::Protocol;
 use lb_kernel::Features;
 use lb_kernel::xdp::Place;
 use lb_view::fault::{Fault, FaultCode};
+use lb_view::text::counted;
 use tokio::sync::Notify;
 use tracing::warn;
 
@@ -128,7 +129,8 @@ impl Probing {
         let uncovered = self.register.as_ref().map_or(0, Register::uncovered);
         if uncovered > 0 {
             let text = format!(
-                "{uncovered} backends report and have no place in the kernel: connects do not heed them"
+                "no place in the kernel for the reports of {}: connects do not heed these",
+                counted(uncovered, "backend")
             );
             faults.push(Fault::of_host(FaultCode::Probes, text));
         }

@@ -10,6 +10,7 @@ use lb_view::diagnosis::{Diagnosis, State};
 use lb_view::status::Status;
 
 use crate::config::{Client, Config, Probe as Configured, Reports};
+use lb_view::text::counted;
 
 /// Backends that are named in one finding.
 const NAMED: usize = 3;
@@ -74,8 +75,12 @@ fn of_service(diagnosis: &mut Diagnosis, subject: &str, probed: &[(SocketAddr, &
         *states.entry(&probe.state).or_default() += 1;
     }
     let states: Vec<String> = states.iter().map(|(state, count)| format!("{count} {state}")).collect();
-    let text =
-        format!("{subject}: {} backends probed by {}: {}", probed.len(), first.kind, states.join(", "));
+    let text = format!(
+        "{subject}: {} probed by {}: {}",
+        counted(probed.len(), "backend"),
+        first.kind,
+        states.join(", ")
+    );
     // Of whoever says that it is ill all is known that a probe can find out.
     let unknown = [ReportState::Unheard, ReportState::Silent, ReportState::Unknown].map(ReportState::name);
     let is_unknown = |probe: &Probe| unknown.contains(&probe.state.as_str());

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use lb_kernel::{Sockets, Uncovered};
 use lb_view::diagnosis::{Diagnosis, State};
+use lb_view::text::counted;
 
 use super::AS_ROOT;
 
@@ -38,16 +39,22 @@ pub fn told(diagnosis: &mut Diagnosis, subject: &str, sockets: &Sockets, good: &
     }
     let more_listening = listening.len().saturating_sub(SHOWN.saturating_sub(dialling.len()));
     for (state, more, what) in [
-        (State::Warning, dialling.len().saturating_sub(SHOWN), "are connected"),
-        (State::Note, more_listening, "only listen"),
+        (State::Warning, dialling.len().saturating_sub(SHOWN), "connected"),
+        (State::Note, more_listening, "listening"),
     ] {
         if more > 0 {
-            let text = format!("{subject}: {more} more sockets that {what} are not covered");
+            let text = format!("{subject}: {} not covered ({what})", counted(more, "more socket"));
             diagnosis.add("sockets", state, text, None);
         }
     }
     if !unseen.is_empty() {
-        let text = format!("{subject}: the sockets of {} processes cannot be seen", unseen.len());
+        let text = format!(
+            "{subject}: cannot see the sockets of {}",
+            match unseen.len() {
+                1 => "1 process".to_owned(),
+                processes => format!("{processes} processes"),
+            }
+        );
         diagnosis.add("sockets", State::Note, text, Some(AS_ROOT));
     } else if uncovered.is_empty() {
         diagnosis.ok("sockets", good);
@@ -121,23 +128,23 @@ mod tests {
         let of = |state| diagnosis.findings.iter().filter(|finding| finding.state == state).count();
         assert_eq!((of(State::Warning), of(State::Note)), expected);
         let texts = diagnosis.findings.iter().map(|finding| finding.text.as_str());
-        let told: Vec<&str> = texts.filter(|text| text.contains("more sockets")).collect();
+        let told: Vec<&str> = texts.filter(|text| text.contains("more socket")).collect();
         assert_eq!(told, more);
     }
 
     #[test]
     fn sockets_past_the_limit_are_told_by_what_they_do() {
         check(0, 20, (0, 20), &[]);
-        check(0, 21, (0, 21), &["client web: 1 more sockets that only listen are not covered"]);
-        check(21, 0, (21, 0), &["client web: 1 more sockets that are connected are not covered"]);
-        check(1, 30, (1, 20), &["client web: 11 more sockets that only listen are not covered"]);
+        check(0, 21, (0, 21), &["client web: 1 more socket not covered (listening)"]);
+        check(21, 0, (21, 0), &["client web: 1 more socket not covered (connected)"]);
+        check(1, 30, (1, 20), &["client web: 11 more sockets not covered (listening)"]);
         check(
             25,
             2,
             (21, 1),
             &[
-                "client web: 5 more sockets that are connected are not covered",
-                "client web: 2 more sockets that only listen are not covered",
+                "client web: 5 more sockets not covered (connected)",
+                "client web: 2 more sockets not covered (listening)",
             ],
         );
     }

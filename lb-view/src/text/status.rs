@@ -1,7 +1,7 @@
 //! The status as text: for each service a table of its backends that fits a terminal, and below a backend how its
 //! connects fail.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use lb_common::abi::{BackendState, Outcome};
@@ -60,7 +60,9 @@ pub fn status(status: &Status, style: Style) -> String {
 /// How many services and backends there are, and in which states but healthy; nothing without a service.
 fn summary(status: &Status) -> Option<String> {
     let services = status.clients.iter().flat_map(|client| &client.services);
-    let count = services.clone().count();
+    // A service that several clients use is one.
+    let names: BTreeSet<&str> = services.clone().map(|service| service.name.as_str()).collect();
+    let count = names.len();
     let backends: Vec<&Backend> = services.flat_map(|service| &service.backends).collect();
     let clients = match status.clients.len() {
         0 | 1 => String::new(),
@@ -123,7 +125,7 @@ fn one_service(text: &mut String, service: &Service, style: Style) -> Vec<&'stat
     }
     let diverted: u64 = service.backends.iter().map(|backend| backend.diverted).sum();
     if diverted > 0 {
-        let _ = writeln!(text, "  {diverted} flows were rewritten by another program after ours");
+        let _ = writeln!(text, "  another program rewrote {} after ours", counted(diverted, "flow"));
     }
     let all = &service.backends;
     let is_watched = all.iter().any(|backend| backend.rates_60s.is_some());
@@ -352,7 +354,7 @@ mod tests {
         status.clients.push(client(vec![failing, Service::with_backends(Vec::new())]));
         assert_eq!(
             summary(&status).as_deref(),
-            Some("2 clients, 3 services, 4 backends, 1 refusing, 1 ejected, 1 lame-duck")
+            Some("2 clients, 1 service, 4 backends, 1 refusing, 1 ejected, 1 lame-duck")
         );
     }
 
