@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use aya::maps::{Array, MapData};
-use lb_common::abi::{self, EjectionPhase, EjectionRules, NextTrial, Policy, Service, map};
+use lb_common::abi::{self, EjectionRules, NextTrial, Policy, Service, map};
 use lb_view::backend;
 use lb_view::status::Status;
 use rustix::process::Signal;
@@ -157,24 +157,6 @@ fn who_accepts_and_resets_at_once_is_ejected_after_four_connects() {
     look(cause).becomes(Some("reset".to_owned()));
 }
 
-/// Resets later, or after an answer, are the client's or a middlebox's doing.
-#[test]
-fn who_answers_and_resets_then_is_not_ejected() {
-    let fixture = start(&["127.0.0.1:8010", THREE[0]], FOR_LONG);
-    let resetting = Backend::with_manner("b0", "127.0.0.1:8010", Manner::Resets);
-    let mut probe = fixture.probe();
-    for _ in 0..60 {
-        let dialled = probe.dial(SERVICE);
-        if dialled.name == "b0" {
-            let _ = probe.provoke(dialled.socket);
-        }
-        probe.close(dialled.socket);
-    }
-    assert!(resetting.accepted() >= 25);
-    let backend = at(&fixture, "127.0.0.1:8010");
-    assert_eq!((backend.ejections, backend.state.as_str()), (0, "healthy"), "{backend:?}");
-}
-
 #[test]
 fn who_is_well_again_is_found_by_one_trial_and_has_its_share_at_once() {
     for daemon in [true, false] {
@@ -201,48 +183,6 @@ fn who_is_well_again_is_found_by_one_trial_and_has_its_share_at_once() {
     }
 }
 
-#[test]
-fn each_trial_that_fails_makes_the_next_ejection_twice_as_long() {
-    let fixture = start(&[DEAD[0], THREE[0], THREE[1]], "ejection = { base = \"100ms\", max = \"1h\" }");
-    let mut probe = fixture.probe();
-    for times in 2..=4 {
-        eventually(
-            "another trial fails",
-            || {
-                dial(&mut probe, 1);
-                at(&fixture, DEAD[0]).ejection.map_or(0, |ejection| ejection.times)
-            },
-            |seen| *seen == times,
-        );
-        let trial_in_s = at(&fixture, DEAD[0]).ejection.and_then(|ejection| ejection.trial_in_s);
-        let most = 0.1 * f64::from(1 << (times - 1)) * 1.1 + 0.01;
-        assert!(trial_in_s.is_some_and(|seconds| seconds <= most), "{times}: {trial_in_s:?}");
-    }
-    let dead = at(&fixture, DEAD[0]);
-    assert_eq!((dead.trials, dead.ejections), (3, 4));
-    assert_eq!(dead.started, 5 + 3);
-}
-
-#[test]
-fn all_that_are_dead_are_ejected_but_never_the_last() {
-    // Dead and alive, and how many are ejected.
-    let cases = [(1, 0, 0), (3, 0, 2), (1, 1, 1), (2, 1, 2), (3, 2, 3)];
-    // A start takes seconds in a guest, and who has room is decided by what tests of the host cover as well.
-    let every = if stage::in_a_guest() { 2 } else { 1 };
-    for (dead, alive, expected) in cases.into_iter().step_by(every) {
-        let endpoints = [&DEAD[..dead], &THREE[..alive]].concat();
-        let mut fixture = start(&endpoints, "ejection = { base = \"1h\", max = \"1h\" }");
-        // It might see panic meanwhile.
-        fixture.stop();
-        let counts = dial(&mut fixture.probe(), 100);
-        let backends = fixture.setup.backends("web", "users");
-        let ejected = backends.iter().filter(|backend| backend.ejection.is_some()).count();
-        assert_eq!(ejected, expected, "{dead} dead, {alive} alive: {counts:?}");
-        let withheld: u64 = backends.iter().map(|backend| backend.withheld).sum();
-        assert_eq!(withheld > 0, dead > expected, "{dead} dead, {alive} alive: {withheld}");
-    }
-}
-
 /// One of three is less than half, but it serves: that is no panic, in which the dead ones would be chosen again.
 #[test]
 fn two_of_three_that_are_dead_cost_five_connects_each_while_the_daemon_looks_on() {
@@ -254,39 +194,6 @@ fn two_of_three_that_are_dead_cost_five_connects_each_while_the_daemon_looks_on(
     assert_eq!(failed(&counts), 0);
     assert_eq!(failed(&dial(&mut probe, 100)), 0);
     assert!(!look(|| fixture.setup.service().is_panic).now("one serves"));
-}
-
-/// Where nobody is well, whoever recovers first is found within the shortest time, whatever it was ejected for.
-#[test]
-fn where_nobody_is_well_trials_come_at_the_shortest_time() {
-    const LAST: &str = "127.0.0.1:8100";
-    let lines = "ejection = { base = \"100ms\", max = \"1h\" }";
-    let mut fixture = start(&[DEAD[0], DEAD[1], LAST], lines);
-    // It would see panic, and let all of them be chosen.
-    fixture.stop();
-    let mut probe = fixture.probe();
-    let last = Backend::start("last", LAST);
-    let times = || DEAD[..2].iter().map(|dead| at(&fixture, dead).ejection.map_or(0, |seen| seen.times));
-    eventually(
-        "two are ejected for 3.2 s and more",
-        || {
-            dial(&mut probe, 20);
-            times().collect::<Vec<_>>()
-        },
-        |times| times.iter().all(|times| *times >= 6),
-    );
-    drop(last);
-    dial(&mut probe, 20);
-    let trials = || DEAD[..2].iter().map(|dead| at(&fixture, dead).trials).sum::<u64>();
-    let before = trials();
-    let longest: Vec<_> = times().collect();
-    eventually("many trials", || drop(dial(&mut probe, 20)), |()| trials() - before >= 10);
-    // None of them was due by itself but the first ones, so that they have made nothing longer.
-    let now: Vec<_> = times().collect();
-    assert!(now.iter().zip(&longest).all(|(now, then)| now <= &(then + 1)), "{now:?} after {longest:?}");
-    let back = Backend::start("back", DEAD[0]);
-    eventually("it is found", || dial(&mut probe, 1), |counts| counts.contains_key("back"));
-    drop(back);
 }
 
 /// All members die while no daemon runs: each costs as many connects as eject it, the last one as well.
@@ -307,32 +214,6 @@ fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_does() {
         let ejections = || [DEAD[0], DEAD[1]].map(|address| at(&fixture, address).ejections);
         look(ejections).becomes([1, 1]);
     }
-}
-
-#[test]
-fn half_of_a_hundred_dead_that_are_neighbours_cost_five_each_and_no_connect_more() {
-    let mut fixture = Fixture::without_daemon();
-    // One listener at many addresses of loopback.
-    let _many = Backend::start("many", "0.0.0.0:8100");
-    let addresses: Vec<String> =
-        (1..=100).map(|n| format!("127.0.1.{n}:{}", if n <= 50 { 9100 } else { 8100 })).collect();
-    let list: Vec<(&str, &str)> = addresses.iter().map(|address| (address.as_str(), "")).collect();
-    fixture.write_endpoints(&list);
-    let lines = format!("policy = \"round-robin\"\nsubset = {{ size = 256 }}\n{FOR_LONG}");
-    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, &lines);
-    replace(&fixture.setup.folder.join("socklb.toml"), &text);
-    fixture.start();
-    fixture.stop();
-    let mut probe = fixture.probe();
-    let counts = dial(&mut probe, 1_200);
-    assert_eq!(failed(&counts), 250, "{counts:?}");
-    assert_eq!(failed(&dial(&mut probe, 200)), 0);
-    let backends = fixture.setup.backends("web", "users");
-    assert!(backends.iter().all(|backend| backend.withheld == 0));
-    assert_eq!(
-        look(|| fixture.setup.service().outcomes["fallback"]).now("a connect is counted before it returns"),
-        0
-    );
 }
 
 #[test]
@@ -403,16 +284,6 @@ fn what_the_programs_found_outlives_lists_restarts_and_kills() {
         .stays(1, Duration::from_secs(1));
 }
 
-#[test]
-fn ejection_that_is_turned_off_takes_everybody_back() {
-    let fixture = start(&[DEAD[0], THREE[0], THREE[1]], FOR_LONG);
-    let mut probe = fixture.probe();
-    assert_eq!(failed(&dial(&mut probe, 60)), 5);
-    replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, "ejection = \"off\""));
-    eventually("it is back", || is_ejected(&fixture, DEAD[0]), |ejected| !ejected);
-    assert_eq!(failed(&dial(&mut probe, 60)), 20);
-}
-
 /// A daemon that was killed while it turned ejection off has stored the rules, and has taken nobody back yet.
 #[test]
 fn who_is_still_ejected_where_ejection_is_off_comes_back() {
@@ -463,50 +334,6 @@ fn a_trial_never_goes_to_a_backend_of_another_service() {
     let counts = dial(&mut probe, 20);
     assert_eq!(counts.get("stranger"), None, "{counts:?}");
     assert_eq!(failed(&counts), 5, "{counts:?}");
-}
-
-/// Whoever is named for the next trial may be on trial itself, by a connect that is never decided, and no program may judge
-/// anybody meanwhile. The daemon names another whose time is over.
-#[test]
-fn a_trial_that_is_not_decided_holds_nobody_else_up() {
-    let mut fixture = start(&[DEAD[0], DEAD[1], THREE[0], THREE[1], THREE[2]], FOR_LONG);
-    let mut probe = fixture.probe();
-    assert_eq!(failed(&dial(&mut probe, 60)), 10);
-    fixture.stop();
-    let mut services = services_of(&fixture);
-    let mut service = services.get(&0, 0).expect("the service").0;
-    let on_trial = service.next_trial.slot();
-    let mut backends = backends_of(&fixture);
-    for slot in 0..5 {
-        let mut row = backends.get(&slot, 0).expect("a row").0;
-        if row.state.ejected == 0 {
-            continue;
-        }
-        if slot == on_trial {
-            row.ejection.phase = EjectionPhase::Trial as u8;
-            service.next_trial = NextTrial::of(slot, row.ejection.at, 0);
-        } else {
-            row.ejection.at = row.ejection.at.wrapping_sub(2 * service.ejection.base);
-        }
-        backends.set(slot, Raw(row), 0).expect("store the backend");
-    }
-    services.set(0, Raw(service), 0).expect("store the next trial");
-    assert_eq!(failed(&dial(&mut probe, 60)), 0, "no program knows of the other");
-    fixture.start();
-    eventually("the other is tried", || failed(&dial(&mut probe, 1)), |failed| *failed == 1);
-    let trials = DEAD[..2].iter().map(|address| at(&fixture, address).trials);
-    assert_eq!(trials.sum::<u64>(), 1);
-}
-
-#[test]
-fn who_leaves_is_not_named_for_a_trial_any_more() {
-    let fixture = start(&[DEAD[0], THREE[0], THREE[1]], FOR_LONG);
-    assert_eq!(failed(&dial(&mut fixture.probe(), 60)), 5);
-    let services = services_of(&fixture);
-    let next = || services.get(&0, 0).expect("the service").0.next_trial;
-    assert_ne!(next(), NextTrial::default());
-    write(&fixture, &THREE[..2]);
-    eventually("nobody is named", next, |next| *next == NextTrial::default());
 }
 
 /// The end of such a connection is not seen, so a trial by it would never be decided.

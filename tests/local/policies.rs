@@ -8,7 +8,7 @@ use lb_common::ticks::{TICK_LOG2, tick};
 use rustix::time::{ClockId, clock_gettime};
 use stage::chance::likely;
 use stage::maps::array;
-use stage::{Probe, SocketId, address, eventually, look, replace};
+use stage::{Probe, SocketId, eventually, replace};
 
 use stage::fixture::{Fixture, SERVICE, config, with_passes};
 
@@ -96,48 +96,6 @@ fn p2c_keeps_open_flows_in_proportion_to_weights() {
 }
 
 #[test]
-fn least_loaded_fills_what_is_empty_and_goes_round_among_equals() {
-    // Weights do not count.
-    let fixture = start("policy = \"least-loaded\"", [1, 1, 200]);
-    let mut probe = fixture.probe();
-    let sockets = open(&mut probe, 60);
-    assert_eq!(by_name(&sockets), [("b1", 20), ("b2", 20), ("b3", 20)].into());
-    for (socket, _) in sockets.iter().filter(|(_, name)| name == "b2").take(10) {
-        probe.close(*socket);
-    }
-    fixture.setup.active_becomes(50);
-    assert_eq!(by_name(&open(&mut probe, 10)), [("b2", 10)].into());
-    // Nothing stays open: all are equal, and are taken in turn.
-    let expected = ["b1", "b2", "b3"].map(|name| (name.to_owned(), 100));
-    assert_eq!(probe.dial_many(SERVICE, 300), expected.into());
-}
-
-/// Nobody listens on one of three: it never has an open flow, and would seem idle for ever.
-#[test]
-fn a_backend_that_refuses_is_no_sinkhole() {
-    for decay in ["60s", "off"] {
-        let mut fixture = Fixture::without_daemon();
-        fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8009", "")]);
-        let lines = format!("policy = \"least-loaded\"\nerror_decay = \"{decay}\"\nejection = \"off\"");
-        replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, &lines));
-        fixture.start();
-        let mut probe = fixture.probe();
-        // Connections that are made stay open, so that all that makes the third look loaded is its errors.
-        let refused = (0..60).filter(|_| probe.try_dial(SERVICE).is_err()).count();
-        if decay == "off" {
-            assert!(refused >= 57, "it takes all once the others have a flow: {refused} of 60");
-        } else {
-            // It has its turn when the others have as many flows as it has had errors; and an error weighs as much as the mean of the
-            // others once the daemon has seen that.
-            assert!((1..=20).contains(&refused), "at most a third: {refused} of 60");
-        }
-        let backends = fixture.setup.backends("web", "users");
-        let counted: u64 = backends.iter().map(|b| b.endings["refused"]).sum();
-        assert_eq!(counted, refused as u64);
-    }
-}
-
-#[test]
 fn at_the_limit_the_rule_of_the_service_decides_and_is_counted() {
     let fixture = start("policy = \"round-robin\"", [1, 1, 1]);
     let mut overflowed = 0;
@@ -166,24 +124,6 @@ fn at_the_limit_the_rule_of_the_service_decides_and_is_counted() {
         assert_eq!(outcomes["fallback"], 0);
         probe.kill();
         fixture.setup.active_becomes(0);
-    }
-}
-
-#[test]
-fn every_policy_may_be_switched_to_with_flows_open() {
-    let fixture = start("policy = \"weighted-round-robin\"", [1, 2, 5]);
-    let mut probe = fixture.probe();
-    let sockets = open(&mut probe, 24);
-    let before = fixture.setup.backends("web", "users");
-    for policy in (0..).map_while(Policy::from_u8).chain([Policy::WeightedRoundRobin]) {
-        change(&fixture, policy, "", 0);
-        let active =
-            |backends: &[lb_view::backend::Backend]| backends.iter().map(|b| b.active).collect::<Vec<_>>();
-        look(|| active(&fixture.setup.backends("web", "users"))).becomes(active(&before));
-        for (socket, _) in &sockets {
-            assert_eq!(probe.peer(*socket), address(SERVICE));
-        }
-        assert_eq!(probe.dial_many(SERVICE, 9).values().sum::<u32>(), 9);
     }
 }
 

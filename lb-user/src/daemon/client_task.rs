@@ -47,6 +47,8 @@ use thiserror::Error;
 
 pub use self::attachment::Followed;
 pub use self::errors::error_decay;
+#[cfg(test)]
+pub use self::scripts::open_in_memory;
 use crate::backoff::Backoff;
 use crate::config::Client;
 use crate::daemon::clock::Clock;
@@ -206,7 +208,7 @@ impl ClientTask {
         if client == self.client {
             return Ok(());
         }
-        let path = lb_kernel::cgroup2_mount()?.join(&client.cgroup);
+        let path = self.datapath.kernel().mount()?.join(&client.cgroup);
         let balancer = balancer(&client, self.features, self.limits, &self.datapath, now)?;
         let needs_other_programs = purpose(&client) != purpose(&self.client);
         if needs_other_programs {

@@ -52,6 +52,34 @@ impl Clients {
     }
 }
 
+impl Clients {
+    /// Notes whose maps are not at their plans.
+    fn find_unsettled(&mut self, now: Instant) {
+        for client_task in &mut self.tasks {
+            client_task.hear_kernel(now);
+            if !client_task.is_settled() {
+                self.to_settle.insert(client_task.client.name.clone());
+            }
+        }
+    }
+
+    /// Brings the maps of one client to its plan, if one waits for that.
+    fn settle_next(&mut self, now: Instant) {
+        let next = self.to_settle.pop_first();
+        // A reload may have dropped it.
+        if let Some(client_task) = next.and_then(|name| self.task_mut(&name)) {
+            let before = client_task.trouble().map(str::to_owned);
+            let result = client_task.settle(now);
+            // Logged once, not once per attempt.
+            if let Err(error) = result
+                && client_task.trouble() != before.as_deref()
+            {
+                error!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot bring the maps to the plan");
+            }
+        }
+    }
+}
+
 impl Daemon {
     /// Takes in a client that was opened, in place of one whose pins were removed if there is such a one.
     pub fn take_in(&mut self, mut client_task: ClientTask, others: Vec<Leaving>, now: Instant) {
@@ -124,12 +152,7 @@ impl Daemon {
     /// Brings the maps of a client to its plan, and has the loop bring those of each other client in a turn of its own: with many
     /// services one client takes milliseconds, and a service manager, operators and probes must not wait for all of them.
     pub fn settle(&mut self, now: Instant) {
-        for client_task in &mut self.clients.tasks {
-            client_task.hear_kernel(now);
-            if !client_task.is_settled() {
-                self.clients.to_settle.insert(client_task.client.name.clone());
-            }
-        }
+        self.clients.find_unsettled(now);
         self.settle_next(now);
         self.clients.is_settling |= !self.clients.to_settle.is_empty();
     }
@@ -155,18 +178,7 @@ impl Daemon {
 
     /// Brings the maps of the next client to its plan, if one waits for that.
     fn settle_next(&mut self, now: Instant) {
-        let next = self.clients.to_settle.pop_first();
-        // A reload may have dropped it.
-        if let Some(client_task) = next.and_then(|name| self.clients.task_mut(&name)) {
-            let before = client_task.trouble().map(str::to_owned);
-            let result = client_task.settle(now);
-            // Logged once, not once per attempt.
-            if let Err(error) = result
-                && client_task.trouble() != before.as_deref()
-            {
-                error!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot bring the maps to the plan");
-            }
-        }
+        self.clients.settle_next(now);
         if self.clients.to_settle.is_empty() {
             for client_task in &mut self.clients.tasks {
                 client_task.log_health(self.probing.probes());
@@ -283,5 +295,51 @@ fn log_attachment(client_task: &ClientTask, followed: Followed) {
             "its pins were removed, so its connects go unbalanced; SIGHUP or a restart makes them anew and attaches it"
         ),
         (Followed::Unchanged | Followed::Attached, _) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::assignments::{AssignmentsByService, statics};
+    use crate::config::tests::good;
+    use crate::daemon::client_task::open_in_memory;
+    use lb_fake::FakeKernel;
+
+    fn config(last: u8) -> Config {
+        let client = |name| format!("[[client]]\njob = \"{name}\"\ncgroup = \"{name}\"\n");
+        let backends = format!("backends = {{ static = [\"10.0.0.1:80\", \"10.0.0.{last}:80\"] }}");
+        let service = format!("[[service]]\nname = \"users\"\naddress = \"10.96.0.10:80\"\n{backends}\n");
+        good(&(["a", "b", "c", "d"].map(client).concat() + &service))
+    }
+
+    /// With many clients and services a turn that settled all of them would keep probes, queries and the service manager waiting.
+    #[test]
+    fn a_change_of_all_clients_settles_one_in_each_turn() {
+        let kernel = FakeKernel::new().unwrap();
+        let mut clients = Clients::default();
+        let (task, now) = open_in_memory(&kernel, config(2).clients.remove(0), Path::new("/pins"));
+        clients.tasks.push(task);
+        clients.tasks.extend(
+            config(2).clients.drain(1..).map(|client| open_in_memory(&kernel, client, Path::new("/pins")).0),
+        );
+        for last in [2, 3] {
+            let lists = statics(&config(last).clients, &AssignmentsByService::new());
+            for task in &mut clients.tasks {
+                task.deliver_static(&lists, now).unwrap();
+            }
+            clients.find_unsettled(now);
+            for unsettled in (0..4).rev() {
+                clients.settle_next(now);
+                let left = clients.tasks.iter().filter(|task| !task.is_settled()).count();
+                assert_eq!((left, clients.to_settle.len()), (unsettled, unsettled));
+            }
+        }
+        // One that a reload has dropped waits for nothing.
+        clients.to_settle.insert("gone".to_owned());
+        clients.settle_next(now);
+        assert!(clients.to_settle.is_empty());
     }
 }

@@ -3,19 +3,24 @@
 //! Each runs twice: plain, and with a tenth of all operations of the kernel failing, from a fixed seed. Then safety holds at each step
 //! (connects go to backends of a list, and counts are exact), and the end is the same once the faults have stopped.
 
+mod ejection;
+
+mod policies;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lb_common::abi::BackendState;
 use lb_common::ending::Ending;
 use lb_core::limits::Limits;
 use lb_fake::{Connect, FakeKernel, Flow, Place};
-use lb_kernel::{Features, Pins};
+use lb_kernel::{Features, Pins, SlotView};
 
 use super::{ClientTask, Followed};
 use crate::assignments::{AssignmentsByService, statics};
+use crate::config::Client;
 use crate::config::tests::good;
 use crate::daemon::clock::Clock;
 
@@ -28,7 +33,7 @@ const SEED: u64 = 20_261_127;
 const SETTLED: u32 = 64;
 
 /// Small, so that looking at all of it is cheap.
-const LIMITS: Limits = Limits { schedule_entries: 1 << 13, flow_records: 64, slots: 64 };
+const LIMITS: Limits = Limits { schedule_entries: 1 << 15, flow_records: 64, slots: 512 };
 
 /// A client task on a kernel.
 struct Stage {
@@ -45,6 +50,14 @@ struct Stage {
     /// Connects that were sent to each backend.
     sent: BTreeMap<SocketAddr, u64>,
     open: Vec<Flow>,
+}
+
+/// A client task of a kernel in memory, and the time at which it was opened.
+pub fn open_in_memory(kernel: &FakeKernel, client: Client, pins: &Path) -> (ClientTask, Instant) {
+    let (pins, now) = (Pins::of(pins, &client.name), Instant::now());
+    let (features, clock) = (Features::default(), Clock::new(now, Duration::from_secs(1)));
+    let task = ClientTask::open(client, pins.clone(), kernel.client(&pins), LIMITS, features, clock, now);
+    (task.unwrap_or_else(|error| panic!("{error}")), now)
 }
 
 fn address(text: &str) -> SocketAddr {
@@ -116,6 +129,21 @@ impl Stage {
         self.settle();
     }
 
+    /// The service has other lines, and the daemon follows.
+    fn configure(&mut self, lines: &str, backends: &[&str]) {
+        lines.clone_into(&mut self.lines);
+        // Bound: as in `start`.
+        for _ in 0..100 {
+            let client = self.config(backends).clients.remove(0);
+            let now = self.now;
+            if self.task().reconfigure(client, now).is_ok() {
+                break;
+            }
+        }
+        self.list(backends);
+        self.settle();
+    }
+
     fn task(&mut self) -> &mut ClientTask {
         self.task.as_mut().expect("a daemon runs")
     }
@@ -178,24 +206,30 @@ impl Stage {
         }
     }
 
-    /// Opens a connection; what is dead refuses it.
-    fn connect(&mut self) -> Result<SocketAddr, u16> {
+    /// Begins a connection: its SYN leaves.
+    fn begin(&mut self) -> Result<Flow, u16> {
         match self.kernel.connect(self.place, 1, address(SERVICE)) {
             Connect::Unchanged => Err(0),
             Connect::Refused(errno) => Err(errno),
-            Connect::Sent(mut flow) => {
+            Connect::Sent(flow) => {
                 assert!(self.listed.contains(&flow.backend), "{} is in no list", flow.backend);
                 *self.sent.entry(flow.backend).or_default() += 1;
                 self.kernel.send_syn(&flow);
-                if self.dead.contains(&flow.backend) {
-                    self.kernel.end(flow, Ending::Refused, 0, 0);
-                    return Err(111);
-                }
-                self.kernel.establish(&mut flow);
-                self.open.push(flow);
-                Ok(flow.backend)
+                Ok(flow)
             }
         }
+    }
+
+    /// Opens a connection; what is dead refuses it.
+    fn connect(&mut self) -> Result<SocketAddr, u16> {
+        let mut flow = self.begin()?;
+        if self.dead.contains(&flow.backend) {
+            self.kernel.end(flow, Ending::Refused, 0, 0);
+            return Err(111);
+        }
+        self.kernel.establish(&mut flow);
+        self.open.push(flow);
+        Ok(flow.backend)
     }
 
     /// Opens so many, ends each at once, and says how many failed.
@@ -236,6 +270,12 @@ impl Stage {
                 );
             }
         }
+    }
+
+    /// The slot of a backend.
+    fn slot(&self, backend: SocketAddr) -> SlotView {
+        let tables = self.task.as_ref().expect("a daemon runs").datapath().tables();
+        tables.slots().into_iter().find(|slot| slot.address == backend).expect("it has a slot")
     }
 
     /// The state of each backend that has a slot.

@@ -1,0 +1,201 @@
+//! Scripts of ejection: what the programs decide by themselves, mostly while no daemon runs. That the programs in the kernel decide alike
+//! is shown by the local tests of the same name's module, for one case of each kind.
+
+use std::time::Duration;
+
+use lb_common::abi::BackendState;
+use lb_common::ending::Ending;
+
+use super::{BACKENDS, FOR_LONG, Stage, address, script};
+use crate::status;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// So many addresses.
+fn many(count: u32) -> Vec<String> {
+    (0..count).map(|n| format!("10.1.{}.{}:80", n / 200, 1 + n % 200)).collect()
+}
+
+impl Stage {
+    /// The list is of these backends, and no daemon runs from then on.
+    fn leave_alone(&mut self, backends: &[String]) {
+        let backends: Vec<&str> = backends.iter().map(String::as_str).collect();
+        self.list(&backends);
+        self.stop_faults();
+        self.task = None;
+    }
+
+    fn kill(&mut self, backends: &[String]) {
+        self.dead.extend(backends.iter().map(|backend| address(backend)));
+    }
+
+    /// Backends that are ejected, and ejections that were withheld, as a daemon that starts finds them.
+    fn ejected_and_withheld(&mut self) -> (usize, u64) {
+        let tables = self.task.as_ref().expect("a daemon runs").datapath().tables();
+        let slots = tables.slots();
+        let withheld = slots.iter().map(|slot| tables.counts(slot.at.slot).expect("no fault").sums.withheld);
+        (slots.iter().filter(|slot| slot.is_ejected).count(), withheld.sum())
+    }
+}
+
+#[test]
+fn each_trial_that_fails_makes_the_next_ejection_twice_as_long() {
+    script("ejection = { base = \"1s\", max = \"1h\" }", |stage| {
+        stage.dead.insert(address(BACKENDS[0]));
+        assert_eq!(stage.dial(60), 5);
+        for level in 2..=5 {
+            // With a tenth of jitter the ejection is over after that, and not before half of it.
+            let least = SECOND * (1 << (level - 2));
+            stage.pass(least / 2);
+            assert_eq!(stage.dial(30), 0, "level {level}");
+            stage.pass(least * 7 / 10);
+            assert_eq!(stage.dial(30), 1, "level {level}");
+            assert_eq!(stage.slot(address(BACKENDS[0])).ejection.level, level);
+        }
+    });
+}
+
+#[test]
+fn all_that_are_dead_are_ejected_but_never_the_last() {
+    // Dead and alive, and how many are ejected.
+    for (dead, alive, expected) in [(1, 0, 0), (3, 0, 2), (1, 1, 1), (2, 1, 2), (3, 2, 3)] {
+        script(FOR_LONG, |stage| {
+            let backends = many(dead + alive);
+            let listed: Vec<&str> = backends.iter().map(String::as_str).collect();
+            stage.list(&listed);
+            stage.stop_faults();
+            stage.kill(&backends[..dead as usize]);
+            stage.dial(100);
+            let (ejected, withheld) = stage.ejected_and_withheld();
+            assert_eq!(ejected, expected, "{dead} dead, {alive} alive");
+            assert_eq!(withheld > 0, dead as usize > expected, "{dead} dead, {alive} alive: {withheld}");
+        });
+    }
+}
+
+/// Where none is well, the one that recovers first is found within the shortest time, whatever it was ejected for.
+#[test]
+fn where_nobody_is_well_trials_come_at_the_shortest_time() {
+    script("ejection = { base = \"1s\", max = \"1h\" }", |stage| {
+        let backends = many(3);
+        stage.leave_alone(&backends);
+        stage.kill(&backends[..2]);
+        // Two are ejected for longer and longer, while the third serves.
+        for _ in 0..60 {
+            stage.pass(2 * SECOND);
+            stage.dial(20);
+        }
+        stage.kill(&backends[2..]);
+        stage.dial(20);
+        stage.dead.remove(&address(&backends[0]));
+        let before = stage.sent.get(&address(&backends[0])).copied();
+        for _ in 0..4 {
+            stage.pass(SECOND);
+            stage.dial(20);
+        }
+        assert!(stage.sent.get(&address(&backends[0])).copied() > before, "it is found");
+        assert_eq!(stage.dial(20), 0, "and serves");
+    });
+}
+
+#[test]
+fn half_of_a_hundred_dead_that_are_neighbours_cost_five_each_and_no_connect_more() {
+    script(&format!("policy = \"round-robin\"\nsubset = \"all\"\n{FOR_LONG}"), |stage| {
+        let backends = many(100);
+        stage.leave_alone(&backends);
+        stage.kill(&backends[..50]);
+        assert_eq!(stage.dial(1_200), 250);
+        assert_eq!(stage.dial(200), 0);
+    });
+}
+
+#[test]
+fn each_of_more_than_can_be_listed_is_ejected_and_found_again() {
+    let lines =
+        "policy = \"random\"\nsubset = \"all\"\nejection = { failures = 1, base = \"1s\", max = \"1s\" }";
+    script(lines, |stage| {
+        let backends = many(300);
+        stage.leave_alone(&backends);
+        let dead: Vec<String> = backends.iter().step_by(30).cloned().collect();
+        stage.kill(&dead);
+        // Each is met once, and is tried when a draw falls on it and its second is over.
+        stage.dial(6_000);
+        assert_eq!(stage.dial(500), 0);
+        stage.dead.clear();
+        let before = stage.sent.clone();
+        for _ in 0..8 {
+            stage.pass(2 * SECOND);
+            assert_eq!(stage.dial(1_000), 0);
+        }
+        let back = dead.iter().filter(|backend| stage.sent[&address(backend)] > before[&address(backend)]);
+        assert_eq!(back.count(), 10);
+    });
+}
+
+/// Resets later, or after an answer, are the client's or a middlebox's doing.
+#[test]
+fn who_answers_and_resets_then_is_not_ejected() {
+    script(FOR_LONG, |stage| {
+        for _ in 0..60 {
+            stage.connect().expect("all accept");
+            let flow = stage.open.pop().expect("it is open");
+            let ending = if flow.backend == address(BACKENDS[0]) { Ending::Reset } else { Ending::Closed };
+            stage.kernel.end(flow, ending, 100, 100);
+        }
+        assert_eq!(stage.states()[&address(BACKENDS[0])], (BackendState::Member, false));
+        assert!(stage.sent[&address(BACKENDS[0])] >= 19);
+    });
+}
+
+#[test]
+fn who_leaves_is_not_named_for_a_trial_any_more() {
+    script("ejection = { base = \"1s\", max = \"1s\" }", |stage| {
+        stage.dead.insert(address(BACKENDS[0]));
+        assert_eq!(stage.dial(60), 5);
+        stage.list(&BACKENDS[1..]);
+        stage.stop_faults();
+        stage.pass(60 * SECOND);
+        assert_eq!(stage.dial(60), 0, "it is not tried");
+        // A backend that gets its slot begins with nothing against it.
+        stage.list(&[BACKENDS[1], BACKENDS[2], "10.0.0.4:80"]);
+        stage.stop_faults();
+        let states = stage.states();
+        assert_eq!(states[&address("10.0.0.4:80")], (BackendState::Member, false));
+        assert!(!states.contains_key(&address(BACKENDS[0])));
+        assert_eq!(stage.dial(60), 0);
+    });
+}
+
+/// A trial whose connect is never decided holds no other backend up.
+#[test]
+fn a_trial_that_is_not_decided_holds_nobody_else_up() {
+    script("ejection = { base = \"1s\", max = \"1s\" }", |stage| {
+        let backends = many(5);
+        let listed: Vec<&str> = backends.iter().map(String::as_str).collect();
+        stage.list(&listed);
+        stage.stop_faults();
+        stage.kill(&backends[..2]);
+        assert_eq!(stage.dial(100), 10);
+        stage.pass(2 * SECOND);
+        // The first trial's SYN leaves, and nothing more is heard of it.
+        let undecided = (0..40).find_map(|_| {
+            let flow = stage.begin().ok()?;
+            let is_trial = stage.dead.contains(&flow.backend);
+            if !is_trial {
+                stage.kernel.end(flow, Ending::Closed, 0, 0);
+            }
+            is_trial.then_some(flow)
+        });
+        let undecided = undecided.expect("a trial is due");
+        stage.open.push(undecided);
+        let mut failed = 0;
+        for _ in 0..4 {
+            stage.tick();
+            let held = std::mem::take(&mut stage.open);
+            failed += stage.dial(20);
+            stage.open = held;
+        }
+        assert!(failed > 0, "the other is tried");
+        assert!(status::found(&stage.slot(undecided.backend)).2.is_some());
+    });
+}
