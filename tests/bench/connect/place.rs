@@ -65,6 +65,9 @@ fn service(number: usize, is_ipv4: bool) -> Result<SocketAddr> {
     Ok(SocketAddr::new(address, 80))
 }
 
+/// A longer list has to give each endpoint an index, and one that stands in the configuration cannot.
+const MOST_WITHOUT_INDEXES: usize = 8192;
+
 impl Place {
     /// Sets it up. A client whose configuration its build refuses is left out.
     pub fn of(group: &Group, stage: &Stage, floor_object: &Path, other: Option<&Path>) -> Result<Self> {
@@ -121,7 +124,15 @@ impl Place {
             group.backends.list().iter().map(|backend| format!("\"{backend}\"")).collect();
         // Room for every group's backends to be replaced, as limits.md advises; the default is too few for the largest.
         let limits = format!("[limits]\nslots = {}\n", (2 * backends.len()).max(SLOTS as usize));
-        let mut backends = format!("{{ static = [{}] }}", backends.join(", "));
+        let mut backends = if backends.len() > MOST_WITHOUT_INDEXES {
+            let entry = |(index, address): (usize, &String)| {
+                format!("[[endpoint]]\naddress = {address}\nindex = {index}\n")
+            };
+            setup.write("backends.toml", &backends.iter().enumerate().map(entry).collect::<String>());
+            "{ file = \"backends.toml\" }".to_owned()
+        } else {
+            format!("{{ static = [{}] }}", backends.join(", "))
+        };
         let (mut of_service, mut of_host) = ("subset = \"all\"\n".to_owned(), String::new());
         if build == Build::Reported {
             let reports = Reports::start(setup, &group.backends.list())?;
