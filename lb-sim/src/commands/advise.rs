@@ -22,6 +22,7 @@ use crate::table::{TextTable, percent};
 use crate::unequal::{
     DRAWS, Inequality, UnequalLoads, WANTED_UTILIZATION, deviation, expected_utilization, guarantee,
 };
+use lb_view::text::counted;
 
 /// A fleet.
 #[derive(Debug, Args)]
@@ -167,7 +168,8 @@ fn text(question: &Question, advice: &Advice) -> String {
     let answer = &advice.answer;
     let assessment = question.assess(answer);
     let why = why(question, answer, advice.least, &assessment);
-    let mut text = format!("{clients} clients, {backends} backends, seed {seed}\n\n{why}\n\n");
+    let mut text =
+        format!("{}, {}, seed {seed}\n\n{why}\n\n", counted(clients, "client"), counted(backends, "backend"));
     let mut columns = vec!["", "each", "all", "even", "weighted", "+backend", "+client", "restart"];
     if !inequality.is_none() {
         text.push_str(&why_so_large(question, advice));

@@ -18,6 +18,7 @@ use crate::metrics::{Spread, adjusted_utilization, block_shares, raw_utilization
 use crate::output;
 use crate::table::{TextTable, percent, ratio};
 use crate::unequal::{DRAWS, Inequality, UnequalLoads};
+use lb_view::text::counted;
 
 /// A fleet, and what to look at.
 #[derive(Debug, Args)]
@@ -209,9 +210,11 @@ impl ListedDocument {
             ]);
         }
         format!(
-            "{clients} clients, {endpoints} endpoints, seed {seed}\n\n{table}\n\
+            "{}, {}, seed {seed}\n\n{table}\n\
              Of the endpoints that ask for connections. min, mean, max, rsd: connections of one. raw: mean load over largest load, for what\n\
-             weights entitle to. unequal: the same of clients that are unequal or absent.\n"
+             weights entitle to. unequal: the same of clients that are unequal or absent.\n",
+            counted(*clients, "client"),
+            counted(*endpoints, "endpoint")
         )
     }
 }
@@ -282,11 +285,13 @@ impl BalanceDocument {
             ]);
         }
         let mut text = format!(
-            "{clients} clients, {backends} backends, size {size}, seed {seed}{weighted}\n\n{table}\n\
+            "{}, {}, size {size}, seed {seed}{weighted}\n\n{table}\n\
              min, mean, max, rsd: connections of a backend. raw: mean load over largest load. \
              adjusted: best possible over largest count of connections.\n\
              overlap: what two subsets share, mean and largest. \
-             spread: most of a subset among {block} neighbours.\n"
+             spread: most of a subset among {block} neighbours.\n",
+            counted(*clients, "client"),
+            counted(*backends, "backend")
         );
         for result in self.results.iter().filter(|result| result.overlap.compared < *clients) {
             let Balance { algorithm, overlap: Overlap { compared, .. }, .. } = result;

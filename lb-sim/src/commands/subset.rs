@@ -19,6 +19,7 @@ use crate::fleet::{Fleet, Sharing};
 use crate::listed::ListedJob;
 use crate::output;
 use crate::table::{TextTable, percent};
+use lb_view::text::counted;
 
 /// A fleet, and which of its clients to show.
 #[derive(Debug, Args)]
@@ -142,7 +143,12 @@ impl ListedMember {
 impl fmt::Display for ListedDocument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { algorithm, clients, endpoints, seed, .. } = self;
-        writeln!(f, "{algorithm}: {clients} clients, {endpoints} endpoints, seed {seed}\n")?;
+        writeln!(
+            f,
+            "{algorithm}: {}, {}, seed {seed}\n",
+            counted(*clients, "client"),
+            counted(*endpoints, "endpoint")
+        )?;
         let mut table = TextTable::new(["client", "backend", "index", "share", "connections", "load"]);
         for ListedSubset { client, members, .. } in &self.subsets {
             for ListedMember { index, address, share, connections, load } in members {
@@ -230,7 +236,12 @@ impl Serialize for SubsetRows<'_> {
 impl fmt::Display for Subsets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Fleet { algorithm, clients, backends, size, seed } = self.fleet;
-        writeln!(f, "{algorithm}: {clients} clients, {backends} backends, size {size}, seed {seed}\n")?;
+        writeln!(
+            f,
+            "{algorithm}: {}, {}, size {size}, seed {seed}\n",
+            counted(clients, "client"),
+            counted(backends, "backend")
+        )?;
         // A column as wide as the largest number in it.
         let client_width = "client".len();
         let width = backends.saturating_sub(1).to_string().len();

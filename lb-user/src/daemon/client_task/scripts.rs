@@ -72,6 +72,8 @@ fn script(lines: &str, act: impl Fn(&mut Stage)) {
             stage.kernel.faults().fail_some(per_mille, SEED);
         }
         stage.start(&BACKENDS);
+        // Shown if it fails.
+        println!("{per_mille} of 1,000 operations fail, seed {SEED}");
         act(&mut stage);
         stage.check();
         if per_mille != 0 {
