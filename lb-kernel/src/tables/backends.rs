@@ -175,13 +175,20 @@ impl Tables {
         self.maps.backends.load64(slot.index(), offset_of!(Backend, flows))
     }
 
-    /// What a slot's backend has as load, and whether anything is left of its errors; `None` if no table names it.
-    pub fn member_load(&self, slot: Slot, now_ns: u64) -> Option<(MemberLoad, bool)> {
-        let Backend { flows, state, entries, errors, endpoint, .. } = self.maps.backends.get(slot.index());
-        let rules = self.maps.services.get(usize::from(endpoint.service)).rules;
-        let left = load::decayed(errors, tick(now_ns), HalfLife::new(rules.error_half_life));
-        let load = MemberLoad { flows, entries, is_usable: state.may_be_chosen() == 1 };
-        (entries > 0).then_some((load, left > 0))
+    /// What a slot's backend has as load, and whether anything is left of its errors; `None` if no table names it. Looked at every second
+    /// for each member of a policy that compares load: four words of each.
+    pub fn member_load(&self, slot: Slot, error_half_life: u32, now_ns: u64) -> Option<(MemberLoad, bool)> {
+        let (rows, index) = (&self.maps.backends, slot.index());
+        let entries = rows.load32(index, offset_of!(Backend, entries));
+        if entries == 0 {
+            return None;
+        }
+        let state = StateWord::from_word(rows.load32(index, offset_of!(Backend, state)));
+        let errors = RecentErrors::from_word(rows.load64(index, offset_of!(Backend, errors)));
+        let has_errors =
+            errors.count != 0 && load::decayed(errors, tick(now_ns), HalfLife::new(error_half_life)) > 0;
+        let load = MemberLoad { flows: self.active(slot), entries, is_usable: state.may_be_chosen() == 1 };
+        Some((load, has_errors))
     }
 
     /// Leaves a slot at most so many errors. If a program adds one at the same moment, that is done at the next tick.

@@ -1,7 +1,7 @@
 //! Errors of backends as load of these, for the policies that compare load: those that backends report are added to those that the kernel
 //! programs see, and [`error_load`](lb_core::control::error_load) decides how much these weigh.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use lb_common::load::mean_of;
@@ -9,6 +9,7 @@ use lb_core::control::error_load::{MemberLoad, hold, mean_flows, most_errors};
 use lb_core::control::reported_errors::ReportedErrors;
 use lb_core::control::{Heard, TICK};
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
+use lb_core::rules;
 use lb_core::service::{Policy, Service};
 
 use super::ClientTask;
@@ -50,10 +51,12 @@ impl ClientTask {
         let (tables, now_ns) = (self.datapath.tables(), self.datapath.kernel().now_ns());
         let look = |(position, (service, index, _)): (usize, (&Service, ServiceIndex, _))| {
             let decay = error_decay(service)?;
+            let half_life = rules::of(service).error_half_life;
             let addresses = self.balancer.weights(position).iter().map(|(address, _)| *address);
             let slots = addresses.filter_map(|address| Some(self.balancer.slot(position, address)?.slot));
-            let member =
-                |slot| tables.member_load(slot, now_ns).map(|(load, has_errors)| (slot, load, has_errors));
+            let member = |slot| {
+                tables.member_load(slot, half_life, now_ns).map(|(load, has_errors)| (slot, load, has_errors))
+            };
             let members = slots.filter_map(member).collect();
             Some(ServiceLoad {
                 index,
@@ -92,6 +95,7 @@ impl ClientTask {
         let indexes: Vec<ServiceIndex> = loads.iter().map(|service| service.index).collect();
         // What cannot be read now is read at the next tick; the log has it from `sample`.
         let Ok(outcomes) = self.datapath.tables().outcomes_of(&indexes) else { return };
+        let reported: BTreeSet<Slot> = self.reported_errors.keys().map(|at| at.slot).collect();
         for (ServiceLoad { index, policy, decay, members, length }, outcomes) in
             loads.into_iter().zip(outcomes)
         {
@@ -103,7 +107,7 @@ impl ClientTask {
             let log2 = u8::try_from(length.checked_ilog2().unwrap_or(0)).unwrap_or(u8::MAX);
             for (slot, load, _) in members.iter().filter(|(.., has_errors)| *has_errors) {
                 // What a backend reports counts by the share of its requests, whatever others have open.
-                if !self.reported_errors.keys().any(|at| at.slot == *slot) {
+                if !reported.contains(slot) {
                     let most = most_errors(mean_of(policy as u8, mean, load.entries, log2));
                     self.datapath.limit_errors(*slot, most);
                 }

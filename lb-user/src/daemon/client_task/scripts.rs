@@ -65,6 +65,7 @@ fn address(text: &str) -> SocketAddr {
 }
 
 /// Runs a script plain, and with faults.
+#[expect(clippy::print_stdout, reason = "it is shown if the script fails")]
 fn script(lines: &str, act: impl Fn(&mut Stage)) {
     for per_mille in [0, FAULTS_PER_MILLE] {
         let mut stage = Stage::new(lines);
@@ -72,7 +73,6 @@ fn script(lines: &str, act: impl Fn(&mut Stage)) {
             stage.kernel.faults().fail_some(per_mille, SEED);
         }
         stage.start(&BACKENDS);
-        // Shown if it fails.
         println!("{per_mille} of 1,000 operations fail, seed {SEED}");
         act(&mut stage);
         stage.check();
