@@ -318,7 +318,7 @@ mod tests {
         let of_service = |service: &Service| -> Vec<(FaultCode, String)> {
             of_service("web", service).iter().map(|fault| (fault.code, fault.to_string())).collect()
         };
-        let limited = "client web, service users: 3 connects of the last minute were refused: every backend was at its \
+        let limited = "client web, service users: refused 3 connects of the last minute: every backend was at its \
                        active_limit";
         let failing = "client web, service users, backend 10.0.0.1:80: every connect of the last minute failed, 7 of them";
         let expected =

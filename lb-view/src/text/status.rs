@@ -425,7 +425,7 @@ mod tests {
             check(
                 width,
                 "\n\
-                 2 services, 3 backends, 2 lame-duck\n\
+                 1 service, 3 backends, 2 lame-duck\n\
                  \n\
                  client web  /sys/fs/cgroup/websites.slice/web\n\
                  service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
@@ -444,7 +444,7 @@ mod tests {
         check(
             80,
             "\n\
-                 2 services, 3 backends, 2 lame-duck\n\
+                 1 service, 3 backends, 2 lame-duck\n\
                  \n\
                  client web  /sys/fs/cgroup/websites.slice/web\n\
                  service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
@@ -464,7 +464,7 @@ mod tests {
             40,
             "\n  \
                  a daemon says\n\
-                 2 services, 3 backends, 2 lame-duck\n\
+                 1 service, 3 backends, 2 lame-duck\n\
                  \n\
                  client web\n  \
                  /sys/fs/cgroup/websites.slice/web\n\
