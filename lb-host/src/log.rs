@@ -65,8 +65,8 @@ fn prioritized(text: &str, priority: u8) -> String {
     text.lines().fold(String::new(), |all, line| all + &format!("<{priority}>{line}\n"))
 }
 
-/// What ends a program, as text for standard error: whole, and if that is the journal with the priority of errors.
-pub fn last_words(text: &str) -> String {
+/// The text of an error for standard error: with the priority of errors before each line if standard error is the journal.
+pub fn as_error(text: &str) -> String {
     if stderr_is_journal() { prioritized(text, priority(Level::ERROR)) } else { text.to_owned() }
 }
 
@@ -127,6 +127,12 @@ mod tests {
         });
         let bytes = lines.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn each_line_of_a_text_has_the_priority() {
+        assert_eq!(prioritized("one\n two\n", priority(Level::WARN)), "<4>one\n<4> two\n");
+        assert_eq!(prioritized("", priority(Level::WARN)), "");
     }
 
     #[test]

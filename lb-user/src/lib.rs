@@ -77,7 +77,7 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
         Err(Failure::Other(error)) => {
-            print::message(format_args!("{error:#}"));
+            print::failure(format_args!("{error:#}"));
             // A missing privilege has an exit code of its own: no change of the configuration would help.
             if is_permission(&error) { ExitCode::from(4) } else { ExitCode::FAILURE }
         }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use lb_document::diagnostic::Faults;
-use lb_host::log::last_words;
+use lb_host::log::as_error;
 use lb_view::text::Style;
 
 /// Prints a text to standard output, whole. Returns `false` if its reader is gone.
@@ -41,11 +41,16 @@ pub fn json(value: &impl Serialize) -> Result<bool> {
 
 /// Prints a message to standard error. A failure is ignored: there is no other place to report it.
 pub fn message(message: impl fmt::Display) {
-    let _ = io::stderr().lock().write_all(last_words(&format!("socklb: {message}\n")).as_bytes());
+    let _ = writeln!(io::stderr().lock(), "socklb: {message}");
+}
+
+/// Prints why a command failed, as [`message`] does.
+pub fn failure(why: impl fmt::Display) {
+    let _ = io::stderr().lock().write_all(as_error(&format!("socklb: {why}\n")).as_bytes());
 }
 
 /// Shows faults of a file on standard error.
 pub fn faults(faults: &Faults) {
     let text = faults.terminal(Style::for_stderr().colour).to_string();
-    let _ = io::stderr().lock().write_all(last_words(&text).as_bytes());
+    let _ = io::stderr().lock().write_all(as_error(&text).as_bytes());
 }

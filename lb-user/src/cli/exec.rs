@@ -38,6 +38,6 @@ pub fn run(
         waiting.until_covered().await
     })?;
     let error = Command::new(program).args(arguments).exec();
-    print::message(format_args!("start {}: {error}", program.display()));
+    print::failure(format_args!("start {}: {error}", program.display()));
     Ok(ExitCode::from(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_STARTED }))
 }
