@@ -30,8 +30,10 @@ struct ServiceLoad {
     decay: Duration,
     /// The members of its table, and whether anything is left of their errors.
     members: Vec<(Slot, MemberLoad, bool)>,
-    /// Entries of the table.
-    length: usize,
+    /// The logarithm of the entries of the table.
+    length_log2: u8,
+    /// The mean of the members' open flows, as the kernel programs are given it.
+    mean_flows: u64,
 }
 
 impl ServiceLoad {
@@ -57,14 +59,11 @@ impl ClientTask {
             let member = |slot| {
                 tables.member_load(slot, half_life, now_ns).map(|(load, has_errors)| (slot, load, has_errors))
             };
-            let members = slots.filter_map(member).collect();
-            Some(ServiceLoad {
-                index,
-                policy: service.policy,
-                decay,
-                members,
-                length: self.balancer.entries(position),
-            })
+            let members: Vec<_> = slots.filter_map(member).collect();
+            let (policy, length) = (service.policy, self.balancer.entries(position));
+            let mean_flows = mean_flows(policy, length, members.iter().map(|(_, load, _)| *load));
+            let length_log2 = u8::try_from(length.checked_ilog2().unwrap_or(0)).unwrap_or(u8::MAX);
+            Some(ServiceLoad { index, policy, decay, members, length_log2, mean_flows })
         };
         let mut loads: Vec<ServiceLoad> = self.balancer.services().enumerate().filter_map(look).collect();
         loads.sort_by_key(|service| service.index);
@@ -77,14 +76,13 @@ impl ClientTask {
     }
 
     fn set_mean_flows(&mut self, loads: &[ServiceLoad]) {
-        for ServiceLoad { index, policy, members, length, .. } in loads {
-            let mean = mean_flows(*policy, *length, members.iter().map(|(_, load, _)| *load));
-            self.datapath.set_mean_flows(*index, mean);
+        for ServiceLoad { index, mean_flows, .. } in loads {
+            self.datapath.set_mean_flows(*index, *mean_flows);
         }
     }
 
-    /// Gives the kernel programs the mean of each service's open flows, and holds the errors of backends while few connects come. To be
-    /// called each tick.
+    /// Gives the kernel programs the mean of each service's open flows, limits the errors of backends to what that is worth, and delays
+    /// their halving while few connects come. To be called each tick.
     pub fn weigh_errors(&mut self, now: Instant) {
         let last = self.errors_seen.at.replace(now);
         let elapsed = last.map_or(TICK, |last| now.saturating_duration_since(last));
@@ -96,19 +94,16 @@ impl ClientTask {
         // What cannot be read now is read at the next tick; the log has it from `sample`.
         let Ok(outcomes) = self.datapath.tables().outcomes_of(&indexes) else { return };
         let reported: BTreeSet<Slot> = self.reported_errors.keys().map(|at| at.slot).collect();
-        for (ServiceLoad { index, policy, decay, members, length }, outcomes) in
-            loads.into_iter().zip(outcomes)
-        {
+        for (service, outcomes) in loads.into_iter().zip(outcomes) {
+            let ServiceLoad { index, policy, decay, members, length_log2, mean_flows } = service;
             let connects = flows_begun(&outcomes);
             // Of a service that had no errors it is not known how many there were.
             let new = before.get(&index).map_or(0, |before| connects.saturating_sub(*before));
             let all = members.iter().map(|(_, load, _)| load.share(policy)).sum();
-            let mean = mean_flows(policy, length, members.iter().map(|(_, load, _)| *load));
-            let log2 = u8::try_from(length.checked_ilog2().unwrap_or(0)).unwrap_or(u8::MAX);
             for (slot, load, _) in members.iter().filter(|(.., has_errors)| *has_errors) {
                 // What a backend reports counts by the share of its requests, whatever others have open.
                 if !reported.contains(slot) {
-                    let most = most_errors(mean_of(policy as u8, mean, load.entries, log2));
+                    let most = most_errors(mean_of(policy as u8, mean_flows, load.entries, length_log2));
                     self.datapath.limit_errors(*slot, most);
                 }
                 let delay = hold(elapsed, new, load.share(policy), all, decay);
