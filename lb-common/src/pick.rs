@@ -254,3 +254,20 @@ pub fn choose<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u32,
         Some(_) => view.by_schedule(sample),
     }
 }
+
+/// A cursor in memory, of a CPU that a test or the planner runs on.
+impl CpuCursor for core::cell::Cell<Cursor> {
+    fn step(&self) -> Cursor {
+        let cursor = self.get();
+        self.set_phase(cursor.phase.wrapping_add(1));
+        cursor
+    }
+
+    fn load(&self) -> Cursor {
+        self.get()
+    }
+
+    fn set_phase(&self, phase: u32) {
+        self.set(Cursor { phase, ..self.get() });
+    }
+}

@@ -17,7 +17,7 @@ use lb_common::ejection::{Event, Evidence, FailureSource, SendFailures};
 use lb_common::ending::{End, Ending};
 use lb_common::load::{HalfLife, mean_of, with_another};
 use lb_common::net::{Address, Be16, IPPROTO_TCP, socket_addr};
-use lb_common::pick::{self, CpuCursor, How, Pick, Survey, Tables};
+use lb_common::pick::{self, How, Pick, Survey, Tables};
 use lb_common::ticks::tick;
 use lb_common::vip_table::{Destination, VipTable, find};
 
@@ -262,13 +262,12 @@ impl Programs<'_> {
     fn decide(&self) -> (Pick, u32) {
         let (table, rules, now) = (self.table(), self.service().rules, self.now());
         let (picked, sample) = match steps::take_trial(self, now) {
-            NO_SLOT => pick::pick(
-                self,
-                &OneCpu { programs: self, cursor: Cell::new(self.cursor()) },
-                table,
-                rules,
-                now,
-            ),
+            NO_SLOT => {
+                let cursor = Cell::new(self.cursor());
+                let picked = pick::pick(self, &cursor, table, rules, now);
+                self.maps.cursors.store(self.index, 0, bytemuck::cast(cursor.get()));
+                picked
+            }
             slot => (Pick { how: How::Trial, slot }, 0),
         };
         // Also a trial, and a fallback: whatever the choice fell on.
@@ -375,30 +374,6 @@ impl Tables for Programs<'_> {
 
     fn fallback(&self) -> u32 {
         self.maps.services.load32(self.index as usize, offset_of!(Service, fallback))
-    }
-}
-
-/// The cursor of the only CPU.
-struct OneCpu<'p, 'm> {
-    programs: &'p Programs<'m>,
-    cursor: Cell<Cursor>,
-}
-
-impl CpuCursor for OneCpu<'_, '_> {
-    fn step(&self) -> Cursor {
-        let cursor = self.cursor.get();
-        self.set_phase(cursor.phase.wrapping_add(1));
-        cursor
-    }
-
-    fn load(&self) -> Cursor {
-        self.cursor.get()
-    }
-
-    fn set_phase(&self, phase: u32) {
-        let cursor = Cursor { phase, ..self.cursor.get() };
-        self.cursor.set(cursor);
-        self.programs.maps.cursors.store(self.programs.index, 0, bytemuck::cast(cursor));
     }
 }
 

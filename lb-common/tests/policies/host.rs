@@ -6,7 +6,7 @@ use lb_common::abi::{
     BackendState, Cursor, EjectionState, MIN_SCHEDULE_LOG2, NO_SLOT, Policy, RecentErrors, Rules, StateWord,
     TableRef,
 };
-use lb_common::pick::{CpuCursor, How, Pick, Tables, pick};
+use lb_common::pick::{How, Pick, Tables, pick};
 
 /// A backend as a choice sees it.
 #[derive(Clone, Copy, Debug)]
@@ -166,30 +166,9 @@ impl Tables for Host {
 }
 
 /// A CPU: its cursor.
-#[derive(Clone, Debug)]
-pub struct Cpu {
-    cursor: Cell<Cursor>,
-}
+pub type Cpu = Cell<Cursor>;
 
-impl Cpu {
-    /// A CPU whose cursor starts at this fraction of the table, in units of 2^-32.
-    pub fn new(start: u32) -> Self {
-        Self { cursor: Cell::new(Cursor { phase: 0, start }) }
-    }
-}
-
-impl CpuCursor for Cpu {
-    fn step(&self) -> Cursor {
-        let cursor = self.cursor.get();
-        self.set_phase(cursor.phase.wrapping_add(1));
-        cursor
-    }
-
-    fn load(&self) -> Cursor {
-        self.cursor.get()
-    }
-
-    fn set_phase(&self, phase: u32) {
-        self.cursor.set(Cursor { phase, ..self.cursor.get() });
-    }
+/// A CPU whose cursor starts at this fraction of the table, in units of 2^-32.
+pub fn cpu_at(start: u32) -> Cpu {
+    Cell::new(Cursor { phase: 0, start })
 }

@@ -5,7 +5,7 @@ use lb_common::load::{HalfLife, decayed, with_more};
 use lb_common::pick::{How, Pick, choose, pick};
 use proptest::prelude::*;
 
-use crate::host::{Cpu, Host, NOW, picked, rules};
+use crate::host::{Host, NOW, cpu_at, picked, rules};
 
 const RULES: Rules = Rules {
     policy: Policy::LeastLoaded as u8,
@@ -25,7 +25,7 @@ fn the_books_ten_backends() {
     // "suppose a client uses a subset of backend tasks t0 to t9, and currently has the following number of active requests
     // against each backend"
     let mut host = Host::in_turn(10).with_flows(&[2, 1, 0, 0, 1, 0, 2, 0, 0, 1]);
-    let cpu = Cpu::new(0);
+    let cpu = cpu_at(0);
     // "For a new request, the client would filter the list of potential backend tasks to just those tasks with the least
     // number of connections (t2, t3, t5, t7, and t8) and choose a backend from that list. Let's assume it picks t2."
     let candidates = |host: &Host| -> Vec<u32> {
@@ -56,7 +56,7 @@ fn equals_are_taken_in_turn_whatever_lies_between_them() {
     // Nothing stays open, so that four of ten are equal for ever.
     let host = Host::in_turn(10).with_flows(&[0, 5, 5, 0, 5, 5, 0, 0, 5, 5]);
     for start in [0, 1 << 30, u32::MAX] {
-        let cpu = Cpu::new(start);
+        let cpu = cpu_at(start);
         let mut counts = [0; 10];
         for _ in 0..400 {
             counts[pick(&host, &cpu, host.table(), RULES, NOW).0.slot as usize] += 1;
@@ -69,7 +69,7 @@ fn equals_are_taken_in_turn_whatever_lies_between_them() {
 fn any_number_of_members_goes_round_in_order() {
     for count in [1, 2, 3, 100, 128, 129, 200, 255, 256] {
         let host = Host::in_turn(count);
-        let cpu = Cpu::new(u32::MAX / 3);
+        let cpu = cpu_at(u32::MAX / 3);
         let first = pick(&host, &cpu, host.table(), RULES, NOW).0.slot;
         for step in 1..=3 * count {
             let expected = picked((first + step) % count);
@@ -88,7 +88,7 @@ fn a_backend_that_fails_fast_is_no_sinkhole() {
     let mut failed = [0; 2];
     for (run, half_life) in [0, TICKS].into_iter().enumerate() {
         let mut host = Host::in_turn(10);
-        let cpu = Cpu::new(0);
+        let cpu = cpu_at(0);
         let rules = Rules { error_half_life: half_life, ..RULES };
         for i in 0..1000u32 {
             let now = NOW + i * 10;
@@ -156,7 +156,7 @@ proptest! {
 fn a_policy_that_goes_by_the_schedule_is_not_moved_by_it() {
     // Switched to and back, the cursor goes on somewhere, and with every entry in turn.
     let host = Host::in_turn(10);
-    let cpu = Cpu::new(0);
+    let cpu = cpu_at(0);
     let slot = |policy| pick(&host, &cpu, host.table(), rules(policy), NOW).0.slot;
     let slots: Vec<u32> = (0..5).map(|_| slot(Policy::RoundRobin)).collect();
     assert_eq!(slots, [0, 1, 2, 3, 4]);

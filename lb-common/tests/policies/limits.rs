@@ -4,7 +4,7 @@ use lb_common::abi::{NO_SLOT, Overflow, Policy, Rules};
 use lb_common::pick::{How, Pick, choose};
 use proptest::prelude::*;
 
-use crate::host::{Cpu, Host, LENGTH, NOW, picked, rules};
+use crate::host::{Host, LENGTH, NOW, cpu_at, picked, rules};
 
 fn limited(policy: Policy, limit: u32, overflow: Overflow) -> Rules {
     Rules { active_limit: limit, overflow: overflow as u8, ..rules(policy) }
@@ -14,7 +14,7 @@ fn limited(policy: Policy, limit: u32, overflow: Overflow) -> Rules {
 fn all_fill_up_to_the_limit_and_no_further() {
     for policy in Policy::ALL {
         let mut host = Host::in_turn(10);
-        let cpu = Cpu::new(0);
+        let cpu = cpu_at(0);
         let rules = limited(policy, 3, Overflow::Refuse);
         for _ in 0..30 {
             assert_eq!(host.connect(&cpu, rules).how, How::Picked);

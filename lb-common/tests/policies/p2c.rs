@@ -5,7 +5,7 @@ use lb_common::load::{HalfLife, decayed};
 use lb_common::pick::{How, choose, pick};
 use proptest::prelude::*;
 
-use crate::host::{Cpu, Host, LENGTH, NOW, picked, rules};
+use crate::host::{Host, LENGTH, NOW, cpu_at, picked, rules};
 
 const TICKS: u32 = 9_537;
 
@@ -60,7 +60,7 @@ fn a_loaded_backend_gets_nothing_while_another_is_idle() {
             let entries = (0..LENGTH).map(|entry| u32::from(entry % (weight + 1) == weight)).collect();
             let mut host = Host::new(entries, 2);
             host.backends[loaded].flows = 30;
-            let cpu = Cpu::new(weight << 28);
+            let cpu = cpu_at(weight << 28);
             let to_it = (0..1000).filter(|_| {
                 pick(&host, &cpu, host.table(), rules(Policy::P2c), NOW).0.slot as usize == loaded
             });

@@ -6,7 +6,7 @@ use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, NO_SLOT, Policy, Tabl
 use lb_common::pick::{How, Pick, choose, pick};
 use proptest::prelude::*;
 
-use crate::host::{Cpu, Host, LENGTH, NOW, picked, rules};
+use crate::host::{Host, LENGTH, NOW, cpu_at, picked, rules};
 
 const SCHEDULED: Policy = Policy::WeightedRoundRobin;
 
@@ -53,7 +53,7 @@ fn what_is_taken_from_some_goes_to_all_others_by_their_shares() {
                 // Ejected or unusable is all the same to a choice.
                 host.backends[dead[0]].usable = true;
                 host.backends[dead[0]].is_ejected = true;
-                let cpu = Cpu::new(7);
+                let cpu = cpu_at(7);
                 let mut counts = [0.0; 8];
                 let picks = 100 * LENGTH;
                 for _ in 0..picks {
@@ -137,7 +137,7 @@ proptest! {
     #[test]
     fn shares_are_exact_over_a_table(entries in prop::collection::vec(0u32..10, LENGTH as usize), start: u32) {
         let host = Host::new(entries.clone(), 10);
-        let cpu = Cpu::new(start);
+        let cpu = cpu_at(start);
         let count = |slots: &mut dyn Iterator<Item = u32>| {
             let mut counts = BTreeMap::new();
             for slot in slots {
@@ -186,7 +186,7 @@ proptest! {
         limit in 0u32..4,
     ) {
         let host = Host { fallback: 0, ..Host::in_turn(10).with_flows(&flows) };
-        let cpu = Cpu::new(start);
+        let cpu = cpu_at(start);
         let rules = lb_common::abi::Rules { policy: number, active_limit: limit, ..Default::default() };
         for _ in 0..20 {
             let (picked, sample) = pick(&host, &cpu, host.table(), rules, NOW);

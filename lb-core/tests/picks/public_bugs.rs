@@ -13,7 +13,7 @@ use lb_core::cursor::start;
 use lb_core::reports::Load;
 use lb_core::schedule::apportion;
 
-use crate::host::{Cpu, Host, NOW, rules};
+use crate::host::{Host, NOW, cpu_at, rules};
 use crate::weighted;
 
 /// R16: every client balanced by what it knew itself, and each began with the first backend (kubernetes#79213: all nodes'
@@ -28,7 +28,7 @@ fn r16_fifty_clients_that_know_only_themselves_do_not_flood_the_first_backend() 
                 let mut host = Host::in_turn(10);
                 for cpu in 0..2 {
                     let start = start(&format!("web/{client}@host-{client}"), "users", cpu, 2);
-                    let cpu = Cpu::new(start);
+                    let cpu = cpu_at(start);
                     for _ in 0..picks {
                         loads[host.connect(&cpu, rules(policy)).slot as usize] += 1;
                     }
@@ -50,13 +50,13 @@ fn r26_a_weight_of_one_beside_a_thousand_has_its_share() {
     let host = weighted(&[1, 1000]);
     assert_eq!(host.shares, [1, 1023], "a positive weight always has an entry");
     for (policy, most) in [(Policy::WeightedRoundRobin, 1), (Policy::Random, 8), (Policy::P2c, 8)] {
-        let cpu = Cpu::new(0);
+        let cpu = cpu_at(0);
         let rare = (0..1024).filter(|_| pick(&host, &cpu, host.table(), rules(policy), NOW).0.slot == 0);
         assert!(rare.count() <= most, "{policy:?}");
     }
     // Round robin and least-loaded know no weights.
     let mut host = weighted(&[1, 1000]);
-    let cpu = Cpu::new(0);
+    let cpu = cpu_at(0);
     for _ in 0..100 {
         assert_eq!(host.connect(&cpu, rules(Policy::LeastLoaded)).how, How::Picked);
     }
@@ -74,7 +74,7 @@ fn r26_a_weight_of_one_beside_a_thousand_has_its_share() {
 fn r26_a_single_backend_gets_all() {
     for policy in Policy::ALL {
         let mut host = weighted(&[7]);
-        let cpu = Cpu::new(12_345);
+        let cpu = cpu_at(12_345);
         for _ in 0..1000 {
             assert_eq!(host.connect(&cpu, rules(policy)).slot, 0);
         }
@@ -88,7 +88,7 @@ fn r26_of_4096_backends_each_has_its_share() {
     host.listed = false;
     assert_eq!(host.shares, [16; 4096]);
     for policy in [Policy::RoundRobin, Policy::WeightedRoundRobin, Policy::LeastLoaded] {
-        let cpu = Cpu::new(99);
+        let cpu = cpu_at(99);
         let mut counts = BTreeMap::new();
         for _ in 0..65_536 {
             *counts.entry(pick(&host, &cpu, host.table(), rules(policy), NOW).0.slot).or_insert(0) += 1;
@@ -96,7 +96,7 @@ fn r26_of_4096_backends_each_has_its_share() {
         assert!(counts.len() == 4096 && counts.values().all(|count| *count == 16), "{policy:?}");
     }
     for (policy, most) in [(Policy::Random, 45), (Policy::P2c, 20)] {
-        let cpu = Cpu::new(99);
+        let cpu = cpu_at(99);
         let mut host = host.clone();
         for _ in 0..65_536 {
             assert_eq!(host.connect(&cpu, rules(policy)).how, How::Picked);
@@ -114,13 +114,13 @@ fn r26_weights_that_are_all_zero_make_no_table_and_nobody_divides_by_them() {
     host.listed = false;
     let none = lb_common::abi::TableRef { base: 0, generation: 0, length_log2: 0, members: 0 };
     for policy in Policy::ALL {
-        let (picked, _) = pick(&host, &Cpu::new(0), none, rules(policy), NOW);
+        let (picked, _) = pick(&host, &cpu_at(0), none, rules(policy), NOW);
         assert_eq!((picked.how, picked.slot), (How::Refused, NO_SLOT));
     }
     // Shares that are zero in the middle of a change of tables.
     let mut host = Host::in_turn(10);
     host.shares = vec![0; 10];
-    let (picked, _) = pick(&host, &Cpu::new(0), host.table(), rules(Policy::P2c), NOW);
+    let (picked, _) = pick(&host, &cpu_at(0), host.table(), rules(Policy::P2c), NOW);
     assert_eq!(picked.how, How::Picked);
 }
 

@@ -3,7 +3,7 @@
 use lb_common::abi::Policy;
 use lb_common::pick::pick;
 
-use crate::host::{Cpu, Host, NOW, rules};
+use crate::host::{Cpu, Host, NOW, cpu_at, rules};
 use crate::weighted;
 
 /// Picks of each slot among so many, none of which stays open.
@@ -42,7 +42,7 @@ fn seeds() -> impl Iterator<Item = u32> {
 fn random_picks_follow_the_schedule_by_chi_square() {
     for (name, host) in [("equal", Host::in_turn(10)), ("weighted", weighted(&WEIGHTS))] {
         for seed in seeds() {
-            let statistic = chi_square(&host, &counts(&host, Policy::Random, &Cpu::new(seed), PICKS));
+            let statistic = chi_square(&host, &counts(&host, Policy::Random, &cpu_at(seed), PICKS));
             assert!(statistic < ONCE_IN_A_THOUSAND, "{name}, seed {seed}: {statistic}");
         }
     }
@@ -57,7 +57,7 @@ fn the_gate_tells_a_share_that_is_slightly_wrong() {
     let heaviest = slightly.entries.iter_mut().filter(|slot| **slot == 9);
     heaviest.step_by(50).for_each(|slot| *slot = 8);
     for seed in seeds() {
-        let statistic = chi_square(&host, &counts(&slightly, Policy::Random, &Cpu::new(seed), 4 * PICKS));
+        let statistic = chi_square(&host, &counts(&slightly, Policy::Random, &cpu_at(seed), 4 * PICKS));
         assert!(statistic > ONCE_IN_A_THOUSAND, "seed {seed}: {statistic}");
     }
 }
@@ -67,7 +67,7 @@ fn the_gate_tells_a_share_that_is_slightly_wrong() {
 fn p2c_without_load_follows_the_schedule_by_chi_square() {
     let host = weighted(&WEIGHTS);
     for seed in seeds() {
-        let statistic = chi_square(&host, &counts(&host, Policy::P2c, &Cpu::new(seed), PICKS));
+        let statistic = chi_square(&host, &counts(&host, Policy::P2c, &cpu_at(seed), PICKS));
         assert!(statistic < ONCE_IN_A_THOUSAND, "seed {seed}: {statistic}");
     }
 }
@@ -84,7 +84,7 @@ fn p2c_compares_each_backend_with_all_others_alike() {
         let mut host = weighted(&vec![1; backends as usize]);
         host.backends[0].flows = 1_000_000;
         for seed in seeds() {
-            let cpu = Cpu::new(seed);
+            let cpu = cpu_at(seed);
             let mut partners = vec![0; backends as usize];
             for _ in 0..SAMPLES {
                 let (picked, sample) = pick(&host, &cpu, host.table(), rules(Policy::P2c), NOW);
@@ -112,7 +112,7 @@ fn any_window_of_a_cursor_is_even() {
         (Policy::WeightedRoundRobin, weighted(&[1, 1000])),
     ] {
         let length = f64::from(u32::try_from(host.entries.len()).expect("small"));
-        let cpu = Cpu::new(u32::MAX / 7);
+        let cpu = cpu_at(u32::MAX / 7);
         for picks in [1, 2, 3, 10, 33, 100, 500, 1000, 1024, 1025] {
             for (count, share) in counts(&host, policy, &cpu, picks).into_iter().zip(&host.shares) {
                 let wanted = f64::from(picks) * f64::from(*share) / length;
@@ -126,7 +126,7 @@ fn any_window_of_a_cursor_is_even() {
 #[test]
 fn flows_that_stay_open_are_spread_as_the_policy_promises() {
     let excess_from = |start, policy, host: Host| -> f64 {
-        let (mut host, cpu) = (host, Cpu::new(start));
+        let (mut host, cpu) = (host, cpu_at(start));
         let flows = 20_000u32;
         for _ in 0..flows {
             assert!(host.connect(&cpu, rules(policy)).slot < 100);
@@ -150,7 +150,7 @@ fn flows_that_stay_open_are_spread_as_the_policy_promises() {
     assert!(excess(Policy::WeightedRoundRobin, uneven()) < 2.0);
     // Of tables of 4,096 entries for 100 backends some have one entry more than others; a scan ignores the table.
     let mut host = equal();
-    let cpu = Cpu::new(11);
+    let cpu = cpu_at(11);
     for _ in 0..20_000 {
         assert!(host.connect(&cpu, rules(Policy::LeastLoaded)).slot < 100);
     }

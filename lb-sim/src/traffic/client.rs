@@ -22,7 +22,7 @@ use lb_common::abi::{
 };
 use lb_common::ejection::{self, Evidence};
 use lb_common::load::{HalfLife, mean_of, with_another};
-use lb_common::pick::{self, CpuCursor, How, Pick, scattered};
+use lb_common::pick::{self, How, Pick, scattered};
 use lb_core::balancer::{Adopted, Balancer, Fact};
 use lb_core::control::ControlRules;
 use lb_core::control::error_load::{MemberLoad, mean_flows};
@@ -300,7 +300,7 @@ impl Client {
         let tables = ClientTables { client: self };
         let (mut picked, sample) = match trial {
             Some(slot) => (Pick { how: How::Trial, slot }, 0),
-            None => pick::pick(&tables, &OneCpu(&self.cursors[cpu]), table, self.rules, now),
+            None => pick::pick(&tables, &self.cursors[cpu], table, self.rules, now),
         };
         let is_lame = |slot: u32| self.lame[slot as usize];
         // Also a trial, and a fallback: whatever the choice fell on.
@@ -389,25 +389,6 @@ impl Client {
     /// The link in a slot, if it still is the one with this number.
     pub fn link(&mut self, slot: u32, serial: u32) -> Option<&mut Link> {
         self.links.get_mut(slot as usize)?.as_mut().filter(|link| link.serial == serial)
-    }
-}
-
-/// The cursor of the CPU on which a connect runs.
-struct OneCpu<'a>(&'a Cell<Cursor>);
-
-impl CpuCursor for OneCpu<'_> {
-    fn step(&self) -> Cursor {
-        let cursor = self.0.get();
-        self.set_phase(cursor.phase.wrapping_add(1));
-        cursor
-    }
-
-    fn load(&self) -> Cursor {
-        self.0.get()
-    }
-
-    fn set_phase(&self, phase: u32) {
-        self.0.set(Cursor { phase, ..self.0.get() });
     }
 }
 
