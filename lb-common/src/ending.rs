@@ -154,7 +154,7 @@ impl End {
     #[inline(always)]
     #[must_use]
     pub const fn from_state(self, from: u32) -> Self {
-        // A socket that is closed before its last descriptor is was reset, and the application has taken the error.
+        // The TCP state is already closed when the last descriptor is released: the peer reset it, and the application has read the error.
         const CLOSED_BY_PEER: u32 = 1 << TCP_CLOSE_WAIT | 1 << TCP_LAST_ACK | 1 << TCP_CLOSE;
         let is_closed_by_peer = CLOSED_BY_PEER >> (from & 31) & 1;
         let is_reported = (1 << TCP_FIN_WAIT2) >> (from & 31) & 1;

@@ -43,9 +43,9 @@ pub fn decayed(errors: RecentErrors, now: u32, half_life: HalfLife) -> u32 {
     left
 }
 
-/// `errors` with one more, at the tick `now`, of a backend with so many open `flows`, of which the one that has failed is one. Without
-/// that its load becomes more than the `mean` of all: where others have many flows open, single errors would be forgotten faster than they
-/// gather, and a backend that fails each connect would get most of them.
+/// `errors` with one more, at the tick `now`, of a backend that has `flows` open, the failed one among them. The others of these and the
+/// errors together become more than `mean`: if other backends have many flows open, errors that count one each halve faster than they
+/// accumulate, and a backend that fails each connect would get most connects.
 #[inline(always)]
 pub fn with_another(
     errors: RecentErrors,

@@ -1,7 +1,7 @@
 //! A kernel in memory: what the daemon needs of the kernel without one, for tests.
 //!
-//! Maps are arrays in this process (`memory`), links are a table (`client`), and [`FakeKernel::connect`] and the methods of a [`Flow`]
-//! take the steps of the kernel programs by the code that these share with the host (`lb_common`: the table of addresses, picks,
+//! Maps are arrays in this process (`memory`), links are a table (`client`), and [`FakeKernel::connect`] and its methods that take a [`Flow`]
+//! follow the steps of the kernel programs by the code that these share with the host (`lb_common`: the table of addresses, picks,
 //! ejection, load). Time stands still until [`FakeKernel::pass`]. Any operation that the real kernel may refuse can be made to fail, see
 //! [`faults`].
 //!

@@ -104,8 +104,8 @@ pub struct Service {
     pub _reserved: [u8; 3],
     /// When the backend in `answered` did, in ticks. Written by the kernel programs.
     pub answered_at: u32,
-    /// Open flows of backends on average, of those that have any and no recent errors, in 2^-16 flows: of one backend with
-    /// `least-loaded`, and with `p2c` of as many as have the whole table. Zero with other policies. Written by the daemon every second.
+    /// Mean of the open flows of the backends that have any, in 2^-16 flows: of one backend with `least-loaded`, and with `p2c` scaled to
+    /// the whole table. Zero before the service has a policy that compares load. Written by the daemon every second.
     pub mean_flows: u64,
     /// Zero.
     pub _reserved_last: [u8; 24],

@@ -1,9 +1,10 @@
 //! How much the errors that the kernel programs see weigh, with `p2c` and `least-loaded`: a backend that fails each connect gets at most
 //! its share, whatever the other backends have open and however rare connects are.
 //!
-//! The programs know neither what the other backends have open nor how many connects a service gets. So the daemon gives them the mean of
-//! the open flows ([`mean_flows`]), which an error makes the least load of its backend, and it lets errors halve at most once per four
-//! [shares](MemberLoad::share) of connects ([`hold`]): after each halving the backend may be chosen once.
+//! The programs know neither what the other backends have open nor how many connects a service gets. So the daemon stores the mean of the
+//! open flows for them ([`mean_flows`]): an error makes its backend more loaded than that. The daemon lets errors halve at most once per
+//! four [shares](MemberLoad::share) of connects ([`hold`]), because after each halving the backend may be chosen once. And it limits errors
+//! if the mean falls ([`most_errors`]).
 
 use std::time::Duration;
 
@@ -52,8 +53,8 @@ pub fn hold(elapsed: Duration, connects: u64, share: u64, all: u64, error_decay:
     elapsed.saturating_sub(Duration::from_nanos(u64::try_from(allowed).unwrap_or(u64::MAX)))
 }
 
-/// The most errors that a member keeps, where `mean` is the mean of its share: what made it as loaded as others weighs no longer than these
-/// are.
+/// The most errors that a member keeps. `mean`: the flows that it has if it has the mean ([`mean_of`](lb_common::load::mean_of)). If the
+/// flows of other members end, an error that was counted while they were open must not outweigh what is left.
 pub fn most_errors(mean: u32) -> u32 {
     mean.saturating_mul(2).saturating_add(2)
 }

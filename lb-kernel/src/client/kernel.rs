@@ -118,7 +118,7 @@ pub trait ClientKernel: Send + Sync {
     /// If a link cannot be removed.
     fn remove_old_links(&self, cgroup: u64) -> Result<(), DatapathError>;
 
-    /// Whether the client's pins are those that were opened: neither removed nor made anew since.
+    /// Whether the client's pins are those that were opened: neither removed nor recreated since.
     ///
     /// # Errors
     /// If that cannot be seen.

@@ -340,7 +340,8 @@ impl Client {
         judgement
     }
 
-    /// A flow to the backend in a slot has ended with an error, which counts as load for a while.
+    /// A flow to the backend in a slot has ended with an error, which counts as load for a while. Other than the daemon, the planner
+    /// neither delays halvings while connects are rare nor limits errors when other flows end.
     pub fn count_error(&mut self, slot: u32, now: u32) {
         self.following.iter_mut().for_each(|following| following.fail(slot));
         let half_life = self.rules.error_half_life;

@@ -45,7 +45,7 @@ struct Stage {
     clock: Clock,
     /// Backends that any list has had.
     listed: BTreeSet<SocketAddr>,
-    /// Backends at which nobody listens.
+    /// Backends that refuse connects.
     dead: BTreeSet<SocketAddr>,
     /// Connects that were sent to each backend.
     sent: BTreeMap<SocketAddr, u64>,
@@ -444,7 +444,7 @@ fn a_client_that_an_operator_has_removed_stays_gone() {
         }
         assert_eq!(stage.connect(), Err(0));
         stage.task = None;
-        // A daemon that starts makes it anew.
+        // The next daemon that starts makes it again.
         stage.sent.clear();
         stage.open.clear();
         stage.start(&BACKENDS);
