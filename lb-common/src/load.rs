@@ -44,33 +44,33 @@ pub fn decayed(errors: RecentErrors, now: u32, half_life: HalfLife) -> u32 {
 }
 
 /// `errors` with one more, at the tick `now`, of a backend that has `flows` open, the failed one among them. The others of these and the
-/// errors together become more than `mean`: if other backends have many flows open, errors that count one each halve faster than they
+/// errors together become more than `peak`: if other backends have many flows open, errors that count one each halve faster than they
 /// accumulate, and a backend that fails each connect would get most connects.
 #[inline(always)]
 pub fn with_another(
     errors: RecentErrors,
     flows: u32,
-    mean: u32,
+    peak: u32,
     now: u32,
     half_life: HalfLife,
 ) -> RecentErrors {
     let left = decayed(errors, now, half_life);
-    let more = mean.saturating_sub(flows.wrapping_sub(1).saturating_add(left)).saturating_add(1);
+    let more = peak.saturating_sub(flows.wrapping_sub(1).saturating_add(left)).saturating_add(1);
     added(errors, left, more, now, half_life)
 }
 
-/// The flows that a backend has if it has the [`mean`](crate::abi::Service::mean_flows) of its service: of a table of 2^`length_log2`
-/// entries, `entries` are its share.
+/// The flows that a backend has if it is as loaded as [`Service::peak_flows`](crate::abi::Service::peak_flows) says: of a table of
+/// 2^`length_log2` entries, `entries` are its share.
 #[inline(always)]
-pub fn mean_of(policy: u8, mean_flows: u64, entries: u32, length_log2: u8) -> u32 {
+pub fn peak_of(policy: u8, peak_flows: u64, entries: u32, length_log2: u8) -> u32 {
     let (share, log2) = if policy == Policy::LeastLoaded as u8 { (1, 0) } else { (entries, length_log2) };
-    #[expect(clippy::cast_possible_truncation, reason = "the daemon bounds the mean")]
-    let flows = (mean_flows.wrapping_mul(share.into()) >> (MEAN_FRACTION_BITS + u32::from(log2 & 31))) as u32;
+    #[expect(clippy::cast_possible_truncation, reason = "the daemon bounds the peak")]
+    let flows = (peak_flows.wrapping_mul(share.into()) >> (PEAK_FRACTION_BITS + u32::from(log2 & 31))) as u32;
     flows
 }
 
-/// Bits behind the point of a [`mean`](crate::abi::Service::mean_flows).
-pub const MEAN_FRACTION_BITS: u32 = 16;
+/// Bits behind the point of [`Service::peak_flows`](crate::abi::Service::peak_flows).
+pub const PEAK_FRACTION_BITS: u32 = 16;
 
 /// `errors` with `more` of them, at the tick `now`.
 #[inline(always)]

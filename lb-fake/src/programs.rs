@@ -15,7 +15,7 @@ use lb_common::abi::{
 use lb_common::ejection::steps::{self, Counted, EjectionStore, Unjudged};
 use lb_common::ejection::{Event, Evidence, FailureSource, SendFailures};
 use lb_common::ending::{End, Ending};
-use lb_common::load::{HalfLife, mean_of, with_another};
+use lb_common::load::{HalfLife, peak_of, with_another};
 use lb_common::net::{Address, Be16, IPPROTO_TCP, socket_addr};
 use lb_common::pick::{self, How, Pick, Survey, Tables};
 use lb_common::ticks::tick;
@@ -297,14 +297,14 @@ impl Programs<'_> {
     }
 
     fn remember_error(&self, slot: u32) {
-        let Service { rules, mean_flows, table, .. } = self.service();
+        let Service { rules, peak_flows, table, .. } = self.service();
         if rules.error_half_life == 0 {
             return;
         }
         let before = self.errors(slot);
-        let mean = mean_of(rules.policy, mean_flows, Tables::entries(self, slot), table.length_log2);
+        let peak = peak_of(rules.policy, peak_flows, Tables::entries(self, slot), table.length_log2);
         let half_life = HalfLife::new(rules.error_half_life);
-        let after = with_another(before, self.flows(slot), mean, self.now(), half_life);
+        let after = with_another(before, self.flows(slot), peak, self.now(), half_life);
         let stored = self.maps.backends.replace64(
             slot as usize,
             offset_of!(Backend, errors),

@@ -153,9 +153,9 @@ impl Datapath {
         self.tables.add_errors(slot, more, self.kernel.now_ns());
     }
 
-    /// Gives the programs the mean of a service's open flows, as [`error_load`](lb_core::control::error_load) computes it.
-    pub fn set_mean_flows(&mut self, index: ServiceIndex, mean: u64) {
-        self.tables.set_mean_flows(index, mean);
+    /// Gives the programs the most open flows of a service per share, as [`error_load`](lb_core::control::error_load) computes it.
+    pub fn set_peak_flows(&mut self, index: ServiceIndex, peak: u64) {
+        self.tables.set_peak_flows(index, peak);
     }
 
     /// Leaves the backend in a slot at most so many errors.

@@ -104,9 +104,9 @@ pub struct Service {
     pub _reserved: [u8; 3],
     /// When the backend in `answered` did, in ticks. Written by the kernel programs.
     pub answered_at: u32,
-    /// Mean of the open flows of the backends that have any, in 2^-16 flows: of one backend with `least-loaded`, and with `p2c` scaled to
-    /// the whole table. Zero before the service has a policy that compares load. Written by the daemon every second.
-    pub mean_flows: u64,
+    /// The most open flows per share that a backend has, at most twice the mean of those that have any, in 2^-16 flows: of one backend
+    /// with `least-loaded`, and with `p2c` scaled to the whole table. Zero before the service has a policy that compares load. Written by the daemon every second.
+    pub peak_flows: u64,
     /// Zero.
     pub _reserved_last: [u8; 24],
 }

@@ -1,15 +1,15 @@
 //! How much the errors that the kernel programs see weigh, with `p2c` and `least-loaded`: a backend that fails each connect gets at most
 //! its share, whatever the other backends have open and however rare connects are.
 //!
-//! The programs know neither what the other backends have open nor how many connects a service gets. So the daemon stores the mean of the
-//! open flows for them ([`mean_flows`]): an error makes its backend more loaded than that. The daemon lets errors halve at most once per
+//! The programs know neither what the other backends have open nor how many connects a service gets. So the daemon stores the most open flows
+//! per share for them ([`peak_flows`]): an error makes its backend more loaded than that. The daemon lets errors halve at most once per
 //! four [shares](MemberLoad::share) of connects ([`hold`]), because after each halving the backend may be chosen once. And it limits errors
-//! if the mean falls ([`most_errors`]).
+//! if that number falls ([`most_errors`]).
 
 use std::time::Duration;
 
 use lb_common::abi::{MAX_SCHEDULE_LOG2, Policy};
-use lb_common::load::MEAN_FRACTION_BITS;
+use lb_common::load::PEAK_FRACTION_BITS;
 
 /// What is read of a member of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,17 +32,26 @@ impl MemberLoad {
     }
 }
 
-/// The field [`mean_flows`](lb_common::abi::Service::mean_flows) of a service whose table has so many entries, over the members that may
-/// be chosen and have flows: one that has just begun to fail has none. 0 if there is no such member.
-pub fn mean_flows(policy: Policy, length: usize, members: impl IntoIterator<Item = MemberLoad>) -> u64 {
-    let members = members.into_iter().filter(|member| member.is_usable && member.flows > 0);
-    let (flows, all) = members.fold((0_u128, 0_u128), |(flows, all), member| {
-        (flows + u128::from(member.flows), all + u128::from(member.share(policy)))
-    });
+/// The field [`peak_flows`](lb_common::abi::Service::peak_flows) of a service whose table has so many entries: the most open flows that a
+/// member has per share, at most twice the mean, over the members that may be chosen and have flows: one that has just begun to fail has
+/// none. 0 if there is no such member.
+///
+/// The mean alone is too little if members hold very different numbers of flows for their shares: with `p2c` a backend that fails wins each
+/// draw against one above the mean. Members above twice the mean have less than half of all shares, so it wins less than its share; and
+/// a single member with very many flows does not decide for how long a backend is avoided.
+pub fn peak_flows(policy: Policy, length: usize, members: impl IntoIterator<Item = MemberLoad>) -> u64 {
     let length = if policy == Policy::LeastLoaded { 1 } else { length as u128 };
-    let mean = ((flows * length) << MEAN_FRACTION_BITS).checked_div(all).unwrap_or(0);
+    let per_share = |flows: u64, share: u64| {
+        ((u128::from(flows) * length) << PEAK_FRACTION_BITS).checked_div(share.into()).unwrap_or(0)
+    };
+    let members = members.into_iter().filter(|member| member.is_usable && member.flows > 0);
+    let (flows, all, most) = members.fold((0_u64, 0_u64, 0), |(flows, all, most), member| {
+        let share = member.share(policy);
+        (flows.saturating_add(member.flows), all + share, most.max(per_share(member.flows, share)))
+    });
+    let peak = most.min(2 * per_share(flows, all));
     // Times the entries of a member, it is to fit into 64 bits.
-    u64::try_from(mean).unwrap_or(u64::MAX).min(u64::MAX >> MAX_SCHEDULE_LOG2)
+    u64::try_from(peak).unwrap_or(u64::MAX).min(u64::MAX >> MAX_SCHEDULE_LOG2)
 }
 
 /// By how much the halvings of a member's errors are to be late, so that they halve at most once per four shares of connects.
@@ -53,36 +62,40 @@ pub fn hold(elapsed: Duration, connects: u64, share: u64, all: u64, error_decay:
     elapsed.saturating_sub(Duration::from_nanos(u64::try_from(allowed).unwrap_or(u64::MAX)))
 }
 
-/// The most errors that a member keeps. `mean`: the flows that it has if it has the mean ([`mean_of`](lb_common::load::mean_of)). If the
+/// The most errors that a member keeps. `peak`: its part of [`peak_flows`] ([`peak_of`](lb_common::load::peak_of)). If the
 /// flows of other members end, an error that was counted while they were open must not outweigh what is left.
-pub fn most_errors(mean: u32) -> u32 {
-    mean.saturating_mul(2).saturating_add(2)
+pub fn most_errors(peak: u32) -> u32 {
+    peak.saturating_mul(2).saturating_add(2)
 }
 
 #[cfg(test)]
 mod tests {
     use lb_common::abi::RecentErrors;
-    use lb_common::load::{HalfLife, decayed, mean_of, with_another};
+    use lb_common::load::{HalfLife, decayed, peak_of, with_another};
 
     use super::*;
 
     const WELL: MemberLoad = MemberLoad { flows: 0, entries: 1, is_usable: true };
 
     #[test]
-    fn the_mean_is_of_members_that_may_be_chosen_and_per_share() {
+    fn the_peak_is_of_members_that_may_be_chosen_and_per_share() {
         let members = [
             MemberLoad { flows: 30, entries: 10, ..WELL },
             MemberLoad { flows: 60, entries: 20, ..WELL },
             MemberLoad { flows: 0, entries: 34, is_usable: false },
         ];
         let flows =
-            |policy: Policy, entries| mean_of(policy as u8, mean_flows(policy, 64, members), entries, 6);
+            |policy: Policy, entries| peak_of(policy as u8, peak_flows(policy, 64, members), entries, 6);
         assert_eq!([10, 20, 34].map(|entries| flows(Policy::P2c, entries)), [30, 60, 102]);
-        assert_eq!([10, 20].map(|entries| flows(Policy::LeastLoaded, entries)), [45, 45]);
-        assert_eq!(mean_flows(Policy::P2c, 64, []), 0);
-        assert_eq!(mean_flows(Policy::P2c, 64, [MemberLoad { is_usable: false, ..WELL }]), 0);
-        let most = mean_flows(Policy::LeastLoaded, 64, [MemberLoad { flows: u64::MAX, ..WELL }]);
-        assert_eq!(mean_of(Policy::LeastLoaded as u8, most, 1, 6), u32::MAX, "a bound, no overflow");
+        assert_eq!([10, 20].map(|entries| flows(Policy::LeastLoaded, entries)), [60, 60]);
+        let idle = MemberLoad { flows: 1, ..WELL };
+        let one_of_many = [idle, idle, idle, MemberLoad { flows: 1_000, ..WELL }];
+        let flows = |members| peak_of(Policy::P2c as u8, peak_flows(Policy::P2c, 4, members), 1, 2);
+        assert_eq!(flows(one_of_many), 501, "twice the mean, rounded down");
+        assert_eq!(peak_flows(Policy::P2c, 64, []), 0);
+        assert_eq!(peak_flows(Policy::P2c, 64, [MemberLoad { is_usable: false, ..WELL }]), 0);
+        let most = peak_flows(Policy::LeastLoaded, 64, [MemberLoad { flows: u64::MAX, ..WELL }]);
+        assert_eq!(peak_of(Policy::LeastLoaded as u8, most, 1, 6), u32::MAX, "a bound, no overflow");
     }
 
     #[test]
@@ -97,68 +110,81 @@ mod tests {
         assert_eq!(hold(second, 1, 0, 0, decay), second);
     }
 
-    /// One backend that fails each connect among two that keep as many open as in `held`, at rates from one connect in 20 s to 200 in
-    /// one second. The daemon looks every second.
-    #[test]
-    fn a_backend_that_fails_gets_at_most_its_share_at_any_rate() {
+    /// Which backends a policy compares at its `turn`.
+    fn compared(policy: Policy, entries: [u32; 3], turn: usize) -> Vec<usize> {
+        if policy == Policy::LeastLoaded {
+            return (0..3).map(|at| (at + turn) % 3).collect();
+        }
+        // Each pair of entries that name two backends, in turn.
+        let named: Vec<usize> = (0..3).flat_map(|at| std::iter::repeat_n(at, entries[at] as usize)).collect();
+        let pairs = named.iter().flat_map(|first| named.iter().map(|second| vec![*first, *second]));
+        let mut pairs: Vec<Vec<usize>> = pairs.filter(|pair| pair[0] != pair[1]).collect();
+        let turn = turn * 7 % pairs.len();
+        pairs.swap_remove(turn)
+    }
+
+    /// How many of 300 connects go to the first of three backends with shares as `entries`, which fails each, while the others keep as many
+    /// open as in `held`. The daemon looks every second.
+    fn failed(policy: Policy, entries: [u32; 3], held: [u64; 2], per_20_s: u64) -> u64 {
         const TICK_NS: u64 = 1 << 20;
         let decay = Duration::from_secs(5);
         let half_life = HalfLife::new(u32::try_from(5_000_000_000 / TICK_NS).unwrap());
-        for (entries, policy) in [
-            ([1, 1, 1], Policy::LeastLoaded),
-            ([2, 1, 1], Policy::P2c),
-            ([1, 3, 4], Policy::P2c),
-            ([6, 1, 1], Policy::P2c),
+        let tick = |ns: u64| u32::try_from(ns / TICK_NS).unwrap();
+        let length: u64 = entries.iter().map(|entries| u64::from(*entries)).sum();
+        let length_log2 = u8::try_from(length.ilog2()).unwrap();
+        let flows = [0, held[0], held[1]];
+        let member = |at: usize| MemberLoad { flows: flows[at], entries: entries[at], ..WELL };
+        let (mut errors, mut peak, mut failed) = (RecentErrors::default(), 0, 0);
+        let (mut looked, mut since) = (0, 0);
+        for turn in 0..300 {
+            let now_ns = 1_000_000_000 + turn * 20_000_000_000 / per_20_s;
+            while looked + 1_000_000_000 <= now_ns {
+                looked += 1_000_000_000;
+                let members = [0, 1, 2].map(member);
+                peak = peak_flows(policy, usize::try_from(length).unwrap(), members);
+                let all = members.map(|member| member.share(policy)).iter().sum();
+                let own = members[0].share(policy);
+                let by = hold(Duration::from_secs(1), std::mem::take(&mut since), own, all, decay);
+                let by = tick(u64::try_from(by.as_nanos()).unwrap());
+                errors.since = errors.since.wrapping_add(by.min(tick(looked) - errors.since));
+            }
+            since += 1;
+            let now = tick(now_ns);
+            let load = |at: usize| {
+                let errors = if at == 0 { decayed(errors, now, half_life) } else { 0 };
+                (flows[at] + u64::from(errors)) * 1_000 / member(at).share(policy)
+            };
+            let compared = compared(policy, entries, usize::try_from(turn).unwrap());
+            if compared.into_iter().min_by_key(|at| load(*at)) == Some(0) {
+                failed += 1;
+                let peak = peak_of(policy as u8, peak, entries[0], length_log2);
+                errors = with_another(errors, 1, peak, now, half_life);
+            }
+        }
+        failed
+    }
+
+    /// Others that hold as many for their shares, and others that do not. Rates from one connect in 20 s to 200 in one second.
+    #[test]
+    fn a_backend_that_fails_gets_at_most_its_share_at_any_rate() {
+        for (policy, entries) in [
+            (Policy::LeastLoaded, [1, 1, 1]),
+            (Policy::P2c, [2, 1, 1]),
+            (Policy::P2c, [2, 3, 3]),
+            (Policy::P2c, [1, 3, 4]),
+            (Policy::P2c, [6, 1, 1]),
         ] {
-            let all: u64 = entries.iter().map(|entries| u64::from(*entries)).sum();
-            for held in [0, 1, 20, 100, 1_000] {
-                for per_20_s in [1_u64, 7, 100, 4_000] {
-                    let flows = [0, held * u64::from(entries[1]), held * u64::from(entries[2])];
-                    let (mut errors, mut mean, mut failed) = (RecentErrors::default(), 0, 0);
-                    let (mut looked, mut since) = (0, 0);
-                    let connects = 300;
-                    for i in 0..connects {
-                        let now_ns = 1_000_000_000 + i * 20_000_000_000 / per_20_s;
-                        let tick = |ns: u64| u32::try_from(ns / TICK_NS).unwrap();
-                        while looked + 1_000_000_000 <= now_ns {
-                            looked += 1_000_000_000;
-                            let now = tick(looked);
-                            let member =
-                                |(flows, entries): (&u64, u32)| MemberLoad { flows: *flows, entries, ..WELL };
-                            let members = flows.iter().zip(entries).map(member);
-                            mean = mean_flows(policy, usize::try_from(all).unwrap(), members);
-                            let (own, all) = match policy {
-                                Policy::LeastLoaded => (1, 3),
-                                _ => (entries[0].into(), all),
-                            };
-                            let by =
-                                hold(Duration::from_secs(1), std::mem::take(&mut since), own, all, decay);
-                            let by = u64::try_from(by.as_nanos()).unwrap();
-                            errors.since = errors.since.wrapping_add(tick(by).min(now - errors.since));
-                        }
-                        since += 1;
-                        let now = tick(now_ns);
-                        let share =
-                            |member: usize| MemberLoad { entries: entries[member], ..WELL }.share(policy);
-                        let load = |member: usize| {
-                            let errors = if member == 0 { decayed(errors, now, half_life) } else { 0 };
-                            (flows[member] + u64::from(errors)) * 1_000 / share(member)
-                        };
-                        // Of all the least loaded, not of two: the worst that can be.
-                        let order = (0..3_usize).map(|at| (at + usize::try_from(i).unwrap()) % 3);
-                        if order.min_by_key(|member| load(*member)) == Some(0) {
-                            failed += 1;
-                            let mean =
-                                mean_of(policy as u8, mean, entries[0], u8::try_from(all.ilog2()).unwrap());
-                            errors = with_another(errors, 1, mean, now, half_life);
-                        }
-                    }
+            let per_share = [0, 1, 20, 100, 1_000]
+                .map(|held| [held * u64::from(entries[1]), held * u64::from(entries[2])]);
+            for held in per_share.into_iter().chain([[20, 100], [100, 20], [1, 1_000], [0, 30]]) {
+                for per_20_s in [1, 7, 80, 4_000] {
+                    let failed = failed(policy, entries, held, per_20_s);
                     let share = match policy {
-                        Policy::LeastLoaded => connects / 3,
-                        _ => connects * u64::from(entries[0]) / all,
+                        Policy::LeastLoaded => 100,
+                        _ => 300 * u64::from(entries[0]) / u64::from(entries.iter().sum::<u32>()),
                     };
-                    let why = format!("{policy:?} {entries:?}, {held} held, {per_20_s} in 20 s");
-                    assert!(failed <= share + 3, "{failed} of {connects}, share {share}: {why}");
+                    let why = format!("{policy:?} {entries:?}, {held:?} held, {per_20_s} in 20 s");
+                    assert!(failed <= share + 3, "{failed} of 300, share {share}: {why}");
                     assert!(failed > 0, "it is tried: {why}");
                 }
             }

@@ -131,9 +131,9 @@ pub extern "C" fn remember_error(slot: u32, service: u32, now: u32) -> u32 {
         if half_life == 0 {
             return 0;
         }
-        let mean = load::mean_of(
+        let peak = load::peak_of(
             (&raw const (*service).rules.policy).read_volatile(),
-            (&raw const (*service).mean_flows).read_volatile(),
+            (&raw const (*service).peak_flows).read_volatile(),
             (&raw const (*backend).entries).read_volatile(),
             (&raw const (*service).table.length_log2).read_volatile(),
         );
@@ -141,7 +141,7 @@ pub extern "C" fn remember_error(slot: u32, service: u32, now: u32) -> u32 {
         let flows = (&raw const (*backend).flows).cast::<u32>().read_volatile();
         let word = (&raw mut (*backend).errors).cast::<u64>();
         let before = RecentErrors::from_word(word.read_volatile());
-        word.write_volatile(load::with_another(before, flows, mean, now, HalfLife::new(half_life)).to_word());
+        word.write_volatile(load::with_another(before, flows, peak, now, HalfLife::new(half_life)).to_word());
     }
     0
 }

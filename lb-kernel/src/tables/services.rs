@@ -164,11 +164,11 @@ impl Tables {
         }
     }
 
-    /// Stores the mean of open flows where it is another one.
-    pub(crate) fn set_mean_flows(&mut self, index: ServiceIndex, mean: u64) {
-        let (services, row, at) = (&mut self.maps.services, index.index(), offset_of!(Service, mean_flows));
-        if services.load64(row, at) != mean {
-            services.store64(row, at, mean);
+    /// Stores the most open flows per share if they changed.
+    pub(crate) fn set_peak_flows(&mut self, index: ServiceIndex, peak: u64) {
+        let (services, row, at) = (&mut self.maps.services, index.index(), offset_of!(Service, peak_flows));
+        if services.load64(row, at) != peak {
+            services.store64(row, at, peak);
         }
     }
 

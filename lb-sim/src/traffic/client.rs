@@ -21,11 +21,11 @@ use lb_common::abi::{
     RecentErrors, Rules, TableRef, Usable,
 };
 use lb_common::ejection::{self, Evidence};
-use lb_common::load::{HalfLife, mean_of, with_another};
+use lb_common::load::{HalfLife, peak_of, with_another};
 use lb_common::pick::{self, How, Pick, scattered};
 use lb_core::balancer::{Adopted, Balancer, Fact};
 use lb_core::control::ControlRules;
-use lb_core::control::error_load::{MemberLoad, mean_flows};
+use lb_core::control::error_load::{MemberLoad, peak_flows};
 use lb_core::cursor;
 use lb_core::ejection::{Ejector, Judgement};
 use lb_core::endpoint::EndpointList;
@@ -354,12 +354,12 @@ impl Client {
                 is_usable: entries > 0,
             });
             let length = self.schedule.len();
-            let mean = mean_flows(policy, length, members);
+            let peak = peak_flows(policy, length, members);
             let log2 = u8::try_from(length.ilog2()).expect("below the bits of a number");
-            let mean = mean_of(self.rules.policy, mean, self.entries[slot as usize], log2);
+            let peak = peak_of(self.rules.policy, peak, self.entries[slot as usize], log2);
             let flows = self.flows(slot);
             let errors = &mut self.errors[slot as usize];
-            *errors = with_another(*errors, flows, mean, now, half_life);
+            *errors = with_another(*errors, flows, peak, now, half_life);
         }
     }
 

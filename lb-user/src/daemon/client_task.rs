@@ -252,7 +252,7 @@ impl ClientTask {
         };
         self.has_failed = result.is_err();
         self.told.is_stale = true;
-        self.publish_mean_flows();
+        self.publish_peak_flows();
         self.settled = matches!(result, Ok(true)).then_some(unneeded);
         result.map(drop)
     }

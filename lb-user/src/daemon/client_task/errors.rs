@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use lb_common::load::mean_of;
-use lb_core::control::error_load::{MemberLoad, hold, mean_flows, most_errors};
+use lb_common::load::peak_of;
+use lb_core::control::error_load::{MemberLoad, hold, most_errors, peak_flows};
 use lb_core::control::reported_errors::ReportedErrors;
 use lb_core::control::{Heard, TICK};
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
@@ -32,8 +32,8 @@ struct ServiceLoad {
     members: Vec<(Slot, MemberLoad, bool)>,
     /// The logarithm of the entries of the table.
     length_log2: u8,
-    /// The mean of the members' open flows, as the kernel programs are given it.
-    mean_flows: u64,
+    /// The most open flows of a member per share, as the kernel programs are given it.
+    peak_flows: u64,
 }
 
 impl ServiceLoad {
@@ -61,33 +61,33 @@ impl ClientTask {
             };
             let members: Vec<_> = slots.filter_map(member).collect();
             let (policy, length) = (service.policy, self.balancer.entries(position));
-            let mean_flows = mean_flows(policy, length, members.iter().map(|(_, load, _)| *load));
+            let peak_flows = peak_flows(policy, length, members.iter().map(|(_, load, _)| *load));
             let length_log2 = u8::try_from(length.checked_ilog2().unwrap_or(0)).unwrap_or(u8::MAX);
-            Some(ServiceLoad { index, policy, decay, members, length_log2, mean_flows })
+            Some(ServiceLoad { index, policy, decay, members, length_log2, peak_flows })
         };
         let mut loads: Vec<ServiceLoad> = self.balancer.services().enumerate().filter_map(look).collect();
         loads.sort_by_key(|service| service.index);
         loads
     }
 
-    /// Gives the kernel programs the mean of each service's open flows. To be called whenever tables have changed.
-    pub(super) fn publish_mean_flows(&mut self) {
-        self.set_mean_flows(&self.service_loads());
+    /// Gives the kernel programs each service's most open flows per share. To be called whenever tables have changed.
+    pub(super) fn publish_peak_flows(&mut self) {
+        self.set_peak_flows(&self.service_loads());
     }
 
-    fn set_mean_flows(&mut self, loads: &[ServiceLoad]) {
-        for ServiceLoad { index, mean_flows, .. } in loads {
-            self.datapath.set_mean_flows(*index, *mean_flows);
+    fn set_peak_flows(&mut self, loads: &[ServiceLoad]) {
+        for ServiceLoad { index, peak_flows, .. } in loads {
+            self.datapath.set_peak_flows(*index, *peak_flows);
         }
     }
 
-    /// Gives the kernel programs the mean of each service's open flows, limits the errors of backends to what that is worth, and delays
+    /// Gives the kernel programs each service's most open flows per share, limits the errors of backends to what that is worth, and delays
     /// their halving while few connects come. To be called each tick.
     pub fn weigh_errors(&mut self, now: Instant) {
         let last = self.errors_seen.at.replace(now);
         let elapsed = last.map_or(TICK, |last| now.saturating_duration_since(last));
         let mut loads = self.service_loads();
-        self.set_mean_flows(&loads);
+        self.set_peak_flows(&loads);
         loads.retain(ServiceLoad::has_errors);
         let before = std::mem::take(&mut self.errors_seen.connects);
         let indexes: Vec<ServiceIndex> = loads.iter().map(|service| service.index).collect();
@@ -95,7 +95,7 @@ impl ClientTask {
         let Ok(outcomes) = self.datapath.tables().outcomes_of(&indexes) else { return };
         let reported: BTreeSet<Slot> = self.reported_errors.keys().map(|at| at.slot).collect();
         for (service, outcomes) in loads.into_iter().zip(outcomes) {
-            let ServiceLoad { index, policy, decay, members, length_log2, mean_flows } = service;
+            let ServiceLoad { index, policy, decay, members, length_log2, peak_flows } = service;
             let connects = flows_begun(&outcomes);
             // Of a service that had no errors it is not known how many there were.
             let new = before.get(&index).map_or(0, |before| connects.saturating_sub(*before));
@@ -103,7 +103,7 @@ impl ClientTask {
             for (slot, load, _) in members.iter().filter(|(.., has_errors)| *has_errors) {
                 // What a backend reports counts by the share of its requests, whatever others have open.
                 if !reported.contains(slot) {
-                    let most = most_errors(mean_of(policy as u8, mean_flows, load.entries, length_log2));
+                    let most = most_errors(peak_of(policy as u8, peak_flows, load.entries, length_log2));
                     self.datapath.limit_errors(*slot, most);
                 }
                 let delay = hold(elapsed, new, load.share(policy), all, decay);
