@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use lb_common::abi::host::Verdict;
 use lb_core::limits::Limits;
-use lb_kernel::{Cgroup, ClientKernel, DatapathError, Features, Lock, Mapped, Pins, Purpose, Runs, Tables};
+use lb_kernel::{
+    Cgroup, ClientKernel, DatapathError, Features, HostMaps, Kernel, Lock, Mapped, Pins, Purpose, Runs,
+    Tables,
+};
 
 use crate::faults::Faults;
 use crate::maps::ClientMaps;
@@ -34,6 +37,7 @@ pub(crate) struct Host {
 
 /// A client that is pinned.
 pub(crate) struct Client {
+    pins: Pins,
     pub maps: ClientMaps,
     /// By the id of the cgroup.
     pub links: BTreeMap<u64, Link>,
@@ -93,18 +97,83 @@ impl FakeKernel {
         self.host().cgroups.remove(path);
     }
 
-    /// An operator removes all that a client has.
-    pub fn detach(&self, pins: &Pins) {
-        self.host().clients.remove(&pins.maps());
-    }
-
-    /// The kernel as a client task needs it.
-    pub fn client(&self, pins: &Pins) -> Box<dyn ClientKernel> {
-        Box::new(FakeClient { kernel: self.clone(), pins: pins.clone(), program: 0 })
+    /// A client, of which nothing is opened yet.
+    fn fake_client(&self, pins: &Pins) -> FakeClient {
+        FakeClient { kernel: self.clone(), pins: pins.clone(), program: 0 }
     }
 
     pub(crate) fn host(&self) -> MutexGuard<'_, Host> {
         self.host.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Kernel for FakeKernel {
+    fn now_ns(&self) -> u64 {
+        self.host().now_ns
+    }
+
+    fn mount(&self) -> Result<PathBuf, DatapathError> {
+        Ok(PathBuf::from("/sys/fs/cgroup"))
+    }
+
+    fn cgroup(&self, path: &Path) -> Result<Cgroup, DatapathError> {
+        let fail = |source| DatapathError::PinDirectory { path: path.to_owned(), source };
+        self.faults.step().map_err(fail)?;
+        match self.host().cgroups.get(path) {
+            Some(id) => Ok(Cgroup { path: path.to_owned(), id: *id }),
+            None => Err(DatapathError::NoCgroup(path.to_owned())),
+        }
+    }
+
+    fn clients(&self, pins: &Path) -> Result<Vec<Pins>, DatapathError> {
+        let fail = |source| DatapathError::PinDirectory { path: pins.to_owned(), source };
+        self.faults.step().map_err(fail)?;
+        let host = self.host();
+        let below = host.clients.iter().filter(|(maps, _)| maps.starts_with(pins));
+        Ok(below.map(|(_, client)| client.pins.clone()).collect())
+    }
+
+    fn client(&self, pins: Pins) -> Result<Box<dyn ClientKernel>, DatapathError> {
+        let client = self.fake_client(&pins);
+        client.step()?;
+        Ok(Box::new(client))
+    }
+
+    fn lock(&self, pins: &Pins) -> Result<Option<Lock>, DatapathError> {
+        self.fake_client(pins).step().map(|()| None)
+    }
+
+    fn is_retired(&self, pins: &Pins) -> Result<bool, DatapathError> {
+        self.fake_client(pins)
+            .with(|client| !client.links.is_empty() && client.links.values().all(|link| !link.begins))
+    }
+
+    fn retire(&self, pins: &Pins) -> Result<(), DatapathError> {
+        self.fake_client(pins).with(|client| client.links.values_mut().for_each(|link| link.begins = false))
+    }
+
+    fn begins_at(&self, pins: &Pins) -> Result<Vec<u64>, DatapathError> {
+        self.fake_client(pins).begins_at()
+    }
+
+    fn open_flows(&self, pins: &Pins) -> Result<u64, DatapathError> {
+        self.fake_client(pins).with(|client| client.maps.open_flows())
+    }
+
+    fn detach(&self, pins: &Pins) -> Result<(), DatapathError> {
+        self.fake_client(pins).step()?;
+        self.host().clients.remove(&pins.maps());
+        Ok(())
+    }
+
+    fn host_maps(&self, pins: &Path) -> Result<HostMaps, DatapathError> {
+        let source = io::Error::from(io::ErrorKind::Unsupported);
+        Err(DatapathError::PinDirectory { path: pins.to_owned(), source })
+    }
+
+    fn wait_for_readers(&self) -> Result<(), DatapathError> {
+        let fail = |source| DatapathError::PinDirectory { path: PathBuf::new(), source };
+        self.faults.step().map_err(fail)
     }
 }
 
@@ -145,7 +214,8 @@ impl ClientKernel for FakeClient {
         if !host.clients.contains_key(&key) {
             let maps = ClientMaps::new(limits, &host.verdicts, &self.kernel.faults);
             let maps = maps.map_err(|error| self.fail(error))?;
-            host.clients.insert(key.clone(), Client { maps, links: BTreeMap::new() });
+            host.clients
+                .insert(key.clone(), Client { pins: self.pins.clone(), maps, links: BTreeMap::new() });
         }
         let (maps, verdicts) = host.clients[&key].maps.opened();
         Ok(Tables::over(maps, verdicts, self.pins.clone()))
@@ -160,7 +230,7 @@ impl ClientKernel for FakeClient {
     }
 
     fn now_ns(&self) -> u64 {
-        self.kernel.host().now_ns
+        self.kernel.now_ns()
     }
 
     fn cpus(&self) -> io::Result<u32> {
@@ -172,15 +242,11 @@ impl ClientKernel for FakeClient {
     }
 
     fn mount(&self) -> Result<PathBuf, DatapathError> {
-        Ok(PathBuf::from("/sys/fs/cgroup"))
+        self.kernel.mount()
     }
 
     fn cgroup(&self, path: &Path) -> Result<Cgroup, DatapathError> {
-        self.step()?;
-        match self.kernel.host().cgroups.get(path) {
-            Some(id) => Ok(Cgroup { path: path.to_owned(), id: *id }),
-            None => Err(DatapathError::NoCgroup(path.to_owned())),
-        }
+        self.kernel.cgroup(path)
     }
 
     fn is_cgroup(&self, path: &Path, id: u64) -> bool {

@@ -58,6 +58,12 @@ impl ClientMaps {
         Mapped::in_memory(REPORT_IDS as usize)
     }
 
+    /// Open flows of all backends.
+    pub fn open_flows(&self) -> u64 {
+        let rows = 0..self.backends.length();
+        rows.map(|row| self.backends.load64(row, std::mem::offset_of!(Backend, flows))).sum()
+    }
+
     /// The same maps, as the daemon has them.
     pub fn opened(&self) -> (Maps, Verdicts) {
         fn per_cpu<V: bytemuck::Pod>(array: &Array) -> PerCpuArray<V> {

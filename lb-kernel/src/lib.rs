@@ -85,6 +85,8 @@ mod readers;
 
 mod client;
 
+mod kernel;
+
 mod flow_table;
 
 mod records;
@@ -126,6 +128,7 @@ pub use flows::{OpenFlow, flows};
 pub use holders::can_look as try_holders;
 pub use host_maps::{HostMaps, Verdicts};
 pub use interfaces::{Changes, Driver, Interface, driver_of, interfaces};
+pub use kernel::{Kernel, Linux};
 pub use links::{balanced_cgroup, begins_at, is_balanced, linked_to};
 pub use maps::{Mapped, Maps, open_flows};
 pub use neighbours::{Neighbour, Pinned, neighbours};

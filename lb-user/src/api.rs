@@ -38,35 +38,45 @@ use lb_view::explanation::Explanation;
 use lb_view::load::Switched;
 use lb_view::readmission::Readmission;
 
+/// Where the answer to a query goes.
+#[derive(Debug)]
+pub struct Reply<T>(oneshot::Sender<T>);
+
+impl<T> Reply<T> {
+    /// Answers. Whoever asked may have given up.
+    pub fn send(self, answer: T) {
+        let _ = self.0.send(answer);
+    }
+
+    /// Whether whoever asked has given up.
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+}
+
 /// A query to the event loop.
 #[derive(Debug)]
 pub enum Query {
     /// What the loop knows that the maps do not hold.
-    Facts(oneshot::Sender<Facts>),
+    Facts(Reply<Facts>),
     /// The names of the client tasks that run.
-    Clients(oneshot::Sender<Vec<String>>),
+    Clients(Reply<Vec<String>>),
     /// The configuration in force.
-    Configured(oneshot::Sender<Configured>),
+    Configured(Reply<Configured>),
     /// Why a client uses its backends: of one service of one client, because each may take long.
-    Explain { service: String, client: String, answer: oneshot::Sender<Vec<Explanation>> },
+    Explain { service: String, client: String, answer: Reply<Vec<Explanation>> },
     /// Lifts the ejection of a backend, for one client task or all that have it. The other side may do that.
     Readmit {
         service: String,
         backend: SocketAddr,
         client: Option<String>,
         who: Peer,
-        answer: oneshot::Sender<Readmission>,
+        answer: Reply<Readmission>,
     },
     /// Switches what follows load, for one client task or all that have the service. The other side may do that.
-    SwitchLoad {
-        service: String,
-        switch: Switch,
-        client: Option<String>,
-        who: Peer,
-        answer: oneshot::Sender<Switched>,
-    },
+    SwitchLoad { service: String, switch: Switch, client: Option<String>, who: Peer, answer: Reply<Switched> },
     /// To be answered when a client's programs are attached to one of these cgroups.
-    Cover { client: String, cgroups: Vec<u64>, answer: oneshot::Sender<Coverage> },
+    Cover { client: String, cgroups: Vec<u64>, answer: Reply<Coverage> },
 }
 
 /// Most cgroups that one query may name: that of the process and those above it. Each costs the loop a system call
@@ -303,12 +313,9 @@ async fn cover(
 }
 
 /// Asks the event loop; nothing, if the daemon is stopping.
-pub async fn ask<T>(
-    queries: &mpsc::Sender<Query>,
-    query: impl FnOnce(oneshot::Sender<T>) -> Query,
-) -> Option<T> {
+pub async fn ask<T>(queries: &mpsc::Sender<Query>, query: impl FnOnce(Reply<T>) -> Query) -> Option<T> {
     let (answer, reply) = oneshot::channel();
-    queries.send(query(answer)).await.ok()?;
+    queries.send(query(Reply(answer))).await.ok()?;
     reply.await.ok()
 }
 

@@ -13,7 +13,7 @@ use crate::api::{self, Answer};
 use crate::assignments::AssignmentsByService;
 use crate::config::{Client, Config, Paths};
 use crate::configured::{configured, from_pins};
-use crate::daemon::fixed;
+use crate::controller::fixed;
 use crate::error::{Failure, chain};
 use crate::{dry_run, status};
 

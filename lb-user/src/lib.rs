@@ -3,7 +3,7 @@
 //! In reading order: errors as people read them ([`error`]) and the configuration ([`config`]); where endpoints come from
 //! ([`source`]) and what client tasks use of them ([`assignments`]); what was counted of late ([`window`]), how many ends no
 //! program saw ([`reclaimed`]), what backends report ([`reports`]) and what probes by connection say ([`probes`]), when to try
-//! again ([`backoff`]) and what only the event loop knows ([`facts`]); the event loop ([`daemon`]), its socket ([`api`]) and
+//! again ([`backoff`]) and what only the event loop knows ([`facts`]); what the daemon decides ([`controller`]) and the event loop around it ([`daemon`]), its socket ([`api`]) and
 //! metrics ([`metrics`]), how many descriptors all that may take ([`descriptors`]) and how freed memory is given back
 //! ([`memory`]); what people are shown ([`status`], [`flows`], [`explain`], [`print`](mod@print)), what a daemon would decide
 //! ([`dry_run`]) and what its probes would cost ([`probe_cost`]), what is configured ([`configured`]) and what that changes
@@ -32,6 +32,8 @@ pub mod backoff;
 pub mod reclaimed;
 
 pub mod facts;
+
+pub mod controller;
 
 pub mod daemon;
 

@@ -23,11 +23,25 @@ use lb_kernel::trust::Untrusted;
 use thiserror::Error;
 
 use crate::assignments::Assignments;
-use crate::daemon::NoAnswer;
 use lb_document::diagnostic::Faults;
 
 /// The largest file that is read.
 pub const MAX_BYTES: u64 = endpoints::MAX_FILE_BYTES as u64;
+
+/// Threads that files may hold at the same time: one for each of 256 services, and 64 for files of an earlier
+/// configuration, the configuration itself, and lists that are kept.
+pub const MAX_THREADS: usize = 320;
+
+/// Why nothing is known of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum NoAnswer {
+    /// Its file system holds a thread.
+    #[error("{} does not answer: its file system hangs or is very slow; looked at again as soon as it answers", .0.display())]
+    Silent(PathBuf),
+    /// Other files hold all threads.
+    #[error("{} is not looked at: {MAX_THREADS} other files do not answer", .0.display())]
+    NoThread(PathBuf),
+}
 
 /// Why a file gave no list.
 #[derive(Debug, Error)]
@@ -110,18 +124,27 @@ impl Stamp {
         Version { stamp, is_settled: stamp.is_none_or(Self::is_settled) }
     }
 
+    /// The stamp with this number.
+    #[cfg(test)]
+    pub fn numbered(number: u64) -> Self {
+        Self { device: 0, inode: number, bytes: 0, modified: (0, 0), changed: (0, 0) }
+    }
+
     /// The stamp of what lies at a path now; `None` if nothing can be found there.
     pub fn at(path: &Path) -> Option<Self> {
         fs::metadata(path).ok().as_ref().map(Self::of)
     }
 }
 
+/// The version of which nothing is known.
+pub const NO_VERSION: Version<Stamp> = Version { stamp: None, is_settled: true };
+
 /// Opens a file, to find out whether its file system answers, and returns the version of what lies there now.
-pub fn answers(path: &Path) -> Option<Stamp> {
-    let stamp = Stamp::at(path);
+pub fn answers(path: &Path) -> Version<Stamp> {
+    let version = Stamp::version(Stamp::at(path));
     // A pipe would keep us waiting for a writer.
     drop(File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path));
-    stamp
+    version
 }
 
 /// A file, and the service whose endpoints it holds.

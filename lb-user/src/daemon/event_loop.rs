@@ -1,24 +1,30 @@
 //! The one event loop: its threads, the signals, and the wait for the next event. Only here the clock of the events
 //! (`Instant::now`) is read.
 
-use std::ops::ControlFlow;
+use std::hash::{BuildHasher as _, RandomState};
+use std::num::NonZero;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, mpsc};
-use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
-use super::clock::Clock;
-use super::file_io::MAX_THREADS;
-use super::reload::Reload;
+use super::Reread;
+use super::files::Disk;
+use super::network::HostNetwork;
 use super::start::{self, Listeners};
-use super::{Daemon, Event, Reread, TICK};
+use super::watches::Watches;
+use super::work::Worker;
 use crate::config::Config;
-use crate::source::Stamp;
+use crate::controller::{Clock, Controller, Effect, Environment, Event, Notice, TICK};
+use crate::descriptors;
+use crate::source::{MAX_THREADS, Stamp};
+use lb_host::notify::Notifier;
 use lb_host::watch::Watch;
+use lb_kernel::{Features, Kernel as _, Linux};
 
 /// Threads for what may block beside the loop. Each use has a limit of its own, and this is the sum of the limits, so
 /// that no use waits for another: files that may not answer; what client tasks use of a list, one thread for each of
@@ -86,49 +92,113 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
         warn!(%error, "directories cannot be watched (inotify); looking once a second instead");
         Watch::none()
     });
-    let reload = Reload::new(&config.path, stamp, reread, SystemTime::now());
-    let clock = Clock::new(Instant::now(), Duration::from_nanos(lb_kernel::monotonic_ns()));
-    let mut daemon = Daemon::new(&config, features, watch, reload, clock, events);
-    daemon.begin(config, Instant::now());
-    let news = daemon.probing.news();
-    let mut tick = tokio::time::interval(TICK);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut watchdog = daemon.notifier.watchdog().map(tokio::time::interval);
+    let watches = Watches::of(&watch);
+    let environment = environment(features);
+    let (state, file, kernel) =
+        (config.paths.state.clone(), config.path.clone(), Arc::clone(&environment.kernel));
+    let worker =
+        Worker::new(Arc::new(Disk), file, reread, state, watches.clone(), kernel, features.knows_mptcp);
+    let (stopping, news) = (Arc::clone(&environment.stopping), Arc::new(Notify::new()));
+    let network = HostNetwork::new(Arc::clone(&news), config.paths.pins.clone(), features);
+    let mut controller =
+        Controller::new(&config, Stamp::version(stamp), environment, Box::new(network), SystemTime::now());
+    let mut shell = Shell { watch, watches, notifier: Notifier::new(), worker, events, is_watched: false };
+    shell.carry_out(controller.begin(config, Instant::now()));
+    let mut watchdog = shell.notifier.watchdog().map(tokio::time::interval);
     let mut heard_at = None;
     let result = loop {
-        let due = daemon.next_due();
+        let wakeup = controller.next_wakeup(Instant::now());
         let event = tokio::select! {
-            () = stop.asked() => Event::Stop,
+            () = stop.asked() => break Ok(()),
+            () = next(&mut watchdog) => {
+                shell.notifier.watchdog_fed();
+                continue;
+            }
+            () = ready_if(shell.is_watched) => Event::Watched,
             _ = hangup.recv() => Event::Hangup,
             Some(event) = inbox.recv() => event,
             Some(query) = asked.recv() => Event::Asked(query),
-            changes = daemon.watching.watch.changed() => Event::Changed(changes),
+            changes = shell.watch.changed() => Event::Changed(changes),
             () = heard(&news, heard_at) => Event::Heard,
-            () = until(due) => Event::Due,
-            () = ready_if(daemon.clients.is_settling) => Event::Settle,
-            _ = tick.tick() => Event::Tick,
-            () = next(&mut watchdog) => Event::Watchdog,
+            () = until(wakeup) => Event::Wakeup,
         };
         let now = Instant::now();
-        if matches!(event, Event::Heard) {
-            heard_at = Some(now);
+        match &event {
+            Event::Heard => heard_at = Some(now),
+            Event::Watched => shell.is_watched = false,
+            _ => {}
         }
-        if let ControlFlow::Break(result) = daemon.handle(event, now) {
-            break result;
+        match controller.handle(event, now, SystemTime::now()) {
+            Ok(effects) => shell.carry_out(effects),
+            Err(error) => break Err(error),
         }
-        // Who waits for this daemon waits for the first look as well.
-        let is_open = daemon.is_ready && daemon.next_end_of_first_look().is_none();
-        match if is_open { listeners.open() } else { Ok(false) } {
-            Ok(true) => daemon.notify_ready(),
+        match if controller.is_open() { listeners.open() } else { Ok(false) } {
+            Ok(true) => shell.notifier.ready(controller.summary()),
             Ok(false) => {}
             Err(error) => break Err(error),
         }
     };
-    start::stop(daemon, listeners, inbox).await;
+    let Shell { notifier, events, .. } = shell;
+    start::stop(controller, &stopping, notifier, listeners, events, inbox).await;
     if result.is_ok() {
         info!("stopped; connects go on with the tables as they are");
     }
     result
+}
+
+/// What the controller has of this host.
+fn environment(features: Features) -> Environment {
+    let [jitter, ..] = RandomState::new().hash_one(()).to_le_bytes();
+    Environment {
+        kernel: Arc::new(Linux),
+        features,
+        clock: Clock::new(Instant::now(), Duration::from_nanos(Linux.now_ns())),
+        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        pid: std::process::id(),
+        descriptors: descriptors::limit(),
+        namespace_warning: lb_kernel::namespace_warning(),
+        jitter,
+        threads: std::thread::available_parallelism().map_or(1, NonZero::get),
+        stopping: Arc::default(),
+    }
+}
+
+/// What effects are carried out with.
+struct Shell {
+    watch: Watch,
+    watches: Watches,
+    /// Whether directories were watched and the controller is to know.
+    is_watched: bool,
+    notifier: Notifier,
+    worker: Worker,
+    events: mpsc::Sender<Event>,
+}
+
+impl Shell {
+    fn carry_out(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Watch { cgroups, directories } => {
+                    if let Some(watch) = self.watches.open_again() {
+                        self.watch = watch;
+                    }
+                    self.watches.watch(&cgroups, directories);
+                    self.is_watched = true;
+                }
+                Effect::Notify(Notice::Ready(status)) => self.notifier.ready(status),
+                Effect::Notify(Notice::Status(status)) => self.notifier.status(status),
+                Effect::Notify(Notice::Reloading) => self.notifier.reloading(),
+                Effect::Work(work) => {
+                    let (worker, events) = (self.worker.clone(), self.events.clone());
+                    tokio::spawn(async move {
+                        let event = worker.carry_out(*work).await;
+                        // The loop is gone only when the daemon stops.
+                        let _ = events.send(event).await;
+                    });
+                }
+            }
+        }
+    }
 }
 
 /// How far apart the loop takes in what probes and reports say. A backend that says something else all the time, as who has its key

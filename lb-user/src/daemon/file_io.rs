@@ -9,26 +9,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use thiserror::Error;
 use tokio::sync::{Mutex as Turn, OwnedMutexGuard, Semaphore};
 
-/// Threads that files may hold at the same time: one for each of 256 services, and 64 for files of an earlier
-/// configuration, the configuration itself, and lists that are kept.
-pub const MAX_THREADS: usize = 320;
+use crate::source::{MAX_THREADS, NoAnswer};
 
 /// How long a file is waited for.
 pub const PATIENCE: Duration = Duration::from_secs(1);
-
-/// Why nothing is known of a file.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum NoAnswer {
-    /// Its file system holds a thread.
-    #[error("{} does not answer: its file system hangs or is very slow; looked at again as soon as it answers", .0.display())]
-    Silent(PathBuf),
-    /// Other files hold all threads.
-    #[error("{} is not looked at: {MAX_THREADS} other files do not answer", .0.display())]
-    NoThread(PathBuf),
-}
 
 /// The threads. Cheap to clone.
 #[derive(Clone)]

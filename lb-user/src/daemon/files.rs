@@ -1,276 +1,139 @@
-//! Endpoint files: when each is looked at and read, and what the feed makes of it.
-//!
-//! What happens in which order is decided by [`Feed`]; here it is carried out. A list is read, and what each client
-//! task uses of it computed, beside the loop; the loop takes both in together (`delivering`).
+//! Files on disk: endpoint lists, and what later starts need.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Instant;
+use std::io;
+use std::path::Path;
 
-use lb_core::feed::{Effect, Feed};
-use tracing::{info, warn};
+use lb_core::feed::Version;
+use tracing::warn;
 
-use super::changes::list_changes;
-use super::file_io::{FileIo, NoAnswer, PATIENCE};
-use super::keeping::Keeping;
-use super::lists::{FirstRead, ListReader, Purpose};
-use super::loader::Reading;
-use super::{Daemon, Event};
-use crate::assignments::{self, Assignments, AssignmentsByService, Consumer};
-use crate::config::{Client, Config, Source};
-use crate::source::{Contents, FileSource, SourceError, Stamp, directory_of};
-use lb_host::watch::Watcher;
+use crate::controller::{LearntFile, MAX_LEARNT_BYTES, StateFiles, Stored, StoredLoads};
+use crate::source::{self, SourceError, Stamp, last_good};
 
-/// Where the endpoints of all services come from.
-pub struct Sources {
-    /// Lists that the configuration holds.
-    pub statics: AssignmentsByService,
-    /// By service name.
-    pub files: BTreeMap<String, WatchedFile>,
-    /// How many readings of files were begun.
-    pub readings: u64,
-    /// What files are read with.
-    pub lists: ListReader,
-    /// Lists that are kept for later starts.
-    pub keeping: Keeping,
-}
+/// The files of a host. Each call may take as long as the file system likes.
+pub trait Files: Send + Sync {
+    /// The stamp of what lies at a path; `None` if nothing can be found there.
+    fn stamp(&self, path: &Path) -> Option<Stamp>;
 
-impl Sources {
-    /// None yet.
-    pub fn new() -> Self {
-        Self {
-            statics: AssignmentsByService::new(),
-            files: BTreeMap::new(),
-            readings: 0,
-            lists: ListReader::new(FileIo::new()),
-            keeping: Keeping::default(),
-        }
-    }
-}
+    /// The version of what lies at a path. The file is opened as well, because some file systems answer stat(2) from a cache.
+    fn version(&self, path: &Path) -> Version<Stamp>;
 
-/// A file that endpoints come from, and the state of its list.
-pub struct WatchedFile {
-    pub source: FileSource,
-    pub feed: Feed<Stamp, Contents>,
-    /// What of the file is ignored, and why, as it was last read and found good.
-    pub notes: Arc<[String]>,
-}
-
-/// What a look at a file has found: the version of what lies there, and why its directory cannot be watched, if it
-/// cannot.
-pub struct Look {
-    pub stamp: Option<Stamp>,
-    pub unwatched: Option<String>,
-}
-
-impl WatchedFile {
-    /// Takes the notes of a reading, and logs them if they are new.
-    fn take_notes(&mut self, service: &str, notes: &Arc<[String]>) {
-        let before = std::mem::replace(&mut self.notes, Arc::clone(notes));
-        for note in notes.iter().filter(|note| !before.contains(note)) {
-            info!(service, file = %self.source.file.path.display(), "{note}");
-        }
-    }
-
-    /// Takes over what assignments of an equal list know.
-    pub fn take_over(&mut self, assignments: &Assignments) {
-        for contents in self.feed.lists() {
-            contents.assignments.take_over(assignments);
-        }
-    }
-}
-
-impl Look {
-    /// Looks at a file and watches its directory. May take as long as its file system likes.
-    pub fn at(path: &Path, watcher: Option<&Watcher>) -> Self {
-        // Watched first, so that what changes from here on is an event of its own.
-        let watched = watcher.map_or(Ok(()), |watcher| watcher.add(&directory_of(path)));
-        Self { stamp: Stamp::at(path), unwatched: watched.err().map(|error| error.to_string()) }
-    }
-}
-
-/// The sources of all services that some client uses and that come from files, by service.
-pub fn sources(config: &Config) -> BTreeMap<String, FileSource> {
-    let mut sources = BTreeMap::new();
-    for configured in config.clients.iter().flat_map(|client| &client.services) {
-        let Source::File(file) = &configured.source else { continue };
-        let name = configured.service.name.clone();
-        sources.entry(name).or_insert_with(|| {
-            FileSource::new(&configured.service, file.clone(), &config.addresses, &config.paths.state)
-        });
-    }
-    sources
-}
-
-impl Daemon {
-    /// Takes in the reading of a file that a configuration names, completed; at a start, before anything is attached. A
-    /// file that cannot be used leaves what is in force, or is replaced by the last good one; without that, whatever
-    /// the kernel holds stays, and on a first start connects get the service's errno.
+    /// Reads an endpoint file.
     ///
-    /// The failures and times of the service's file until now stay, if it had one.
-    pub fn take_reloaded(&mut self, reading: Reading, begun: u64, before: Option<WatchedFile>, now: Instant) {
-        let Reading { service, source, first: FirstRead { stamp, result, instead }, in_force } = reading;
-        let before = before.filter(|before| before.source.service == source.service);
-        let is_same_file = before.as_ref().is_some_and(|before| before.source == source);
-        let (result, version) = (result.map_err(SourceError::into_failure), Stamp::version(stamp));
-        let (before, notes) = before.map(|before| (before.feed, before.notes)).unzip();
-        let read = result.as_ref().ok().map(|contents| Arc::clone(&contents.notes));
-        let (feed, reloaded) = Feed::reload(before, is_same_file, now, begun, version, result);
-        let mut file = WatchedFile { source, feed, notes: notes.unwrap_or_default() };
-        if let Some(notes) = &read {
-            file.take_notes(&service, notes);
-        }
-        self.sources.files.insert(service.clone(), file);
-        self.carry_out(&service, reloaded.effect, now);
-        if let Some(mut contents) = reloaded.kept {
-            if let Some(computed) = &in_force {
-                contents.assignments.take_over(computed);
-                // Another list may have come while the configuration was read. Clients that are new begin with the one
-                // before, rather than with none.
-                self.deliver_assignments(&service, computed, now);
-            }
-            self.deliver(&service, contents, now);
-        }
-        match instead.filter(|_| reloaded.wants_last_good) {
-            None => {}
-            Some(Ok(contents)) => {
-                warn!(service, "using the last good endpoint list of an earlier run");
-                self.deliver(&service, contents, now);
-            }
-            Some(Err(error)) => {
-                warn!(service, error = %crate::error::chain(&error), "the last good list cannot be used either");
-            }
-        }
+    /// # Errors
+    /// As [`source::read_whole`].
+    fn read(&self, path: &Path) -> Result<Vec<u8>, SourceError>;
+
+    /// Reads the last good list of an earlier run.
+    ///
+    /// # Errors
+    /// As [`last_good::read`].
+    fn read_stored(&self, path: &Path) -> Result<Vec<u8>, SourceError>;
+
+    /// Reads what an earlier daemon had learnt of loads. A file of which nobody can make anything is put aside.
+    fn read_learnt(&self, path: &Path) -> LearntFile;
+
+    /// Stores files, and says which could not be stored.
+    fn store(&self, files: StateFiles) -> Stored;
+}
+
+/// Those of this host.
+pub struct Disk;
+
+impl Files for Disk {
+    fn stamp(&self, path: &Path) -> Option<Stamp> {
+        Stamp::at(path)
     }
 
-    pub fn files_changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
-        for file in self.sources.files.values_mut() {
-            // Any change in its directory counts: the file may be a link to another name there.
-            let directory = directory_of(&file.source.file.path);
-            if changes.iter().any(|path| *path == directory || path.parent() == Some(&directory)) {
-                file.feed.progress.changed(now);
-            }
-        }
+    fn version(&self, path: &Path) -> Version<Stamp> {
+        source::answers(path)
     }
 
-    /// Looks at every file, and watches its directory: beside the loop, for either may not answer. Nothing is read without a
-    /// look or a reload that finds a change, so files that are not watched are read at SIGHUP only.
-    pub fn look_at_files(&mut self) {
-        if !self.config.daemon.watch {
-            return;
-        }
-        for (service, file) in &mut self.sources.files {
-            if !file.feed.progress.begin_look() {
-                continue;
-            }
-            let (service, source, events) = (service.clone(), file.source.clone(), self.events.clone());
-            let (io, watcher) = (self.sources.lists.io.clone(), self.watching.watch.watcher());
-            tokio::spawn(async move {
-                let path = source.file.path.clone();
-                let look = move || Look::at(&path, watcher.as_ref());
-                let result = io.run(&source.file.path, PATIENCE, look).await;
-                let _ = events.send(Event::Looked { service, source, result }).await;
-            });
-        }
+    fn read(&self, path: &Path) -> Result<Vec<u8>, SourceError> {
+        source::read_whole(path)
     }
 
-    /// A look at a file has ended.
-    pub fn looked(
-        &mut self,
-        service: &str,
-        source: &FileSource,
-        result: Result<Look, NoAnswer>,
-        now: Instant,
-    ) {
-        // A reload may have changed where the service's endpoints come from.
-        let Some(file) = self.sources.files.get_mut(service).filter(|file| file.source == *source) else {
-            return;
-        };
-        match result {
-            Ok(look) => {
-                if file.feed.progress.looked(look.stamp) {
-                    file.feed.progress.changed(now);
-                }
-                self.report_unwatched(&directory_of(&source.file.path), look.unwatched);
-            }
-            Err(silent) => {
-                let effect = file.feed.fell_silent(silent.to_string());
-                self.carry_out(service, effect, now);
-            }
-        }
+    fn read_stored(&self, path: &Path) -> Result<Vec<u8>, SourceError> {
+        last_good::read(path)
     }
 
-    /// Starts reading every file that has settled.
-    pub fn start_reading(&mut self, now: Instant) {
-        let clients: Vec<&Client> =
-            self.clients.tasks.iter().map(|client_task| &client_task.client).collect();
-        for (service, file) in &mut self.sources.files {
-            let Some(known) = file.feed.progress.begin(now) else { continue };
-            self.sources.readings += 1;
-            let begun = self.sources.readings;
-            let (service, source, events) = (service.clone(), file.source.clone(), self.events.clone());
-            let consumers = assignments::consumers(clients.iter().copied(), &service);
-            // With the assignments before, so that an equal list costs nothing.
-            let purpose = Purpose {
-                consumers,
-                before: file.feed.newest().map(|contents| contents.assignments.clone()),
-            };
-            let lists = self.sources.lists.clone();
-            tokio::spawn(async move {
-                let (stamp, result) = lists.read(&source, known, purpose).await;
-                let _ = events.send(Event::Read { service, source, begun, stamp, result }).await;
-            });
-        }
+    fn read_learnt(&self, path: &Path) -> LearntFile {
+        read_learnt(path)
     }
 
-    /// A reading has ended; `result` is `None` if the file is the version that is known.
-    pub fn read(
-        &mut self,
-        service: &str,
-        begun: u64,
-        stamp: Option<Stamp>,
-        result: Option<Result<Contents, SourceError>>,
-        now: Instant,
-    ) {
-        let file = self.sources.files.get_mut(service).expect("it was read for its file");
-        if let Some(Ok(contents)) = &result {
-            file.take_notes(service, &contents.notes);
-        }
-        let result = result.map(|result| result.map_err(SourceError::into_failure));
-        let effect = file.feed.read(now, begun, Stamp::version(stamp), result);
-        self.carry_out(service, effect, now);
+    fn store(&self, files: StateFiles) -> Stored {
+        store(files)
     }
+}
 
-    fn carry_out(&mut self, service: &str, effect: Option<Effect<Contents>>, now: Instant) {
-        match effect {
-            None => {}
-            Some(Effect::Deliver(contents)) => {
-                let after = contents.assignments.list();
-                let endpoints = after.as_slice().len();
-                let before = self.sources.files.get(service).and_then(|file| file.feed.newest());
-                match before.map(|before| list_changes(before.assignments.list(), after)) {
-                    Some(changes) => info!(service, endpoints, changes, "endpoint list read"),
-                    None => info!(service, endpoints, "endpoint list read"),
-                }
-                self.deliver(service, contents, now);
+fn store(files: StateFiles) -> Stored {
+    let mut stored = Stored::default();
+    for (path, text) in files {
+        if let Err(error) = last_good::keep(&path, &text) {
+            stored.error.get_or_insert_with(|| crate::error::chain(&error));
+            stored.left.insert(path, text);
+        }
+    }
+    stored
+}
+
+fn read_learnt(path: &Path) -> LearntFile {
+    let parsed = match last_good::read_at_most(path, MAX_LEARNT_BYTES) {
+        Ok(text) => StoredLoads::parse(&text),
+        Err(SourceError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return LearntFile::Nothing;
+        }
+        Err(error @ SourceError::TooLarge(..)) => Err(error.to_string()),
+        Err(error) => return LearntFile::Unread(crate::error::chain(&error)),
+    };
+    match parsed {
+        Ok(kept) => LearntFile::Read(kept),
+        Err(why) => {
+            let aside = path.with_extension("json.not-understood");
+            let (store, name) = last_good::place(path);
+            if let Err(error) = store.rename(name, &aside) {
+                return LearntFile::Unread(format!(
+                    "{why}; it cannot be put aside as {}: {}",
+                    aside.display(),
+                    crate::error::chain(&error)
+                ));
             }
-            Some(Effect::GoodAgain) => {
-                let path =
-                    self.sources.files.get(service).map(|file| file.source.file.path.display().to_string());
-                info!(service, path, "endpoint file is good again");
-            }
-            Some(Effect::Failed(error)) => {
-                warn!(service, error, "endpoint file cannot be used; what was in force stays");
-            }
+            warn!(
+                aside = %aside.display(),
+                why,
+                "what was learnt of loads, and what an operator has said of it, cannot be understood: it is put aside, weights begin as \
+                 structural ones, and follow load as configured"
+            );
+            LearntFile::Nothing
         }
     }
 }
 
-/// Completes assignments, with what earlier ones of an equal list know already.
-pub fn complete(assignments: &mut Assignments, consumers: &[Consumer], before: Option<&Assignments>) {
-    if let Some(before) = before {
-        assignments.follow(before);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::learnt_path;
+
+    #[test]
+    fn a_file_of_which_nobody_can_make_anything_is_put_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = learnt_path(folder.path());
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        assert!(matches!(read_learnt(&file), LearntFile::Nothing));
+        std::fs::write(&file, "{\"schema\":1,").unwrap();
+        assert!(matches!(read_learnt(&file), LearntFile::Nothing));
+        let aside = file.with_file_name("factors.json.not-understood");
+        assert!(!file.exists() && std::fs::read(aside).unwrap() == b"{\"schema\":1,");
+        // What cannot be put aside is not written over.
+        std::fs::remove_file(file.with_file_name("factors.json.not-understood")).unwrap();
+        std::fs::create_dir(file.with_file_name("factors.json.not-understood")).unwrap();
+        std::fs::write(&file, "{\"schema\":2}").unwrap();
+        let LearntFile::Unread(why) = read_learnt(&file) else { panic!("it is there") };
+        assert!(why.contains("its schema is 2") && why.contains("cannot be put aside"), "{why}");
+        std::fs::remove_dir(file.with_file_name("factors.json.not-understood")).unwrap();
+        // Nor does one that is too long keep later ones from being kept.
+        std::fs::File::create(&file).unwrap().set_len(MAX_LEARNT_BYTES + 1).unwrap();
+        assert!(matches!(read_learnt(&file), LearntFile::Nothing) && !file.exists());
+        std::fs::write(&file, "{\"schema\":1,\"clients\":{}}").unwrap();
+        assert!(matches!(read_learnt(&file), LearntFile::Read(_)) && file.exists());
     }
-    assignments.complete(consumers);
 }

@@ -4,13 +4,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use lb_core::feed::Version;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
-use super::file_io::{FileIo, NoAnswer, PATIENCE};
-use super::files;
-use crate::assignments::{Assignments, Consumer};
-use crate::source::{self, Contents, FileSource, SourceError, Stamp, last_good};
+use super::file_io::{FileIo, PATIENCE};
+use super::files::Files;
+use crate::controller::{self, FirstRead, Purpose};
+use crate::source::{Contents, FileSource, NO_VERSION, NoAnswer, SourceError, Stamp};
 
 /// Texts that are in memory at the same time to be parsed, each of up to 4 MiB.
 const TEXTS: usize = 4;
@@ -18,36 +19,18 @@ const TEXTS: usize = 4;
 /// Reads lists. Cheap to clone.
 #[derive(Clone)]
 pub struct ListReader {
-    /// What the files are read with.
+    /// The threads that the files are read with.
     pub io: FileIo,
+    pub files: Arc<dyn Files>,
     texts: Arc<Semaphore>,
     /// One text is parsed at a time: what comes of it may take more memory than the text.
     parsing: Arc<Mutex<()>>,
 }
 
-/// What a list is completed for, and with.
-#[derive(Clone)]
-pub struct Purpose {
-    /// The tasks that use it.
-    pub consumers: Vec<Consumer>,
-    /// The assignments before, of which much may be known already.
-    pub before: Option<Assignments>,
-}
-
-/// What the first reading of a file gave.
-pub struct FirstRead {
-    /// The version that was read.
-    pub stamp: Option<Stamp>,
-    /// The file itself.
-    pub result: Result<Contents, SourceError>,
-    /// The last good list of an earlier run, if the file cannot be used and there is one.
-    pub instead: Option<Result<Contents, SourceError>>,
-}
-
 impl ListReader {
-    /// Reads with these threads.
-    pub fn new(io: FileIo) -> Self {
-        Self { io, texts: Arc::new(Semaphore::new(TEXTS)), parsing: Arc::default() }
+    /// Reads these files.
+    pub fn new(files: Arc<dyn Files>) -> Self {
+        Self { io: FileIo::new(), files, texts: Arc::new(Semaphore::new(TEXTS)), parsing: Arc::default() }
     }
 
     /// Reads the file, unless it is the `known` version, and completes what it holds.
@@ -56,14 +39,14 @@ impl ListReader {
         source: &FileSource,
         known: Option<Option<Stamp>>,
         purpose: Purpose,
-    ) -> (Option<Stamp>, Option<Result<Contents, SourceError>>) {
-        let stamp = match self.stamp(&source.file.path, PATIENCE).await {
-            Ok(stamp) if known == Some(stamp) => return (stamp, None),
-            Ok(stamp) => stamp,
-            Err(silent) => return (None, Some(Err(silent.into()))),
+    ) -> (Version<Stamp>, Option<Result<Contents, SourceError>>) {
+        let version = match self.version(&source.file.path, PATIENCE).await {
+            Ok(version) if known == Some(version.stamp) => return (version, None),
+            Ok(version) => version,
+            Err(silent) => return (NO_VERSION, Some(Err(silent.into()))),
         };
         let result = self.list(source, &source.file.path, purpose, PATIENCE).await;
-        (stamp, Some(result))
+        (version, Some(result))
     }
 
     /// Reads the file as a start does: one that cannot be used is replaced by the last good one, if there is one and it is
@@ -75,21 +58,21 @@ impl ListReader {
         wants_last_good: bool,
         patience: Duration,
     ) -> FirstRead {
-        let (stamp, result) = match self.stamp(&source.file.path, patience).await {
-            Ok(stamp) => (stamp, self.list(source, &source.file.path, purpose.clone(), patience).await),
-            Err(silent) => (None, Err(silent.into())),
+        let (version, result) = match self.version(&source.file.path, patience).await {
+            Ok(version) => (version, self.list(source, &source.file.path, purpose.clone(), patience).await),
+            Err(silent) => (NO_VERSION, Err(silent.into())),
         };
         if result.is_ok() || !wants_last_good {
-            return FirstRead { stamp, result, instead: None };
+            return FirstRead { version, result, instead: None };
         }
         let instead = self.list(source, &source.last_good, purpose, patience).await;
-        FirstRead { stamp, result, instead: Some(instead).filter(|instead| !is_absent(instead)) }
+        FirstRead { version, result, instead: Some(instead).filter(|instead| !is_absent(instead)) }
     }
 
-    /// The version of the file. It is opened as well, because some file systems answer stat(2) from a cache.
-    async fn stamp(&self, path: &Path, patience: Duration) -> Result<Option<Stamp>, NoAnswer> {
-        let file = path.to_owned();
-        self.io.run(path, patience, move || source::answers(&file)).await
+    /// The version of the file.
+    pub async fn version(&self, path: &Path, patience: Duration) -> Result<Version<Stamp>, NoAnswer> {
+        let (files, file) = (Arc::clone(&self.files), path.to_owned());
+        self.io.run(path, patience, move || files.version(&file)).await
     }
 
     async fn list(
@@ -100,8 +83,8 @@ impl ListReader {
         patience: Duration,
     ) -> Result<Contents, SourceError> {
         let permit = self.texts.clone().acquire_owned().await.expect("it is never closed");
-        let (file, is_kept) = (path.to_owned(), path == source.last_good);
-        let read = move || if is_kept { last_good::read(&file) } else { source::read_whole(&file) };
+        let (files, file, is_stored) = (Arc::clone(&self.files), path.to_owned(), path == source.last_good);
+        let read = move || if is_stored { files.read_stored(&file) } else { files.read(&file) };
         // If the file stops answering here, the permit is given back.
         let text = self.io.run(path, patience, read).await??;
         let (source, path, parsing) = (source.clone(), path.to_owned(), self.parsing.clone());
@@ -111,7 +94,7 @@ impl ListReader {
             drop((turn, permit));
             let mut contents = parsed?;
             // May take seconds for the largest jobs.
-            files::complete(&mut contents.assignments, &purpose.consumers, purpose.before.as_ref());
+            controller::complete(&mut contents.assignments, &purpose.consumers, purpose.before.as_ref());
             Ok(contents)
         };
         spawn_blocking(parse).await.expect("a panic ends the process")

@@ -2,57 +2,33 @@
 //! daemon cannot. Everywhere else the daemon's socket takes them in, by the same rules. What is attached outlives the daemon.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lb_common::abi::host::{Listener, MAX_LISTENERS};
 use lb_kernel::receiver::{self, Receiver};
-use lb_kernel::xdp::{Follower, Found, Place, Work, addresses_of, attach_to};
-use lb_kernel::{DatapathError, Features, HostMaps, Interface};
-use lb_view::fault::{Fault, FaultCode};
+use lb_kernel::xdp::{Follower, Found, Work, addresses_of, attach_to};
+use lb_kernel::{DatapathError, Features, Interface};
 use lb_view::status;
 use tracing::{info, warn};
 
+use crate::controller::ReceiveAt;
 use crate::error::chain;
-
-/// Where reports are to be taken in by the kernel.
-#[derive(Clone)]
-pub struct Wanted {
-    /// The maps that hold what is believed.
-    pub maps: Arc<HostMaps>,
-    /// Where the daemon listens.
-    pub address: SocketAddr,
-    /// On which interfaces.
-    pub place: Place,
-    /// Whether the daemon is to see what is not believed.
-    pub passes_unbelieved: bool,
-}
-
-impl Wanted {
-    fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.maps, &other.maps)
-            && (self.address, &self.place, self.passes_unbelieved)
-                == (other.address, &other.place, other.passes_unbelieved)
-    }
-}
 
 /// How reports come in on the interfaces of the configuration, and whoever sees to that.
 #[derive(Default)]
 pub struct Receiving {
     follower: Option<Follower<Reception>>,
-    wanted: Option<Wanted>,
+    wanted: Option<ReceiveAt>,
     /// Why there is no thread.
     error: Option<String>,
-    /// Whether interfaces are named and nothing that is asked for comes there.
-    pub has_no_use: bool,
 }
 
 impl Receiving {
     /// Has reports taken in there from now on, and nowhere else. Does nothing that takes long.
-    pub fn want(&mut self, wanted: Option<Wanted>, pins: &Path, features: Features) {
+    pub fn want(&mut self, wanted: Option<ReceiveAt>, pins: &Path, features: Features) {
         let is_same = match (&self.wanted, &wanted) {
-            (Some(before), Some(now)) => before.is_same(now),
+            (Some(before), Some(now)) => is_same(before, now),
             (None, None) => true,
             _ => false,
         };
@@ -92,11 +68,8 @@ impl Receiving {
     }
 
     /// What is wrong with it.
-    pub fn faults(&self) -> Vec<Fault> {
+    pub fn faults(&self) -> Vec<String> {
         let mut faults: Vec<String> = self.error.iter().cloned().collect();
-        if self.has_no_use {
-            faults.push("`xdp` of [reports] has no effect: no service asks agents from the host".to_owned());
-        }
         let Found { interfaces, error } = self.found();
         faults.extend(error);
         let by_socket = interfaces.into_iter().filter_map(|one| {
@@ -107,8 +80,14 @@ impl Receiving {
             ))
         });
         faults.extend(by_socket);
-        faults.into_iter().map(|text| Fault::of_host(FaultCode::Probes, text)).collect()
+        faults
     }
+}
+
+fn is_same(one: &ReceiveAt, other: &ReceiveAt) -> bool {
+    Arc::ptr_eq(&one.maps, &other.maps)
+        && (one.address, &one.place, one.passes_unbelieved)
+            == (other.address, &other.place, other.passes_unbelieved)
 }
 
 /// What the thread that follows interfaces does for reports.
@@ -120,9 +99,9 @@ struct Reception {
 }
 
 impl Work for Reception {
-    type Wanted = Wanted;
+    type Wanted = ReceiveAt;
 
-    fn follow(&mut self, wanted: Option<&Wanted>, all: &[Interface]) -> Found {
+    fn follow(&mut self, wanted: Option<&ReceiveAt>, all: &[Interface]) -> Found {
         let mut found = Found::default();
         let named = wanted.into_iter().flat_map(|wanted| wanted.place.named(all));
         let indexes: BTreeSet<u32> = named.map(|interface| interface.index).collect();
@@ -184,7 +163,7 @@ impl Reception {
     }
 
     /// The program for this port.
-    fn load(&mut self, wanted: &Wanted) -> Result<&Receiver, DatapathError> {
+    fn load(&mut self, wanted: &ReceiveAt) -> Result<&Receiver, DatapathError> {
         let port = wanted.address.port();
         let loaded = match self.program.take().filter(|(of, _)| *of == port) {
             Some(loaded) => loaded,
@@ -195,7 +174,7 @@ impl Reception {
 }
 
 /// Tells the program where the daemon listens.
-fn listen(wanted: &Wanted, all: &[Interface]) -> Result<(), String> {
+fn listen(wanted: &ReceiveAt, all: &[Interface]) -> Result<(), String> {
     let addresses = addresses_of(wanted.address.ip(), &wanted.place.interfaces, all);
     let listener = Listener { passes_unbelieved: wanted.passes_unbelieved.into() };
     match wanted.maps.set_listeners(&addresses, listener) {

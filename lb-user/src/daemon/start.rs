@@ -1,27 +1,24 @@
 //! How the daemon starts and ends.
 //!
-//! A start is the first reload, of a daemon that has no client yet. What is wrong with one client does not fail the
-//! start and is tried again; it fails only for what is wrong with the host, or if no client can be started. At its end
-//! the daemon gives up what a successor needs before it waits for anything.
+//! It starts only if nothing is wrong with the host. At its end it gives up what a successor needs before it waits for anything.
 
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use lb_kernel::{DatapathError, Features};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tracing::{info, warn};
+use tracing::warn;
 
-use super::loader::Loaded;
-use super::opening::Opened;
-use super::{Daemon, Event, fixed};
+use lb_host::notify::Notifier;
 use lb_http::peer;
 
 use crate::api::{self, Query};
 use crate::config::{Config, Metrics};
+use crate::controller::{Controller, Event};
 use crate::descriptors;
 use crate::metrics;
 
@@ -124,72 +121,23 @@ fn group_number(name: &str) -> Result<u32> {
 /// Gives up, within seconds and whatever hangs, all that a successor needs: the sockets, the locks of all clients, and
 /// what the service manager was told. Threads that a hanging file system holds may keep the process and its descriptors
 /// for longer.
-pub async fn stop(daemon: Daemon, listeners: Listeners, mut inbox: mpsc::Receiver<Event>) {
+pub async fn stop(
+    controller: Controller,
+    stopping: &AtomicBool,
+    notifier: Notifier,
+    listeners: Listeners,
+    events: mpsc::Sender<Event>,
+    mut inbox: mpsc::Receiver<Event>,
+) {
     /// A client that is being opened holds its lock, for tens of milliseconds.
     const PATIENCE: Duration = Duration::from_secs(1);
-    daemon.stopping.store(true, Ordering::Relaxed);
-    daemon.notifier.stopping();
+    stopping.store(true, Ordering::Relaxed);
+    notifier.stopping();
     listeners.close().await;
-    let Daemon { clients, notifier, events, .. } = daemon;
-    drop((clients, events));
+    drop((controller, events));
     // Clients that are being opened come in, and their locks are dropped. The channel ends when all senders are gone.
     let emptied = async { while inbox.recv().await.is_some() {} };
     let _ = tokio::time::timeout(PATIENCE, emptied).await;
     drop(inbox);
     notifier.finish();
-}
-
-impl Daemon {
-    /// Begins the start with the configuration that was read for it.
-    pub fn begin(&mut self, config: Config, now: Instant) {
-        self.resume_leaving(&config, now);
-        self.load_given(config, now);
-    }
-
-    /// Takes the first configuration on.
-    ///
-    /// # Errors
-    /// If no client can be started.
-    pub fn first_loaded(&mut self, loaded: Loaded, now: Instant) -> Result<()> {
-        if !loaded.opened.iter().any(|opened| opened.result.is_ok()) {
-            return Err(why_none(loaded.opened, &self.config));
-        }
-        self.is_ready = true;
-        self.loaded(loaded, now);
-        let pins = self.config.paths.pins.display();
-        let socket = api::socket(&self.config.paths.run);
-        let (features, missing) = (self.features.names(true), self.features.names(false));
-        info!(%pins, socket = %socket.display(), features, missing, "running");
-        self.reclaim_flows(now);
-        Ok(())
-    }
-}
-
-/// Why no client at all can be started: the errors of all clients at once.
-fn why_none(opened: Vec<Opened>, config: &Config) -> anyhow::Error {
-    let mut faults: Vec<(String, anyhow::Error)> =
-        opened.into_iter().filter_map(|opened| Some((opened.client.name, opened.result.err()?))).collect();
-    if let [(client, _)] = &faults[..] {
-        let what = format!("start client {client}");
-        return faults.remove(0).1.context(what);
-    }
-    let mut text = format!("none of {} clients can be started:", faults.len());
-    for (client, error) in &faults {
-        text.push_str(&format!("\n  client {client}: {error:#}"));
-    }
-    let is_shape = |error: &anyhow::Error| {
-        error.chain().any(|cause| cause.downcast_ref::<DatapathError>().is_some_and(DatapathError::is_shape))
-    };
-    let of_another_shape: Vec<&str> =
-        faults.iter().filter(|(_, error)| is_shape(error)).map(|(client, _)| client.as_str()).collect();
-    if of_another_shape.len() > 1 {
-        let remove = fixed::remove_all(&of_another_shape, &config.paths.pins);
-        text.push_str(&format!("\nto remove all that have another shape: {remove}"));
-    }
-    let denied = |error: &anyhow::Error| crate::error::is_permission(error);
-    // Whether a privilege is missing is looked up in the causes.
-    match faults.into_iter().find(|(_, error)| denied(error)) {
-        Some((_, error)) => error.context(text),
-        None => anyhow!(text),
-    }
 }

@@ -1,28 +1,24 @@
-//! The network namespaces and the processes of all clients, searched for by one thread beside the loop.
+//! The network namespaces and the processes of all clients, searched for beside the loop by one thread at a time.
 
 use std::io;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lb_kernel::{ClientNamespace, RecordedProcesses};
 
-use super::client_task::namespace::Search;
-use super::{Daemon, Event};
-
-/// Processes that have begun a flow within this time are those of the client that count.
-const RECENT: Duration = Duration::from_mins(1);
+use super::{Controller, Work};
 
 /// The result of a search for the namespace of one client.
 pub struct Found {
-    client: String,
+    pub client: String,
     /// The path of the cgroup that was searched.
-    path: PathBuf,
-    result: io::Result<Option<ClientNamespace>>,
+    pub path: PathBuf,
+    pub result: io::Result<Option<ClientNamespace>>,
     /// What flow records tell, if flows have begun since they were last read, and they can be read.
-    recorded: Option<RecordedProcesses>,
+    pub recorded: Option<RecordedProcesses>,
 }
 
-impl Daemon {
+impl Controller {
     /// Starts to search for the namespaces of clients for which that is due, unless a search is under way.
     pub fn search_namespaces(&mut self, now: Instant) {
         if self.clients.is_searching {
@@ -35,15 +31,7 @@ impl Daemon {
             return;
         }
         self.clients.is_searching = true;
-        let events = self.events.clone();
-        tokio::task::spawn_blocking(move || {
-            let find = |(client, Search { path, known, records }): (String, Search)| {
-                let result = ClientNamespace::find(&path, known);
-                let recorded = records.and_then(|pins| RecordedProcesses::read(&pins, RECENT).ok());
-                Found { client, path, result, recorded }
-            };
-            let _ = events.blocking_send(Event::NamespacesFound(wanted.into_iter().map(find).collect()));
-        });
+        self.effects.push(Work::SearchNamespaces(wanted).into());
     }
 
     pub fn namespaces_found(&mut self, found: Vec<Found>, now: Instant) {

@@ -12,12 +12,12 @@ use lb_http::peer::Peer;
 use lb_view::load::{self, Switched, SwitchedClient};
 use tracing::{debug, info};
 
-use super::Daemon;
+use super::Controller;
 use super::client_task::{ClientTask, error_decay};
 use super::probing::{Probing, name_of};
 use crate::config::{ClientService, Probe};
 
-impl Daemon {
+impl Controller {
     /// Lets subsets follow the open flows of their client tasks, where that is configured.
     pub fn follow_flows(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
@@ -76,7 +76,7 @@ impl Daemon {
             // this process.
             not_kept = self.learnt_not_kept();
             self.learnt.hurry();
-            self.sources.keeping.hurry();
+            self.sources.files_to_store.hurry();
             self.keep_learnt(now);
         }
         let (schema, switch) = (load::SCHEMA, switch.name().to_owned());
@@ -100,7 +100,7 @@ impl Hears {
                 && let Some(listener) = probing.listener()
             {
                 let members = client_task.balancer().weights(position);
-                listener.look(|senders, _, _| {
+                listener.of(|senders, _, _| {
                     heard = members
                         .iter()
                         .map(|(address, _)| one(*address, service.protocol, probe, senders))

@@ -7,13 +7,13 @@ use std::time::Duration;
 use lb_core::reports::reported::{ReportState, Reported};
 use lb_view::backend;
 
-use super::super::Daemon;
+use super::super::Controller;
 use super::super::client_task::ClientTask;
 use super::{connect_target, name_of};
 use crate::config::{Probe, ProbeKind};
 use crate::probes::Findings;
 
-impl Daemon {
+impl Controller {
     /// What probes and reports say of the backends of a client task, by service name and address.
     pub fn probe_views(&self, client_task: &ClientTask) -> BTreeMap<(String, SocketAddr), backend::Probe> {
         let mut views = BTreeMap::new();
@@ -23,8 +23,8 @@ impl Daemon {
             let addresses: Vec<SocketAddr> =
                 client_task.candidates(position).iter().map(|candidate| candidate.address).collect();
             let mut add = |address, view| drop(views.insert((service.name.clone(), address), view));
-            match (&probe.kind, self.probing.asking.listener()) {
-                (ProbeKind::Report { .. }, Some(listener)) => listener.look(|senders, _, now| {
+            match (&probe.kind, self.probing.listener()) {
+                (ProbeKind::Report { .. }, Some(listener)) => listener.of(|senders, _, now| {
                     for address in addresses {
                         let sender = senders.get(name_of(service.protocol, address));
                         let view = sender.map(|(_, reported)| report_view(reported, now));
@@ -39,7 +39,7 @@ impl Daemon {
                 (ProbeKind::Connect { .. }, _) => {
                     for address in addresses {
                         let target = connect_target(probe, address);
-                        let findings = target.and_then(|target| self.probing.probes.findings(&target));
+                        let findings = target.and_then(|target| self.probing.network.findings(&target));
                         let view = findings.map(|findings| connect_view(probe, findings));
                         add(address, view.unwrap_or_else(|| unprobed(probe)));
                     }

@@ -7,25 +7,62 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
-use lb_core::feed::{Progress, ReadFailure, ReadTurn};
+use lb_core::feed::{Progress, ReadFailure, ReadTurn, Version};
 use tracing::{info, warn};
 
 use super::changes::changes;
-use super::file_io::{NoAnswer, PATIENCE};
-use super::files::{Look, WatchedFile};
-use super::loader::{Load, Loaded, Loader, Reading};
-use super::opening::Opened;
-use super::{Daemon, Event, Reread, fixed};
-use crate::assignments::Assignments;
+use super::files::{Reading, WatchedFile};
+use super::learnt::LearntFile;
+use super::{Controller, Effect, Notice, Opened, Opener, Work, fixed};
+use crate::assignments::{Assignments, AssignmentsByService};
 use crate::config::Config;
 use crate::configured::configured;
-use crate::source::{FileSource, Stamp, directory_of};
+use crate::source::{FileSource, NoAnswer, Stamp, directory_of};
+
+/// Which configuration is to be taken on.
+pub enum Load {
+    /// The one that the daemon starts with.
+    Given(Box<Config>),
+    /// What the file says.
+    File,
+}
+
+/// A configuration that is to be read, with all that it names.
+pub struct LoadRequest {
+    pub load: Load,
+    /// The number of this reading, the same for all of the files.
+    pub begun: u64,
+    /// The configuration that was in force when the reading began.
+    pub running: Config,
+    pub before: BTreeMap<String, (FileSource, Assignments)>,
+    pub statics: AssignmentsByService,
+    /// Whether an operator asked for it.
+    pub is_asked: bool,
+    pub opener: Opener,
+    /// Clients that need not be opened.
+    pub there: BTreeSet<String>,
+}
+
+/// The configuration and the files that it names, as they were read.
+pub struct Loaded {
+    /// The version of the configuration file, if it was read.
+    pub version: Option<Version<Stamp>>,
+    pub config: Result<Config, ReadFailure>,
+    pub files: Vec<Reading>,
+    /// The number of this reading, the same for all of the files.
+    pub begun: u64,
+    /// The lists that the configuration holds.
+    pub statics: AssignmentsByService,
+    /// Clients that did not run yet, opened.
+    pub opened: Vec<Opened>,
+    /// What an earlier daemon had learnt of loads; read at a start alone.
+    pub learnt: Option<LearntFile>,
+}
 
 /// The state of the configuration file.
 pub struct Reload {
     file: PathBuf,
     progress: Progress<Stamp>,
-    reread: Reread,
     /// Whether it is being read, and whether an operator asked for that by SIGHUP.
     pub turn: ReadTurn,
     /// How often, since the start, a configuration was taken on, and how often one could not be used.
@@ -42,12 +79,11 @@ pub struct Reload {
 }
 
 impl Reload {
-    /// Of a file that had `stamp` when it was read, and that is in force since `now`.
-    pub fn new(file: &Path, stamp: Option<Stamp>, reread: Reread, now: SystemTime) -> Self {
+    /// Of a file that had this version when it was read, and that is in force since `now`.
+    pub fn new(file: &Path, version: Version<Stamp>, now: SystemTime) -> Self {
         Self {
             file: file.to_owned(),
-            progress: Progress::of(Stamp::version(stamp)),
-            reread,
+            progress: Progress::of(version),
             turn: ReadTurn::Idle,
             taken_on: 0,
             refused: 0,
@@ -71,7 +107,7 @@ impl Reload {
     }
 }
 
-impl Daemon {
+impl Controller {
     /// SIGHUP: reads at once, whether or not the file has changed, because the files that it names may have.
     pub fn reload_now(&mut self, now: Instant) {
         self.request(true, now);
@@ -84,37 +120,25 @@ impl Daemon {
         }
     }
 
-    /// Looks whether the configuration file is another one: beside the loop, for it may not answer.
+    /// Has looked whether the configuration file is another one: beside the loop, for it may not answer.
     pub fn look_at_config(&mut self) {
         if self.config.daemon.watch && self.reload.progress.begin_look() {
-            self.spawn_look_at_config(false);
+            self.effects.push(Work::LookAtConfig { is_due: false }.into());
         }
     }
 
-    /// Looks at the configuration file once it has settled, to take it on if it is another one.
+    /// Has looked at the configuration file once it has settled, to take it on if it is another one.
     pub fn look_at_due_config(&mut self, now: Instant) {
         if self.reload.progress.begin(now).is_some() {
-            self.spawn_look_at_config(true);
+            self.effects.push(Work::LookAtConfig { is_due: true }.into());
         }
-    }
-
-    fn spawn_look_at_config(&self, is_due: bool) {
-        let (path, events) = (self.reload.file.clone(), self.events.clone());
-        let (io, watcher) = (self.sources.lists.io.clone(), self.watching.watch.watcher());
-        tokio::spawn(async move {
-            let file = path.clone();
-            let result = io.run(&path, PATIENCE, move || Look::at(&file, watcher.as_ref())).await;
-            let _ = events.send(Event::LookedAtConfig { is_due, result }).await;
-        });
     }
 
     /// A look at the configuration file has ended.
-    pub fn looked_at_config(&mut self, is_due: bool, result: Result<Look, NoAnswer>, now: Instant) {
+    pub fn looked_at_config(&mut self, is_due: bool, result: Result<Option<Stamp>, NoAnswer>, now: Instant) {
         match result {
-            Ok(look) => {
-                let directory = directory_of(&self.reload.file);
-                self.report_unwatched(&directory, look.unwatched);
-                let is_another = self.reload.progress.looked(look.stamp);
+            Ok(stamp) => {
+                let is_another = self.reload.progress.looked(stamp);
                 if is_another && is_due {
                     // No look is due while it is read.
                     self.reload.progress.begin_look();
@@ -145,13 +169,11 @@ impl Daemon {
     /// Reads a configuration, and the files that it names, and opens its clients, all beside the loop.
     fn load(&mut self, load: Load, is_asked: bool, now: Instant) {
         if self.is_ready {
-            self.notifier.reloading();
+            self.effects.push(Effect::Notify(Notice::Reloading));
         }
         self.sources.readings += 1;
-        let loader = Loader {
-            file: self.reload.file.clone(),
-            reread: self.reload.reread.clone(),
-            lists: self.sources.lists.clone(),
+        let request = LoadRequest {
+            load,
             begun: self.sources.readings,
             running: self.config.clone(),
             is_asked,
@@ -160,18 +182,14 @@ impl Daemon {
             before: self.in_force(),
             statics: self.sources.statics.clone(),
         };
-        let events = self.events.clone();
-        tokio::spawn(async move {
-            let loaded = loader.load(load).await;
-            let _ = events.send(Event::Loaded(Box::new(loaded))).await;
-        });
+        self.effects.push(Work::Load(Box::new(request)).into());
     }
 
     pub fn loaded(&mut self, loaded: Loaded, now: Instant) {
         let (is_asked, again) = self.reload.turn.ended();
-        let is_first = loaded.stamp.is_none();
-        if let Some(stamp) = loaded.stamp {
-            self.reload.progress.done(Stamp::version(stamp));
+        let is_first = loaded.version.is_none();
+        if let Some(version) = loaded.version {
+            self.reload.progress.done(version);
         }
         match loaded.config {
             // A file that was only touched, or read before its stamp could tell versions apart, or corrected to what it
@@ -189,7 +207,7 @@ impl Daemon {
                 self.take_on(config, loaded.begun, loaded.files, loaded.opened, is_first, now);
                 if let Some(changed) = changed {
                     self.reload.taken_on += 1;
-                    self.reload.in_force_since = SystemTime::now();
+                    self.reload.in_force_since = self.wall;
                     self.reload.following = Some(changed);
                 }
             }
@@ -244,7 +262,8 @@ impl Daemon {
         }
         // A reload that is under way tells it.
         if !self.reload.turn.is_reading() {
-            self.notify_ready();
+            let status = self.summary();
+            self.effects.push(Effect::Notify(Notice::Ready(status)));
         }
     }
 
@@ -297,7 +316,7 @@ impl Daemon {
         } else {
             self.settle(now);
         }
-        self.watch_cgroups();
+        self.watch();
         self.look_at_files();
         self.look_at_config();
         // Those that leave are still attached: where a client only got another name, or two changed places, their cgroups

@@ -1,43 +1,30 @@
-//! What the daemon tells: answers on its socket, and the service manager's notifications (sd_notify(3)).
+//! Queries, and the line on the state that the service manager is told (sd_notify(3)).
 
 use std::net::SocketAddr;
 use std::time::Instant;
 
 use lb_http::peer::Peer;
-use lb_kernel::Cgroup;
-use tokio::sync::oneshot;
 use tracing::info;
 
-use super::Daemon;
+use super::Controller;
 use lb_view::coverage::Coverage;
 use lb_view::readmission::{self, Readmission, Readmitted};
 
-use crate::api::Query;
+use crate::api::{Query, Reply};
 use crate::configured::configured;
-use crate::daemon::client_task::ClientTask;
+use crate::controller::client_task::ClientTask;
 use crate::explain;
 
 /// A request that waits until a client's programs cover a cgroup.
 pub struct Waiter {
     client: String,
     cgroups: Vec<u64>,
-    answer: oneshot::Sender<Coverage>,
+    answer: Reply<Coverage>,
 }
 
-impl Daemon {
-    /// Tells the service manager that the daemon is ready: the tables are in the kernel, and the socket accepts.
-    pub fn notify_ready(&mut self) {
-        let status = self.summary();
-        self.notifier.ready(status);
-    }
-
-    pub fn notify_status(&mut self) {
-        let status = self.summary();
-        self.notifier.status(status);
-    }
-
+impl Controller {
     /// One line on the state of the daemon. Makes no system call.
-    fn summary(&self) -> String {
+    pub fn summary(&self) -> String {
         let clients = self.config.clients.len();
         let attached = self.clients.tasks.iter().filter(|client_task| client_task.cgroup().is_some()).count();
         let mut summary = format!("{attached} of {clients} clients attached");
@@ -55,15 +42,15 @@ impl Daemon {
     pub fn answer(&mut self, query: Query, now: Instant) {
         match query {
             Query::Facts(answer) => {
-                let _ = answer.send(self.facts(now));
+                answer.send(self.facts(now));
             }
             Query::Clients(answer) => {
-                let _ = answer.send(
+                answer.send(
                     self.clients.tasks.iter().map(|client_task| client_task.client.name.clone()).collect(),
                 );
             }
             Query::Configured(answer) => {
-                let _ = answer.send(configured(&self.config));
+                answer.send(configured(&self.config));
             }
             Query::Explain { service, client, answer } => {
                 let client_task = self.clients.task(&client);
@@ -71,18 +58,18 @@ impl Daemon {
                     let loads = client_task.loads();
                     explain::explain(&client_task.client, client_task.balancer(), Some(&service), true, loads)
                 };
-                let _ = answer.send(client_task.map(explain).unwrap_or_default());
+                answer.send(client_task.map(explain).unwrap_or_default());
             }
             Query::Readmit { service, backend, client, who, answer } => {
                 // Who has given up was told that it is not done.
                 if !answer.is_closed() {
                     let readmission = self.readmit(&service, backend, client.as_deref(), &who);
-                    let _ = answer.send(readmission);
+                    answer.send(readmission);
                 }
             }
             Query::SwitchLoad { service, switch, client, who, answer } => {
                 if !answer.is_closed() {
-                    let _ = answer.send(self.switch_load(&service, switch, client.as_deref(), &who, now));
+                    answer.send(self.switch_load(&service, switch, client.as_deref(), &who, now));
                 }
             }
             Query::Cover { client, cgroups, answer } => {
@@ -131,16 +118,16 @@ impl Daemon {
                 }
                 let clients =
                     self.clients.tasks.iter().map(|client_task| client_task.client.name.clone()).collect();
-                let _ = answer.send(Coverage::UnknownClient { clients });
+                answer.send(Coverage::UnknownClient { clients });
                 continue;
             };
             // The cgroup that the path names now. If there is none, the one of the sender may have been removed.
-            let now = Cgroup::at(client_task.path()).ok();
+            let now = self.environment.kernel.cgroup(client_task.path()).ok();
             // While it cannot be seen whether a cgroup is covered, the request goes on waiting.
             if cgroups.iter().any(|cgroup| client_task.covers(*cgroup).unwrap_or(false)) {
-                let _ = answer.send(Coverage::Covered);
+                answer.send(Coverage::Covered);
             } else if let Some(now) = now.filter(|now| !cgroups.contains(&now.id)) {
-                let _ = answer.send(Coverage::Elsewhere { configured: now.path });
+                answer.send(Coverage::Elsewhere { configured: now.path });
             } else if !answer.is_closed() {
                 self.waiters.push(Waiter { client, cgroups, answer });
             }

@@ -9,8 +9,8 @@ use lb_view::fault::{Fault, FaultCode};
 use lb_view::status::Reclaim;
 use tracing::warn;
 
-use super::{Daemon, Event};
-use crate::daemon::client_task::ClientTask;
+use super::{Controller, Work};
+use crate::controller::client_task::ClientTask;
 use crate::reclaimed::{Ends, Reclaimed};
 
 /// What the daemon knows of the passes.
@@ -62,14 +62,14 @@ impl ReclaimPasses {
     }
 }
 
-impl Daemon {
+impl Controller {
     /// Starts to compare flow records with the kernel's lists of sockets, if it is time and any flow is open.
     pub fn reclaim_flows(&mut self, now: Instant) {
         let interval = self.config.reclaim_interval;
         if !self.passes.is_due(now, interval) {
             return;
         }
-        let tick = ticks::tick(lb_kernel::monotonic_ns());
+        let tick = ticks::tick(self.environment.kernel.now_ns());
         self.clients
             .tasks
             .iter()
@@ -89,18 +89,14 @@ impl Daemon {
         let leaving = self.clients.leaving.iter().filter(|leaving| leaving.pins.is_of_this_version());
         targets.extend(leaving.map(|leaving| ReclaimTarget { pins: leaving.pins.clone(), cgroup: None }));
         // A pass that takes longer than the interval is waited for.
-        let Some(mut suspects) = self.passes.suspects.take() else { return };
+        let Some(suspects) = self.passes.suspects.take() else { return };
         self.passes.last = Some(now);
         self.passes.nothing_open(&self.clients.tasks, &targets, now);
         if targets.is_empty() {
             self.passes.suspects = Some(suspects);
             return;
         }
-        let (events, knows_mptcp) = (self.events.clone(), self.features.knows_mptcp);
-        tokio::task::spawn_blocking(move || {
-            let pass = lb_kernel::reclaim(&targets, &mut suspects, knows_mptcp, now, interval);
-            let _ = events.blocking_send(Event::Reclaimed(pass, suspects));
-        });
+        self.effects.push(Work::Reclaim { targets, suspects, now, interval }.into());
     }
 
     pub fn reclaimed(&mut self, pass: Pass, suspects: Suspects, now: Instant) {

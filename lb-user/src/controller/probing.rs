@@ -4,8 +4,6 @@
 //! tasks want to know. All come from the daemon's network namespace. Reports come in by a thread of their own, probes by connection
 //! by tasks; both only wake the loop when something has changed, and then it takes in how everybody is.
 
-mod asking;
-
 mod views;
 
 use std::collections::btree_map::Entry;
@@ -23,24 +21,21 @@ use lb_core::report_keys::{BackendKey, Keys, ServiceKey};
 use lb_core::reports::Name;
 use lb_core::reports::senders::{Refusal, Target};
 use lb_core::service::Protocol;
-use lb_kernel::Features;
+use lb_kernel::Kernel;
 use lb_kernel::xdp::Place;
 use lb_view::fault::{Fault, FaultCode};
 use lb_view::text::counted;
-use tokio::sync::Notify;
-use tracing::warn;
+use tracing::{info, warn};
 
-use self::asking::Asking;
-use super::Daemon;
 use super::client_task::ClientTask;
 use super::leaving::Leaving;
-use super::receiving::{Receiving, Wanted as WantedReceiving};
+use super::network::ReportListener;
 use super::register::Register;
+use super::{Controller, Network, ReceiveAt};
 use crate::config::{Client, Probe, ProbeKind, Reports};
 use crate::error::chain;
 use crate::facts::ReportCounts;
-use crate::probes::{ConnectTarget, Probes};
-use crate::reports::Listener;
+use crate::probes::ConnectTarget;
 
 /// The state of probing.
 pub struct Probing {
@@ -48,10 +43,11 @@ pub struct Probing {
     wanted: Vec<Wanted>,
     /// How often that was another one.
     aimed: u64,
-    /// The backends whose agents are polled.
-    asking: Asking,
-    probes: Probes,
-    news: Arc<Notify>,
+    network: Box<dyn Network>,
+    /// Why no report is received.
+    unheard: Option<String>,
+    /// The agents that are polled.
+    polled: Vec<Target>,
     /// The targets of probes by connection, each with a service that wants it.
     connected: BTreeMap<ConnectTarget, String>,
     /// Once somebody is to be asked.
@@ -65,8 +61,8 @@ pub struct Probing {
     /// Derived keys, which take microseconds each, of all that are to be asked.
     keys: BTreeMap<Name, (Keys<ServiceKey>, Keys<BackendKey>)>,
     disagreements: Disagreements,
-    /// Where the kernel takes in by itself what is said to this host.
-    pub receiving: Receiving,
+    /// Whether interfaces are named and nothing that is asked for comes there.
+    has_no_use: bool,
 }
 
 /// Backends of which services, or their lists, say different things.
@@ -83,14 +79,13 @@ type Targets = BTreeMap<Name, Target>;
 
 impl Probing {
     /// Of nobody yet.
-    pub fn new() -> Self {
-        let news = Arc::new(Notify::new());
+    pub fn new(network: Box<dyn Network>) -> Self {
         Self {
             wanted: Vec::new(),
             aimed: 0,
-            asking: Asking::default(),
-            probes: Probes::new(Arc::clone(&news)),
-            news,
+            network,
+            unheard: None,
+            polled: Vec::new(),
             connected: BTreeMap::new(),
             register: None,
             error: None,
@@ -98,18 +93,13 @@ impl Probing {
             ids: None,
             keys: BTreeMap::new(),
             disagreements: Disagreements::default(),
-            receiving: Receiving::default(),
+            has_no_use: false,
         }
-    }
-
-    /// Woken when somebody is otherwise than before.
-    pub fn news(&self) -> Arc<Notify> {
-        Arc::clone(&self.news)
     }
 
     /// What has come and gone of reports.
     pub fn counts(&self) -> ReportCounts {
-        let counts = self.asking.listener().map(|listener| listener.look(|_, counts, _| counts.clone()));
+        let counts = self.listener().map(|listener| listener.of(|_, counts, _| counts.clone()));
         let counts = counts.unwrap_or_default();
         let of = |name: &str| {
             let refused = counts.refused.iter().filter(|(refusal, _)| refusal.name() == name);
@@ -123,7 +113,7 @@ impl Probing {
 
     /// What is wrong with it.
     pub fn faults(&self) -> Vec<Fault> {
-        let errors = [self.asking.error(), self.error.as_deref(), self.unregistered.as_deref()];
+        let errors = [self.unheard.as_deref(), self.error.as_deref(), self.unregistered.as_deref()];
         let errors = errors.into_iter().flatten();
         let mut faults: Vec<Fault> = errors.map(|error| Fault::of_host(FaultCode::Probes, error)).collect();
         let uncovered = self.register.as_ref().map_or(0, Register::uncovered);
@@ -135,10 +125,13 @@ impl Probing {
             faults.push(Fault::of_host(FaultCode::Probes, text));
         }
         faults.extend(self.disagreements.faults());
-        let listener = self.asking.listener();
-        let contested = listener.map(|listener| listener.look(|senders, _, now| senders.contested(now)));
+        let contested = self.listener().map(|listener| listener.of(|senders, _, now| senders.contested(now)));
         faults.extend(contested_fault(&contested.into_iter().flatten().collect()));
-        faults.extend(self.receiving.faults());
+        let has_no_use = self
+            .has_no_use
+            .then(|| "`xdp` of [reports] has no effect: no service asks agents from the host".to_owned());
+        let interfaces = has_no_use.into_iter().chain(self.network.interface_faults());
+        faults.extend(interfaces.map(|text| Fault::of_host(FaultCode::Probes, text)));
         faults
     }
 
@@ -154,12 +147,12 @@ impl Probing {
     }
 
     /// Opens the register and begins to listen, if an agent is to be polled and that has not been done.
-    fn open(&mut self, targets: &Targets, address: SocketAddr, pins: &Path) {
+    fn open(&mut self, targets: &Targets, address: SocketAddr, kernel: &dyn Kernel, pins: &Path) {
         if targets.is_empty() {
             self.error = None;
             return;
         }
-        let register = match self.register.take().map_or_else(|| Register::open(pins), Ok) {
+        let register = match self.register.take().map_or_else(|| Register::open(kernel, pins), Ok) {
             Ok(register) => self.register.insert(register),
             Err(error) => {
                 let text = format!("reports cannot be kept in the kernel: {}", chain(&error));
@@ -167,7 +160,22 @@ impl Probing {
             }
         };
         self.error = None;
-        self.asking.open(address, register, &self.news);
+        if self.network.listener().is_some() {
+            return;
+        }
+        match self.network.listen(address, register.stores()) {
+            Ok(()) => {
+                let address = self.network.listener().map(|listener| listener.address().to_string());
+                info!(address, "asking agents for reports");
+                self.unheard = None;
+            }
+            Err(error) => {
+                let text = format!(
+                    "reports cannot be received at {address} ([reports] listen): {error}; tried again every second"
+                );
+                warn_of_news(&mut self.unheard, Some(text));
+            }
+        }
     }
 
     /// Probes by connection whom they want probed so, and returns who is to be asked for reports.
@@ -223,7 +231,7 @@ impl Probing {
         }
         self.disagreements = disagreements;
         if connected != self.connected {
-            self.probes.set_targets(&connected);
+            self.network.probe(&connected);
             self.connected = connected;
         }
         self.wanted = wanted;
@@ -252,20 +260,29 @@ impl Probing {
         let asked = targets.keys().copied().collect();
         let (ids, gone) = register.renew(&asked, now);
         self.ids = Some(ids);
-        self.asking.ask(targets.into_values().collect(), register);
+        if targets.is_empty() {
+            // Nobody misses them.
+            self.unheard = None;
+        }
+        let targets: Vec<Target> = targets.into_values().collect();
+        if let Some(listener) = self.network.listener()
+            && targets != self.polled
+        {
+            listener.poll(targets.clone(), &|name| register.adopted(name));
+            self.polled = targets;
+        }
         gone
     }
 
     /// Has the kernel take reports in where the configuration says so. `may_ask`: whether a service asks for reports.
-    fn receive(&mut self, reports: &Reports, may_ask: bool, pins: &Path, features: Features) {
-        self.receiving.has_no_use = !reports.xdp.is_empty() && !may_ask;
+    fn receive(&mut self, reports: &Reports, may_ask: bool) {
+        self.has_no_use = !reports.xdp.is_empty() && !may_ask;
         if reports.xdp.is_empty() || !may_ask {
-            return self.receiving.want(None, pins, features);
+            return self.network.receive(None);
         }
-        let listener = self.asking.listener();
         // Until the daemon can hear, what one before it has attached is all that does.
-        let Some((listener, register)) = listener.zip(self.register.as_ref()) else { return };
-        let wanted = WantedReceiving {
+        let Some((listener, register)) = self.network.listener().zip(self.register.as_ref()) else { return };
+        let at = ReceiveAt {
             maps: Arc::clone(register.maps()),
             address: listener.address(),
             place: Place {
@@ -275,28 +292,36 @@ impl Probing {
             },
             passes_unbelieved: register.uncovered() > 0 || self.unregistered.is_some(),
         };
-        self.receiving.want(Some(wanted), pins, features);
+        self.network.receive(Some(at));
     }
 
-    /// Probes by connection.
-    pub fn probes(&self) -> &Probes {
-        &self.probes
+    /// What probes and receives.
+    pub fn network(&self) -> &dyn Network {
+        &*self.network
     }
 
     /// The listener that receives reports, if there is one.
-    pub fn listener(&self) -> Option<&Listener> {
-        self.asking.listener()
+    pub fn listener(&self) -> Option<&dyn ReportListener> {
+        self.network.listener()
+    }
+
+    /// Whether no report of a backend has come since it is polled.
+    fn has_no_report(&self, name: Name) -> bool {
+        self.listener().is_none_or(|listener| {
+            listener
+                .of(|senders, _, _| senders.get(name).is_none_or(|(_, reported)| reported.report().is_none()))
+        })
     }
 
     /// How many datagrams the kernel has taken in, by what became of them; `None` where it takes none in.
     fn receptions(&self) -> Option<[u64; RECEPTIONS]> {
-        let register = self.register.as_ref().filter(|_| !self.receiving.interfaces().is_empty())?;
+        let register = self.register.as_ref().filter(|_| !self.network.interfaces().is_empty())?;
         register.maps().receptions().ok()
     }
 
     /// Whether all is done that these want, and nothing is to be tried again.
     fn has_done(&self, wanted: &[Wanted]) -> bool {
-        let is_open = self.error.is_none() && self.asking.error().is_none();
+        let is_open = self.error.is_none() && self.unheard.is_none();
         let nobody_leaves = self.register.as_ref().is_none_or(Register::is_steady);
         is_open && nobody_leaves && self.unregistered.is_none() && self.wanted == wanted
     }
@@ -399,7 +424,7 @@ fn contested_fault(contested: &BTreeSet<Name>) -> Option<Fault> {
     Some(Fault::of_host(FaultCode::Probes, text))
 }
 
-impl Daemon {
+impl Controller {
     /// Probes whom the clients use now, and gives these clients what is known already.
     pub fn probe_again(&mut self, now: Instant) {
         self.aim(now);
@@ -414,11 +439,12 @@ impl Daemon {
         } else {
             let targets = self.probing.aim(wanted);
             let address = self.config.reports.listen.unwrap_or(Reports::ANY);
-            self.probing.open(&targets, address, &self.config.paths.pins);
+            let kernel = &*self.environment.kernel;
+            self.probing.open(&targets, address, kernel, &self.config.paths.pins);
             self.probing.ask(targets, now)
         };
         let may_ask = self.config.clients.iter().any(asks);
-        self.probing.receive(&self.config.reports, may_ask, &self.config.paths.pins, self.features);
+        self.probing.receive(&self.config.reports, may_ask);
         // Also where nothing is new: a client task that was loaded anew has to be told.
         self.give_ids(now);
         self.let_go(gone);
@@ -448,13 +474,14 @@ impl Daemon {
 
     /// Takes in how everybody is, as probes and reports have it.
     pub fn hear_probes(&mut self, now: Instant) {
-        let sick = self.probing.asking.sick();
-        let restarted = self.probing.asking.take_restarted();
+        let listener = self.probing.listener();
+        let sick = listener.map(ReportListener::sick).unwrap_or_default();
+        let restarted = listener.map(ReportListener::take_restarted).unwrap_or_default();
         // Read before the results: what changes in between is taken in once more.
-        let version = (self.probing.aimed, self.probing.probes.version());
+        let version = (self.probing.aimed, self.probing.network.version());
         let is_news = self.clients.tasks.iter().any(|task| task.probes_heard != Some(version));
-        let results = if is_news { self.probing.probes.results() } else { BTreeMap::new() };
-        let asking = &self.probing.asking;
+        let results = if is_news { self.probing.network.results() } else { BTreeMap::new() };
+        let probing = &self.probing;
         for client_task in &mut self.clients.tasks {
             let has_heard = client_task.probes_heard.replace(version) == Some(version);
             for position in 0..client_task.client.services.len() {
@@ -472,7 +499,7 @@ impl Daemon {
                             let health = *sick.get(&name)?;
                             // What the kernel keeps of an earlier daemon's reports does not tell one that is down from a lame duck.
                             let is_adopted = client_task.is_down_by_report(position, address)
-                                && asking.has_no_report(name);
+                                && probing.has_no_report(name);
                             Some((if is_adopted { Health::Refusing } else { health }, Why::Report))
                         };
                         let said = if sick.is_empty() {
@@ -548,6 +575,7 @@ mod tests {
 
     use lb_core::report_keys::Numbered;
 
+    use super::super::network::NoNetwork;
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -583,7 +611,7 @@ mod tests {
 
     #[test]
     fn a_backend_is_asked_once_and_often_if_one_of_its_clients_uses_it() {
-        let mut probing = Probing::new();
+        let mut probing = Probing::new(Box::new(NoNetwork));
         let idle = wanted(&[1], &[(80, false), (81, false)]);
         let active = wanted(&[1], &[(81, true), (82, true)]);
         let expected = [(80, vec![1], 15 * SECOND), (81, vec![1], 2 * SECOND), (82, vec![1], 2 * SECOND)];
@@ -593,7 +621,7 @@ mod tests {
 
     #[test]
     fn keys_that_are_replaced_in_one_file_after_the_other_leave_no_gap() {
-        let mut probing = Probing::new();
+        let mut probing = Probing::new(Box::new(NoNetwork));
         // What both services have, by the steps of a replacement.
         for (first, second, expected) in [
             (&[1][..], &[1][..], &[1][..]),

@@ -4,13 +4,12 @@
 //! It is short: a client whose cgroup exists waits until each of its members has answered, and no longer than [`AT_MOST`]. A client
 //! that has pins, one that a reload brings, and a cgroup that appears later are attached at once.
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use lb_core::health::Standing;
 use lb_core::slots::Identity;
 
-use super::Daemon;
+use super::Controller;
 use super::client_task::ClientTask;
 use super::probing::{Probing, name_of};
 use crate::config::{Probe, ProbeKind};
@@ -28,14 +27,13 @@ const MAX_JITTER: Duration = Duration::from_millis(50);
 /// Between two backends at most: a timer of a millisecond takes up to two.
 const SPACING: Duration = BETWEEN.saturating_mul(2);
 
-impl Daemon {
+impl Controller {
     /// Begins the first look of all clients that are new on this host, of which the lists are there. To be called before their
     /// backends become targets of probes.
     pub fn begin_first_looks(&mut self, now: Instant) {
-        let [fraction, ..] = RandomState::new().hash_one(()).to_le_bytes();
-        let jitter = MAX_JITTER.mul_f64(f64::from(fraction) / 256.0);
+        let jitter = MAX_JITTER.mul_f64(f64::from(self.environment.jitter) / 256.0);
         for client_task in &mut self.clients.tasks {
-            if client_task.is_new && client_task.has_probes() && client_task.path().exists() {
+            if client_task.is_new && client_task.has_probes() && client_task.has_cgroup() {
                 let positions = 0..client_task.client.services.len();
                 let members: usize = positions.map(|at| client_task.balancer().weights(at).len()).sum();
                 let asking = SPACING.saturating_mul(u32::try_from(members).unwrap_or(u32::MAX));
@@ -43,7 +41,7 @@ impl Daemon {
             }
         }
         if self.next_end_of_first_look().is_some() {
-            self.probing.probes().hold_back(jitter);
+            self.probing.network().hold_back(jitter);
             self.first_look_jitter = jitter;
         }
     }
@@ -62,7 +60,7 @@ impl Daemon {
                 members.map(|(address, _)| name_of(configured.service.protocol, *address))
             })
         });
-        listener.poll_first(names, self.first_look_jitter, SPACING);
+        listener.poll_first(names.collect(), self.first_look_jitter, SPACING);
     }
 
     /// When the next first look is over at the latest.
@@ -102,7 +100,7 @@ fn has_results(client_task: &ClientTask, probing: &Probing) -> bool {
             ProbeKind::Report { .. } => {
                 let Some(listener) = probing.listener() else { return true };
                 let name = |address| name_of(configured.service.protocol, address);
-                listener.look(|senders, _, _| {
+                listener.of(|senders, _, _| {
                     members.all(|address| {
                         senders.get(name(address)).is_none_or(|(_, reported)| reported.report().is_some())
                     })

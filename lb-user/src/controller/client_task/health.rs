@@ -22,8 +22,9 @@ use tracing::{info, warn};
 
 use super::ClientTask;
 use crate::config::Probe;
-use crate::daemon::probing::{Candidate, connect_target};
-use crate::probes::{Probes, probed};
+use crate::controller::Network;
+use crate::controller::probing::{Candidate, connect_target};
+use crate::probes::probed;
 use crate::status;
 
 /// Lines of one client task at a time; what is beyond is told in one.
@@ -300,7 +301,7 @@ impl ClientTask {
     }
 
     /// Logs each backend whose health has changed since this was last done: one line, or one for all beyond [`MOST_LINES`].
-    pub fn log_health(&mut self, probes: &Probes) {
+    pub fn log_health(&mut self, network: &dyn Network) {
         if !std::mem::take(&mut self.told.is_stale) {
             return;
         }
@@ -329,7 +330,7 @@ impl ClientTask {
                 }
                 let failure = || {
                     let target = connect_target(configured.probe.as_ref()?, address)?;
-                    let failure = probes.findings(&target)?.failure?;
+                    let failure = network.findings(&target)?.failure?;
                     Some(format!("{} probe: {failure}", configured.probe.as_ref()?.name()))
                 };
                 let slot = || self.datapath.tables().slot(self.balancer.slot(position, address)?.slot);

@@ -5,7 +5,6 @@
 //! succeeded nothing is written over it: what an operator has said is in it. One of which nobody can make anything is put aside.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -15,9 +14,7 @@ use lb_core::control::{Learnt, Mode, Switch};
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
-use super::file_io::{FileIo, PATIENCE};
-use super::{Daemon, Event};
-use crate::source::{SourceError, last_good};
+use super::{Controller, Work};
 
 /// What is learnt is kept this often while it changes,
 const KEPT_EVERY: Duration = Duration::from_secs(10);
@@ -30,7 +27,7 @@ const MOVED: f64 = 0.02;
 
 /// The longest file that is read: 64 client tasks with ten services of 256 members each make six megabytes, and 64 with one of 16,384,
 /// the most that a table has, forty. Of members that have left there may be as many again, for some minutes.
-const MAX_BYTES: u64 = 128 << 20;
+pub const MAX_BYTES: u64 = 128 << 20;
 
 /// What was learnt for each service of a client task, by name.
 type Services = BTreeMap<String, KeptService>;
@@ -38,7 +35,7 @@ type Services = BTreeMap<String, KeptService>;
 /// What became of reading the file.
 pub enum LearntFile {
     /// It holds this.
-    Read(Kept),
+    Read(StoredLoads),
     /// There is none, or nobody can make anything of it.
     Nothing,
     /// It cannot be read now.
@@ -47,7 +44,7 @@ pub enum LearntFile {
 
 /// The file.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Kept {
+pub struct StoredLoads {
     /// The version of its form.
     schema: u32,
     clients: BTreeMap<String, KeptClient>,
@@ -100,55 +97,14 @@ pub struct Learnings {
 }
 
 /// Where the file is.
-fn path(state: &Path) -> PathBuf {
+pub fn path(state: &Path) -> PathBuf {
     state.join("load").join("factors.json")
 }
 
-/// Reads the file, beside the loop.
-pub async fn read(io: &FileIo, state: &Path) -> LearntFile {
-    let path = path(state);
-    let file = path.clone();
-    io.run(&path, PATIENCE, move || read_now(&file))
-        .await
-        .unwrap_or_else(|silent| LearntFile::Unread(silent.to_string()))
-}
-
-fn read_now(path: &Path) -> LearntFile {
-    let parsed = match last_good::read_at_most(path, MAX_BYTES) {
-        Ok(text) => Kept::parse(&text),
-        Err(SourceError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            return LearntFile::Nothing;
-        }
-        Err(error @ SourceError::TooLarge(..)) => Err(error.to_string()),
-        Err(error) => return LearntFile::Unread(crate::error::chain(&error)),
-    };
-    match parsed {
-        Ok(kept) => LearntFile::Read(kept),
-        Err(why) => {
-            let aside = path.with_extension("json.not-understood");
-            let (store, name) = last_good::place(path);
-            if let Err(error) = store.rename(name, &aside) {
-                return LearntFile::Unread(format!(
-                    "{why}; it cannot be put aside as {}: {}",
-                    aside.display(),
-                    crate::error::chain(&error)
-                ));
-            }
-            warn!(
-                aside = %aside.display(),
-                why,
-                "what was learnt of loads, and what an operator has said of it, cannot be understood: it is put aside, weights begin as \
-                 structural ones, and follow load as configured"
-            );
-            LearntFile::Nothing
-        }
-    }
-}
-
-impl Kept {
+impl StoredLoads {
     /// # Errors
     /// Why nobody can make anything of it.
-    fn parse(text: &[u8]) -> Result<Self, String> {
+    pub fn parse(text: &[u8]) -> Result<Self, String> {
         // Another version's may have other fields.
         let version: Version = serde_json::from_slice(text).map_err(|error| error.to_string())?;
         if version.schema != SCHEMA {
@@ -246,7 +202,7 @@ impl Learnings {
     }
 }
 
-impl Daemon {
+impl Controller {
     /// Keeps what was learnt, if it is time to and it has changed.
     pub fn keep_learnt(&mut self, now: Instant) {
         let has_passed =
@@ -263,7 +219,7 @@ impl Daemon {
             self.read_learnt();
             return;
         }
-        let at = seconds(SystemTime::now());
+        let at = seconds(self.wall);
         let mut clients = BTreeMap::new();
         let mut is_new = std::mem::take(&mut self.learnt.is_urgent);
         for client in &self.config.clients {
@@ -288,9 +244,9 @@ impl Daemon {
         if !is_new && !is_old {
             return;
         }
-        let file = Kept { schema: SCHEMA, clients };
+        let file = StoredLoads { schema: SCHEMA, clients };
         if let Ok(text) = serde_json::to_vec(&file) {
-            self.sources.keeping.add(path(&self.config.paths.state), text.into());
+            self.sources.files_to_store.add(path(&self.config.paths.state), text.into());
         }
         self.learnt.known = file.clients;
         self.learnt.written = Some(now);
@@ -299,7 +255,7 @@ impl Daemon {
     /// Why what is to be kept is not, if it could not be the last time.
     pub fn learnt_not_kept(&self) -> Option<String> {
         let unread = self.learnt.unread.as_deref();
-        let keeping = &self.sources.keeping;
+        let keeping = &self.sources.files_to_store;
         unread.or_else(|| keeping.error_of(&path(&self.config.paths.state))).map(str::to_owned)
     }
 
@@ -308,11 +264,7 @@ impl Daemon {
         if std::mem::replace(&mut self.learnt.is_reading, true) {
             return;
         }
-        let (io, events) = (self.sources.lists.io.clone(), self.events.clone());
-        let state = self.config.paths.state.clone();
-        tokio::spawn(async move {
-            let _ = events.send(Event::LearntRead(read(&io, &state).await)).await;
-        });
+        self.effects.push(Work::ReadLearnt.into());
     }
 
     /// It was read again, or not.
@@ -322,7 +274,7 @@ impl Daemon {
         if self.learnt.unread.is_some() {
             return;
         }
-        let clock = SystemTime::now();
+        let clock = self.wall;
         let Self { clients, learnt, .. } = self;
         for client_task in &mut clients.tasks {
             let client = client_task.client.name.clone();
@@ -333,7 +285,7 @@ impl Daemon {
 
     /// Makes what follows load of a client task that is new, or configured otherwise.
     pub fn make_controls(&mut self, client: &str, now: Instant) {
-        let clock = SystemTime::now();
+        let clock = self.wall;
         let Self { clients, learnt, .. } = self;
         if let Some(client_task) = clients.task_mut(client) {
             client_task.make_sizes();
@@ -360,10 +312,10 @@ mod tests {
         Learnt { switch, mode: Mode::Enforce, factors, ..Learnt::default() }
     }
 
-    fn kept(at: u64, learnt: &Learnt) -> Kept {
+    fn kept(at: u64, learnt: &Learnt) -> StoredLoads {
         let services = BTreeMap::from([("users".to_owned(), KeptService::of(learnt, at))]);
         let clients = BTreeMap::from([("web".to_owned(), KeptClient { at, services })]);
-        Kept { schema: SCHEMA, clients }
+        StoredLoads { schema: SCHEMA, clients }
     }
 
     fn at(seconds: u64) -> SystemTime {
@@ -373,7 +325,7 @@ mod tests {
     /// What is known after a file was read.
     fn known(text: &[u8]) -> Learnings {
         let mut learnings = Learnings::default();
-        learnings.take(LearntFile::Read(Kept::parse(text).unwrap()));
+        learnings.take(LearntFile::Read(StoredLoads::parse(text).unwrap()));
         learnings
     }
 
@@ -410,9 +362,9 @@ mod tests {
     fn what_nobody_can_have_kept_harms_nothing() {
         let text = serde_json::to_vec(&kept(1_000, &learnt(Switch::On, 1.25))).unwrap();
         for cut in 0..text.len() {
-            assert!(Kept::parse(&text[..cut]).is_err(), "{cut}");
+            assert!(StoredLoads::parse(&text[..cut]).is_err(), "{cut}");
         }
-        let of_another = Kept::parse(br#"{"schema":2,"clients":[]}"#).unwrap_err();
+        let of_another = StoredLoads::parse(br#"{"schema":2,"clients":[]}"#).unwrap_err();
         assert_eq!(of_another, "its schema is 2, this socklb knows 1");
         // A time that is none, a word that is none, a factor that is none.
         let text =
@@ -422,7 +374,7 @@ mod tests {
         assert_eq!((learnt.switch, age), (Switch::On, Duration::ZERO));
         assert!(learnt.factors.iter().all(|(_, factor)| factor.number() > 0.0 && factor.number() <= 1_024.0));
         let negative = br#"{"schema":1,"clients":{"web":{"at":1,"services":{"users":{"switch":"on","factors":{"10.0.0.1:80":-1}}}}}}"#;
-        let error = Kept::parse(negative).unwrap_err();
+        let error = StoredLoads::parse(negative).unwrap_err();
         assert!(error.contains("-1") && error.contains("line 1 column"), "{error}");
     }
 
@@ -436,30 +388,6 @@ mod tests {
         assert!(differ(&before, &service(Switch::Off, 1.25)) && differ(&before, &Services::new()));
         assert!(!differ(&service(Switch::On, 1.0), &service(Switch::On, 1.0)));
         assert!(service(Switch::On, 1.0)["users"].factors.is_empty(), "of those that have moved");
-    }
-
-    #[test]
-    fn a_file_of_which_nobody_can_make_anything_is_put_aside() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = path(folder.path());
-        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-        assert!(matches!(read_now(&file), LearntFile::Nothing));
-        std::fs::write(&file, "{\"schema\":1,").unwrap();
-        assert!(matches!(read_now(&file), LearntFile::Nothing));
-        let aside = file.with_file_name("factors.json.not-understood");
-        assert!(!file.exists() && std::fs::read(aside).unwrap() == b"{\"schema\":1,");
-        // What cannot be put aside is not written over.
-        std::fs::remove_file(file.with_file_name("factors.json.not-understood")).unwrap();
-        std::fs::create_dir(file.with_file_name("factors.json.not-understood")).unwrap();
-        std::fs::write(&file, "{\"schema\":2}").unwrap();
-        let LearntFile::Unread(why) = read_now(&file) else { panic!("it is there") };
-        assert!(why.contains("its schema is 2") && why.contains("cannot be put aside"), "{why}");
-        std::fs::remove_dir(file.with_file_name("factors.json.not-understood")).unwrap();
-        // Nor does one that is too long keep later ones from being kept.
-        std::fs::File::create(&file).unwrap().set_len(MAX_BYTES + 1).unwrap();
-        assert!(matches!(read_now(&file), LearntFile::Nothing) && !file.exists());
-        std::fs::write(&file, serde_json::to_vec(&kept(1_000, &learnt(Switch::On, 1.25))).unwrap()).unwrap();
-        assert!(matches!(read_now(&file), LearntFile::Read(_)) && file.exists());
     }
 
     #[test]

@@ -10,19 +10,20 @@ mod policies;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lb_common::abi::BackendState;
 use lb_common::ending::Ending;
 use lb_core::limits::Limits;
 use lb_fake::{Connect, FakeKernel, Flow, Place};
-use lb_kernel::{Features, Pins, SlotView};
+use lb_kernel::{Features, Kernel as _, Pins, SlotView};
 
-use super::{ClientTask, Followed};
+use super::{ClientTask, ClientTaskError, Followed};
 use crate::assignments::{AssignmentsByService, statics};
 use crate::config::Client;
 use crate::config::tests::good;
-use crate::daemon::clock::Clock;
+use crate::controller::{Clock, Environment};
 
 const SERVICE: &str = "10.96.0.10:80";
 const BACKENDS: [&str; 3] = ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"];
@@ -55,9 +56,26 @@ struct Stage {
 /// A client task of a kernel in memory, and the time at which it was opened.
 pub fn open_in_memory(kernel: &FakeKernel, client: Client, pins: &Path) -> (ClientTask, Instant) {
     let (pins, now) = (Pins::of(pins, &client.name), Instant::now());
-    let (features, clock) = (Features::default(), Clock::new(now, Duration::from_secs(1)));
-    let task = ClientTask::open(client, pins.clone(), kernel.client(&pins), LIMITS, features, clock, now);
+    let environment = environment(kernel, Clock::new(now, Duration::from_secs(1)));
+    let opened = kernel.client(pins.clone()).expect("no fault");
+    let task = ClientTask::open(client, pins, opened, LIMITS, &environment, now);
     (task.unwrap_or_else(|error| panic!("{error}")), now)
+}
+
+/// A host with this kernel.
+pub fn environment(kernel: &FakeKernel, clock: Clock) -> Environment {
+    Environment {
+        kernel: Arc::new(kernel.clone()),
+        features: Features { socket_errors: true, outcomes_at_release: true, ..Features::default() },
+        clock,
+        host: "host".to_owned(),
+        pid: 1,
+        descriptors: u64::MAX,
+        namespace_warning: None,
+        jitter: 0,
+        threads: 1,
+        stopping: Arc::default(),
+    }
 }
 
 fn address(text: &str) -> SocketAddr {
@@ -115,12 +133,13 @@ impl Stage {
         let mut config = self.config(backends);
         self.task = None;
         let pins = Pins::of(&PathBuf::from("/sys/fs/bpf"), "web");
-        let features = Features { socket_errors: true, outcomes_at_release: true, ..Features::default() };
+        let environment = environment(&self.kernel, self.clock);
         // Bound: the chance that so many attempts fail is nil.
         for _ in 0..100 {
-            let (client, kernel) = (config.clients.remove(0), self.kernel.client(&pins));
-            let (limits, clock) = (LIMITS, self.clock);
-            let opened = ClientTask::open(client, pins.clone(), kernel, limits, features, clock, self.now);
+            let client = config.clients.remove(0);
+            let opened = self.kernel.client(pins.clone()).map_err(ClientTaskError::from).and_then(|kernel| {
+                ClientTask::open(client, pins.clone(), kernel, LIMITS, &environment, self.now)
+            });
             if let Ok(task) = opened {
                 self.task = Some(task);
                 break;
@@ -430,7 +449,8 @@ fn a_cgroup_that_is_made_anew_is_followed_and_the_old_one_until_its_flows_end() 
 fn a_client_that_an_operator_has_removed_stays_gone() {
     script("", |stage| {
         let pins = stage.task().pins.clone();
-        stage.kernel.detach(&pins);
+        stage.kernel.faults().stop();
+        stage.kernel.detach(&pins).expect("no fault");
         assert_eq!(stage.connect(), Err(0));
         stage.kernel.faults().stop();
         stage.task().cgroup_changed();

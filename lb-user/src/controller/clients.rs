@@ -11,7 +11,7 @@ use tracing::{error, info, warn};
 
 use super::client_task::{ClientTask, Followed};
 use super::leaving::{CannotLeave, Leaving};
-use super::{Daemon, Event};
+use super::{Controller, Work};
 use crate::backoff::Backoff;
 use crate::config::{Client, Config};
 
@@ -80,14 +80,14 @@ impl Clients {
     }
 }
 
-impl Daemon {
+impl Controller {
     /// Takes in a client that was opened, in place of one whose pins were removed if there is such a one.
     pub fn take_in(&mut self, mut client_task: ClientTask, others: Vec<Leaving>, now: Instant) {
         // The first sample, so that what is counted from here on shows in the last minute.
         if let Err((error, _)) = client_task.sample(now) {
             warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read counters");
         }
-        if !client_task.path().exists() {
+        if !client_task.has_cgroup() {
             // Logged, because a path that is mistyped looks the same.
             warn!(client = %client_task.client.name, cgroup = %client_task.client.cgroup.display(), "there is no such cgroup; waiting for it");
         }
@@ -181,7 +181,7 @@ impl Daemon {
         self.clients.settle_next(now);
         if self.clients.to_settle.is_empty() {
             for client_task in &mut self.clients.tasks {
-                client_task.log_health(self.probing.probes());
+                client_task.log_health(self.probing.network());
             }
             self.wait_for_readers();
         }
@@ -198,11 +198,7 @@ impl Daemon {
         for client_task in &mut self.clients.tasks {
             client_task.before_wait();
         }
-        let events = self.events.clone();
-        tokio::task::spawn_blocking(move || {
-            // The loop is gone only when the daemon stops.
-            let _ = events.blocking_send(Event::ReadersGone(lb_kernel::wait_for_readers()));
-        });
+        self.effects.push(Work::WaitForReaders.into());
     }
 
     pub fn readers_gone(&mut self, result: Result<(), DatapathError>, now: Instant) {
@@ -305,7 +301,7 @@ mod tests {
     use super::*;
     use crate::assignments::{AssignmentsByService, statics};
     use crate::config::tests::good;
-    use crate::daemon::client_task::open_in_memory;
+    use crate::controller::client_task::open_in_memory;
     use lb_fake::FakeKernel;
 
     fn config(last: u8) -> Config {

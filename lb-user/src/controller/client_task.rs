@@ -51,7 +51,7 @@ pub use self::errors::error_decay;
 pub use self::scripts::open_in_memory;
 use crate::backoff::Backoff;
 use crate::config::Client;
-use crate::daemon::clock::Clock;
+use crate::controller::{Clock, Environment};
 use crate::window::Window;
 
 /// Why a client task cannot be started.
@@ -102,6 +102,8 @@ pub struct ClientTask {
     datapath: Datapath,
     /// Once the maps are as planned: the slots that neither the plan nor the maps name. `None` while steps may be left.
     settled: Option<BTreeSet<Slot>>,
+    /// The name of this host.
+    host: String,
     cursor_seed: CursorSeed,
     /// How far slots that nothing names have come on their way to be freed.
     grace_periods: GracePeriods,
@@ -144,10 +146,11 @@ impl ClientTask {
         pins: Pins,
         kernel: Box<dyn ClientKernel>,
         limits: Limits,
-        features: Features,
-        clock: Clock,
+        environment: &Environment,
         now: Instant,
     ) -> Result<Self, ClientTaskError> {
+        let Environment { features, clock, host, .. } = environment;
+        let (features, clock) = (*features, *clock);
         let path = kernel.mount()?.join(&client.cgroup);
         let datapath = Datapath::open(kernel, &limits, features, purpose(&client))?;
         let is_new = datapath.applied().services.is_empty();
@@ -155,7 +158,8 @@ impl ClientTask {
         let told = health::Told::adopted(&balancer, &datapath);
         let cpus = datapath.kernel().cpus().map_err(ClientTaskError::Cpus)?;
         Ok(Self {
-            cursor_seed: cursor_seed(&client, cpus),
+            cursor_seed: CursorSeed { task: task_on(&client, host), cpus },
+            host: host.clone(),
             client,
             pins,
             is_unpinned: false,
@@ -217,7 +221,7 @@ impl ClientTask {
         self.balancer = balancer;
         self.probes_heard = None;
         self.settled = None;
-        self.cursor_seed = cursor_seed(&client, self.cursor_seed.cpus);
+        self.cursor_seed.task = task_on(&client, &self.host);
         self.client = client;
         if path != self.path {
             self.path = path;
@@ -373,7 +377,6 @@ fn purpose(client: &Client) -> Purpose {
 
 /// Cursors of a client start at a hash of its task and its host, so that two hosts that were given the same index by
 /// mistake, or none at all, still start at different entries.
-fn cursor_seed(client: &Client, cpus: u32) -> CursorSeed {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    CursorSeed { task: format!("{}/{}@{host}", client.job, client.task.index), cpus }
+fn task_on(client: &Client, host: &str) -> String {
+    format!("{}/{}@{host}", client.job, client.task.index)
 }

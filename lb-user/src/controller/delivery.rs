@@ -8,12 +8,12 @@ use std::time::Instant;
 use lb_core::feed::{Delivered, Next};
 use tracing::{info, warn};
 
-use super::{Daemon, Event};
+use super::{Controller, Work};
 use crate::assignments::{self, Assignments};
 use crate::config::Source;
 use crate::source::Contents;
 
-impl Daemon {
+impl Controller {
     /// Gives a list to every client that uses the service. It is kept for later starts once all of them took it.
     pub fn deliver(&mut self, service: &str, contents: Contents, now: Instant) {
         let mut next = Some(contents);
@@ -31,7 +31,7 @@ impl Daemon {
                     let text = file.feed.in_force().map(|contents| std::mem::take(&mut contents.text));
                     // It is empty if it was kept before.
                     if let Some(text) = text.filter(|text| !text.is_empty()) {
-                        self.sources.keeping.add(file.source.last_good.clone(), text);
+                        self.sources.files_to_store.add(file.source.last_good.clone(), text);
                     }
                     next = refused;
                 }
@@ -64,15 +64,11 @@ impl Daemon {
         delivered
     }
 
-    /// Computes beside the loop what the clients that there are now use of a list.
-    fn compute(&self, service: &str, mut contents: Contents) {
+    /// Has computed beside the loop what the clients that there are now use of a list.
+    fn compute(&mut self, service: &str, contents: Contents) {
         let clients = self.clients.tasks.iter().map(|client_task| &client_task.client);
         let consumers = assignments::consumers(clients, service);
-        let (service, events) = (service.to_owned(), self.events.clone());
-        tokio::task::spawn_blocking(move || {
-            contents.assignments.complete(&consumers);
-            let _ = events.blocking_send(Event::Computed { service, contents });
-        });
+        self.effects.push(Work::Compute { service: service.to_owned(), contents, consumers }.into());
     }
 
     /// What was computed has come back. If clients have changed again, what they miss is computed in another turn.

@@ -7,15 +7,15 @@ use lb_kernel::{Offsets, Pins};
 use lb_view::fault::{Fault, FaultCode};
 use lb_view::status::Source;
 
-use super::Daemon;
+use super::Controller;
 use super::leaving::CannotLeave;
-use crate::daemon::client_task::ClientTask;
+use crate::controller::client_task::ClientTask;
 use crate::descriptors;
 use crate::error::chain;
 use crate::facts::{ClientFacts, Facts, Reloads};
 use crate::window::Lately;
 
-impl Daemon {
+impl Controller {
     /// What status and metrics need of the loop; takes a few system calls per client.
     pub fn facts(&self, now: Instant) -> Facts {
         // A client that runs and could not take on a new configuration is among the unstarted ones as well.
@@ -23,11 +23,16 @@ impl Daemon {
         let unstarted = self.clients.unstarted.iter().filter(|(client, _)| !runs(&client.name));
         Facts {
             daemon: lb_view::status::Daemon {
-                pid: std::process::id(),
+                pid: self.environment.pid,
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 config: self.config.path.clone(),
                 pins: Some(self.config.paths.pins.clone()),
-                features: self.features.named().map(|(name, has)| (name.to_owned(), has)).collect(),
+                features: self
+                    .environment
+                    .features
+                    .named()
+                    .map(|(name, has)| (name.to_owned(), has))
+                    .collect(),
                 offsets: self.offsets(),
             },
             started: self.started,
@@ -38,7 +43,7 @@ impl Daemon {
                 is_faulty: self.reload.error.is_some(),
             },
             reports: self.probing.counts(),
-            interfaces: self.probing.receiving.interfaces(),
+            interfaces: self.probing.network().interfaces(),
             faults: self.faults(),
             clients: self
                 .clients
@@ -53,7 +58,7 @@ impl Daemon {
 
     /// The offsets that the programs are told, by name.
     fn offsets(&self) -> BTreeMap<String, u32> {
-        let offsets = self.features.offsets.iter().flat_map(Offsets::named);
+        let offsets = self.environment.features.offsets.iter().flat_map(Offsets::named);
         offsets.map(|(name, offset)| (name.to_owned(), offset)).collect()
     }
 
@@ -88,7 +93,7 @@ impl Daemon {
         let mut faults = Vec::new();
         for client_task in &self.clients.tasks {
             let mut add = |code, text| faults.push(Fault::of_client(code, &client_task.client.name, text));
-            if let Some(text) = detachment(client_task) {
+            if let Some(text) = self.detachment(client_task) {
                 add(FaultCode::NotAttached, text);
             }
             if let Some(text) = client_task.trouble() {
@@ -124,7 +129,9 @@ impl Daemon {
             let text = format!("the configuration cannot be used, the one before is in force: {error}");
             of_host(FaultCode::Configuration, text);
         }
-        if let Some(text) = descriptors::shortage(descriptors::limit(), self.config.clients.len() as u64) {
+        if let Some(text) =
+            descriptors::shortage(self.environment.descriptors, self.config.clients.len() as u64)
+        {
             of_host(FaultCode::OpenFiles, text);
         }
         for text in &self.reload.unchangeable {
@@ -158,36 +165,41 @@ impl Daemon {
         };
         services.map(|configured| &configured.service.name).map(|name| (name.clone(), source(name))).collect()
     }
-}
 
-/// Why a client's programs are not attached where they should be, and what it takes; nothing if they are.
-fn detachment(client_task: &ClientTask) -> Option<String> {
-    let path = client_task.client.cgroup.display();
-    if client_task.is_unpinned() {
-        return Some(
-            "its pins were removed, so its connects go unbalanced; SIGHUP or a restart makes them anew and attaches it"
-                .to_owned(),
-        );
-    }
-    if let Some(error) = client_task.attach_error() {
-        return Some(format!("the programs cannot be attached to the cgroup at {path}: {error}"));
-    }
-    match client_task.is_effective() {
-        Ok(true) => return None,
-        Ok(false) => {}
-        Err(error) => {
+    /// Why a client's programs are not attached where they should be, and what it takes; nothing if they are.
+    fn detachment(&self, client_task: &ClientTask) -> Option<String> {
+        let path = client_task.client.cgroup.display();
+        if client_task.is_unpinned() {
+            return Some(
+                "its pins were removed, so its connects go unbalanced; SIGHUP or a restart makes them anew and attaches it"
+                    .to_owned(),
+            );
+        }
+        if let Some(error) = client_task.attach_error() {
+            return Some(format!("the programs cannot be attached to the cgroup at {path}: {error}"));
+        }
+        match client_task.is_effective() {
+            Ok(true) => return None,
+            Ok(false) => {}
+            Err(error) => {
+                return Some(format!(
+                    "it cannot be seen whether the programs are attached to the cgroup at {path}; what was attached stays, \
+                     and it is looked at again within a minute: {}",
+                    chain(&error)
+                ));
+            }
+        }
+        if client_task.cgroup().is_some() {
             return Some(format!(
-                "it cannot be seen whether the programs are attached to the cgroup at {path}; what was attached stays, \
-                 and it is looked at again within a minute: {}",
-                chain(&error)
+                "the programs are not attached to the cgroup at {path}: it, or their links, were removed"
             ));
         }
+        let warning = self
+            .environment
+            .namespace_warning
+            .as_ref()
+            .map(|warning| format!(" ({warning})"))
+            .unwrap_or_default();
+        Some(format!("there is no cgroup {path}; it is attached when it appears{warning}"))
     }
-    if client_task.cgroup().is_some() {
-        return Some(format!(
-            "the programs are not attached to the cgroup at {path}: it, or their links, were removed"
-        ));
-    }
-    let warning = lb_kernel::namespace_warning().map(|warning| format!(" ({warning})")).unwrap_or_default();
-    Some(format!("there is no cgroup {path}; it is attached when it appears{warning}"))
 }

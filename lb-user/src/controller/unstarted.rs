@@ -3,25 +3,21 @@
 //! To open a client takes its lock and loads its programs, tens of milliseconds each; several wait for readers
 //! together.
 
-use std::collections::BTreeSet;
-use std::num::NonZero;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use anyhow::{Result, anyhow, ensure};
 use lb_core::limits::Limits;
-use lb_kernel::{Cgroup, DatapathError, Features, PinnedClient, Pins};
-use tokio::task::spawn_blocking;
+use lb_kernel::{DatapathError, Pins};
 use tracing::warn;
 
-use super::client_task::{ClientTask, ClientTaskError};
-use super::clock::Clock;
 use super::leaving::{self, Leaving};
-use super::{Daemon, Event};
-use crate::assignments::{self, AssignmentsByService};
+use super::{ClientTask, ClientTaskError, Controller, Environment, Work};
+use crate::assignments::{self, Assignments, AssignmentsByService};
 use crate::config::Client;
+use crate::source::FileSource;
 
 /// Clients that could not be started, tried again.
 pub struct Tried {
@@ -42,17 +38,41 @@ pub struct Opened {
     pub result: Result<(ClientTask, Vec<Leaving>)>,
 }
 
-impl Daemon {
+/// Clients that are to be opened.
+pub struct OpenRequest {
+    /// All of them. Those that are `there` run with an earlier configuration.
+    clients: Vec<Client>,
+    there: BTreeSet<String>,
+    /// The lists that are in force.
+    statics: AssignmentsByService,
+    in_force: BTreeMap<String, (FileSource, Assignments)>,
+    opener: Opener,
+}
+
+impl OpenRequest {
+    /// Opens them. May block for as long as [`Opener::open_all`], and for seconds to compute lists of the largest jobs.
+    pub fn carry_out(self) -> Tried {
+        let Self { clients, there, statics, in_force, opener } = self;
+        let mut by_service = assignments::statics(&clients, &statics);
+        for (service, (_, mut assignments)) in in_force {
+            assignments.complete(&assignments::consumers(&clients, &service));
+            by_service.entry(service).or_insert(assignments);
+        }
+        let absent = clients.iter().filter(|client| !there.contains(&client.name));
+        let opened = opener.open_all(absent.cloned());
+        Tried { clients, opened, by_service }
+    }
+}
+
+impl Controller {
     /// What it takes to open clients beside the loop.
     pub fn opener(&self, now: Instant) -> Opener {
         Opener {
             pins: self.config.paths.pins.clone(),
             limits: self.config.limits,
-            features: self.features,
+            environment: self.environment.clone(),
             leaving: self.clients.leaving.iter().map(|leaving| leaving.pins.clone()).collect(),
-            stopping: self.stopping.clone(),
             now,
-            clock: self.clock,
         }
     }
 
@@ -70,18 +90,10 @@ impl Daemon {
         // Those that are there run with an earlier configuration.
         let there = self.there();
         self.clients.opening = true;
-        let (opener, events, in_force) = (self.opener(now), self.events.clone(), self.in_force());
+        let (opener, in_force) = (self.opener(now), self.in_force());
         let statics = self.sources.statics.clone();
-        spawn_blocking(move || {
-            let mut by_service = assignments::statics(&clients, &statics);
-            for (service, (_, mut assignments)) in in_force {
-                assignments.complete(&assignments::consumers(&clients, &service));
-                by_service.entry(service).or_insert(assignments);
-            }
-            let absent = clients.iter().filter(|client| !there.contains(&client.name));
-            let opened = opener.open_all(absent.cloned());
-            let _ = events.blocking_send(Event::Opened(Box::new(Tried { clients, opened, by_service })));
-        });
+        self.effects
+            .push(Work::Open(Box::new(OpenRequest { clients, there, statics, in_force, opener })).into());
     }
 
     pub fn opened(&mut self, tried: Tried, now: Instant) {
@@ -113,7 +125,7 @@ impl Daemon {
         }
         self.set_unstarted(unstarted);
         self.settle(now);
-        self.watch_cgroups();
+        self.watch();
         self.follow_cgroups(now);
         self.leave_other_cgroups(now);
     }
@@ -152,25 +164,23 @@ impl Daemon {
 
 /// Opens clients, on any thread.
 pub struct Opener {
-    pub pins: PathBuf,
-    pub limits: Limits,
-    pub features: Features,
+    environment: Environment,
+    pins: PathBuf,
+    limits: Limits,
     /// Pins of leaving clients, which this daemon has locked already.
-    pub leaving: Vec<Pins>,
-    /// Whether the daemon is stopping, and does not wait for opened clients any more.
-    pub stopping: Arc<AtomicBool>,
+    leaving: Vec<Pins>,
     /// When the opening began.
-    pub now: Instant,
-    pub clock: Clock,
+    now: Instant,
 }
 
 impl Opener {
     /// Opens a client, and locks what other versions have of it.
     fn open(&self, client: Client) -> Result<(ClientTask, Vec<Leaving>)> {
+        let kernel = &*self.environment.kernel;
         // A successor waits for the locks of those that are open already.
-        ensure!(!self.stopping.load(Ordering::Relaxed), "the daemon is stopping");
+        ensure!(!self.environment.stopping.load(Ordering::Relaxed), "the daemon is stopping");
         // Locked before anything is changed: another socklb of another version may be running.
-        let others = leaving::lock_other_versions(&self.pins, &client.name, &self.leaving)?;
+        let others = leaving::lock_other_versions(kernel, &self.pins, &client.name, &self.leaving)?;
         match self.open_here(client) {
             Ok(client_task) => Ok((client_task, others)),
             // Unwrapped, so that its kind is found among the causes: what to do about it depends on that.
@@ -180,22 +190,23 @@ impl Opener {
     }
 
     fn open_here(&self, client: Client) -> Result<ClientTask, ClientTaskError> {
-        let path = lb_kernel::cgroup2_mount()?.join(&client.cgroup);
+        let kernel = &*self.environment.kernel;
+        let path = kernel.mount()?.join(&client.cgroup);
         // A path that can never be a cgroup is found out now; one that is not there yet is waited for.
-        match Cgroup::at(&path) {
+        match kernel.cgroup(&path) {
             Ok(_) | Err(DatapathError::NoCgroup(_)) => {}
             Err(error) => return Err(error.into()),
         }
         let pins = Pins::of(&self.pins, &client.name);
-        let kernel = Box::new(PinnedClient::lock(pins.clone())?);
-        ClientTask::open(client, pins, kernel, self.limits, self.features, self.clock, self.now)
+        let kernel = kernel.client(pins.clone())?;
+        ClientTask::open(client, pins, kernel, self.limits, &self.environment, self.now)
     }
 
     /// Opens several, on all CPUs at once: nearly all of it is the kernel's verifier. May block for tens of milliseconds each.
     pub fn open_all(&self, clients: impl IntoIterator<Item = Client>) -> Vec<Opened> {
         let clients: Vec<Client> = clients.into_iter().collect();
         let open = |client: &Client| Opened { result: self.open(client.clone()), client: client.clone() };
-        let mut opened = on_all_cpus(&clients, open);
+        let mut opened = on_threads(self.environment.threads, &clients, open);
         let mut adopted = Vec::new();
         for Opened { client, result } in &mut opened {
             if let Ok((client_task, _)) = result
@@ -210,7 +221,7 @@ impl Opener {
         }
         // A daemon that was killed may have replaced tables just now: what it left must not be written over while a program
         // reads it.
-        let waited = lb_kernel::wait_for_readers().map_err(|error| crate::error::chain(&error));
+        let waited = self.environment.kernel.wait_for_readers().map_err(|error| crate::error::chain(&error));
         for Opened { client, result } in &mut opened {
             let (true, Ok((client_task, _))) = (adopted.contains(&client.name), &mut *result) else {
                 continue;
@@ -228,9 +239,9 @@ impl Opener {
     }
 }
 
-/// Does something with each of several things, on as many threads as there are CPUs. Results are in the order of the things.
-fn on_all_cpus<T: Sync, R: Send>(things: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(things.len());
+/// Does something with each of several things, on so many threads. Results are in the order of the things.
+fn on_threads<T: Sync, R: Send>(threads: usize, things: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let threads = threads.min(things.len());
     if threads < 2 {
         return things.iter().map(of).collect();
     }
@@ -257,7 +268,7 @@ mod tests {
         for count in [0, 1, 2, 63, 64] {
             let things: Vec<u32> = (0..count).collect();
             assert_eq!(
-                on_all_cpus(&things, |thing| thing * 2),
+                on_threads(3, &things, |thing| thing * 2),
                 things.iter().map(|thing| thing * 2).collect::<Vec<_>>()
             );
         }

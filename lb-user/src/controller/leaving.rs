@@ -7,13 +7,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use lb_kernel::{Cgroup, DatapathError, Lock, Pins};
+use lb_kernel::{DatapathError, Kernel, Lock, Pins};
 use tracing::{info, warn};
 
-use super::Daemon;
+use super::Controller;
 use crate::backoff::Backoff;
 use crate::config::Config;
-use crate::daemon::client_task::ClientTask;
+use crate::controller::client_task::ClientTask;
 
 /// One client that leaves.
 pub struct Leaving {
@@ -37,14 +37,10 @@ impl Leaving {
     ///
     /// # Errors
     /// If another process has the lock, or the pins cannot be read.
-    fn new(pins: Pins) -> Result<Self, DatapathError> {
-        let lock = pins.lock()?;
-        Ok(Self {
-            retired: lb_kernel::is_retired(&pins)?,
-            pins,
-            removing: Backoff::default(),
-            _lock: Some(lock),
-        })
+    fn new(kernel: &dyn Kernel, pins: Pins) -> Result<Self, DatapathError> {
+        let lock = kernel.lock(&pins)?;
+        let retired = kernel.is_retired(&pins)?;
+        Ok(Self { retired, pins, removing: Backoff::default(), _lock: lock })
     }
 
     /// Whether its connects may still be balanced, by the tables that it has.
@@ -64,17 +60,22 @@ impl Leaving {
 ///
 /// # Errors
 /// If another socklb has it.
-pub fn lock_other_versions(pins: &Path, client: &str, leaving: &[Pins]) -> Result<Vec<Leaving>> {
-    let mut others = Pins::all_versions(pins)?;
+pub fn lock_other_versions(
+    kernel: &dyn Kernel,
+    pins: &Path,
+    client: &str,
+    leaving: &[Pins],
+) -> Result<Vec<Leaving>> {
+    let mut others = kernel.clients(pins)?;
     others.retain(|pins| pins.client == client && !pins.is_of_this_version() && !leaving.contains(pins));
     let lock = |pins: Pins| {
         let what = format!("take client {} over from ABI version {}", pins.client, pins.version);
-        Leaving::new(pins).context(what)
+        Leaving::new(kernel, pins).context(what)
     };
     others.into_iter().map(lock).collect()
 }
 
-impl Daemon {
+impl Controller {
     /// Takes up what an earlier daemon had begun to remove. Clients that are attached and not configured stay as they are
     /// and are reported: another socklb may have them in its configuration.
     pub fn resume_leaving(&mut self, config: &Config, now: Instant) {
@@ -92,7 +93,7 @@ impl Daemon {
         }
     }
 
-    /// Repeats [`Daemon::resume_leaving`] if it failed.
+    /// Repeats [`Controller::resume_leaving`] if it failed.
     pub fn try_to_resume_leaving(&mut self, now: Instant) {
         if self.clients.resuming.error().is_some() && self.clients.resuming.is_due(now) {
             self.resume_leaving(&self.config.clone(), now);
@@ -101,9 +102,10 @@ impl Daemon {
 
     fn find_leaving(&mut self, config: &Config) -> Result<(), DatapathError> {
         let mut result = Ok(());
+        let kernel = &*self.environment.kernel;
         for pins in self.strangers_to(config)? {
-            let found = match lb_kernel::is_retired(&pins) {
-                Ok(true) => Leaving::new(pins).map(|leaving| self.clients.leaving.push(leaving)),
+            let found = match kernel.is_retired(&pins) {
+                Ok(true) => Leaving::new(kernel, pins).map(|leaving| self.clients.leaving.push(leaving)),
                 Ok(false) => {
                     // Logged only at the start; `status` shows it all the time.
                     if !self.is_ready {
@@ -129,7 +131,7 @@ impl Daemon {
     }
 
     fn strangers_to(&self, config: &Config) -> Result<Vec<Pins>, DatapathError> {
-        let mut pinned = Pins::all_versions(&config.paths.pins)?;
+        let mut pinned = self.environment.kernel.clients(&config.paths.pins)?;
         pinned.retain(|pins| {
             !config.clients.iter().any(|client| client.name == pins.client)
                 && !self.clients.leaving.iter().any(|leaving| leaving.pins == *pins)
@@ -148,7 +150,7 @@ impl Daemon {
             if !leaving.removing.is_due(now) || (!leaving.retired && is_held_back(&leaving.pins)) {
                 return true;
             }
-            match leaving.go_on() {
+            match leaving.go_on(&*self.environment.kernel) {
                 Ok(is_gone) => {
                     leaving.removing.succeeded();
                     !is_gone
@@ -183,7 +185,8 @@ impl Daemon {
             unable_to_leave.push(CannotLeave { client: pins.client.clone(), version: pins.version, why });
         };
         for Leaving { pins, .. } in self.clients.leaving.iter().filter(|leaving| !leaving.retired) {
-            add(pins, lb_kernel::begins_at(pins).and_then(|cgroups| self.missing_successor(&cgroups, None)));
+            let begins_at = self.environment.kernel.begins_at(pins);
+            add(pins, begins_at.and_then(|cgroups| self.missing_successor(&cgroups, None)));
         }
         for client_task in self.clients.tasks.iter().filter(|client_task| client_task.has_moved()) {
             let name = &client_task.client.name;
@@ -203,10 +206,11 @@ impl Daemon {
         if cgroups.is_empty() {
             return Ok(None);
         }
+        let kernel = &*self.environment.kernel;
         let is_other = |name: &str| other_than != Some(name);
         for client in self.config.clients.iter().filter(|client| is_other(&client.name)) {
-            let path = lb_kernel::cgroup2_mount()?.join(&client.cgroup);
-            let cgroup = match Cgroup::at(&path) {
+            let path = kernel.mount()?.join(&client.cgroup);
+            let cgroup = match kernel.cgroup(&path) {
                 Ok(cgroup) => cgroup.id,
                 Err(DatapathError::NoCgroup(_) | DatapathError::OutsideCgroup2(_)) => continue,
                 Err(error) => return Err(error),
@@ -235,24 +239,17 @@ impl Leaving {
     }
 
     /// Lets no flow begin there, and removes it if its last flow has ended. Returns whether it is gone.
-    fn go_on(&mut self) -> Result<bool, DatapathError> {
+    fn go_on(&mut self, kernel: &dyn Kernel) -> Result<bool, DatapathError> {
         let Pins { client, version, .. } = &self.pins;
         if !self.retired {
-            lb_kernel::retire(&self.pins)?;
+            kernel.retire(&self.pins)?;
             self.retired = true;
             info!(%client, version, "leaving: no flow begins there any more");
         }
-        let open = match lb_kernel::open_flows(&self.pins) {
-            Ok(open) => open,
-            // A start that was cut off has left no map of counts, and so no flow. Where links are pinned there was such
-            // a map: it was removed, or that version has another name for it, so its flows cannot be counted.
-            Err(error) if error.is_missing() && !lb_kernel::has_links(&self.pins)? => 0,
-            Err(error) => return Err(error),
-        };
-        if open > 0 {
+        if kernel.open_flows(&self.pins)? > 0 {
             return Ok(false);
         }
-        lb_kernel::detach(&self.pins)?;
+        kernel.detach(&self.pins)?;
         info!(%client, version, "its last flow has ended: removed");
         Ok(true)
     }

@@ -19,10 +19,10 @@ use lb_core::reports::reported::Base;
 use lb_core::reports::senders::ToStore;
 use lb_core::reports::{MAX_HOLD, Name};
 use lb_core::service::Protocol;
-use lb_kernel::{DatapathError, HostMaps};
+use lb_kernel::{DatapathError, HostMaps, Kernel};
 use tracing::warn;
 
-use crate::reports::Kernel;
+use crate::reports::Kernel as Entries;
 
 /// The register.
 pub struct Register {
@@ -48,10 +48,10 @@ impl Register {
     ///
     /// # Errors
     /// If the maps cannot be made or read.
-    pub fn open(pins: &Path) -> Result<Self, DatapathError> {
-        let maps = HostMaps::open(pins)?;
+    pub fn open(kernel: &dyn Kernel, pins: &Path) -> Result<Self, DatapathError> {
+        let maps = kernel.host_maps(pins)?;
         let mut ids = ReportIds::default();
-        let latest = lb_kernel::monotonic_ns().saturating_add(MAX_HOLD_NS);
+        let latest = kernel.now_ns().saturating_add(MAX_HOLD_NS);
         for (key, sender) in maps.senders()? {
             let name = name_of(&key);
             let taken = name.map(|name| ids.adopt(name, sender.id));
@@ -184,7 +184,7 @@ pub struct Stores {
     storing: Arc<Mutex<()>>,
 }
 
-impl Kernel for Stores {
+impl Entries for Stores {
     fn store(&mut self, what: &ToStore<'_, Duration>) {
         let ToStore { target, base, before, lame_until } = *what;
         if target.id == NO_REPORT {

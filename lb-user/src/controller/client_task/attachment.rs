@@ -209,6 +209,11 @@ impl ClientTask {
         self.kernel().is_balanced(cgroup)
     }
 
+    /// Whether there is a cgroup at its path.
+    pub fn has_cgroup(&self) -> bool {
+        self.cgroup_there().is_ok_and(|there| there.is_some())
+    }
+
     /// Full path of its cgroup, whether or not it exists.
     pub fn path(&self) -> &Path {
         &self.path

@@ -1,0 +1,72 @@
+//! How the controller starts.
+//!
+//! A start is the first reload, of a controller that has no client yet. What is wrong with one client does not fail the
+//! start and is tried again; it fails only if no client can be started.
+
+use std::time::Instant;
+
+use anyhow::{Result, anyhow};
+use lb_kernel::DatapathError;
+use tracing::info;
+
+use super::{Controller, Effect, Loaded, Opened, TICK, fixed};
+use crate::api;
+use crate::config::Config;
+
+impl Controller {
+    /// Begins the start with the configuration that was read for it.
+    pub fn begin(&mut self, config: Config, now: Instant) -> Vec<Effect> {
+        self.next_tick = Some(now + TICK);
+        self.resume_leaving(&config, now);
+        self.load_given(config, now);
+        std::mem::take(&mut self.effects)
+    }
+
+    /// Takes the first configuration on.
+    ///
+    /// # Errors
+    /// If no client can be started.
+    pub fn first_loaded(&mut self, loaded: Loaded, now: Instant) -> Result<()> {
+        if !loaded.opened.iter().any(|opened| opened.result.is_ok()) {
+            return Err(why_none(loaded.opened, &self.config));
+        }
+        self.is_ready = true;
+        self.loaded(loaded, now);
+        let pins = self.config.paths.pins.display();
+        let socket = api::socket(&self.config.paths.run);
+        let (features, missing) =
+            (self.environment.features.names(true), self.environment.features.names(false));
+        info!(%pins, socket = %socket.display(), features, missing, "running");
+        self.reclaim_flows(now);
+        Ok(())
+    }
+}
+
+/// Why no client at all can be started: the errors of all clients at once.
+fn why_none(opened: Vec<Opened>, config: &Config) -> anyhow::Error {
+    let mut faults: Vec<(String, anyhow::Error)> =
+        opened.into_iter().filter_map(|opened| Some((opened.client.name, opened.result.err()?))).collect();
+    if let [(client, _)] = &faults[..] {
+        let what = format!("start client {client}");
+        return faults.remove(0).1.context(what);
+    }
+    let mut text = format!("none of {} clients can be started:", faults.len());
+    for (client, error) in &faults {
+        text.push_str(&format!("\n  client {client}: {error:#}"));
+    }
+    let is_shape = |error: &anyhow::Error| {
+        error.chain().any(|cause| cause.downcast_ref::<DatapathError>().is_some_and(DatapathError::is_shape))
+    };
+    let of_another_shape: Vec<&str> =
+        faults.iter().filter(|(_, error)| is_shape(error)).map(|(client, _)| client.as_str()).collect();
+    if of_another_shape.len() > 1 {
+        let remove = fixed::remove_all(&of_another_shape, &config.paths.pins);
+        text.push_str(&format!("\nto remove all that have another shape: {remove}"));
+    }
+    let denied = |error: &anyhow::Error| crate::error::is_permission(error);
+    // Whether a privilege is missing is looked up in the causes.
+    match faults.into_iter().find(|(_, error)| denied(error)) {
+        Some((_, error)) => error.context(text),
+        None => anyhow!(text),
+    }
+}

@@ -1,0 +1,83 @@
+//! What later starts need, stored beside the loop: all in one turn, and again later if that fails.
+//!
+//! The directory may be full or may not answer. Connects do not need it, so a failure is logged once and tried again.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use tracing::{info, warn};
+
+use super::{Controller, Work};
+use crate::backoff::Backoff;
+
+/// Files by path, each with its whole content.
+pub type StateFiles = BTreeMap<PathBuf, Arc<[u8]>>;
+
+/// The files that are to be stored.
+#[derive(Default)]
+pub struct FilesToStore {
+    /// The newest content takes the place of an older one.
+    files: StateFiles,
+    is_busy: bool,
+    retry: Backoff,
+}
+
+/// What could not be stored, and the first reason.
+#[derive(Default)]
+pub struct Stored {
+    pub left: StateFiles,
+    pub error: Option<String>,
+}
+
+impl FilesToStore {
+    /// Has a file stored soon.
+    pub fn add(&mut self, path: PathBuf, text: Arc<[u8]>) {
+        self.files.insert(path, text);
+    }
+
+    /// Tries it at once, however often it has failed.
+    pub fn hurry(&mut self) {
+        self.retry.retry_now();
+    }
+
+    /// Why a file could not be stored the last time, if it waits for the next one.
+    pub fn error_of(&self, path: &Path) -> Option<&str> {
+        self.retry.error().filter(|_| self.files.contains_key(path))
+    }
+}
+
+impl Controller {
+    /// Begins to store what is to be stored, unless that is under way.
+    pub fn start_storing(&mut self, now: Instant) {
+        let FilesToStore { files, is_busy, retry } = &mut self.sources.files_to_store;
+        if !*is_busy && !files.is_empty() && retry.is_due(now) {
+            *is_busy = true;
+            self.effects.push(Work::Store(std::mem::take(files)).into());
+        }
+    }
+
+    /// Files were stored, or not.
+    pub fn stored(&mut self, Stored { mut left, error }: Stored, now: Instant) {
+        let FilesToStore { files, is_busy, retry } = &mut self.sources.files_to_store;
+        *is_busy = false;
+        left.append(files);
+        *files = left;
+        match error {
+            Some(error) if retry.failed(now, &error) => {
+                warn!(
+                    error,
+                    "cannot keep what later starts need (endpoint lists, what was learnt of loads); tried again after a growing pause"
+                );
+            }
+            Some(_) => {}
+            None => {
+                if retry.error().is_some() {
+                    info!("what later starts need is kept again");
+                }
+                retry.succeeded();
+            }
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Directories that are watched for changes: where cgroups appear, and where files lie.
+//!
+//! A watch can fail, and can be lost without notice: everything is looked at once a second all the same.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lb_host::watch::{Watch, Watcher};
+use tracing::{info, warn};
+
+/// Adds and removes watches, on any thread. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Watches(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    /// `None` if there is no inotify instance.
+    watcher: Option<Watcher>,
+    /// Directories of which it was reported that they cannot be watched.
+    unwatched: BTreeSet<PathBuf>,
+}
+
+impl Watches {
+    /// Those of `watch`.
+    pub fn of(watch: &Watch) -> Self {
+        let watches = Self::default();
+        watches.with(|state| state.watcher = watch.watcher());
+        watches
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn watcher(&self) -> Option<Watcher> {
+        self.with(|state| state.watcher.clone())
+    }
+
+    /// Watches a directory. May take as long as its file system likes.
+    pub fn add(&self, directory: &Path) {
+        if let Some(Err(error)) = self.watcher().map(|watcher| watcher.add(directory)) {
+            self.report(directory, &error.to_string());
+        }
+    }
+
+    /// Makes an inotify instance if there is none. Returns it if it is new.
+    pub fn open_again(&self) -> Option<Watch> {
+        if self.watcher().is_some() {
+            return None;
+        }
+        let watch = Watch::new().ok()?;
+        info!("directories are watched");
+        self.with(|state| state.watcher = watch.watcher());
+        Some(watch)
+    }
+
+    /// Watches for cgroups to appear, and gives back the watches that are needed no more. `directories`: those of files, which are watched
+    /// when their files are looked at.
+    pub fn watch(&self, cgroups: &[PathBuf], mut directories: BTreeSet<PathBuf>) {
+        let Some(watcher) = self.watcher() else { return };
+        let mut failed = BTreeMap::new();
+        // Most cgroups lie side by side: one look at the directory will do.
+        let one_of_each: BTreeMap<_, _> = cgroups.iter().map(|path| (path.parent(), path)).collect();
+        for path in one_of_each.into_values() {
+            match watcher.add_nearest(path) {
+                Ok(directory) => directories.extend(directory),
+                Err(error) => drop(failed.insert(path.clone(), error.to_string())),
+            }
+        }
+        self.with(|state| {
+            state.unwatched.retain(|path| directories.contains(path) || failed.contains_key(path));
+        });
+        for (path, error) in failed {
+            self.report(&path, &error);
+        }
+        // Beside the loop: a file system that does not answer may hold up the removal of a watch.
+        tokio::task::spawn_blocking(move || watcher.keep_only(&directories));
+    }
+
+    /// Says once that a directory cannot be watched.
+    fn report(&self, path: &Path, error: &str) {
+        if self.with(|state| state.unwatched.insert(path.to_owned())) {
+            warn!(path = %path.display(), error, "cannot watch; looking once a second instead");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What takes time is done beside the loop: each piece of work becomes an event.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use lb_kernel::{ClientNamespace, Kernel, RecordedProcesses};
+use tokio::task::spawn_blocking;
+
+use super::Reread;
+use super::file_io::PATIENCE;
+use super::files::Files;
+use super::lists::ListReader;
+use super::loader::Loader;
+use super::watches::Watches;
+use crate::controller::{Event, LearntFile, NamespaceFound, Search, StateFiles, Stored, Work, learnt_path};
+use crate::source::{NoAnswer, Stamp, directory_of};
+
+/// How long the directory of what later starts need is waited for: all files are written and synchronized one by one.
+const TO_STORE: Duration = Duration::from_secs(10);
+
+/// Processes that have begun a flow within this time are those of the client that count.
+const RECENT: Duration = Duration::from_mins(1);
+
+/// Does the work. Cheap to clone.
+#[derive(Clone)]
+pub struct Worker {
+    lists: ListReader,
+    watches: Watches,
+    /// The configuration file.
+    file: PathBuf,
+    reread: Reread,
+    /// Where what later starts need is stored.
+    state: PathBuf,
+    kernel: Arc<dyn Kernel>,
+    knows_mptcp: bool,
+}
+
+impl Worker {
+    /// `state`: the directory of what later starts need. `knows_mptcp`: whether paths of MPTCP sockets have no records.
+    pub fn new(
+        files: Arc<dyn Files>,
+        file: PathBuf,
+        reread: Reread,
+        state: PathBuf,
+        watches: Watches,
+        kernel: Arc<dyn Kernel>,
+        knows_mptcp: bool,
+    ) -> Self {
+        Self { lists: ListReader::new(files), watches, file, reread, state, kernel, knows_mptcp }
+    }
+
+    /// Does a piece of work. What may block runs on a thread of its own; files that do not answer are given up after a while.
+    pub async fn carry_out(self, work: Work) -> Event {
+        match work {
+            Work::Look { service, source } => {
+                let result = self.look(&source.file.path).await;
+                Event::Looked { service, source, result }
+            }
+            Work::LookAtConfig { is_due } => {
+                Event::LookedAtConfig { is_due, result: self.look(&self.file).await }
+            }
+            Work::Read { service, source, begun, known, purpose } => {
+                let (version, result) = self.lists.read(&source, known, purpose).await;
+                Event::Read { service, source, begun, version, result }
+            }
+            Work::ReadLearnt => Event::LearntRead(read_learnt(&self.lists, &self.state).await),
+            Work::Store(files) => Event::Stored(self.store(files).await),
+            Work::Compute { service, mut contents, consumers } => {
+                let compute = move || {
+                    contents.assignments.complete(&consumers);
+                    Event::Computed { service, contents }
+                };
+                beside(compute).await
+            }
+            Work::Load(request) => {
+                let loader = Loader { file: self.file, reread: self.reread, lists: self.lists };
+                Event::Loaded(Box::new(loader.load(*request).await))
+            }
+            Work::Open(request) => beside(move || Event::Opened(Box::new(request.carry_out()))).await,
+            Work::WaitForReaders => beside(move || Event::ReadersGone(self.kernel.wait_for_readers())).await,
+            Work::Reclaim { targets, mut suspects, now, interval } => {
+                let reclaim = move || {
+                    let pass = lb_kernel::reclaim(&targets, &mut suspects, self.knows_mptcp, now, interval);
+                    Event::Reclaimed(pass, suspects)
+                };
+                beside(reclaim).await
+            }
+            Work::SearchNamespaces(wanted) => {
+                let find = |(client, Search { path, known, records }): (String, Search)| {
+                    let result = ClientNamespace::find(&path, known);
+                    let recorded = records.and_then(|pins| RecordedProcesses::read(&pins, RECENT).ok());
+                    NamespaceFound { client, path, result, recorded }
+                };
+                beside(move || Event::NamespacesFound(wanted.into_iter().map(find).collect())).await
+            }
+        }
+    }
+
+    /// Looks at a file and watches its directory.
+    async fn look(&self, path: &Path) -> Result<Option<Stamp>, NoAnswer> {
+        let (file, watches) = (path.to_owned(), self.watches.clone());
+        let files = Arc::clone(&self.lists.files);
+        let look = move || {
+            // Watched first, so that what changes from here on is an event of its own.
+            watches.add(&directory_of(&file));
+            files.stamp(&file)
+        };
+        self.lists.io.run(path, PATIENCE, look).await
+    }
+
+    async fn store(&self, files: StateFiles) -> Stored {
+        let all = files.clone();
+        let directory = self.state.join("last-good");
+        let disk = Arc::clone(&self.lists.files);
+        let stored = self.lists.io.run(&directory, TO_STORE, move || disk.store(files)).await;
+        stored.unwrap_or_else(|silent| Stored { left: all, error: Some(silent.to_string()) })
+    }
+}
+
+/// Reads what an earlier daemon had learnt of loads.
+pub async fn read_learnt(lists: &ListReader, state: &Path) -> LearntFile {
+    let path = learnt_path(state);
+    let (files, file) = (Arc::clone(&lists.files), path.clone());
+    lists
+        .io
+        .run(&path, PATIENCE, move || files.read_learnt(&file))
+        .await
+        .unwrap_or_else(|silent| LearntFile::Unread(silent.to_string()))
+}
+
+/// Runs on a thread of its own what may block.
+async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    spawn_blocking(work).await.expect("a panic ends the process")
+}
