@@ -30,6 +30,9 @@ pub(crate) struct Host {
     cgroups: BTreeMap<PathBuf, u64>,
     last_cgroup: u64,
     last_program: u64,
+    last_client: u64,
+    /// Links that were made.
+    last_link: u64,
     pub verdicts: Mapped<Verdict>,
     /// By the directory of their pins.
     pub clients: BTreeMap<PathBuf, Client>,
@@ -37,6 +40,8 @@ pub(crate) struct Host {
 
 /// A client that is pinned.
 pub(crate) struct Client {
+    /// No other has it, before or after.
+    pub number: u64,
     pins: Pins,
     pub maps: ClientMaps,
     /// By the id of the cgroup.
@@ -50,6 +55,8 @@ pub(crate) struct Link {
     program: u64,
     /// Whether flows begin there.
     pub begins: bool,
+    /// The place among all links by the time at which they were made. Another program in the same link changes nothing of that.
+    pub attached: u64,
 }
 
 /// Where a process is: the id of its cgroup.
@@ -67,6 +74,8 @@ impl FakeKernel {
             cgroups: BTreeMap::new(),
             last_cgroup: 0,
             last_program: 0,
+            last_client: 0,
+            last_link: 0,
             verdicts: ClientMaps::verdicts()?,
             clients: BTreeMap::new(),
         };
@@ -100,6 +109,13 @@ impl FakeKernel {
     /// A client, of which nothing is opened yet.
     fn fake_client(&self, pins: &Pins) -> FakeClient {
         FakeClient { kernel: self.clone(), pins: pins.clone(), program: 0 }
+    }
+
+    /// An operator removes all links of a client.
+    pub fn unlink(&self, pins: &Pins) {
+        if let Some(client) = self.host().clients.get_mut(&pins.maps()) {
+            client.links.clear();
+        }
     }
 
     pub(crate) fn host(&self) -> MutexGuard<'_, Host> {
@@ -214,8 +230,9 @@ impl ClientKernel for FakeClient {
         if !host.clients.contains_key(&key) {
             let maps = ClientMaps::new(limits, &host.verdicts, &self.kernel.faults);
             let maps = maps.map_err(|error| self.fail(error))?;
-            host.clients
-                .insert(key.clone(), Client { pins: self.pins.clone(), maps, links: BTreeMap::new() });
+            host.last_client += 1;
+            let (number, pins) = (host.last_client, self.pins.clone());
+            host.clients.insert(key.clone(), Client { number, pins, maps, links: BTreeMap::new() });
         }
         let (maps, verdicts) = host.clients[&key].maps.opened();
         Ok(Tables::over(maps, verdicts, self.pins.clone()))
@@ -254,16 +271,22 @@ impl ClientKernel for FakeClient {
     }
 
     fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
-        let link = Link { program: self.program, begins: true };
+        let attached = {
+            let mut host = self.kernel.host();
+            host.last_link += 1;
+            host.last_link
+        };
         self.with(|client| {
             client.links.values_mut().for_each(|link| link.program = self.program);
-            client.links.insert(cgroup.id, link);
+            let new = Link { program: self.program, begins: true, attached };
+            client.links.entry(cgroup.id).and_modify(|link| link.begins = true).or_insert(new);
         })
     }
 
     fn is_fully_attached(&self, cgroup: u64) -> Result<bool, DatapathError> {
-        let ours = Link { program: self.program, begins: true };
-        self.with(|client| client.links.get(&cgroup) == Some(&ours))
+        self.with(|client| {
+            client.links.get(&cgroup).is_some_and(|link| link.program == self.program && link.begins)
+        })
     }
 
     fn is_balanced(&self, cgroup: u64) -> Result<bool, DatapathError> {

@@ -21,7 +21,7 @@ use lb_common::pick::{self, How, Pick, Survey, Tables};
 use lb_common::ticks::tick;
 use lb_common::vip_table::{Destination, VipTable, find};
 
-use crate::client::{FakeKernel, Host, Place};
+use crate::client::{Client, FakeKernel, Host, Place};
 use crate::maps::ClientMaps;
 
 /// What becomes of a connect.
@@ -40,6 +40,7 @@ pub enum Connect {
 pub struct Flow {
     /// Where it goes.
     pub backend: SocketAddr,
+    client: u64,
     cgroup: u64,
     service: u32,
     slot: u32,
@@ -50,58 +51,32 @@ pub struct Flow {
 }
 
 impl FakeKernel {
-    /// A process in a cgroup connects a TCP socket to an address.
-    ///
-    /// # Panics
-    /// If flows of two clients begin in one cgroup.
+    /// A process in a cgroup connects a TCP socket to an address. If the programs of several clients are attached there, they run in the
+    /// order in which they were attached, and each sees the destination that the one before has stored.
     pub fn connect(&self, from: Place, process: u32, to: SocketAddr) -> Connect {
         let host = self.host();
-        let Some(maps) = maps_of(&host, from.0, true) else { return Connect::Unchanged };
-        let destination = Destination {
-            address: Address::from(to.ip()),
-            port: Be16::from_host(to.port()),
-            protocol: IPPROTO_TCP,
-        };
-        let Some(index) = find(&Services(maps), destination) else {
-            maps.outcomes.add(NOT_A_SERVICE, offset_of!(Outcomes, not_a_service), 1);
-            return Connect::Unchanged;
-        };
-        let programs = Programs { maps, index, now_ns: host.now_ns };
-        let (pick, _) = programs.decide();
-        let outcome = |offset: usize| maps.outcomes.add(index, offset, 1);
-        let refused = || Connect::Refused(programs.service().errno);
-        match pick.how {
-            How::Picked | How::Diverted => outcome(offset_of!(Outcomes, forwarded)),
-            How::Trial => outcome(offset_of!(Outcomes, trial)),
-            How::Overflowed => outcome(offset_of!(Outcomes, overflowed)),
-            How::Fallback => outcome(offset_of!(Outcomes, fallback)),
-            How::Limited => {
-                outcome(offset_of!(Outcomes, limited));
-                return refused();
-            }
-            How::Refused => {
-                outcome(offset_of!(Outcomes, no_backend));
-                return refused();
-            }
-            How::Broken => {
-                outcome(offset_of!(Outcomes, passed));
-                return Connect::Unchanged;
+        let mut attached: Vec<(u64, &Client)> = host
+            .clients
+            .values()
+            .filter_map(|client| {
+                let link = client.links.get(&from.0).filter(|link| link.begins)?;
+                Some((link.attached, client))
+            })
+            .collect();
+        attached.sort_by_key(|(attached, _)| *attached);
+        let mut becomes = Connect::Unchanged;
+        for (_, client) in attached {
+            let to = match becomes {
+                Connect::Unchanged => to,
+                Connect::Sent(flow) => flow.backend,
+                Connect::Refused(_) => break,
+            };
+            match run(&host, client, from, process, to) {
+                Connect::Unchanged => {}
+                changed => becomes = changed,
             }
         }
-        let slot = pick.slot;
-        maps.chosen.add(slot, 0, 1);
-        maps.backends.add64(slot as usize, offset_of!(Backend, flows), 1);
-        let endpoint = maps.backends.get(slot as usize).endpoint;
-        Connect::Sent(Flow {
-            backend: socket_addr(endpoint.address, endpoint.port),
-            cgroup: from.0,
-            service: index,
-            slot,
-            is_trial: matches!(pick.how, How::Trial),
-            process,
-            start_ns: host.now_ns,
-            was_established: false,
-        })
+        becomes
     }
 
     /// The SYN of a connection leaves this host.
@@ -173,21 +148,63 @@ impl FakeKernel {
     /// Runs the programs for a connection, if they are still attached where its socket was made.
     fn with(&self, flow: &Flow, act: impl FnOnce(&Programs<'_>)) {
         let host = self.host();
-        if let Some(maps) = maps_of(&host, flow.cgroup, false) {
+        let mut clients = host.clients.values();
+        let client = clients.find(|client| client.number == flow.client);
+        if let Some(Client { maps, .. }) = client.filter(|client| client.links.contains_key(&flow.cgroup)) {
             act(&Programs { maps, index: flow.service, now_ns: host.now_ns });
         }
     }
 }
 
-/// The maps of the client whose programs are attached to a cgroup.
-fn maps_of(host: &Host, cgroup: u64, begins: bool) -> Option<&ClientMaps> {
-    let mut attached = host.clients.values().filter(|client| {
-        let link = client.links.get(&cgroup);
-        link.is_some_and(|link| link.begins || !begins)
-    });
-    let client = attached.next()?;
-    assert!(!begins || attached.next().is_none(), "two clients balance cgroup {cgroup}");
-    Some(&client.maps)
+/// Runs a client's programs for a connect.
+fn run(host: &Host, client: &Client, from: Place, process: u32, to: SocketAddr) -> Connect {
+    let maps = &client.maps;
+    let destination = Destination {
+        address: Address::from(to.ip()),
+        port: Be16::from_host(to.port()),
+        protocol: IPPROTO_TCP,
+    };
+    let Some(index) = find(&Services(maps), destination) else {
+        maps.outcomes.add(NOT_A_SERVICE, offset_of!(Outcomes, not_a_service), 1);
+        return Connect::Unchanged;
+    };
+    let programs = Programs { maps, index, now_ns: host.now_ns };
+    let (pick, _) = programs.decide();
+    let outcome = |offset: usize| maps.outcomes.add(index, offset, 1);
+    let refused = || Connect::Refused(programs.service().errno);
+    match pick.how {
+        How::Picked | How::Diverted => outcome(offset_of!(Outcomes, forwarded)),
+        How::Trial => outcome(offset_of!(Outcomes, trial)),
+        How::Overflowed => outcome(offset_of!(Outcomes, overflowed)),
+        How::Fallback => outcome(offset_of!(Outcomes, fallback)),
+        How::Limited => {
+            outcome(offset_of!(Outcomes, limited));
+            return refused();
+        }
+        How::Refused => {
+            outcome(offset_of!(Outcomes, no_backend));
+            return refused();
+        }
+        How::Broken => {
+            outcome(offset_of!(Outcomes, passed));
+            return Connect::Unchanged;
+        }
+    }
+    let slot = pick.slot;
+    maps.chosen.add(slot, 0, 1);
+    maps.backends.add64(slot as usize, offset_of!(Backend, flows), 1);
+    let endpoint = maps.backends.get(slot as usize).endpoint;
+    Connect::Sent(Flow {
+        backend: socket_addr(endpoint.address, endpoint.port),
+        client: client.number,
+        cgroup: from.0,
+        service: index,
+        slot,
+        is_trial: matches!(pick.how, How::Trial),
+        process,
+        start_ns: host.now_ns,
+        was_established: false,
+    })
 }
 
 /// The table of addresses.

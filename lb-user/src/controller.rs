@@ -59,6 +59,9 @@ mod facts;
 
 mod queries;
 
+#[cfg(test)]
+mod scripts;
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -281,6 +284,7 @@ impl Controller {
     /// If the daemon cannot start. Once it is ready there is no error.
     pub fn handle(&mut self, event: Event, now: Instant, wall: SystemTime) -> Result<Vec<Effect>> {
         self.wall = wall;
+        self.clients.has_settled = false;
         match event {
             Event::Changed(changes) => self.changed(&changes, now),
             Event::Watched => self.follow_cgroups(now),

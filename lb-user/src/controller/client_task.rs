@@ -24,9 +24,6 @@ mod guesses;
 
 mod size;
 
-#[cfg(test)]
-mod scripts;
-
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -47,8 +44,6 @@ use thiserror::Error;
 
 pub use self::attachment::Followed;
 pub use self::errors::error_decay;
-#[cfg(test)]
-pub use self::scripts::open_in_memory;
 use crate::backoff::Backoff;
 use crate::config::Client;
 use crate::controller::{Clock, Environment};

@@ -165,8 +165,9 @@ impl Probing {
         }
         match self.network.listen(address, register.stores()) {
             Ok(()) => {
-                let address = self.network.listener().map(|listener| listener.address().to_string());
-                info!(address, "asking agents for reports");
+                if let Some(listener) = self.network.listener() {
+                    info!(address = %listener.address(), "asking agents for reports");
+                }
                 self.unheard = None;
             }
             Err(error) => {

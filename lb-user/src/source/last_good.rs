@@ -69,6 +69,12 @@ pub fn keep(path: &Path, text: &[u8]) -> Result<(), StoreError> {
     store.write(name, &[text, end])
 }
 
+/// A list as it is kept.
+#[cfg(test)]
+pub fn whole(text: &[u8]) -> Vec<u8> {
+    [text, end(text)].concat()
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use lb_common::abi::BackendState;
 use lb_common::ending::Ending;
 
-use super::{BACKENDS, FOR_LONG, Stage, address, script};
+use super::FOR_LONG;
+use super::stage::{BACKENDS, Stage, address, script};
 use crate::status;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -22,16 +23,16 @@ impl Stage {
         let backends: Vec<&str> = backends.iter().map(String::as_str).collect();
         self.list(&backends);
         self.stop_faults();
-        self.task = None;
+        self.kill();
     }
 
-    fn kill(&mut self, backends: &[String]) {
+    fn lose(&mut self, backends: &[String]) {
         self.dead.extend(backends.iter().map(|backend| address(backend)));
     }
 
     /// Backends that are ejected, and ejections that were withheld, as a daemon that starts finds them.
     fn ejected_and_withheld(&mut self) -> (usize, u64) {
-        let tables = self.task.as_ref().expect("a daemon runs").datapath().tables();
+        let tables = self.task().datapath().tables();
         let slots = tables.slots();
         let withheld = slots.iter().map(|slot| tables.counts(slot.at.slot).expect("no fault").sums.withheld);
         (slots.iter().filter(|slot| slot.is_ejected).count(), withheld.sum())
@@ -64,7 +65,7 @@ fn all_that_are_dead_are_ejected_but_never_the_last() {
             let listed: Vec<&str> = backends.iter().map(String::as_str).collect();
             stage.list(&listed);
             stage.stop_faults();
-            stage.kill(&backends[..dead as usize]);
+            stage.lose(&backends[..dead as usize]);
             stage.dial(100);
             let (ejected, withheld) = stage.ejected_and_withheld();
             assert_eq!(ejected, expected, "{dead} dead, {alive} alive");
@@ -79,13 +80,13 @@ fn where_nobody_is_well_trials_come_at_the_shortest_time() {
     script("ejection = { base = \"1s\", max = \"1h\" }", |stage| {
         let backends = many(3);
         stage.leave_alone(&backends);
-        stage.kill(&backends[..2]);
+        stage.lose(&backends[..2]);
         // Two are ejected for longer and longer, while the third serves.
         for _ in 0..60 {
             stage.pass(2 * SECOND);
             stage.dial(20);
         }
-        stage.kill(&backends[2..]);
+        stage.lose(&backends[2..]);
         stage.dial(20);
         stage.dead.remove(&address(&backends[0]));
         let before = stage.sent.get(&address(&backends[0])).copied();
@@ -103,7 +104,7 @@ fn half_of_a_hundred_dead_that_are_neighbours_cost_five_each_and_no_connect_more
     script(&format!("policy = \"round-robin\"\nsubset = \"all\"\n{FOR_LONG}"), |stage| {
         let backends = many(100);
         stage.leave_alone(&backends);
-        stage.kill(&backends[..50]);
+        stage.lose(&backends[..50]);
         assert_eq!(stage.dial(1_200), 250);
         assert_eq!(stage.dial(200), 0);
     });
@@ -117,7 +118,7 @@ fn each_of_more_than_can_be_listed_is_ejected_and_found_again() {
         let backends = many(300);
         stage.leave_alone(&backends);
         let dead: Vec<String> = backends.iter().step_by(30).cloned().collect();
-        stage.kill(&dead);
+        stage.lose(&dead);
         // Each is met once, and is tried when a draw falls on it and its second is over.
         stage.dial(6_000);
         assert_eq!(stage.dial(500), 0);
@@ -174,7 +175,7 @@ fn a_trial_that_is_not_decided_holds_nobody_else_up() {
         let listed: Vec<&str> = backends.iter().map(String::as_str).collect();
         stage.list(&listed);
         stage.stop_faults();
-        stage.kill(&backends[..2]);
+        stage.lose(&backends[..2]);
         assert_eq!(stage.dial(100), 10);
         stage.pass(2 * SECOND);
         // The first trial's SYN leaves, and nothing more is heard of it.
@@ -191,9 +192,7 @@ fn a_trial_that_is_not_decided_holds_nobody_else_up() {
         let mut failed = 0;
         for _ in 0..4 {
             stage.tick();
-            let held = std::mem::take(&mut stage.open);
             failed += stage.dial(20);
-            stage.open = held;
         }
         assert!(failed > 0, "the other is tried");
         assert!(status::found(&stage.slot(undecided.backend)).2.is_some());

@@ -1,0 +1,308 @@
+//! Scripts of a daemon on a kernel in memory: lists, reloads, cgroups, connects and time, without privileges.
+//!
+//! Each runs twice: plain, and with a tenth of all operations of the kernel failing, from a fixed seed. Then safety holds at each step
+//! (connects go to backends of a list, and counts are exact), and the end is the same once the faults have stopped.
+
+mod stage;
+
+mod ejection;
+
+mod policies;
+
+mod lists;
+
+mod clients;
+
+use std::time::Duration;
+
+use lb_common::abi::BackendState;
+use lb_common::ending::Ending;
+use lb_fake::{Connect, Place};
+use lb_kernel::Kernel as _;
+
+use self::stage::{BACKENDS, FAULTS_PER_MILLE, SEED, SERVICE, Stage, address, cgroup_path, script};
+use super::Event;
+
+const FOR_LONG: &str = "ejection = { base = \"1h\", max = \"1h\" }";
+const BRIEFLY: &str = "ejection = { base = \"1s\", max = \"2s\" }\nslow_start = \"off\"";
+
+#[test]
+fn connects_are_spread_over_the_backends_of_the_list() {
+    script("", |stage| {
+        assert_eq!(stage.dial(300), 0);
+        // 64 entries cannot be even.
+        assert!(
+            stage.sent.len() == 3 && stage.sent.values().all(|sent| (98..=102).contains(sent)),
+            "{:?}",
+            stage.sent
+        );
+    });
+}
+
+#[test]
+fn a_dead_backend_costs_five_connects_with_and_without_a_daemon() {
+    for has_daemon in [true, false] {
+        script(FOR_LONG, |stage| {
+            if !has_daemon {
+                stage.kill();
+            }
+            stage.dead.insert(address(BACKENDS[0]));
+            assert_eq!(stage.dial(300), 5);
+            stage.tick();
+            assert_eq!(stage.dial(300), 0);
+        });
+    }
+}
+
+#[test]
+fn an_ejected_backend_comes_back_by_a_trial() {
+    script(BRIEFLY, |stage| {
+        stage.dead.insert(address(BACKENDS[0]));
+        assert_eq!(stage.dial(60), 5);
+        assert_eq!(stage.states()[&address(BACKENDS[0])], (BackendState::Member, true));
+        // Each trial fails until it is well.
+        stage.pass(Duration::from_secs(3));
+        assert_eq!(stage.dial(60), 1);
+        stage.dead.clear();
+        stage.pass(Duration::from_secs(3));
+        assert_eq!(stage.dial(60), 0);
+        assert_eq!(stage.states()[&address(BACKENDS[0])], (BackendState::Member, false));
+    });
+}
+
+#[test]
+fn ejections_survive_a_daemon_that_starts() {
+    script(FOR_LONG, |stage| {
+        stage.dead.insert(address(BACKENDS[0]));
+        assert_eq!(stage.dial(60), 5);
+        for _ in 0..3 {
+            stage.start(&BACKENDS);
+            assert_eq!(stage.dial(60), 0);
+            assert!(stage.states()[&address(BACKENDS[0])].1);
+        }
+    });
+}
+
+#[test]
+fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends_and_goes_on_counting_when_it_returns() {
+    script("", |stage| {
+        for _ in 0..3 {
+            stage.connect().expect("all are well");
+        }
+        stage.list(&BACKENDS[1..]);
+        stage.stop_faults();
+        assert_eq!(stage.states()[&address(BACKENDS[0])].0, BackendState::Leaving);
+        assert_eq!(stage.dial(60), 0);
+        assert_eq!(stage.sent[&address(BACKENDS[0])], 1, "no new one goes there");
+        stage.close_all();
+        stage.stop_faults();
+        assert_eq!(stage.states().len(), 2);
+        stage.kernel.faults().fail_some(FAULTS_PER_MILLE, SEED);
+        stage.list(&BACKENDS);
+        stage.settle();
+        assert_eq!(stage.dial(30), 0);
+        stage.stop_faults();
+        // `check` compares its count with all that was ever sent there.
+        assert_eq!(stage.states()[&address(BACKENDS[0])].0, BackendState::Member);
+        assert_eq!(stage.sent[&address(BACKENDS[0])], 11);
+    });
+}
+
+#[test]
+fn lists_that_change_without_pause_lose_no_count_and_no_slot() {
+    const SEVEN: [&str; 7] = [
+        "10.0.0.1:80",
+        "10.0.0.2:80",
+        "10.0.0.3:80",
+        "10.0.0.4:80",
+        "10.0.0.5:80",
+        "10.0.0.6:80",
+        "10.0.0.7:80",
+    ];
+    script("", |stage| {
+        for turn in 0..60 {
+            let (from, to) = (turn % 4, 4 + turn % 3);
+            stage.list(&SEVEN[from..=to]);
+            stage.tick();
+            stage.dial(7);
+        }
+        stage.list(&SEVEN);
+        stage.stop_faults();
+        assert_eq!(stage.states().len(), 7);
+        let before = stage.sent.clone();
+        assert_eq!(stage.dial(70), 0);
+        let new = stage.sent.iter().map(|(backend, sent)| sent - before.get(backend).copied().unwrap_or(0));
+        assert!(new.eq([10; 7]), "{:?}", stage.sent);
+    });
+}
+
+#[test]
+fn a_cgroup_that_is_made_anew_is_followed_and_the_old_one_until_its_flows_end() {
+    script("", |stage| {
+        stage.connect().expect("all are well");
+        let old = stage.place;
+        stage.kernel.remove_cgroup(&cgroup_path("web"));
+        stage.place = stage.kernel.make_cgroup(&cgroup_path("web"));
+        assert_eq!(stage.connect(), Err(0), "no program is there yet");
+        stage.changed(cgroup_path("web"));
+        stage.settle();
+        stage.stop_faults();
+        assert_eq!(stage.dial(3), 0);
+        let new = stage.place;
+        assert!(stage.task().cgroup().is_some_and(|cgroup| Place(cgroup.id) == new));
+        let kernel = |stage: &Stage| {
+            let kernel = stage.task().datapath().kernel();
+            (kernel.begins_at().expect("no fault"), kernel.has_old_links(new.0).expect("no fault"))
+        };
+        assert_eq!(kernel(stage), (vec![new.0], true), "in the old one no flow begins, and one still ends");
+        stage.close_all();
+        stage.stop_faults();
+        assert_eq!(kernel(stage), (vec![new.0], false));
+        assert_eq!(stage.kernel.connect(old, 1, address(SERVICE)), Connect::Unchanged);
+    });
+}
+
+#[test]
+fn a_client_that_an_operator_has_removed_stays_gone() {
+    script("", |stage| {
+        stage.stop_faults();
+        stage.kernel.detach(&stage.pins()).expect("no fault");
+        assert_eq!(stage.connect(), Err(0));
+        stage.changed(cgroup_path("web"));
+        for _ in 0..60 {
+            stage.tick();
+            assert_eq!(stage.connect(), Err(0));
+        }
+        assert!(stage.task().is_unpinned());
+        assert!(stage.faults().iter().any(|fault| fault.starts_with("its pins were removed")));
+        // SIGHUP makes it again, and so would a start.
+        (stage.sent, stage.open) = Default::default();
+        stage.kernel.faults().fail_some(FAULTS_PER_MILLE, SEED);
+        stage.tell(Event::Hangup);
+        stage.stop_faults();
+        assert_eq!(stage.dial(3), 0);
+    });
+}
+
+impl Stage {
+    /// Two backends hold so many connections each, and a third is new and refuses. Lets `each_second` act, and dials so often a second.
+    /// Returns how many connects failed.
+    fn fail_beside(
+        &mut self,
+        held: usize,
+        seconds: u32,
+        rate: u32,
+        each_second: impl Fn(&mut Self, u32),
+    ) -> u32 {
+        self.list(&BACKENDS[1..]);
+        self.settle();
+        while self.open.len() < 2 * held {
+            self.connect().expect("both are well");
+        }
+        self.tick();
+        self.dead.insert(address(BACKENDS[0]));
+        self.list(&BACKENDS);
+        self.settle();
+        self.dial_each_second(seconds, rate, each_second)
+    }
+
+    /// Dials so often a second, while what is open stays so.
+    fn dial_each_second(&mut self, seconds: u32, rate: u32, each_second: impl Fn(&mut Self, u32)) -> u32 {
+        let mut failed = 0;
+        for second in 0..seconds {
+            self.tick();
+            each_second(self, second);
+            failed += self.dial(rate);
+        }
+        failed
+    }
+}
+
+#[test]
+fn a_backend_that_fails_gets_at_most_its_share_whatever_others_hold() {
+    for policy in ["p2c", "least-loaded"] {
+        for (held, rate) in [(0, 5), (20, 1), (100, 5), (100, 40)] {
+            let lines = format!("policy = \"{policy}\"\nejection = \"off\"\nerror_decay = \"5s\"");
+            script(&lines, |stage| {
+                let failed = stage.fail_beside(held, 40, rate, |_, _| {});
+                let share = 40 * rate / 3;
+                assert!(
+                    (1..=share).contains(&failed),
+                    "{policy}, {held} held, {rate}/s: {failed}, share {share}"
+                );
+            });
+        }
+    }
+}
+
+/// Each of the others loses a connection now and then, as every backend does.
+#[test]
+fn single_errors_of_others_give_it_no_more() {
+    for policy in ["p2c", "least-loaded"] {
+        for every in [2, 4, 20] {
+            let lines = format!("policy = \"{policy}\"\nejection = \"off\"\nerror_decay = \"5s\"");
+            script(&lines, |stage| {
+                let failed = stage.fail_beside(100, 40, 5, |stage, second| {
+                    if second % every == 0 {
+                        for backend in &BACKENDS[1..] {
+                            let at = stage.open.iter().position(|flow| flow.backend == address(backend));
+                            let flow = stage.open.swap_remove(at.expect("it holds some"));
+                            stage.kernel.end(flow, Ending::Reset, 100, 100);
+                        }
+                    }
+                });
+                assert!((1..=66).contains(&failed), "{policy}, each {every} s: {failed} of 200");
+            });
+        }
+    }
+}
+
+#[test]
+fn a_backend_that_is_well_again_has_connects_soon_also_if_others_hold_none_any_more() {
+    for policy in ["p2c", "least-loaded"] {
+        for (rate, seconds) in [(20, 15), (1, 40)] {
+            let lines = format!("policy = \"{policy}\"\nejection = \"off\"\nerror_decay = \"5s\"");
+            script(&lines, |stage| {
+                stage.fail_beside(100, 20, 20, |_, _| {});
+                stage.dead.clear();
+                stage.close_all();
+                let before = stage.sent[&address(BACKENDS[0])];
+                stage.dial_each_second(seconds, rate, |_, _| {});
+                let got = stage.sent[&address(BACKENDS[0])] - before;
+                assert!(got > 0, "{policy}, {rate}/s: nothing in {seconds} s");
+            });
+        }
+    }
+}
+
+/// Each operation in turn fails once: in the end all is as without that, and the next daemon finds maps that it can adopt.
+#[test]
+fn one_operation_that_fails_anywhere_changes_nothing_in_the_end() {
+    let run = |fails: Option<u64>| {
+        let mut stage = Stage::new("");
+        if let Some(others) = fails {
+            stage.kernel.faults().fail_after(others);
+        }
+        stage.start(&BACKENDS);
+        stage.dial(9);
+        stage.connect().expect("all are well");
+        for list in [&BACKENDS[1..], &BACKENDS[..1], &BACKENDS[..2]] {
+            stage.list(list);
+            stage.tick();
+            stage.dial(4);
+        }
+        stage.close_all();
+        stage.list(&BACKENDS);
+        let steps = stage.kernel.faults().steps();
+        stage.stop_faults();
+        assert_eq!(stage.dial(9), 0);
+        stage.start(&BACKENDS);
+        assert_eq!(stage.dial(9), 0);
+        (steps, stage.states())
+    };
+    let (steps, expected) = run(None);
+    assert!(steps > 40, "{steps}");
+    for step in 0..steps {
+        assert_eq!(run(Some(step)).1, expected, "operation {step} of {steps} failed");
+    }
+}

@@ -1,0 +1,387 @@
+//! Scripts of several clients, of reloads, and of starts.
+
+use std::time::Duration;
+
+use lb_fake::{Connect, Place};
+
+use super::stage::{BACKENDS, CONFIG, SERVICE, Stage, address, cgroup_path, script};
+use crate::controller::{Event, Notice, Work};
+
+const MORE: &str = "10.96.0.11:80";
+const SECOND: Duration = Duration::from_secs(1);
+
+impl Stage {
+    /// The clients are these, each with its cgroup, and the daemon follows.
+    fn clients(&mut self, clients: &[(&str, &str)]) {
+        self.write_clients(clients);
+        self.tell(Event::Hangup);
+        self.settle();
+    }
+
+    /// Adds to the configuration.
+    fn add(&mut self, text: &str) {
+        let before = String::from_utf8(self.disk.content(CONFIG).expect("it is there")).expect("text");
+        self.write_text(&(before + text));
+    }
+
+    fn is_balanced(&mut self, place: Place) -> bool {
+        self.reached(place, SERVICE).is_some()
+    }
+}
+
+/// Another service, of one backend.
+fn second_service() -> String {
+    format!(
+        "[[service]]\nname = \"more\"\naddress = \"{MORE}\"\nbackends = {{ static = [\"10.0.0.9:80\"] }}\n"
+    )
+}
+
+#[test]
+fn a_service_that_is_added_is_balanced_and_one_that_is_removed_leaves_nothing() {
+    script("", |stage| {
+        stage.connect().expect("all are well");
+        stage.add(&second_service());
+        stage.tell(Event::Hangup);
+        stage.stop_faults();
+        let Connect::Sent(mut flow) = stage.kernel.connect(stage.place, 1, address(MORE)) else {
+            panic!("it is balanced");
+        };
+        stage.kernel.establish(&mut flow);
+        stage.write_config("");
+        stage.tell(Event::Hangup);
+        stage.settle();
+        // Its flow goes on, and no other begins.
+        assert_eq!(stage.kernel.connect(stage.place, 1, address(MORE)), Connect::Unchanged);
+        let tables = stage.task().datapath().tables();
+        assert_eq!(tables.slots().len(), 4);
+        stage.kernel.end(flow, lb_common::ending::Ending::Closed, 100, 100);
+        stage.stop_faults();
+        assert_eq!(stage.states().len(), 3);
+        assert_eq!(stage.task().datapath().applied().services.len(), 1);
+        assert_eq!(stage.dial(30), 0);
+    });
+}
+
+#[test]
+fn a_service_that_is_renamed_keeps_its_flows_and_serves_on() {
+    script("", |stage| {
+        stage.connect().expect("all are well");
+        stage.is_counted = false;
+        let text = String::from_utf8(stage.disk.content(CONFIG).expect("it is there")).expect("text");
+        stage.write_text(&text.replace("name = \"users\"", "name = \"renamed\""));
+        stage.tell(Event::Hangup);
+        for _ in 0..70 {
+            stage.pass(SECOND);
+            assert!(stage.is_balanced(stage.place), "all the time");
+        }
+        stage.kernel.faults().stop();
+        assert_eq!(stage.task().client.services[0].service.name, "renamed");
+    });
+}
+
+#[test]
+fn a_configuration_with_a_fault_changes_nothing_and_is_reported_until_it_is_good_again() {
+    script("", |stage| {
+        let good = stage.disk.content(CONFIG).expect("it is there");
+        for bad in ["policy = \"best\"", "[[service", "cgroup = 5"] {
+            stage.disk.write(CONFIG, [&good, bad.as_bytes()].concat());
+            stage.changed(CONFIG);
+            stage.tick();
+            let faults = stage.faults();
+            assert!(faults.iter().any(|fault| fault.contains("socklb.toml:")), "{bad}: {faults:?}");
+            assert_eq!(stage.dial(30), 0);
+        }
+        stage.disk.write(CONFIG, &good);
+        stage.changed(CONFIG);
+        stage.tick();
+        assert!(!stage.faults().iter().any(|fault| fault.contains("socklb.toml")), "{:?}", stage.faults());
+        // It is gone, or cannot be read.
+        stage.disk.remove(CONFIG);
+        stage.changed(CONFIG);
+        stage.tick();
+        assert!(stage.faults().iter().any(|fault| fault.contains("configuration cannot be used")));
+        stage.disk.write(CONFIG, &good);
+        stage.disk.set_broken(CONFIG, true);
+        stage.changed(CONFIG);
+        stage.tick();
+        assert!(stage.faults().iter().any(|fault| fault.contains("os error 5")), "{:?}", stage.faults());
+        stage.disk.set_broken(CONFIG, false);
+        stage.stop_faults();
+        assert_eq!(stage.faults(), [""; 0]);
+        assert_eq!(stage.dial(30), 0);
+    });
+}
+
+/// Readiness is told once the maps of all clients follow.
+#[test]
+fn each_sighup_is_answered_once_everything_follows() {
+    script("", |stage| {
+        stage.notices.clear();
+        for times in 1..=3 {
+            stage.tell(Event::Hangup);
+            stage.stop_faults();
+            let ready = stage.notices.iter().filter(|notice| matches!(notice, Notice::Ready(_))).count();
+            let reloading = stage.notices.iter().filter(|notice| **notice == Notice::Reloading).count();
+            assert_eq!((reloading, ready), (times, times));
+            assert_eq!(stage.controller().facts(stage.now).reloads.taken_on, times as u64);
+        }
+        // Two while one is under way are one more.
+        stage.hangs = |work| matches!(work, Work::Load(_));
+        (0..3).for_each(|_| stage.tell(Event::Hangup));
+        stage.pass(5 * SECOND);
+        assert_eq!(stage.dial(30), 0);
+        stage.finish_hung();
+        stage.stop_faults();
+        assert_eq!(stage.controller().facts(stage.now).reloads.taken_on, 5);
+    });
+}
+
+#[test]
+fn a_client_that_is_added_is_attached_and_one_that_is_removed_goes_with_its_last_flow() {
+    script("", |stage| {
+        let other = stage.kernel.make_cgroup(&cgroup_path("batch"));
+        assert!(!stage.is_balanced(other));
+        stage.clients(&[("web", "web"), ("batch", "batch")]);
+        stage.stop_faults();
+        assert!(stage.is_balanced(other));
+        let Connect::Sent(mut flow) = stage.kernel.connect(other, 1, address(SERVICE)) else {
+            panic!("it is balanced");
+        };
+        stage.kernel.establish(&mut flow);
+        stage.kernel.faults().fail_some(super::FAULTS_PER_MILLE, super::SEED);
+        stage.clients(&[("web", "web")]);
+        stage.stop_faults();
+        assert!(!stage.is_balanced(other), "no flow begins");
+        assert_eq!(stage.pinned(), ["batch", "web"]);
+        // A daemon that dies meanwhile makes no difference.
+        stage.try_to_start(1);
+        stage.settle();
+        assert_eq!(stage.controller().clients.leaving.len(), 1);
+        stage.kernel.end(flow, lb_common::ending::Ending::Closed, 100, 100);
+        stage.stop_faults();
+        assert_eq!((stage.pinned(), stage.faults()), (vec!["web".to_owned()], vec![]));
+        assert_eq!(stage.dial(30), 0);
+    });
+}
+
+#[test]
+fn a_client_that_gets_another_name_is_balanced_all_the_time() {
+    script("", |stage| {
+        // `web` is made anew.
+        stage.is_counted = false;
+        for name in ["other", "third", "web"] {
+            stage.write_clients(&[(name, "web")]);
+            stage.tell(Event::Hangup);
+            for _ in 0..70 {
+                stage.pass(SECOND / 10);
+                assert!(stage.is_balanced(stage.place));
+                stage.pass(SECOND);
+                assert!(stage.is_balanced(stage.place));
+            }
+        }
+        stage.kernel.faults().stop();
+        (0..70).for_each(|_| stage.pass(SECOND));
+        assert_eq!(stage.pinned(), ["web"]);
+    });
+}
+
+#[test]
+fn clients_that_change_places_are_balanced_all_the_time() {
+    script("", |stage| {
+        let places = [stage.place, stage.kernel.make_cgroup(&cgroup_path("b"))];
+        stage.clients(&[("one", "web"), ("two", "b")]);
+        stage.stop_faults();
+        stage.kernel.faults().fail_some(super::FAULTS_PER_MILLE, super::SEED);
+        for round in 0..6 {
+            let (first, second) = if round % 2 == 0 { ("b", "web") } else { ("web", "b") };
+            stage.write_clients(&[("one", first), ("two", second)]);
+            stage.tell(Event::Hangup);
+            for _ in 0..40 {
+                stage.pass(SECOND);
+                assert!(places.iter().all(|place| stage.is_balanced(*place)), "round {round}");
+            }
+        }
+        stage.kernel.faults().stop();
+        (0..70).for_each(|_| stage.pass(SECOND));
+        for (name, place) in [("one", places[0]), ("two", places[1])] {
+            let task = stage.controller().clients.task(name).expect("it runs");
+            assert_eq!(task.cgroup().map(|cgroup| Place(cgroup.id)), Some(place));
+        }
+        assert_eq!(stage.faults(), [""; 0]);
+    });
+}
+
+#[test]
+fn a_client_that_moves_to_another_cgroup_leaves_the_one_where_it_was() {
+    script("", |stage| {
+        let (before, after) = (stage.place, stage.kernel.make_cgroup(&cgroup_path("b")));
+        stage.clients(&[("web", "b")]);
+        stage.stop_faults();
+        stage.place = after;
+        assert_eq!(stage.dial(30), 0);
+        assert!(!stage.is_balanced(before));
+        assert_eq!(stage.faults(), [""; 0]);
+    });
+}
+
+/// The client that takes a cgroup over cannot be started: the one before goes on until it can.
+#[test]
+fn a_client_stays_until_the_one_that_takes_over_is_attached() {
+    script("", |stage| {
+        stage.stop_faults();
+        stage.hangs = |work| matches!(work, Work::Open(_));
+        stage.write_clients(&[("heir", "web")]);
+        // Each attempt to open it fails.
+        stage.kernel.faults().fail_some(1_000, super::SEED);
+        stage.tell(Event::Hangup);
+        stage.kernel.faults().stop();
+        for _ in 0..30 {
+            stage.pass(SECOND);
+            assert!(stage.is_balanced(stage.place));
+        }
+        let faults = stage.faults();
+        assert!(faults.iter().any(|fault| fault.contains("it is to leave")), "{faults:?}");
+        assert_eq!(stage.pinned(), ["web"]);
+        stage.finish_hung();
+        (0..70).for_each(|_| stage.pass(SECOND));
+        assert_eq!((stage.pinned(), stage.faults()), (vec!["heir".to_owned()], vec![]));
+        assert!(stage.is_balanced(stage.place));
+    });
+}
+
+/// A client that an earlier daemon has left attached, and that was not configured for a while.
+#[test]
+fn a_client_that_is_not_configured_is_named_and_taken_over_when_it_is_again() {
+    script("", |stage| {
+        stage.kernel.make_cgroup(&cgroup_path("b"));
+        stage.stop_faults();
+        stage.write_clients(&[("other", "b")]);
+        stage.try_to_start(1);
+        stage.settle();
+        let faults = stage.faults();
+        assert!(faults.len() == 1 && faults[0].starts_with("attached, but not configured"), "{faults:?}");
+        assert!(stage.is_balanced(stage.place), "it goes on");
+        stage.kernel.faults().fail_some(super::FAULTS_PER_MILLE, super::SEED);
+        stage.clients(&[("web", "web"), ("other", "b")]);
+        (0..70).for_each(|_| stage.pass(SECOND));
+        stage.kernel.faults().stop();
+        (0..70).for_each(|_| stage.pass(SECOND));
+        assert_eq!(stage.faults(), [""; 0]);
+        assert!(stage.is_balanced(stage.place));
+        stage.write_clients(&[("web", "web")]);
+        stage.tell(Event::Hangup);
+        (0..70).for_each(|_| stage.pass(SECOND));
+        assert_eq!(stage.pinned(), ["web"]);
+    });
+}
+
+#[test]
+fn links_that_were_removed_by_hand_are_made_again() {
+    script("", |stage| {
+        stage.kernel.unlink(&stage.pins());
+        assert_eq!(stage.connect(), Err(0));
+        stage.stop_faults();
+        assert_eq!(stage.dial(30), 0);
+        assert_eq!(stage.faults(), [""; 0]);
+    });
+}
+
+#[test]
+fn a_client_without_a_cgroup_waits_for_it() {
+    script("", |stage| {
+        stage.kernel.remove_cgroup(&cgroup_path("web"));
+        stage.stop_faults();
+        let faults = stage.faults();
+        assert!(faults.len() == 1 && faults[0].starts_with("there is no cgroup"), "{faults:?}");
+        stage.kernel.faults().fail_some(super::FAULTS_PER_MILLE, super::SEED);
+        stage.place = stage.kernel.make_cgroup(&cgroup_path("web"));
+        stage.changed(cgroup_path("web"));
+        stage.stop_faults();
+        assert_eq!((stage.dial(30), stage.faults()), (0, vec![]));
+    });
+}
+
+/// A daemon starts after lists, weights and services have changed.
+#[test]
+fn what_changed_while_the_daemon_was_away_is_caught_up_with() {
+    script("", |stage| {
+        stage.connect().expect("all are well");
+        stage.stop_faults();
+        stage.kill();
+        assert_eq!(stage.dial(30), 0, "connects go on");
+        stage.write_list(&[BACKENDS[1], "10.0.0.4:80"]);
+        stage.add(&second_service());
+        stage.try_to_start(1);
+        stage.settle();
+        assert_eq!(stage.dialled(30), [address(BACKENDS[1]), address("10.0.0.4:80")].into());
+        assert!(stage.reached(stage.place, MORE).is_some());
+        stage.write_config("");
+        stage.tell(Event::Hangup);
+        stage.close_all();
+        stage.stop_faults();
+        assert_eq!(stage.states().len(), 2);
+    });
+}
+
+/// With many clients and services a turn that settled all of them would keep probes, queries and the service manager waiting.
+#[test]
+fn a_change_of_all_clients_settles_one_in_each_turn() {
+    let mut stage = Stage::new("");
+    let clients = [("a", "a"), ("b", "b"), ("c", "c"), ("d", "d")];
+    for (_, cgroup) in clients {
+        stage.kernel.make_cgroup(&cgroup_path(cgroup));
+    }
+    stage.write_clients(&clients);
+    stage.write_list(&BACKENDS);
+    stage.try_to_start(1);
+    stage.pass(3 * SECOND);
+    stage.hangs = |work| matches!(work, Work::WaitForReaders);
+    stage.write_list(&BACKENDS[1..]);
+    stage.tell(Event::Changed([super::stage::LIST.into()].into()));
+    let unsettled = |stage: &Stage| {
+        let tasks = stage.controller().clients.tasks.iter();
+        tasks.filter(|task| !task.is_settled()).count()
+    };
+    // The reading settles the first.
+    while unsettled(&stage) == 0 {
+        let at = stage.controller().next_wakeup(stage.now).expect("it is read soon");
+        stage.pass_one(at);
+    }
+    for left in (0..3).rev() {
+        assert_eq!(unsettled(&stage), left + 1);
+        assert_eq!(stage.controller().next_wakeup(stage.now), Some(stage.now), "at once");
+        stage.pass_one(stage.now);
+    }
+    assert_eq!(unsettled(&stage), 0);
+}
+
+/// Each event comes twice, and for something that is gone.
+#[test]
+fn events_that_come_again_or_too_late_change_nothing() {
+    script("", |stage| {
+        for _ in 0..2 {
+            stage.tell(Event::Watched);
+            stage.tell(Event::Wakeup);
+            stage.tell(Event::Heard);
+            stage.tell(Event::ReadersGone(Ok(())));
+            stage.tell(Event::Changed([cgroup_path("web"), CONFIG.into()].into()));
+            stage.tell(Event::NamespacesFound(Vec::new()));
+        }
+        // A wait for readers that ends after the client has gone.
+        stage.hangs = |work| matches!(work, Work::WaitForReaders | Work::Store(_) | Work::Compute { .. });
+        stage.list(&BACKENDS[1..]);
+        stage.pass(10 * SECOND);
+        let other = stage.kernel.make_cgroup(&cgroup_path("b"));
+        stage.write_clients(&[("web", "web"), ("other", "b")]);
+        stage.tell(Event::Hangup);
+        stage.pass(10 * SECOND);
+        stage.write_clients(&[("web", "web")]);
+        stage.tell(Event::Hangup);
+        stage.pass(10 * SECOND);
+        assert!(!stage.is_balanced(other) || stage.kernel.faults().failed() > 0);
+        stage.finish_hung();
+        stage.stop_faults();
+        assert_eq!((stage.pinned(), stage.faults()), (vec!["web".to_owned()], vec![]));
+        assert_eq!(stage.dialled(30), [address(BACKENDS[1]), address(BACKENDS[2])].into());
+    });
+}

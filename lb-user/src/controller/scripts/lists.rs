@@ -1,0 +1,386 @@
+//! Scripts of endpoint files: each way to change one, to lose one and to get it wrong.
+
+use lb_common::abi::BackendState;
+
+use super::stage::{BACKENDS, CONFIG, FAULTS_PER_MILLE, LIST, SEED, Stage, address, list_of, script};
+use crate::controller::{Event, Work};
+
+const LAST_GOOD: &str = "/var/lib/socklb";
+
+/// A list of the three backends, each with more lines.
+fn with(lines: [&str; 3]) -> String {
+    let endpoint = |(backend, lines)| format!("{}{lines}\n", list_of(&[backend]));
+    BACKENDS.into_iter().zip(lines).map(endpoint).collect()
+}
+
+/// These of the three backends.
+fn of(numbers: &[usize]) -> std::collections::BTreeSet<std::net::SocketAddr> {
+    numbers.iter().map(|number| address(BACKENDS[*number])).collect()
+}
+
+/// So many backends of a network.
+fn many(network: u8, count: usize) -> Vec<String> {
+    (0..count).map(|n| format!("10.{network}.{}.{}:80", n / 200, 1 + n % 200)).collect()
+}
+
+impl Stage {
+    fn list_all(&mut self, backends: &[String]) {
+        let backends: Vec<&str> = backends.iter().map(String::as_str).collect();
+        self.list(&backends);
+    }
+
+    /// The fault of the service's file.
+    fn file_fault(&self) -> String {
+        let sources = self.controller().sources(self.task(), self.now);
+        sources["users"].error.clone().unwrap_or_default()
+    }
+
+    fn file_failures(&self) -> u64 {
+        self.controller().sources(self.task(), self.now)["users"].failures
+    }
+}
+
+#[test]
+fn a_reweighted_endpoint_gets_its_new_share() {
+    script("", |stage| {
+        stage.list_text(&with(["weight = 3", "", "weight = 0"]));
+        stage.stop_faults();
+        let before = stage.sent.clone();
+        assert_eq!(stage.dial(400), 0);
+        let sent = BACKENDS.map(|backend| {
+            let before = before.get(&address(backend)).copied().unwrap_or(0);
+            stage.sent.get(&address(backend)).copied().unwrap_or(0) - before
+        });
+        assert_eq!(sent, [300, 100, 0]);
+    });
+}
+
+#[test]
+fn a_lame_duck_gets_no_new_connects_and_keeps_its_open_ones() {
+    let lame = "state = \"lame-duck\"";
+    script("", |stage| {
+        for _ in 0..30 {
+            stage.connect().expect("all are well");
+        }
+        stage.list_text(&with(["", lame, ""]));
+        stage.settle();
+        assert_eq!(stage.dialled(60), of(&[0, 2]));
+        stage.close_all();
+        // With the last connection to another lame duck its slot is freed: one stays, as the backup.
+        stage.list_text(&with(["", lame, lame]));
+        stage.stop_faults();
+        assert_eq!(stage.dialled(60), of(&[0]));
+        assert_eq!(stage.states().len(), 2);
+        stage.list_text(&with(["", "", ""]));
+        stage.stop_faults();
+        assert_eq!(stage.dialled(60), of(&[0, 1, 2]));
+    });
+}
+
+#[test]
+fn who_is_a_lame_duck_or_down_serves_only_when_no_better_one_has_a_weight() {
+    let [lame, down, never] = ["state = \"lame-duck\"", "state = \"down\"", "weight = 0"];
+    script("", |stage| {
+        for (lines, expected) in [
+            ([lame, never, lame], &[0, 2][..]),
+            ([down, "", down], &[1]),
+            ([down, lame, down], &[1]),
+            ([down, never, down], &[0, 2]),
+        ] {
+            stage.list_text(&with(lines));
+            stage.stop_faults();
+            assert_eq!(stage.dialled(60), of(expected), "{lines:?}");
+            stage.kernel.faults().fail_some(FAULTS_PER_MILLE, SEED);
+        }
+    });
+}
+
+#[test]
+fn a_list_may_change_its_shape_from_one_reading_to_the_next() {
+    let slice = r#"{"kind":"EndpointSlice","apiVersion":"discovery.k8s.io/v1","addressType":"IPv4","endpoints":[
+        {"addresses":["10.0.0.2"],"conditions":{"ready":true}}],"ports":[{"name":"","port":80}]}"#;
+    let consul = r#"[{"Node":{"Address":"10.0.0.3"},"Service":{"Service":"users","Port":80},"Checks":[]}]"#;
+    script("", |stage| {
+        for (text, expected) in [
+            ("- targets: ['10.0.0.1:80']\n", 0),
+            (slice, 1),
+            (consul, 2),
+            ("endpoint = [{ address = '10.0.0.1:80' }]", 0),
+        ] {
+            stage.list_text(text);
+            stage.settle();
+            assert_eq!(stage.dialled(30), of(&[expected]), "{text}");
+        }
+    });
+}
+
+#[test]
+fn a_file_that_cannot_be_used_changes_nothing_and_is_reported_once() {
+    let good = list_of(&BACKENDS);
+    script("", |stage| {
+        for (times, (text, message)) in (1..).zip([
+            ("", "no endpoint"),
+            (&good[..good.len() / 2 + 3], "users.toml:"),
+            ("<html>", "users.toml:1:1"),
+            ("[[endpoint]]\naddress = \"db1.example:80\"\n", "users.toml:2:11"),
+            ("[[endpoint]]\naddress = \"10.0.0.1:80\"\nweigth = 2\n", "weigth"),
+        ]) {
+            stage.list_text(text);
+            stage.tick();
+            assert!(stage.file_fault().contains(message), "{text}: {}", stage.file_fault());
+            assert_eq!(stage.file_failures(), times, "{text}");
+            assert_eq!(stage.dialled(60), of(&[0, 1, 2]));
+            assert_eq!(stage.disk.content("/var/lib/socklb/last-good/users.toml").is_ok(), true);
+        }
+        stage.list(&BACKENDS[..2]);
+        stage.settle();
+        assert_eq!((stage.file_fault().as_str(), stage.dialled(60)), ("", of(&[0, 1])));
+    });
+}
+
+#[test]
+fn a_file_that_is_missing_or_cannot_be_read_changes_nothing_and_is_seen_when_it_is_back() {
+    script("", |stage| {
+        stage.disk.remove(LIST);
+        stage.changed(LIST);
+        assert!(stage.file_fault().contains("not found"), "{}", stage.file_fault());
+        assert_eq!(stage.dialled(60), of(&[0, 1, 2]));
+        stage.list(&BACKENDS[..2]);
+        stage.settle();
+        assert_eq!(stage.dialled(60), of(&[0, 1]));
+        // For want of memory, say: the same version is tried again.
+        stage.disk.set_broken(LIST, true);
+        stage.list(&BACKENDS[1..]);
+        stage.tick();
+        assert!(stage.file_fault().contains("os error 5"), "{}", stage.file_fault());
+        assert_eq!(stage.dialled(60), of(&[0, 1]));
+        stage.disk.set_broken(LIST, false);
+        stage.stop_faults();
+        assert_eq!((stage.file_fault().as_str(), stage.dialled(60)), ("", of(&[1, 2])));
+    });
+}
+
+#[test]
+fn a_change_that_no_watch_tells_is_seen_within_two_seconds() {
+    script("", |stage| {
+        stage.write_list(&BACKENDS[..1]);
+        stage.tick();
+        stage.tick();
+        stage.settle();
+        assert_eq!(stage.dialled(30), of(&[0]));
+    });
+}
+
+#[test]
+fn a_start_with_a_bad_file_uses_the_last_good_list_of_its_service() {
+    script("", |stage| {
+        stage.stop_faults();
+        stage.kill();
+        lb_kernel::Kernel::detach(&stage.kernel, &stage.pins()).expect("no fault");
+        (stage.sent, stage.open) = Default::default();
+        stage.disk.write(LIST, "nonsense");
+        stage.try_to_start(1);
+        stage.settle();
+        assert_eq!(stage.dialled(60), of(&[0, 1, 2]));
+        assert!(stage.file_fault().contains("users.toml:1:"), "{}", stage.file_fault());
+        // One that was cut off is not used.
+        stage.kill();
+        lb_kernel::Kernel::detach(&stage.kernel, &stage.pins()).expect("no fault");
+        (stage.sent, stage.open) = Default::default();
+        let stored = stage.disk.below(LAST_GOOD);
+        assert_eq!(stored.len(), 1, "{stored:?}");
+        let whole = stage.disk.content(&stored[0]).expect("it is there");
+        stage.disk.write(&stored[0], &whole[..whole.len() - 10]);
+        stage.try_to_start(1);
+        stage.settle();
+        assert_eq!(stage.connect(), Err(113), "there is no list");
+        stage.list(&BACKENDS[..1]);
+        stage.settle();
+        assert_eq!(stage.dialled(30), of(&[0]));
+    });
+}
+
+#[test]
+fn a_service_without_backends_refuses_connects_with_its_errno() {
+    script("", |stage| {
+        stage.list_text(&with(["weight = 0", "weight = 0", "weight = 0"]));
+        stage.stop_faults();
+        assert_eq!(stage.connect(), Err(113));
+        for (name, errno) in [("ECONNREFUSED", 111), ("ETIMEDOUT", 110)] {
+            stage.configure(&format!("on_no_backend = \"{name}\""));
+            assert_eq!(stage.connect(), Err(errno));
+        }
+    });
+}
+
+#[test]
+fn a_list_that_finds_no_slot_is_taken_once_there_is_one() {
+    script("subset = \"all\"", |stage| {
+        let (old, new) = (many(1, 500), many(2, 500));
+        stage.list_all(&old);
+        stage.stop_faults();
+        stage.connect().expect("all are well");
+        // No slot is left beside the old ones, so the old ones stay.
+        stage.list_all(&new);
+        stage.tick();
+        assert!(stage.file_fault().contains("all 512 slots"), "{}", stage.file_fault());
+        assert!(stage.dialled(30).iter().all(|backend| old.contains(&backend.to_string())));
+        // Fewer of them first: the others' slots are freed, all but the one that is held.
+        stage.list_all(&old[..20]);
+        stage.stop_faults();
+        stage.list_all(&new[..400]);
+        stage.stop_faults();
+        assert_eq!(stage.file_fault(), "");
+        assert!(stage.dialled(30).iter().all(|backend| new.contains(&backend.to_string())));
+    });
+}
+
+/// What one client task has no room for is no fault of another that took the same list.
+#[test]
+fn a_list_that_one_client_has_no_slots_for_is_a_fault_of_that_client_alone() {
+    let mut stage = Stage::new("");
+    let lists = ["big", "bigger"];
+    for (number, name) in (1..).zip(lists) {
+        let backends = many(number, 300);
+        let backends: Vec<&str> = backends.iter().map(String::as_str).collect();
+        stage.disk.write(format!("/lists/{name}.toml"), list_of(&backends));
+    }
+    let client = |job: &str, services: &str| {
+        format!("[[client]]\njob = \"{job}\"\ncgroup = \"{job}\"\nservices = {services}\n")
+    };
+    let service = |(number, name): (usize, &str)| {
+        format!(
+            "[[service]]\nname = \"{name}\"\naddress = \"10.96.0.{}:80\"\nsubset = \"all\"\nbackends = {{ file = \
+             \"/lists/{name}.toml\" }}\n",
+            10 + number
+        )
+    };
+    let services: String = lists.into_iter().enumerate().map(service).collect();
+    stage.write_text(&(client("op", "[\"big\", \"bigger\"]") + &client("act", "[\"bigger\"]") + &services));
+    stage.try_to_start(1);
+    stage.pass(std::time::Duration::from_secs(3));
+    let controller = stage.controller();
+    let error = |client: &str| {
+        let task = controller.clients.task(client).expect("it runs");
+        let sources = controller.sources(task, stage.now);
+        sources["bigger"].error.clone().unwrap_or_default()
+    };
+    assert!(error("op").contains("all 512 slots"), "{}", error("op"));
+    assert_eq!(error("act"), "");
+}
+
+#[test]
+fn a_list_that_is_stored_late_or_never_holds_nothing_up() {
+    script("", |stage| {
+        // A disk that does not answer.
+        stage.hangs = |work| matches!(work, Work::Store(_));
+        for list in [&BACKENDS[..1], &BACKENDS[1..], &BACKENDS[..2]] {
+            stage.list(list);
+            stage.settle();
+            assert_eq!(stage.dialled(30).len(), list.len());
+        }
+        stage.finish_hung();
+        stage.tick();
+        let stored = stage.disk.content("/var/lib/socklb/last-good/users.toml").expect("it is stored");
+        assert!(stored.starts_with(list_of(&BACKENDS[..2]).as_bytes()), "the newest");
+        // A disk that is full.
+        stage.disk.set_broken(LAST_GOOD, true);
+        stage.list(&BACKENDS[..1]);
+        stage.settle();
+        assert_eq!(stage.dialled(30), of(&[0]));
+        stage.disk.set_broken(LAST_GOOD, false);
+        stage.stop_faults();
+        let stored = stage.disk.content("/var/lib/socklb/last-good/users.toml").expect("it is stored");
+        assert!(stored.starts_with(list_of(&BACKENDS[..1]).as_bytes()));
+    });
+}
+
+#[test]
+fn a_file_that_does_not_answer_holds_nothing_up_and_is_read_when_it_does() {
+    script("", |stage| {
+        stage.hangs = |work| matches!(work, Work::Read { .. } | Work::Look { .. });
+        stage.list(&BACKENDS[..1]);
+        stage.pass(std::time::Duration::from_secs(20));
+        assert_eq!(stage.dialled(60), of(&[0, 1, 2]));
+        stage.configure("policy = \"round-robin\"");
+        assert_eq!(stage.dialled(60).len(), 1, "a reload has read it");
+        stage.list(&BACKENDS[1..]);
+        stage.finish_hung();
+        stage.stop_faults();
+        assert_eq!(stage.dialled(60), of(&[1, 2]));
+    });
+}
+
+/// A result that comes after a reload has named another file.
+#[test]
+fn what_was_read_of_another_file_is_not_taken() {
+    script("", |stage| {
+        stage.disk.write("/lists/other.toml", list_of(&BACKENDS[1..2]));
+        stage.hangs = |work| matches!(work, Work::Read { .. });
+        stage.list(&BACKENDS[..1]);
+        stage.configure("backends = { file = \"/lists/other.toml\" }");
+        assert_eq!(stage.dialled(30), of(&[1]));
+        stage.finish_hung();
+        stage.stop_faults();
+        assert_eq!(stage.dialled(30), of(&[1]));
+    });
+}
+
+#[test]
+fn a_reload_keeps_the_list_in_force_where_the_file_is_bad_and_counts_failures_on() {
+    script("", |stage| {
+        stage.list(&BACKENDS[1..2]);
+        stage.settle();
+        stage.list_text("[[endpoint]]\naddress = 5\n");
+        assert_eq!(stage.file_failures(), 1);
+        stage.configure("policy = \"round-robin\"");
+        assert_eq!(stage.dialled(30), of(&[1]));
+        assert_eq!(stage.file_failures(), 1, "one version of the file");
+        stage.list_text("[[endpoint]]\naddress = 6\n");
+        assert_eq!(stage.file_failures(), 2);
+        // The list in force is the one that a later start uses, too.
+        stage.stop_faults();
+        stage.try_to_start(1);
+        stage.settle();
+        assert_eq!(stage.dialled(30), of(&[1]));
+    });
+}
+
+#[test]
+fn files_that_are_not_watched_are_read_at_sighup_only() {
+    script("", |stage| {
+        let text = String::from_utf8(stage.disk.content(CONFIG).expect("it is there")).expect("text");
+        stage.write_text(&(text + "[daemon]\nwatch = false\n"));
+        stage.tell(Event::Hangup);
+        stage.settle();
+        stage.list(&BACKENDS[..1]);
+        stage.pass(std::time::Duration::from_secs(5));
+        assert_eq!(stage.dialled(60), of(&[0, 1, 2]));
+        stage.tell(Event::Hangup);
+        stage.settle();
+        assert_eq!(stage.dialled(60), of(&[0]));
+    });
+}
+
+/// What the daemon has given back goes to a list that waits for room: also slots that became idle while no daemon ran.
+#[test]
+fn slots_that_became_idle_while_no_daemon_ran_are_free_for_the_lists_of_a_start() {
+    script("subset = \"all\"", |stage| {
+        stage.list_all(&many(1, 300));
+        stage.stop_faults();
+        for _ in 0..300 {
+            stage.connect().expect("all are well");
+        }
+        stage.list_all(&many(2, 200));
+        stage.stop_faults();
+        let leaving = stage.states().values().filter(|(state, _)| *state == BackendState::Leaving).count();
+        assert_eq!(leaving, 300);
+        stage.kill();
+        stage.close_all();
+        stage.write_list(&many(3, 300).iter().map(String::as_str).collect::<Vec<_>>());
+        stage.try_to_start(1);
+        stage.stop_faults();
+        assert_eq!(stage.file_fault(), "");
+        assert_eq!(stage.states().len(), 300);
+    });
+}

@@ -1,0 +1,645 @@
+//! A daemon without a host: the controller, the shell's own readers of files, and a kernel, a disk and a network in memory, in virtual time.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use lb_common::abi::BackendState;
+use lb_common::ending::Ending;
+use lb_core::feed::{ReadFailure, Version};
+use lb_core::limits::Limits;
+use lb_fake::{Connect, FakeKernel, Flow, Place};
+use lb_kernel::{Features, Kernel as _, Pass, Pins, SlotView};
+
+use crate::config::{self, Config};
+use crate::controller::client_task::ClientTask;
+use crate::controller::network::NoNetwork;
+use crate::controller::{
+    Clock, Controller, Effect, Environment, Event, LearntFile, NamespaceFound, Notice, StateFiles, Stored,
+    StoredLoads, Work,
+};
+use crate::daemon::{Files, Watches, Worker};
+use crate::source::{SourceError, Stamp, last_good};
+
+/// The service that the client dials, and its backends at the start.
+pub const SERVICE: &str = "10.96.0.10:80";
+pub const BACKENDS: [&str; 3] = ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"];
+pub const FAULTS_PER_MILLE: u64 = 100;
+pub const SEED: u64 = 20_261_127;
+/// Where the configuration, the list and the pins are.
+pub const CONFIG: &str = "/etc/socklb/socklb.toml";
+pub const LIST: &str = "/lists/users.toml";
+const PINS: &str = "/sys/fs/bpf";
+/// Seconds after which the daemon has done all that it can: the longest pause after failures is half a minute.
+const SETTLED: u32 = 64;
+/// Starts after which the chance that all have failed is nil.
+const STARTS: u32 = 100;
+
+/// Small, so that looking at all of it is cheap.
+const LIMITS: Limits = Limits { schedule_entries: 1 << 15, flow_records: 64, slots: 512 };
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A list of these backends, as a file has it.
+pub fn list_of(backends: &[&str]) -> String {
+    backends.iter().map(|backend| format!("[[endpoint]]\naddress = \"{backend}\"\n")).collect()
+}
+
+pub fn address(text: &str) -> SocketAddr {
+    text.parse().expect("an address")
+}
+
+/// The files of a host.
+#[derive(Default)]
+pub struct Disk(Mutex<DiskState>);
+
+#[derive(Default)]
+struct DiskState {
+    /// By path: the content, and how often the disk had changed before.
+    files: BTreeMap<PathBuf, (u64, Vec<u8>)>,
+    changes: u64,
+    /// Paths, and directories, of which nothing can be read or written.
+    broken: BTreeSet<PathBuf>,
+}
+
+impl Disk {
+    fn state(&self) -> MutexGuard<'_, DiskState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes a file.
+    pub fn write(&self, path: impl AsRef<Path>, text: impl AsRef<[u8]>) {
+        let mut state = self.state();
+        state.changes += 1;
+        let version = state.changes;
+        state.files.insert(path.as_ref().to_owned(), (version, text.as_ref().to_owned()));
+    }
+
+    /// Removes a file.
+    pub fn remove(&self, path: impl AsRef<Path>) {
+        self.state().files.remove(path.as_ref());
+    }
+
+    /// Lets all that is at a path or below it fail from now on, or work again.
+    pub fn set_broken(&self, path: impl AsRef<Path>, is_broken: bool) {
+        let (mut state, path) = (self.state(), path.as_ref().to_owned());
+        if is_broken {
+            state.broken.insert(path)
+        } else {
+            state.broken.remove(&path)
+        };
+    }
+
+    /// What a file holds.
+    pub fn content(&self, path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+        let state = self.state();
+        if state.broken.iter().any(|broken| path.as_ref().starts_with(broken)) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        let file = state.files.get(path.as_ref());
+        file.map(|(_, text)| text.clone()).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// The files below a directory.
+    pub fn below(&self, directory: &str) -> Vec<PathBuf> {
+        self.state().files.keys().filter(|path| path.starts_with(directory)).cloned().collect()
+    }
+}
+
+impl Files for Disk {
+    fn stamp(&self, path: &Path) -> Option<Stamp> {
+        self.state().files.get(path).map(|(version, _)| Stamp::numbered(*version))
+    }
+
+    fn version(&self, path: &Path) -> Version<Stamp> {
+        Version { stamp: self.stamp(path), is_settled: true }
+    }
+
+    fn read(&self, path: &Path) -> Result<Vec<u8>, SourceError> {
+        self.content(path).map_err(|source| SourceError::Read { path: path.to_owned(), source })
+    }
+
+    fn read_stored(&self, path: &Path) -> Result<Vec<u8>, SourceError> {
+        self.read(path)
+    }
+
+    fn read_learnt(&self, path: &Path) -> LearntFile {
+        match self.content(path).map(|text| StoredLoads::parse(&text)) {
+            Ok(Ok(stored)) => LearntFile::Read(stored),
+            Ok(Err(why)) => panic!("{why}"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => LearntFile::Nothing,
+            Err(error) => LearntFile::Unread(error.to_string()),
+        }
+    }
+
+    fn store(&self, files: StateFiles) -> Stored {
+        let mut stored = Stored::default();
+        for (path, text) in files {
+            match self.content(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    stored.error.get_or_insert(error.to_string());
+                    stored.left.insert(path, text);
+                }
+                _ => self.write(&path, last_good::whole(&text)),
+            }
+        }
+        stored
+    }
+}
+
+/// What the environment of a configuration has: nothing.
+struct Nothing;
+
+impl config::Environment for Nothing {
+    fn variable(&self, _: &str) -> Option<String> {
+        None
+    }
+
+    fn host_name(&self) -> Option<String> {
+        None
+    }
+
+    fn service_keys(
+        &self,
+        path: &Path,
+    ) -> Result<lb_core::report_keys::Keys<lb_core::report_keys::ServiceKey>, String> {
+        Err(format!("{}: there is no such file", path.display()))
+    }
+}
+
+fn read_config(disk: &Disk) -> Result<Config, ReadFailure> {
+    let text = disk.content(CONFIG).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => ReadFailure::Faulty(error.to_string()),
+        _ => ReadFailure::Unread(error.to_string()),
+    })?;
+    let text = String::from_utf8(text).map_err(|error| ReadFailure::Faulty(error.to_string()))?;
+    let parsed = config::parse(&text, Path::new(CONFIG), &Nothing);
+    let mut config = parsed.map_err(|faults| ReadFailure::Faulty(faults.to_string()))?;
+    config.limits = LIMITS;
+    config.paths.pins = PathBuf::from(PINS);
+    Ok(config)
+}
+
+/// Connects of a client, and a daemon that runs, or does not.
+pub struct Stage {
+    pub kernel: FakeKernel,
+    pub disk: Arc<Disk>,
+    /// The cgroup of the client `web`.
+    pub place: Place,
+    pub controller: Option<Controller>,
+    /// Lines of the service.
+    lines: String,
+    /// The clients, each with its cgroup.
+    clients: Vec<(String, String)>,
+    pub now: Instant,
+    clock: Clock,
+    worker: Worker,
+    runtime: tokio::runtime::Runtime,
+    /// Events that the controller has not taken in.
+    inbox: VecDeque<Event>,
+    /// Which work is not done for now, and what was left of it.
+    pub hangs: fn(&Work) -> bool,
+    hung: Vec<Work>,
+    /// What the service manager was told, but for lines on the state.
+    pub notices: Vec<Notice>,
+    /// Backends that any list has had.
+    listed: BTreeSet<SocketAddr>,
+    /// Backends that refuse connects.
+    pub dead: BTreeSet<SocketAddr>,
+    /// Connects that were sent to each backend.
+    pub sent: BTreeMap<SocketAddr, u64>,
+    pub open: Vec<Flow>,
+    /// Whether `sent` and `open` are all flows that the maps of the client `web` have counted.
+    pub is_counted: bool,
+}
+
+/// Runs a script plain, and with a tenth of the kernel's operations failing.
+#[expect(clippy::print_stdout, reason = "it is shown if the script fails")]
+pub fn script(lines: &str, act: impl Fn(&mut Stage)) {
+    for per_mille in [0, FAULTS_PER_MILLE] {
+        let mut stage = Stage::new(lines);
+        println!("{per_mille} of 1,000 operations fail, seed {SEED}");
+        if per_mille != 0 {
+            stage.kernel.faults().fail_some(per_mille, SEED);
+        }
+        stage.start(&BACKENDS);
+        act(&mut stage);
+        stage.check();
+        if per_mille != 0 {
+            assert!(stage.kernel.faults().failed() > 0, "the script met faults");
+        }
+    }
+}
+
+/// The full path of a cgroup.
+pub fn cgroup_path(name: &str) -> PathBuf {
+    Path::new("/sys/fs/cgroup").join(name)
+}
+
+impl Stage {
+    /// A host on which no daemon has run. Its client `web` has a service with these lines.
+    pub fn new(lines: &str) -> Self {
+        let kernel = FakeKernel::new().expect("memory");
+        let (now, disk) = (Instant::now(), Arc::new(Disk::default()));
+        let reread = Arc::clone(&disk);
+        let worker = Worker::new(
+            Arc::clone(&disk) as Arc<dyn Files>,
+            PathBuf::from(CONFIG),
+            Arc::new(move || read_config(&reread)),
+            PathBuf::from("/var/lib/socklb"),
+            Watches::default(),
+            Arc::new(kernel.clone()),
+            true,
+        );
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let mut stage = Self {
+            place: kernel.make_cgroup(&cgroup_path("web")),
+            controller: None,
+            lines: String::new(),
+            clients: vec![("web".to_owned(), "web".to_owned())],
+            now,
+            clock: Clock::new(now, SECOND),
+            worker,
+            runtime,
+            inbox: VecDeque::new(),
+            hangs: |_| false,
+            hung: Vec::new(),
+            notices: Vec::new(),
+            listed: BTreeSet::new(),
+            dead: BTreeSet::new(),
+            sent: BTreeMap::new(),
+            open: Vec::new(),
+            is_counted: true,
+            kernel,
+            disk,
+        };
+        stage.write_config(lines);
+        stage
+    }
+
+    /// Writes the configuration with these lines of the service.
+    pub fn write_config(&mut self, lines: &str) {
+        lines.clone_into(&mut self.lines);
+        let client = |(name, cgroup): &(String, String)| {
+            format!("[[client]]\njob = \"{name}\"\ncgroup = \"{cgroup}\"\n")
+        };
+        let clients: String = self.clients.iter().map(client).collect();
+        let unless = |key: &str, line| if lines.contains(key) { "" } else { line };
+        let source = unless("backends", "backends = { file = \"/lists/users.toml\" }\n");
+        let subset = unless("subset", "subset = { size = 256 }\n");
+        let service =
+            format!("[[service]]\nname = \"users\"\naddress = \"{SERVICE}\"\n{source}{subset}{lines}\n");
+        self.disk.write(CONFIG, clients + &service);
+    }
+
+    /// Writes the configuration with these clients, each with its cgroup.
+    pub fn write_clients(&mut self, clients: &[(&str, &str)]) {
+        let owned = |(name, cgroup): &(&str, &str)| ((*name).to_owned(), (*cgroup).to_owned());
+        self.clients = clients.iter().map(owned).collect();
+        let lines = self.lines.clone();
+        self.write_config(&lines);
+    }
+
+    /// Writes the configuration with this text.
+    pub fn write_text(&mut self, text: &str) {
+        self.disk.write(CONFIG, text);
+    }
+
+    /// Writes the list.
+    pub fn write_list(&mut self, backends: &[&str]) {
+        self.listed.extend(backends.iter().map(|backend| address(backend)));
+        self.disk.write(LIST, list_of(backends));
+    }
+
+    /// A daemon starts with this list, after any before has died, and starts again until it can.
+    pub fn start(&mut self, backends: &[&str]) {
+        self.write_list(backends);
+        self.try_to_start(STARTS);
+        assert!(self.controller.is_some(), "it starts");
+        self.settle();
+    }
+
+    /// A daemon starts, so often at most.
+    pub fn try_to_start(&mut self, starts: u32) {
+        for _ in 0..starts {
+            self.kill();
+            let config = read_config(&self.disk).unwrap_or_else(|failure| panic!("{failure:?}"));
+            let version = self.disk.version(Path::new(CONFIG));
+            let network = Box::new(NoNetwork);
+            let mut controller = Controller::new(&config, version, self.environment(), network, self.wall());
+            let effects = controller.begin(config, self.now);
+            self.controller = Some(controller);
+            self.carry_out(effects);
+            self.run();
+            if self.controller.as_ref().is_some_and(Controller::is_open) {
+                return;
+            }
+        }
+    }
+
+    /// The daemon dies: what it has not done is never done.
+    pub fn kill(&mut self) {
+        self.controller = None;
+        self.inbox.clear();
+        self.hung.clear();
+    }
+
+    fn environment(&self) -> Environment {
+        Environment {
+            kernel: Arc::new(self.kernel.clone()),
+            features: Features { socket_errors: true, outcomes_at_release: true, ..Features::default() },
+            clock: self.clock,
+            host: "host".to_owned(),
+            pid: 1,
+            descriptors: u64::MAX,
+            namespace_warning: None,
+            jitter: 0,
+            threads: 1,
+            stopping: Arc::default(),
+        }
+    }
+
+    fn wall(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000) + self.clock.monotonic(self.now)
+    }
+
+    /// Gives the controller an event, and does what it asks for.
+    pub fn tell(&mut self, event: Event) {
+        self.inbox.push_back(event);
+        self.run();
+    }
+
+    /// Lets the controller take in all that has happened.
+    fn run(&mut self) {
+        while let Some(event) = self.inbox.pop_front() {
+            let (now, wall) = (self.now, self.wall());
+            let Some(controller) = &mut self.controller else { return };
+            match controller.handle(event, now, wall) {
+                Ok(effects) => self.carry_out(effects),
+                // It cannot start.
+                Err(_) => self.kill(),
+            }
+        }
+    }
+
+    fn carry_out(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Watch { .. } => self.inbox.push_back(Event::Watched),
+                Effect::Notify(Notice::Status(_)) => {}
+                Effect::Notify(notice) => self.notices.push(notice),
+                Effect::Work(work) if (self.hangs)(&work) => self.hung.push(*work),
+                Effect::Work(work) => self.work(*work),
+            }
+        }
+    }
+
+    fn work(&mut self, work: Work) {
+        let event = match work {
+            // There are neither processes nor lists of sockets.
+            Work::Reclaim { suspects, .. } => {
+                Event::Reclaimed(Pass { clients: Vec::new(), holders: Ok(()) }, suspects)
+            }
+            Work::SearchNamespaces(wanted) => Event::NamespacesFound(
+                wanted
+                    .into_iter()
+                    .map(|(client, search)| NamespaceFound {
+                        client,
+                        path: search.path,
+                        result: Ok(None),
+                        recorded: None,
+                    })
+                    .collect(),
+            ),
+            // Without a thread for each, because there are two each second.
+            Work::Look { service, source } => {
+                let result = Ok(self.disk.stamp(&source.file.path));
+                Event::Looked { service, source, result }
+            }
+            Work::LookAtConfig { is_due } => {
+                Event::LookedAtConfig { is_due, result: Ok(self.disk.stamp(Path::new(CONFIG))) }
+            }
+            work => self.runtime.block_on(self.worker.clone().carry_out(work)),
+        };
+        self.inbox.push_back(event);
+    }
+
+    /// Does all work that was left, late.
+    pub fn finish_hung(&mut self) {
+        self.hangs = |_| false;
+        for work in std::mem::take(&mut self.hung) {
+            self.work(work);
+        }
+        self.run();
+    }
+
+    /// Time passes, and a daemon that runs does what it does meanwhile.
+    pub fn pass(&mut self, time: Duration) {
+        let until = self.now + time;
+        self.run();
+        loop {
+            let wakeup = self.controller.as_ref().and_then(|controller| controller.next_wakeup(self.now));
+            let Some(at) = wakeup.filter(|at| *at <= until) else { break };
+            self.pass_one(at);
+        }
+        self.advance(until);
+    }
+
+    /// The next wake-up comes, at this time.
+    pub fn pass_one(&mut self, at: Instant) {
+        self.advance(at);
+        self.tell(Event::Wakeup);
+    }
+
+    fn advance(&mut self, to: Instant) {
+        let time = to.saturating_duration_since(self.now);
+        self.kernel.pass(time);
+        self.now += time;
+    }
+
+    /// A second passes.
+    pub fn tick(&mut self) {
+        self.pass(SECOND);
+        self.check();
+    }
+
+    /// The list is another one, and the daemon reads it.
+    pub fn list(&mut self, backends: &[&str]) {
+        self.write_list(backends);
+        self.changed(LIST);
+    }
+
+    /// The list has this text, which names no backend that none has named before, and the daemon reads it.
+    pub fn list_text(&mut self, text: &str) {
+        self.disk.write(LIST, text);
+        self.changed(LIST);
+    }
+
+    /// Something has changed at this path, which is watched; and the time passes that it is given to settle.
+    pub fn changed(&mut self, path: impl AsRef<Path>) {
+        self.tell(Event::Changed([path.as_ref().to_owned()].into()));
+        self.pass(lb_core::feed::SETTLE);
+    }
+
+    /// The service has these lines, and the daemon follows.
+    pub fn configure(&mut self, lines: &str) {
+        self.write_config(lines);
+        self.tell(Event::Hangup);
+        self.settle();
+    }
+
+    /// Seconds pass until the daemon has nothing left to do.
+    pub fn settle(&mut self) {
+        for _ in 0..SETTLED {
+            self.tick();
+            let is_settled = |task: &ClientTask| task.is_settled() && task.cgroup().is_some();
+            if self
+                .controller
+                .as_ref()
+                .is_none_or(|controller| controller.clients.tasks.iter().all(is_settled))
+            {
+                return;
+            }
+        }
+        panic!("it does not settle: {:?}", self.task().trouble());
+    }
+
+    /// No operation of the kernel fails any more, and the daemon does what is left to do.
+    pub fn stop_faults(&mut self) {
+        self.kernel.faults().stop();
+        for _ in 0..SETTLED {
+            self.tick();
+        }
+    }
+
+    /// The controller of the daemon that runs.
+    pub fn controller(&self) -> &Controller {
+        self.controller.as_ref().expect("a daemon runs")
+    }
+
+    /// The client `web`.
+    pub fn task(&self) -> &ClientTask {
+        self.controller().clients.task("web").expect("the client runs")
+    }
+
+    /// The faults that the daemon shows.
+    pub fn faults(&self) -> Vec<String> {
+        let faults = self.controller().facts(self.now).faults;
+        faults.into_iter().map(|fault| fault.text).collect()
+    }
+
+    /// Begins a connection: its SYN leaves.
+    pub fn begin(&mut self) -> Result<Flow, u16> {
+        match self.kernel.connect(self.place, 1, address(SERVICE)) {
+            Connect::Unchanged => Err(0),
+            Connect::Refused(errno) => Err(errno),
+            Connect::Sent(flow) => {
+                assert!(self.listed.contains(&flow.backend), "{} is in no list", flow.backend);
+                *self.sent.entry(flow.backend).or_default() += 1;
+                self.kernel.send_syn(&flow);
+                Ok(flow)
+            }
+        }
+    }
+
+    /// Opens a connection; what is dead refuses it.
+    pub fn connect(&mut self) -> Result<SocketAddr, u16> {
+        let mut flow = self.begin()?;
+        if self.dead.contains(&flow.backend) {
+            self.kernel.end(flow, Ending::Refused, 0, 0);
+            return Err(111);
+        }
+        self.kernel.establish(&mut flow);
+        self.open.push(flow);
+        Ok(flow.backend)
+    }
+
+    /// Where a connection goes that a process in this cgroup opens to an address and ends at once; `None` if it is not balanced.
+    pub fn reached(&mut self, from: Place, to: &str) -> Option<SocketAddr> {
+        match self.kernel.connect(from, 1, address(to)) {
+            Connect::Unchanged | Connect::Refused(_) => None,
+            Connect::Sent(mut flow) => {
+                if from == self.place && self.listed.contains(&flow.backend) {
+                    *self.sent.entry(flow.backend).or_default() += 1;
+                }
+                self.kernel.send_syn(&flow);
+                self.kernel.establish(&mut flow);
+                self.kernel.end(flow, Ending::Closed, 100, 100);
+                Some(flow.backend)
+            }
+        }
+    }
+
+    /// Opens so many, ends each at once, and says how many failed.
+    pub fn dial(&mut self, count: u32) -> u32 {
+        let held = std::mem::take(&mut self.open);
+        let mut failed = 0;
+        for _ in 0..count {
+            match self.connect() {
+                Ok(_) => self.close_all(),
+                Err(_) => failed += 1,
+            }
+        }
+        self.open = held;
+        failed
+    }
+
+    /// The backends that so many connects go to.
+    pub fn dialled(&mut self, count: u32) -> BTreeSet<SocketAddr> {
+        let before = self.sent.clone();
+        self.dial(count);
+        let grown = self.sent.iter().filter(|(backend, sent)| before.get(backend) != Some(sent));
+        grown.map(|(backend, _)| *backend).collect()
+    }
+
+    pub fn close_all(&mut self) {
+        for flow in std::mem::take(&mut self.open) {
+            self.kernel.end(flow, Ending::Closed, 100, 100);
+        }
+    }
+
+    /// The maps hold no backend that the daemon does not know. Counts are exact: as many flows were sent to each backend as the test
+    /// has counted, and as many are open.
+    pub fn check(&mut self) {
+        let task = self.controller.as_ref().and_then(|controller| controller.clients.task("web"));
+        let Some(task) = task.filter(|task| self.is_counted && !task.is_unpinned()) else { return };
+        let tables = task.datapath().tables();
+        for slot in tables.slots().into_iter().filter(|slot| self.listed.contains(&slot.address)) {
+            let known = task.datapath().applied().backends.get(&slot.at.slot).map(|backend| backend.address);
+            assert_eq!(known, Some(slot.address), "{:?}", slot.at);
+            let open = self.open.iter().filter(|flow| flow.backend == slot.address).count() as u64;
+            assert_eq!(tables.active(slot.at.slot), open, "{}", slot.address);
+            // A look-up may fail now.
+            if let Ok(counts) = tables.counts(slot.at.slot) {
+                let sent = self.sent.get(&slot.address).copied().unwrap_or(0);
+                assert_eq!(counts.sums.chosen, sent, "{}", slot.address);
+            }
+        }
+    }
+
+    /// The slot of a backend.
+    pub fn slot(&self, backend: SocketAddr) -> SlotView {
+        let slots = self.task().datapath().tables().slots();
+        slots.into_iter().find(|slot| slot.address == backend).expect("it has a slot")
+    }
+
+    /// The state of each backend that has a slot.
+    pub fn states(&self) -> BTreeMap<SocketAddr, (BackendState, bool)> {
+        let slots = self.task().datapath().tables().slots();
+        slots.into_iter().map(|slot| (slot.address, (slot.state, slot.is_ejected))).collect()
+    }
+
+    /// Where the client `web` is pinned.
+    pub fn pins(&self) -> Pins {
+        Pins::of(Path::new(PINS), "web")
+    }
+
+    /// The clients that are pinned.
+    pub fn pinned(&self) -> Vec<String> {
+        let pinned = self.kernel.clients(Path::new(PINS)).expect("no fault");
+        pinned.into_iter().map(|pins| pins.client).collect()
+    }
+}
