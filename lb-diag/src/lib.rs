@@ -6,10 +6,21 @@
 
 use std::cell::Cell;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::mem::offset_of;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
+use netlink_packet_core::{
+    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkHeader,
+    NetlinkMessage, NlaBuffer, NlasIterator, Parseable, parse_u64,
+};
+use netlink_packet_sock_diag::inet::{
+    ExtensionFlags, InetRequest, InetResponseBuffer, InetResponseHeader, SocketId, StateFlags,
+};
+use netlink_packet_sock_diag::{
+    AF_INET, AF_INET6, INET_DIAG_INFO, IPPROTO_TCP, IPPROTO_UDP, SockDiagMessage, TCP_LISTEN,
+};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
 
 /// A socket of a list.
@@ -37,20 +48,11 @@ pub struct SocketEntry {
     pub is_mptcp: bool,
 }
 
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-/// `NLM_F_REQUEST | NLM_F_DUMP`.
-const DUMP: u16 = 0x301;
-/// `NLM_F_DUMP_INTR`: the list changed in a way that made the kernel lose its position.
-const INTERRUPTED: u16 = 0x10;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
-/// `struct tcp_info`.
-const INET_DIAG_INFO: u16 = 2;
+// The library has no names for these, and reads none of them.
 const INET_DIAG_CGROUP_ID: u16 = 21;
 /// The upper-layer protocol of a connection; itself a list of attributes.
 const INET_DIAG_ULP_INFO: u16 = 19;
 const INET_ULP_INFO_NAME: u16 = 1;
-const TCP_LISTEN: u8 = 10;
 /// A connection whose handshake is not complete: no socket yet.
 const TCP_NEW_SYN_RECV: u8 = 12;
 /// Listening, established, both handshakes' first states, and every state of a connection that is closing. Not the
@@ -60,71 +62,8 @@ const STATES: u32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9
 /// another state it waits for being accepted.
 const CLOSING: u32 = 1 << 4 | 1 << 5 | 1 << 9 | 1 << 11;
 /// Where `struct tcp_info` has the ms since data was last sent, and since some was last received.
-const LAST_DATA_SENT: usize = 44;
-const LAST_DATA_RECEIVED: usize = 52;
-
-/// `struct inet_diag_sockid`, whose ports and addresses are in network order.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct SocketId {
-    source_port: [u8; 2],
-    peer_port: [u8; 2],
-    source: [u8; 16],
-    peer: [u8; 16],
-    interface: u32,
-    cookie: [u32; 2],
-}
-
-/// `struct nlmsghdr` and `struct inet_diag_req_v2`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Request {
-    header: Header,
-    family: u8,
-    protocol: u8,
-    extensions: u8,
-    _pad: u8,
-    states: u32,
-    id: SocketId,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Header {
-    length: u32,
-    kind: u16,
-    flags: u16,
-    sequence: u32,
-    port: u32,
-}
-
-/// `struct inet_diag_msg`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct Message {
-    family: u8,
-    state: u8,
-    timer: u8,
-    retransmits: u8,
-    id: SocketId,
-    expires: u32,
-    receive_queue: u32,
-    send_queue: u32,
-    uid: u32,
-    inode: u32,
-}
-
-/// What is asked for in a list.
-#[derive(Clone, Copy)]
-struct Query {
-    family: libc::c_int,
-    protocol: libc::c_int,
-    states: u32,
-    /// The sockets' own port; 0 for any.
-    port: u16,
-    /// Attributes, one bit each, that are not sent unless asked for.
-    extensions: u8,
-}
+const LAST_DATA_SENT: usize = offset_of!(libc::tcp_info, tcpi_last_data_sent);
+const LAST_DATA_RECEIVED: usize = offset_of!(libc::tcp_info, tcpi_last_data_recv);
 
 /// A way to ask for the lists of the network namespace in which it was opened.
 pub struct SocketLists {
@@ -184,11 +123,7 @@ impl SocketLists {
     /// # Errors
     /// If the kernel refuses, or could not list them completely.
     pub fn each_tcp(&self, mut each: impl FnMut(SocketEntry)) -> io::Result<()> {
-        for family in [libc::AF_INET, libc::AF_INET6] {
-            let query = Query { family, protocol: libc::IPPROTO_TCP, states: STATES, port: 0, extensions: 0 };
-            self.dump(query, &mut each)?;
-        }
-        Ok(())
+        self.dump(&request(IPPROTO_TCP, STATES), &mut each)
     }
 
     /// Shows the TCP sockets of the namespace whose own port is this, each with how long it has been idle, and connections
@@ -197,12 +132,10 @@ impl SocketLists {
     /// # Errors
     /// If the kernel refuses, or could not list them completely.
     pub fn each_tcp_at(&self, port: u16, mut each: impl FnMut(SocketEntry)) -> io::Result<()> {
-        for family in [libc::AF_INET, libc::AF_INET6] {
-            let states = STATES | 1 << TCP_NEW_SYN_RECV;
-            let extensions = 1 << (INET_DIAG_INFO - 1);
-            self.dump(Query { family, protocol: libc::IPPROTO_TCP, states, port, extensions }, &mut each)?;
-        }
-        Ok(())
+        let mut request = request(IPPROTO_TCP, STATES | 1 << TCP_NEW_SYN_RECV);
+        request.extensions = ExtensionFlags::INFO;
+        request.socket_id.source_port = port;
+        self.dump(&request, &mut each)
     }
 
     /// Shows the UDP sockets of the namespace one by one.
@@ -212,34 +145,30 @@ impl SocketLists {
     pub fn each_udp(&self, mut each: impl FnMut(SocketEntry)) -> io::Result<()> {
         /// Connected or not.
         const ANY: u32 = u32::MAX;
-        for family in [libc::AF_INET, libc::AF_INET6] {
-            let query = Query { family, protocol: libc::IPPROTO_UDP, states: ANY, port: 0, extensions: 0 };
-            self.dump(query, &mut each)?;
+        self.dump(&request(IPPROTO_UDP, ANY), &mut each)
+    }
+
+    /// Has the kernel list the sockets of both families.
+    fn dump(&self, request: &InetRequest, each: &mut impl FnMut(SocketEntry)) -> io::Result<()> {
+        for family in [AF_INET, AF_INET6] {
+            self.dump_family(InetRequest { family, ..request.clone() }, each)?;
         }
         Ok(())
     }
 
-    fn dump(&self, query: Query, each: &mut impl FnMut(SocketEntry)) -> io::Result<()> {
+    fn dump_family(&self, request: InetRequest, each: &mut impl FnMut(SocketEntry)) -> io::Result<()> {
         /// The kernel fills at most this much at once (NLMSG_GOODSIZE is 8 KiB; larger for those who read more).
         const BUFFER: usize = 32 << 10;
         let sequence = self.requests.get().wrapping_add(1);
         self.requests.set(sequence);
-        let request = Request {
-            header: Header {
-                length: u32::try_from(size_of::<Request>()).map_err(io::Error::other)?,
-                kind: SOCK_DIAG_BY_FAMILY,
-                flags: DUMP,
-                sequence,
-                port: 0,
-            },
-            family: u8::try_from(query.family).map_err(io::Error::other)?,
-            protocol: u8::try_from(query.protocol).map_err(io::Error::other)?,
-            extensions: query.extensions,
-            _pad: 0,
-            states: query.states,
-            id: SocketId { source_port: query.port.to_be_bytes(), ..bytemuck::Zeroable::zeroed() },
-        };
-        rustix::net::send(&self.socket, bytemuck::bytes_of(&request), SendFlags::empty())?;
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+        header.sequence_number = sequence;
+        let mut message = NetlinkMessage::new(header, SockDiagMessage::InetRequest(request).into());
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        rustix::net::send(&self.socket, &bytes, SendFlags::empty())?;
         let mut buffer = vec![0; BUFFER];
         // Bound: the kernel ends a dump with a message that says so, or with an error.
         loop {
@@ -251,30 +180,43 @@ impl SocketLists {
     }
 }
 
+/// A request for the sockets of a protocol that are in one of these states.
+fn request(protocol: u8, states: u32) -> InetRequest {
+    InetRequest {
+        family: AF_INET,
+        protocol,
+        extensions: ExtensionFlags::empty(),
+        states: StateFlags::from_bits_retain(states),
+        socket_id: SocketId::new_v4(),
+    }
+}
+
 /// Reads one datagram of messages. Returns whether the dump ended with it.
+///
+/// In place: the library's own type of a message copies each attribute, and fails for one that nobody asks for.
 fn read_datagram(datagram: &[u8], sequence: u32, each: &mut impl FnMut(SocketEntry)) -> io::Result<bool> {
     let cut = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's list of sockets is cut off");
     let mut rest = datagram;
     // Bound: each message is at least a header long.
     while !rest.is_empty() {
-        let header: Header = prefix(rest).ok_or_else(cut)?;
-        let length = header.length as usize;
-        let body = rest.get(size_of::<Header>()..length).ok_or_else(cut)?;
-        rest = rest.get(aligned(length)..).unwrap_or_default();
+        let message = NetlinkBuffer::new_checked(rest).map_err(|_| cut())?;
+        let body = message.payload();
+        // Messages begin at multiples of four.
+        rest = rest.get((message.length() as usize).next_multiple_of(4)..).unwrap_or_default();
         // What an earlier request left unread.
-        if header.sequence != sequence {
+        if message.sequence_number() != sequence {
             continue;
         }
-        if header.flags & INTERRUPTED != 0 {
+        if message.flags() & NLM_F_DUMP_INTR != 0 {
             return Err(io::Error::new(
                 io::ErrorKind::Interrupted,
                 "the list of sockets changed while it was read",
             ));
         }
-        match header.kind {
+        match message.message_type() {
             NLMSG_DONE | NLMSG_ERROR => {
                 // Both carry a negated errno; zero is none.
-                let error: i32 = prefix(body).unwrap_or_default();
+                let error = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
                 return if error == 0 { Ok(true) } else { Err(io::Error::from_raw_os_error(-error)) };
             }
             _ => each(read_socket(body).ok_or_else(cut)?),
@@ -284,60 +226,44 @@ fn read_datagram(datagram: &[u8], sequence: u32, each: &mut impl FnMut(SocketEnt
 }
 
 fn read_socket(body: &[u8]) -> Option<SocketEntry> {
-    let message: Message = prefix(body)?;
-    let [low, high] = message.id.cookie;
-    let attributes = body.get(aligned(size_of::<Message>())..).unwrap_or_default();
-    let address = |bytes: [u8; 16], port| {
-        let address = if i32::from(message.family) == libc::AF_INET {
-            let [a, b, c, d, ..] = bytes;
-            IpAddr::V4(Ipv4Addr::new(a, b, c, d))
-        } else {
-            IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical()
-        };
-        SocketAddr::new(address, u16::from_be_bytes(port))
+    let header = InetResponseHeader::parse(body).ok()?;
+    let id = &header.socket_id;
+    let mut socket = SocketEntry {
+        // Two words, the low one first, on machines that are little-endian.
+        cookie: u64::from_ne_bytes(id.cookie),
+        inode: header.inode,
+        listens: header.state == TCP_LISTEN,
+        local: SocketAddr::new(id.source_address.to_canonical(), id.source_port),
+        is_closed: header.inode == 0 && CLOSING >> header.state & 1 == 1,
+        queued: u64::from(header.recv_queue) + u64::from(header.send_queue),
+        idle: None,
+        cgroup: None,
+        peer: SocketAddr::new(id.destination_address.to_canonical(), id.destination_port),
+        is_mptcp: false,
     };
-    Some(SocketEntry {
-        cookie: u64::from(high) << 32 | u64::from(low),
-        inode: message.inode,
-        listens: message.state == TCP_LISTEN,
-        local: address(message.id.source, message.id.source_port),
-        is_closed: message.inode == 0 && CLOSING >> message.state & 1 == 1,
-        queued: u64::from(message.receive_queue) + u64::from(message.send_queue),
-        idle: attribute(attributes, INET_DIAG_INFO).and_then(idle),
-        cgroup: attribute(attributes, INET_DIAG_CGROUP_ID).and_then(prefix),
-        peer: address(message.id.peer, message.id.peer_port),
-        is_mptcp: attribute(attributes, INET_DIAG_ULP_INFO)
-            .and_then(|protocol| attribute(protocol, INET_ULP_INFO_NAME))
-            .is_some_and(|name| name.starts_with(b"mptcp\0")),
-    })
+    for attribute in attributes(body.get(size_of::<InetResponseBuffer>()..)?) {
+        match attribute.kind() {
+            INET_DIAG_INFO => socket.idle = idle(attribute.value()),
+            INET_DIAG_CGROUP_ID => socket.cgroup = parse_u64(attribute.value()).ok(),
+            INET_DIAG_ULP_INFO => {
+                socket.is_mptcp = attributes(attribute.value())
+                    .any(|of| of.kind() == INET_ULP_INFO_NAME && of.value().starts_with(b"mptcp\0"));
+            }
+            _ => {}
+        }
+    }
+    Some(socket)
 }
 
 /// How long ago data came or went, whichever was later.
 fn idle(tcp_info: &[u8]) -> Option<Duration> {
-    let ms = |at: usize| prefix::<u32>(tcp_info.get(at..)?);
+    let ms = |at: usize| tcp_info.get(at..)?.first_chunk().map(|ms| u32::from_ne_bytes(*ms));
     Some(Duration::from_millis(ms(LAST_DATA_SENT)?.min(ms(LAST_DATA_RECEIVED)?).into()))
 }
 
-/// The value of an attribute in a list of them: length and kind of 16 bits each, then the value.
-fn attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
-    // Bound: each attribute is at least its header long.
-    loop {
-        let [length, kind]: [u16; 2] = prefix(attributes)?;
-        let value = attributes.get(4..usize::from(length))?;
-        if kind == wanted {
-            return Some(value);
-        }
-        attributes = attributes.get(aligned(usize::from(length))..)?;
-    }
-}
-
-fn prefix<T: bytemuck::Pod>(bytes: &[u8]) -> Option<T> {
-    bytes.get(..size_of::<T>()).map(bytemuck::pod_read_unaligned)
-}
-
-/// Messages and attributes begin at multiples of four.
-fn aligned(length: usize) -> usize {
-    length.next_multiple_of(4)
+/// The attributes of a list until one that is cut off.
+fn attributes(list: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
+    NlasIterator::new(list).map_while(Result::ok)
 }
 
 #[cfg(test)]
@@ -346,6 +272,10 @@ mod tests {
 
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::fs::MetadataExt;
+
+    use netlink_packet_core::{DefaultNla, Emitable};
+    use netlink_packet_sock_diag::inet::{InetResponse, nlas::Nla};
+    use netlink_packet_sock_diag::{SOCK_DIAG_BY_FAMILY, TCP_ESTABLISHED};
 
     fn cookie(socket: impl AsFd) -> u64 {
         rustix::net::sockopt::socket_cookie(socket).unwrap()
@@ -413,21 +343,51 @@ mod tests {
     }
 
     #[test]
+    fn a_cgroup_and_a_path_of_mptcp_are_told_by_attributes() {
+        let read = |name: &[u8]| {
+            let header = InetResponseHeader {
+                family: AF_INET,
+                state: TCP_ESTABLISHED,
+                timer: None,
+                socket_id: SocketId { cookie: (7u64 << 32 | 5).to_ne_bytes(), ..SocketId::new_v4() },
+                recv_queue: 0,
+                send_queue: 0,
+                uid: 0,
+                inode: 3,
+            };
+            let length = u16::try_from(4 + name.len()).unwrap().to_ne_bytes();
+            let protocol = [&length, &INET_ULP_INFO_NAME.to_ne_bytes(), name].concat();
+            let attributes =
+                [(INET_DIAG_CGROUP_ID, 9u64.to_ne_bytes().to_vec()), (INET_DIAG_ULP_INFO, protocol)];
+            let nlas = attributes.map(|(kind, value)| Nla::Other(DefaultNla::new(kind, value)));
+            let response = InetResponse { header, nlas: nlas.into_iter().collect() };
+            let mut body = vec![0; response.buffer_len()];
+            response.emit(&mut body);
+            let socket = read_socket(&body).expect("whole");
+            assert_eq!((socket.cookie, socket.inode, socket.cgroup), (7 << 32 | 5, 3, Some(9)));
+            socket.is_mptcp
+        };
+        assert!(read(b"mptcp\0"));
+        assert!(!read(b"tls\0") && !read(b"mptcp2\0"));
+    }
+
+    #[test]
     fn an_error_ends_a_dump_and_a_cut_message_is_one() {
-        let header = |length: u32, kind| Header { length, kind, flags: 0, sequence: 2, port: 0 };
-        let message = |kind, body: &[u8]| {
-            let length = u32::try_from(size_of::<Header>() + body.len()).unwrap();
-            [bytemuck::bytes_of(&header(length, kind)), body].concat()
+        let message = |kind, sequence, flags, body: &[u8]| {
+            let mut header = NetlinkHeader::default();
+            (header.message_type, header.sequence_number, header.flags) = (kind, sequence, flags);
+            header.length = u32::try_from(header.buffer_len() + body.len()).unwrap();
+            let mut bytes = vec![0; header.buffer_len()];
+            header.emit(&mut bytes);
+            [bytes.as_slice(), body].concat()
         };
         let read =
             |datagram: &[u8]| read_datagram(datagram, 2, &mut |_| {}).map_err(|error| error.raw_os_error());
-        assert_eq!(read(&message(NLMSG_DONE, &0i32.to_ne_bytes())), Ok(true));
-        assert_eq!(read(&message(NLMSG_ERROR, &(-2i32).to_ne_bytes())), Err(Some(2)));
-        assert_eq!(read(&message(SOCK_DIAG_BY_FAMILY, &[0; 8])), Err(None));
-        assert_eq!(read(&message(NLMSG_DONE, &[])[..12]), Err(None));
-        let interrupted = Header { flags: INTERRUPTED, ..header(20, NLMSG_DONE) };
-        assert_eq!(read(&[bytemuck::bytes_of(&interrupted), &[0; 4]].concat()), Err(None));
-        let other = Header { sequence: 10, ..header(20, NLMSG_DONE) };
-        assert_eq!(read(&[bytemuck::bytes_of(&other), &[0; 4]].concat()), Ok(false));
+        assert_eq!(read(&message(NLMSG_DONE, 2, 0, &0i32.to_ne_bytes())), Ok(true));
+        assert_eq!(read(&message(NLMSG_ERROR, 2, 0, &(-2i32).to_ne_bytes())), Err(Some(2)));
+        assert_eq!(read(&message(SOCK_DIAG_BY_FAMILY, 2, 0, &[0; 8])), Err(None));
+        assert_eq!(read(&message(NLMSG_DONE, 2, 0, &[])[..12]), Err(None));
+        assert_eq!(read(&message(NLMSG_DONE, 2, NLM_F_DUMP_INTR, &[0; 4])), Err(None));
+        assert_eq!(read(&message(NLMSG_DONE, 10, 0, &[0; 4])), Ok(false));
     }
 }
