@@ -38,7 +38,7 @@ pub struct SocketEntry {
     pub is_closed: bool,
     /// Bytes that its process has not read, and that its peer has not acknowledged.
     pub queued: u64,
-    /// How long ago data last came or went, of a TCP connection, if that was asked for.
+    /// How long ago data last came or went, of a TCP connection.
     pub idle: Option<Duration>,
     /// The cgroup that it was made in, where the kernel tells (Linux 5.8).
     pub cgroup: Option<u64>,
@@ -123,17 +123,15 @@ impl SocketLists {
     /// # Errors
     /// If the kernel refuses, or could not list them completely.
     pub fn each_tcp(&self, mut each: impl FnMut(SocketEntry)) -> io::Result<()> {
-        self.dump(&request(IPPROTO_TCP, STATES), &mut each)
+        self.dump(&tcp_request(STATES), &mut each)
     }
 
-    /// Shows the TCP sockets of the namespace whose own port is this, each with how long it has been idle, and connections
-    /// whose handshake is not complete. The kernel picks them out, which reads its whole table of connections.
+    /// Shows the TCP sockets of the namespace whose own port is this, and connections whose handshake is not complete. The kernel picks them out, which reads its whole table of connections.
     ///
     /// # Errors
     /// If the kernel refuses, or could not list them completely.
     pub fn each_tcp_at(&self, port: u16, mut each: impl FnMut(SocketEntry)) -> io::Result<()> {
-        let mut request = request(IPPROTO_TCP, STATES | 1 << TCP_NEW_SYN_RECV);
-        request.extensions = ExtensionFlags::INFO;
+        let mut request = tcp_request(STATES | 1 << TCP_NEW_SYN_RECV);
         request.socket_id.source_port = port;
         self.dump(&request, &mut each)
     }
@@ -189,6 +187,11 @@ fn request(protocol: u8, states: u32) -> InetRequest {
         states: StateFlags::from_bits_retain(states),
         socket_id: SocketId::new_v4(),
     }
+}
+
+/// The same for TCP. The kernel tells of an upper-layer protocol, and so of MPTCP, only whoever asks for details of the connection.
+fn tcp_request(states: u32) -> InetRequest {
+    InetRequest { extensions: ExtensionFlags::INFO, ..request(IPPROTO_TCP, states) }
 }
 
 /// Reads one datagram of messages. Returns whether the dump ended with it.
@@ -287,11 +290,18 @@ mod tests {
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let idle =
             rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket in no list");
+        let mptcp = Some(rustix::net::ipproto::MPTCP);
+        let path_of_mptcp = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, mptcp).unwrap();
+        rustix::net::connect(&path_of_mptcp, &listener.local_addr().unwrap()).unwrap();
+        let local = SocketAddr::try_from(rustix::net::getsockname(&path_of_mptcp).unwrap()).unwrap();
         let sockets = SocketLists::open().unwrap().tcp().unwrap();
+        // The path is a socket of its own, with another cookie.
+        let path = sockets.iter().find(|socket| socket.local == local).expect("connected");
+        assert!(path.is_mptcp);
         let find = |cookie: u64| sockets.iter().find(|socket| socket.cookie == cookie);
         let seen = find(cookie(&stream)).expect("connected");
         assert_eq!(seen.peer, listener.local_addr().unwrap());
-        assert!(!seen.listens && find(cookie(&listener)).expect("listening").listens);
+        assert!(!seen.is_mptcp && !seen.listens && find(cookie(&listener)).expect("listening").listens);
         assert_eq!(find(cookie(&idle)), None);
         let path = format!("/proc/self/fd/{}", stream.as_fd().as_raw_fd());
         assert_eq!(u64::from(seen.inode), std::fs::metadata(path).unwrap().ino());
