@@ -13,6 +13,8 @@ mod lists;
 
 mod clients;
 
+mod health;
+
 use std::time::Duration;
 
 use lb_common::abi::BackendState;
@@ -20,6 +22,7 @@ use lb_common::ending::Ending;
 use lb_fake::{Connect, Place};
 use lb_kernel::Kernel as _;
 
+pub use self::stage::Wire;
 use self::stage::{BACKENDS, FAULTS_PER_MILLE, SEED, SERVICE, Stage, address, cgroup_path, script};
 use super::Event;
 

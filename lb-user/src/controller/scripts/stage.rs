@@ -10,18 +10,19 @@ use std::time::{Duration, Instant, SystemTime};
 use lb_common::abi::BackendState;
 use lb_common::ending::Ending;
 use lb_core::feed::{ReadFailure, Version};
+use lb_core::health::{Health, Why};
 use lb_core::limits::Limits;
 use lb_fake::{Connect, FakeKernel, Flow, Place};
 use lb_kernel::{Features, Kernel as _, Pass, Pins, SlotView};
 
 use crate::config::{self, Config};
 use crate::controller::client_task::ClientTask;
-use crate::controller::network::NoNetwork;
 use crate::controller::{
-    Clock, Controller, Effect, Environment, Event, LearntFile, NamespaceFound, Notice, StateFiles, Stored,
-    StoredLoads, Work,
+    Clock, Controller, Effect, Environment, Event, LearntFile, NamespaceFound, Network, Notice, ReceiveAt,
+    ReportListener, StateFiles, Stored, StoredLoads, Stores, Work,
 };
 use crate::daemon::{Files, Watches, Worker};
+use crate::probes::{ConnectTarget, Findings, Found};
 use crate::source::{SourceError, Stamp, last_good};
 
 /// The service that the client dials, and its backends at the start.
@@ -150,6 +151,76 @@ impl Files for Disk {
     }
 }
 
+/// A network in which probes by connection find what a script says. There is no listener for reports.
+#[derive(Clone, Default)]
+pub struct Wire(Arc<Mutex<WireState>>);
+
+#[derive(Default)]
+struct WireState {
+    targets: BTreeSet<ConnectTarget>,
+    found: BTreeMap<SocketAddr, Found>,
+    version: u64,
+}
+
+impl Wire {
+    fn with<T>(&self, act: impl FnOnce(&mut WireState) -> T) -> T {
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whom the daemon probes.
+    pub fn probed(&self) -> BTreeSet<SocketAddr> {
+        self.with(|state| state.targets.iter().map(|target| target.at).collect())
+    }
+}
+
+impl Network for Wire {
+    fn probe(&mut self, targets: &BTreeMap<ConnectTarget, String>) {
+        self.with(|state| {
+            state.targets = targets.keys().cloned().collect();
+            state.version += 1;
+        });
+    }
+
+    fn hold_back(&self, _: Duration) {}
+
+    fn version(&self) -> u64 {
+        self.with(|state| state.version)
+    }
+
+    fn results(&self) -> BTreeMap<ConnectTarget, Found> {
+        self.with(|state| {
+            let targets = state.targets.iter();
+            targets.filter_map(|target| Some((target.clone(), *state.found.get(&target.at)?))).collect()
+        })
+    }
+
+    fn findings(&self, target: &ConnectTarget) -> Option<Findings> {
+        let found = self.with(|state| state.found.get(&target.at).copied())?;
+        let mut findings = Findings::default();
+        findings.probes = 1;
+        findings.failure = (found.health != Health::Healthy).then(|| "connection refused".to_owned());
+        Some(findings)
+    }
+
+    fn listen(&mut self, _: SocketAddr, _: Stores) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn listener(&self) -> Option<&dyn ReportListener> {
+        None
+    }
+
+    fn receive(&mut self, _: Option<ReceiveAt>) {}
+
+    fn interfaces(&self) -> Vec<lb_view::status::Interface> {
+        Vec::new()
+    }
+
+    fn interface_faults(&self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
 /// What the environment of a configuration has: nothing.
 struct Nothing;
 
@@ -187,6 +258,7 @@ fn read_config(disk: &Disk) -> Result<Config, ReadFailure> {
 pub struct Stage {
     pub kernel: FakeKernel,
     pub disk: Arc<Disk>,
+    pub wire: Wire,
     /// The cgroup of the client `web`.
     pub place: Place,
     pub controller: Option<Controller>,
@@ -275,6 +347,7 @@ impl Stage {
             is_counted: true,
             kernel,
             disk,
+            wire: Wire::default(),
         };
         stage.write_config(lines);
         stage
@@ -328,7 +401,7 @@ impl Stage {
             self.kill();
             let config = read_config(&self.disk).unwrap_or_else(|failure| panic!("{failure:?}"));
             let version = self.disk.version(Path::new(CONFIG));
-            let network = Box::new(NoNetwork);
+            let network = Box::new(self.wire.clone());
             let mut controller = Controller::new(&config, version, self.environment(), network, self.wall());
             let effects = controller.begin(config, self.now);
             self.controller = Some(controller);
@@ -342,6 +415,7 @@ impl Stage {
 
     /// The daemon dies: what it has not done is never done.
     pub fn kill(&mut self) {
+        self.wire.with(|state| *state = WireState::default());
         self.controller = None;
         self.inbox.clear();
         self.hung.clear();
@@ -464,6 +538,17 @@ impl Stage {
     pub fn tick(&mut self) {
         self.pass(SECOND);
         self.check();
+    }
+
+    /// Probes find these backends well, or as refusing connections.
+    pub fn find(&mut self, backends: &[&str], is_well: bool) {
+        let health = if is_well { Health::Healthy } else { Health::Refusing };
+        let found = Found { health, why: Why::Probe, is_unconfirmed: false };
+        self.wire.with(|state| {
+            state.version += 1;
+            state.found.extend(backends.iter().map(|backend| (address(backend), found)));
+        });
+        self.tell(Event::Heard);
     }
 
     /// The list is another one, and the daemon reads it.

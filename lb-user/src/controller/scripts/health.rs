@@ -1,0 +1,141 @@
+//! Scripts of probes by connection: what they find counts before any connect has failed.
+
+use std::time::Duration;
+
+use lb_core::health::Health;
+use lb_kernel::Kernel as _;
+
+use super::stage::{BACKENDS, Stage, address, script};
+use crate::status;
+
+const PROBED: &str = "health = { probe = \"tcp\" }\nejection = \"off\"";
+const FOUR: [&str; 4] = [BACKENDS[0], BACKENDS[1], BACKENDS[2], "10.0.0.4:80"];
+
+/// How a backend is by its row in the kernel, which outlives the daemon.
+fn health(stage: &Stage, backend: &str) -> Health {
+    status::found(&stage.slot(address(backend))).0
+}
+
+#[test]
+fn who_refuses_connections_is_not_chosen_before_any_connect_has_failed() {
+    script(PROBED, |stage| {
+        stage.find(&BACKENDS, true);
+        stage.dead.insert(address(BACKENDS[0]));
+        stage.find(&BACKENDS[..1], false);
+        stage.settle();
+        assert_eq!(stage.dial(60), 0);
+        assert_eq!(health(stage, BACKENDS[0]), Health::Refusing);
+        stage.dead.clear();
+        stage.find(&BACKENDS[..1], true);
+        stage.settle();
+        assert_eq!(stage.dialled(60).len(), 3);
+    });
+}
+
+/// Without ejection every connect to it would fail until probes have found it once more.
+#[test]
+fn what_probes_have_found_holds_while_another_daemon_takes_over() {
+    script(PROBED, |stage| {
+        stage.find(&BACKENDS[1..], true);
+        stage.dead.insert(address(BACKENDS[0]));
+        stage.find(&BACKENDS[..1], false);
+        stage.settle();
+        for _ in 0..3 {
+            stage.start(&BACKENDS);
+            assert_eq!(stage.dial(60), 0);
+            stage.find(&BACKENDS[1..], true);
+            stage.settle();
+            assert_eq!(stage.dial(60), 0);
+        }
+        assert_eq!(health(stage, BACKENDS[0]), Health::Refusing);
+    });
+}
+
+#[test]
+fn a_new_endpoint_gets_no_connect_before_a_probe_has_found_it_well() {
+    script(PROBED, |stage| {
+        stage.find(&BACKENDS, true);
+        stage.settle();
+        stage.dead.insert(address(FOUR[3]));
+        stage.list(&FOUR);
+        stage.settle();
+        assert_eq!(stage.dial(80), 0);
+        stage.find(&FOUR[3..], false);
+        stage.settle();
+        assert_eq!(stage.dial(80), 0);
+        stage.dead.clear();
+        stage.find(&FOUR[3..], true);
+        stage.settle();
+        assert_eq!(stage.dialled(80).len(), 4);
+    });
+}
+
+/// It is the last resort, and better than no backend.
+#[test]
+fn where_all_refuse_connections_all_serve() {
+    script(PROBED, |stage| {
+        stage.find(&BACKENDS, false);
+        stage.settle();
+        assert_eq!(stage.dialled(60).len(), 3);
+        stage.find(&BACKENDS[2..], true);
+        stage.settle();
+        assert_eq!(stage.dialled(60), [address(BACKENDS[2])].into());
+    });
+}
+
+#[test]
+fn members_and_the_next_in_line_are_probed_and_who_is_listed_no_more_is_not() {
+    script("health = { probe = \"tcp\" }\nsubset = { algorithm = \"rocksteadier\", size = 2 }", |stage| {
+        let ten: Vec<String> = (1..=10).map(|n| format!("10.0.1.{n}:80")).collect();
+        let ten: Vec<&str> = ten.iter().map(String::as_str).collect();
+        stage.list(&ten);
+        stage.settle();
+        let probed = stage.wire.probed();
+        assert_eq!(probed.len(), 2 + 4, "{probed:?}");
+        // Two that stay dead are replaced, by those that were known to be well.
+        let members = stage.dialled(20);
+        stage.find(&ten, true);
+        let dead: Vec<String> = members.iter().map(ToString::to_string).collect();
+        stage.dead.extend(&members);
+        stage.find(&dead.iter().map(String::as_str).collect::<Vec<_>>(), false);
+        stage.pass(Duration::from_mins(2));
+        assert_eq!(stage.dial(20), 0);
+        assert!(stage.dialled(20).is_disjoint(&members));
+        stage.list(&ten[..2]);
+        stage.settle();
+        assert_eq!(stage.wire.probed(), [address(ten[0]), address(ten[1])].into());
+        // A configuration without probes ends them, and what they had found.
+        stage.configure("subset = \"all\"");
+        stage.settle();
+        assert!(stage.wire.probed().is_empty());
+        assert!(stage.states().keys().all(|one| health(stage, &one.to_string()) != Health::Refusing));
+    });
+}
+
+/// On a host where nothing of the client is pinned its backends are probed once before its connects are balanced.
+#[test]
+fn a_first_look_comes_before_the_first_connect_and_does_not_last() {
+    for answers in [true, false] {
+        let mut stage = Stage::new(PROBED);
+        stage.write_list(&BACKENDS);
+        stage.dead.insert(address(BACKENDS[0]));
+        stage.try_to_start(1);
+        assert_eq!(stage.connect(), Err(0), "it is not attached yet");
+        stage.pass(Duration::from_millis(100));
+        assert_eq!(stage.connect(), Err(0));
+        if answers {
+            stage.find(&BACKENDS[..1], false);
+            assert_eq!(stage.connect(), Err(0), "not all are known");
+            stage.find(&BACKENDS[1..], true);
+            stage.pass(Duration::from_millis(1));
+            assert_eq!(stage.dial(60), 0, "no connect met the dead one");
+        } else {
+            stage.pass(Duration::from_millis(400));
+            assert_eq!(stage.dial(60), 20, "nothing is known of anybody");
+        }
+        // The next daemon looks no more: what is pinned goes on.
+        stage.try_to_start(1);
+        assert!(stage.kernel.is_retired(&stage.pins()).is_ok_and(|is_retired| !is_retired));
+        assert!(stage.controller().is_open());
+    }
+}
