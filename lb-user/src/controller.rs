@@ -74,7 +74,7 @@ use lb_kernel::{DatapathError, Features, Kernel, Pass, ReclaimTarget, Suspects};
 use tracing::warn;
 
 pub use self::client_task::namespace::Search;
-use self::client_task::{ClientTask, ClientTaskError};
+pub use self::client_task::{ClientTask, ClientTaskError};
 use self::clients::Clients;
 pub use self::clock::Clock;
 use self::files::Sources;
@@ -82,7 +82,7 @@ pub use self::files::{FirstRead, Purpose, Reading, complete, sources};
 use self::flow_records::ReclaimPasses;
 use self::learnt::Learnings;
 pub use self::learnt::{LearntFile, MAX_BYTES as MAX_LEARNT_BYTES, StoredLoads, path as learnt_path};
-pub use self::leaving::Leaving;
+pub use self::leaving::{Leaving, lock_other_versions};
 pub use self::namespaces::Found as NamespaceFound;
 pub use self::network::{LookAtReports, Network, ReceiveAt, ReportListener};
 use self::probing::Probing;

@@ -3,7 +3,7 @@
 //!
 //! In reading order: the loop that waits for events (`event_loop`), the start and the end (`start`), directories that are watched
 //! (`watches`), what takes time and is done beside the loop (`work`), files that may not answer (`file_io`), how lists (`lists`) and
-//! configurations (`loader`) are read, files on disk (`files`), and probes, reports and network interfaces (`network`,
+//! configurations (`loader`) are read, how clients are opened (`opener`), files on disk (`files`), and probes, reports and network interfaces (`network`,
 //! `receiving`).
 
 mod event_loop;
@@ -19,6 +19,8 @@ mod file_io;
 mod lists;
 
 mod loader;
+
+mod opener;
 
 mod files;
 

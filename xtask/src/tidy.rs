@@ -129,7 +129,7 @@ static IDIOMS: [Idiom; 6] = [
         pattern: concat!("Instant", "::now"),
         inside: "lb-user/src",
         // A script's own time begins at some moment.
-        except: &["lb-user/src/daemon/event_loop.rs", "lb-user/src/daemon/client_task/scripts.rs"],
+        except: &["lb-user/src/daemon/event_loop.rs", "lb-user/src/controller/scripts"],
         instead: "the event loop reads the clock and passes it on",
     },
     Idiom {
@@ -138,6 +138,25 @@ static IDIOMS: [Idiom; 6] = [
         except: &[],
         instead: "the event loop reads the clock and passes it on",
     },
+];
+
+/// Rooms in which everything is decided by arguments: no clock, no randomness, no thread, no file and no socket.
+static PURE_ROOMS: [&str; 4] =
+    ["lb-core/src", "lb-user/src/controller", "lb-agent/src/reports", "lb-common/src"];
+/// Where the tests of these rooms have what they run the decisions with.
+static NOT_PURE: [&str; 1] = ["lb-user/src/controller/scripts"];
+/// What makes a room impure.
+static IMPURE: [&str; 10] = [
+    "tokio",
+    "aya",
+    "std::fs",
+    "std::thread",
+    "std::process",
+    "std::env",
+    "SystemTime::now",
+    "RandomState",
+    "UdpSocket",
+    "TcpStream",
 ];
 
 /// `cargo xtask tidy`.
@@ -216,9 +235,30 @@ fn object_is_fresh(faults: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
+/// Whether a line has these words, and not as a part of others.
+fn has_word(line: &str, words: &str) -> bool {
+    let is_part = |end: Option<char>| end.is_some_and(|end| end.is_alphanumeric() || end == '_');
+    line.match_indices(words).any(|(at, _)| {
+        !is_part(line[..at].chars().next_back()) && !is_part(line[at + words.len()..].chars().next())
+    })
+}
+
 fn file(name: &str, text: &str, faults: &mut Vec<String>) {
     if !text.starts_with("//!") {
         faults.push(format!("{name} has no head that says what it is for (`//!`)"));
+    }
+    let is_below = |rooms: &[&str]| rooms.iter().any(|room| name.starts_with(room));
+    if is_below(&PURE_ROOMS) && !is_below(&NOT_PURE) {
+        for (number, line) in
+            text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"))
+        {
+            for word in IMPURE.iter().filter(|word| has_word(line, word)) {
+                faults.push(format!(
+                    "{name}:{}: `{word}` in a pure room: pass what it gives as an argument",
+                    number + 1
+                ));
+            }
+        }
     }
     for idiom in &IDIOMS {
         let here =
@@ -278,6 +318,15 @@ mod tests {
         let sleep = concat!("//! Head.\n\nstd::thread", "::sleep(d);\n");
         let fault = concat!("tests/a.rs:3: `thread", "::sleep`: wait for the fact, with a deadline");
         check("tests/a.rs", sleep, &[fault]);
+    }
+
+    #[test]
+    fn a_pure_room_has_no_clock_and_no_thread() {
+        let text = "//! Head of tokio.\nuse tokio::sync;\nlet tokioish = SystemTime::nowhere();\n";
+        let fault =
+            "lb-user/src/controller/a.rs:2: `tokio` in a pure room: pass what it gives as an argument";
+        check("lb-user/src/controller/a.rs", text, &[fault]);
+        check("lb-user/src/daemon/a.rs", text, &[]);
     }
 
     #[test]

@@ -7,12 +7,12 @@ use std::time::Duration;
 use lb_kernel::{ClientNamespace, Kernel, RecordedProcesses};
 use tokio::task::spawn_blocking;
 
-use super::Reread;
 use super::file_io::PATIENCE;
 use super::files::Files;
 use super::lists::ListReader;
 use super::loader::Loader;
 use super::watches::Watches;
+use super::{Reread, opener};
 use crate::controller::{Event, LearntFile, NamespaceFound, Search, StateFiles, Stored, Work, learnt_path};
 use crate::source::{NoAnswer, Stamp, directory_of};
 
@@ -77,7 +77,7 @@ impl Worker {
                 let loader = Loader { file: self.file, reread: self.reread, lists: self.lists };
                 Event::Loaded(Box::new(loader.load(*request).await))
             }
-            Work::Open(request) => beside(move || Event::Opened(Box::new(request.carry_out()))).await,
+            Work::Open(request) => beside(move || Event::Opened(Box::new(opener::open(*request)))).await,
             Work::WaitForReaders => beside(move || Event::ReadersGone(self.kernel.wait_for_readers())).await,
             Work::Reclaim { targets, mut suspects, now, interval } => {
                 let reclaim = move || {

@@ -130,7 +130,7 @@ fn a_file_that_cannot_be_used_changes_nothing_and_is_reported_once() {
             assert!(stage.file_fault().contains(message), "{text}: {}", stage.file_fault());
             assert_eq!(stage.file_failures(), times, "{text}");
             assert_eq!(stage.dialled(60), of(&[0, 1, 2]));
-            assert_eq!(stage.disk.content("/var/lib/socklb/last-good/users.toml").is_ok(), true);
+            assert!(stage.disk.content("/var/lib/socklb/last-good/users.toml").is_ok());
         }
         stage.list(&BACKENDS[..2]);
         stage.settle();

@@ -1,0 +1,129 @@
+//! Opens clients: locks their pins, adopts or makes their maps, and loads their programs, tens of milliseconds each. Several wait for
+//! readers together.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Result, anyhow, ensure};
+use lb_kernel::{DatapathError, Pins};
+
+use crate::assignments;
+use crate::config::Client;
+use crate::controller::{
+    ClientTask, ClientTaskError, Leaving, OpenRequest, Opened, Opener, Tried, lock_other_versions,
+};
+
+/// Opens clients with the lists that are in force. May block for as long as [`Opener::open_all`], and for seconds to compute lists of
+/// the largest jobs.
+pub fn open(request: OpenRequest) -> Tried {
+    let OpenRequest { clients, there, statics, in_force, opener } = request;
+    let mut by_service = assignments::statics(&clients, &statics);
+    for (service, (_, mut assignments)) in in_force {
+        assignments.complete(&assignments::consumers(&clients, &service));
+        by_service.entry(service).or_insert(assignments);
+    }
+    let absent = clients.iter().filter(|client| !there.contains(&client.name));
+    let opened = opener.open_all(absent.cloned());
+    Tried { clients, opened, by_service }
+}
+
+impl Opener {
+    /// Opens a client, and locks what other versions have of it.
+    fn open(&self, client: Client) -> Result<(ClientTask, Vec<Leaving>)> {
+        let kernel = &*self.environment.kernel;
+        // A successor waits for the locks of those that are open already.
+        ensure!(!self.environment.stopping.load(Ordering::Relaxed), "the daemon is stopping");
+        // Locked before anything is changed: another socklb of another version may be running.
+        let others = lock_other_versions(kernel, &self.pins, &client.name, &self.leaving)?;
+        match self.open_here(client) {
+            Ok(client_task) => Ok((client_task, others)),
+            // Unwrapped, so that its kind is found among the causes: what to do about it depends on that.
+            Err(ClientTaskError::Datapath(error)) => Err(error.into()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn open_here(&self, client: Client) -> Result<ClientTask, ClientTaskError> {
+        let kernel = &*self.environment.kernel;
+        let path = kernel.mount()?.join(&client.cgroup);
+        // A path that can never be a cgroup is found out now; one that is not there yet is waited for.
+        match kernel.cgroup(&path) {
+            Ok(_) | Err(DatapathError::NoCgroup(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let pins = Pins::of(&self.pins, &client.name);
+        let kernel = kernel.client(pins.clone())?;
+        ClientTask::open(client, pins, kernel, self.limits, &self.environment, self.now)
+    }
+
+    /// Opens several, on all CPUs at once: nearly all of it is the kernel's verifier. May block for tens of milliseconds each.
+    pub fn open_all(&self, clients: impl IntoIterator<Item = Client>) -> Vec<Opened> {
+        let clients: Vec<Client> = clients.into_iter().collect();
+        let open = |client: &Client| Opened { result: self.open(client.clone()), client: client.clone() };
+        let mut opened = on_threads(self.environment.threads, &clients, open);
+        let mut adopted = Vec::new();
+        for Opened { client, result } in &mut opened {
+            if let Ok((client_task, _)) = result
+                && !client_task.datapath().applied().services.is_empty()
+            {
+                client_task.before_wait();
+                adopted.push(client.name.clone());
+            }
+        }
+        if adopted.is_empty() {
+            return opened;
+        }
+        // A daemon that was killed may have replaced tables just now: what it left must not be written over while a program
+        // reads it.
+        let waited = self.environment.kernel.wait_for_readers().map_err(|error| crate::error::chain(&error));
+        for Opened { client, result } in &mut opened {
+            let (true, Ok((client_task, _))) = (adopted.contains(&client.name), &mut *result) else {
+                continue;
+            };
+            match &waited {
+                Ok(()) => {
+                    client_task.after_wait();
+                    // Before lists come in: they may need the slots of backends whose last flow ended meanwhile.
+                    client_task.free_idle(self.now);
+                }
+                Err(error) => *result = Err(anyhow!(error.clone())),
+            }
+        }
+        opened
+    }
+}
+
+/// Does something with each of several things, on so many threads. Results are in the order of the things.
+fn on_threads<T: Sync, R: Send>(threads: usize, things: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let threads = threads.min(things.len());
+    if threads < 2 {
+        return things.iter().map(of).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let numbers = std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
+        let theirs = numbers.map_while(|number| Some((number, of(things.get(number)?))));
+        theirs.collect::<Vec<(usize, R)>>()
+    };
+    let mut results: Vec<(usize, R)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("no thread panics")).collect()
+    });
+    results.sort_by_key(|(number, _)| *number);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_in_the_order_of_things() {
+        for count in [0, 1, 2, 63, 64] {
+            let things: Vec<u32> = (0..count).collect();
+            assert_eq!(
+                on_threads(3, &things, |thing| thing * 2),
+                things.iter().map(|thing| thing * 2).collect::<Vec<_>>()
+            );
+        }
+    }
+}
