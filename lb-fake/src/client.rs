@@ -6,15 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lb_common::abi::host::Verdict;
 use lb_core::limits::Limits;
 use lb_kernel::{
-    Cgroup, ClientKernel, DatapathError, Features, HostMaps, Kernel, Lock, Mapped, Pins, Purpose, Runs,
-    Tables,
+    Cgroup, ClientKernel, DatapathError, Features, HostMaps, Kernel, Lock, Pins, Purpose, Runs, Tables,
 };
 
 use crate::faults::Faults;
-use crate::maps::ClientMaps;
+use crate::maps::{ClientMaps, SharedMaps};
 
 /// A kernel. Copies are of the same one.
 #[derive(Clone)]
@@ -33,7 +31,7 @@ pub(crate) struct Host {
     last_client: u64,
     /// Links that were made.
     last_link: u64,
-    pub verdicts: Mapped<Verdict>,
+    pub host_maps: SharedMaps,
     /// By the directory of their pins.
     pub clients: BTreeMap<PathBuf, Client>,
 }
@@ -69,6 +67,7 @@ impl FakeKernel {
     /// # Errors
     /// If there is no memory.
     pub fn new() -> io::Result<Self> {
+        let faults = Arc::default();
         let host = Host {
             now_ns: 1_000_000_000,
             cgroups: BTreeMap::new(),
@@ -76,10 +75,10 @@ impl FakeKernel {
             last_program: 0,
             last_client: 0,
             last_link: 0,
-            verdicts: ClientMaps::verdicts()?,
+            host_maps: SharedMaps::new(&faults)?,
             clients: BTreeMap::new(),
         };
-        Ok(Self { host: Arc::new(Mutex::new(host)), faults: Arc::default() })
+        Ok(Self { host: Arc::new(Mutex::new(host)), faults })
     }
 
     /// What fails.
@@ -109,6 +108,11 @@ impl FakeKernel {
     /// A client, of which nothing is opened yet.
     fn fake_client(&self, pins: &Pins) -> FakeClient {
         FakeClient { kernel: self.clone(), pins: pins.clone(), program: 0 }
+    }
+
+    /// Until when the backend with this report id is a lame duck, in nanoseconds of the programs' clock.
+    pub fn set_lame_until_ns(&self, id: u32, ns: u64) {
+        self.host().host_maps.verdicts.store_atomic64(id as usize, 0, ns);
     }
 
     /// An operator removes all links of a client.
@@ -183,8 +187,9 @@ impl Kernel for FakeKernel {
     }
 
     fn host_maps(&self, pins: &Path) -> Result<HostMaps, DatapathError> {
-        let source = io::Error::from(io::ErrorKind::Unsupported);
-        Err(DatapathError::PinDirectory { path: pins.to_owned(), source })
+        let fail = |source| DatapathError::PinDirectory { path: pins.to_owned(), source };
+        self.faults.step().map_err(fail)?;
+        Ok(HostMaps::over(self.host().host_maps.opened(), pins))
     }
 
     fn wait_for_readers(&self) -> Result<(), DatapathError> {
@@ -228,7 +233,7 @@ impl ClientKernel for FakeClient {
         let mut host = self.kernel.host();
         let key = self.pins.maps();
         if !host.clients.contains_key(&key) {
-            let maps = ClientMaps::new(limits, &host.verdicts, &self.kernel.faults);
+            let maps = ClientMaps::new(limits, &host.host_maps.verdicts, &self.kernel.faults);
             let maps = maps.map_err(|error| self.fail(error))?;
             host.last_client += 1;
             let (number, pins) = (host.last_client, self.pins.clone());

@@ -3,15 +3,50 @@
 use std::io;
 use std::sync::Arc;
 
-use lb_common::abi::host::{REPORT_IDS, Verdict};
+use lb_common::abi::host::{LastReport, MAX_LISTENERS, MAX_SENDERS, REPORT_IDS, Receptions, Verdict};
 use lb_common::abi::{
     Anomalies, Backend, Cursor, Members, Outcomes, ScheduleCell, Service, SlotCounters, VipCell, map,
 };
 use lb_core::limits::Limits;
-use lb_kernel::{Counters, Mapped, Maps, PerCpuArray, RetiredBackends, Verdicts, entries_of_maps};
+use lb_kernel::{
+    Counters, HostArrays, Mapped, Maps, PerCpuArray, RetiredBackends, Verdicts, entries_of_maps,
+};
 
 use crate::faults::Faults;
 use crate::memory::{Array, Hash};
+
+/// The maps that all client tasks of a host share.
+pub struct SharedMaps {
+    pub verdicts: Mapped<Verdict>,
+    last_reports: Mapped<LastReport>,
+    senders: Hash,
+    listeners: Hash,
+    receptions: Array,
+}
+
+impl SharedMaps {
+    /// Empty maps.
+    pub fn new(faults: &Arc<Faults>) -> io::Result<Self> {
+        Ok(Self {
+            verdicts: Mapped::in_memory(REPORT_IDS as usize)?,
+            last_reports: Mapped::in_memory(REPORT_IDS as usize)?,
+            senders: Hash::new(MAX_SENDERS, faults),
+            listeners: Hash::new(MAX_LISTENERS, faults),
+            receptions: Array::new(1, size_of::<Receptions>(), faults)?,
+        })
+    }
+
+    /// The same maps, as the daemon has them.
+    pub fn opened(&self) -> HostArrays {
+        HostArrays {
+            verdicts: self.verdicts.shared(),
+            last_reports: self.last_reports.shared(),
+            senders: Box::new(self.senders.clone()),
+            listeners: Box::new(self.listeners.clone()),
+            receptions: PerCpuArray::over(Box::new(self.receptions.clone()), 1),
+        }
+    }
+}
 
 /// The maps of one client task.
 pub struct ClientMaps {
@@ -51,11 +86,6 @@ impl ClientMaps {
             retired: Hash::new(entries[map::RETIRED], faults),
             verdicts: verdicts.shared(),
         })
-    }
-
-    /// Room for the verdicts of all backends of a host.
-    pub fn verdicts() -> io::Result<Mapped<Verdict>> {
-        Mapped::in_memory(REPORT_IDS as usize)
     }
 
     /// Open flows of all backends.

@@ -70,3 +70,33 @@ pub fn get<K: bytemuck::Pod, V: bytemuck::Pod>(map: &dyn Elements, key: &K) -> i
     let mut value = V::zeroed();
     Ok(map.get(bytemuck::bytes_of(key), bytemuck::bytes_of_mut(&mut value))?.then_some(value))
 }
+
+/// All entries of a hash.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn entries<K: bytemuck::Pod, V: bytemuck::Pod>(map: &dyn Elements) -> io::Result<Vec<(K, V)>> {
+    let mut entries = Vec::new();
+    map.visit(size_of::<K>(), size_of::<V>(), &mut |key, value| {
+        entries.push((*bytemuck::from_bytes(key), *bytemuck::from_bytes(value)));
+    })?;
+    Ok(entries)
+}
+
+/// Has a hash hold these keys and no other, each with the same value.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn have_keys<K: bytemuck::Pod + PartialEq, V: bytemuck::Pod>(
+    map: &dyn Elements,
+    keys: &[K],
+    value: &V,
+) -> io::Result<()> {
+    for (old, _) in entries::<K, V>(map)?.iter().filter(|(old, _)| !keys.contains(old)) {
+        map.remove(bytemuck::bytes_of(old))?;
+    }
+    for key in keys {
+        map.set(bytemuck::bytes_of(key), bytemuck::bytes_of(value))?;
+    }
+    Ok(())
+}

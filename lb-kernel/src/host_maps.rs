@@ -7,7 +7,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use lb_common::abi::host::{
@@ -18,6 +18,7 @@ use lb_common::net::Address;
 use lb_common::receive::{RECEPTIONS, Words};
 use rustix::fs::FlockOperation;
 
+use super::elements::{self, Elements};
 use super::error::DatapathError;
 use super::loader::{self, Globals, Image};
 use super::maps::Mapped;
@@ -26,7 +27,6 @@ use super::per_cpu::PerCpuArray;
 use super::pins::{self, Pins};
 use super::receiver::is_link;
 use super::removal::Directory;
-use super::sys::elements;
 
 /// The object as it is committed beside its source.
 #[cfg(not(feature = "log-programs"))]
@@ -53,11 +53,21 @@ pub fn verdicts_pin(pins: &Path) -> PathBuf {
 pub struct HostMaps {
     verdicts: Mapped<Verdict>,
     last_reports: Mapped<LastReport>,
-    senders: OwnedFd,
-    listeners: OwnedFd,
+    senders: Box<dyn Elements>,
+    listeners: Box<dyn Elements>,
     receptions: PerCpuArray<Receptions>,
     path: PathBuf,
-    _lock: File,
+    /// `None` in memory.
+    _lock: Option<File>,
+}
+
+/// The maps that lie in memory.
+pub struct HostArrays {
+    pub verdicts: Mapped<Verdict>,
+    pub last_reports: Mapped<LastReport>,
+    pub senders: Box<dyn Elements>,
+    pub listeners: Box<dyn Elements>,
+    pub receptions: PerCpuArray<Receptions>,
 }
 
 /// Where the words of [`LastReport`] lie.
@@ -85,7 +95,14 @@ impl HostMaps {
         let verdicts = Mapped::open(&path.join(map::VERDICTS), true)?;
         let last_reports = Mapped::open(&path.join(map::LAST_REPORTS), true)?;
         let receptions = PerCpuArray::open(&path.join(map::RECEPTIONS))?;
-        Ok(Self { verdicts, last_reports, senders, listeners, receptions, path, _lock: lock })
+        let (senders, listeners) = (Box::new(senders), Box::new(listeners));
+        Ok(Self { verdicts, last_reports, senders, listeners, receptions, path, _lock: Some(lock) })
+    }
+
+    /// Those in these arrays.
+    pub fn over(arrays: HostArrays, pins: &Path) -> Self {
+        let HostArrays { verdicts, last_reports, senders, listeners, receptions } = arrays;
+        Self { verdicts, last_reports, senders, listeners, receptions, path: directory(pins), _lock: None }
     }
 
     /// Takes over what is attached to network interfaces by another version, which then goes. While somebody has that open, it stays.
@@ -179,7 +196,7 @@ impl HostMaps {
     ) -> Result<usize, DatapathError> {
         let wanted: Vec<Address> =
             addresses.iter().take(MAX_LISTENERS as usize).map(|ip| Address::from(*ip)).collect();
-        elements::have_keys(self.listeners.as_fd(), &wanted, &listener)
+        elements::have_keys(&*self.listeners, &wanted, &listener)
             .map_err(|error| self.fail(map::LISTENERS, "write", error))?;
         Ok(addresses.len() - wanted.len())
     }
@@ -198,7 +215,7 @@ impl HostMaps {
     /// # Errors
     /// If the kernel refuses.
     pub fn senders(&self) -> Result<Vec<(SenderName, Sender)>, DatapathError> {
-        elements::entries(self.senders.as_fd()).map_err(|error| self.fail(map::SENDERS, "read", error))
+        elements::entries(&*self.senders).map_err(|error| self.fail(map::SENDERS, "read", error))
     }
 
     /// What is known of a backend, if it has a report id.
@@ -206,7 +223,7 @@ impl HostMaps {
     /// # Errors
     /// If the kernel refuses.
     pub fn sender(&self, name: &SenderName) -> Result<Option<Sender>, DatapathError> {
-        elements::get(self.senders.as_fd(), name).map_err(|error| self.fail(map::SENDERS, "read", error))
+        elements::get(&*self.senders, name).map_err(|error| self.fail(map::SENDERS, "read", error))
     }
 
     /// Registers a backend, or gives it other keys.
@@ -214,7 +231,7 @@ impl HostMaps {
     /// # Errors
     /// If the kernel refuses, most likely because there are [`MAX_SENDERS`](host::MAX_SENDERS) already.
     pub fn set_sender(&self, name: &SenderName, sender: &Sender) -> Result<(), DatapathError> {
-        let set = elements::set(self.senders.as_fd(), name, std::slice::from_ref(sender));
+        let set = self.senders.set(bytemuck::bytes_of(name), bytemuck::bytes_of(sender));
         set.map_err(|error| self.fail(map::SENDERS, "write", error))
     }
 
@@ -223,7 +240,7 @@ impl HostMaps {
     /// # Errors
     /// If the kernel refuses.
     pub fn remove_sender(&self, name: &SenderName) -> Result<bool, DatapathError> {
-        elements::remove(self.senders.as_fd(), name).map_err(|error| self.fail(map::SENDERS, "write", error))
+        self.senders.remove(bytemuck::bytes_of(name)).map_err(|error| self.fail(map::SENDERS, "write", error))
     }
 
     fn fail(&self, map: &str, operation: &'static str, source: io::Error) -> DatapathError {

@@ -126,7 +126,7 @@ pub use error::DatapathError;
 pub use features::{FEATURES, Features};
 pub use flows::{OpenFlow, flows};
 pub use holders::can_look as try_holders;
-pub use host_maps::{HostMaps, Verdicts};
+pub use host_maps::{HostArrays, HostMaps, Verdicts};
 pub use interfaces::{Changes, Driver, Interface, driver_of, interfaces};
 pub use kernel::{Kernel, Linux};
 pub use links::{balanced_cgroup, begins_at, is_balanced, linked_to};

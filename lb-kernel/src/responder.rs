@@ -18,6 +18,7 @@ use lb_common::answer::REFUSALS;
 use lb_common::net::Address;
 
 use super::cpus::possible_cpus;
+use super::elements::have_keys;
 use super::error::DatapathError;
 use super::interfaces::Interface;
 use super::loader::{self, Globals, Image};
@@ -151,8 +152,7 @@ impl Responder {
     pub fn set_addresses(&self, addresses: &[IpAddr]) -> Result<usize, DatapathError> {
         let wanted: Vec<Address> =
             addresses.iter().take(MAX_ADDRESSES as usize).map(|ip| Address::from(*ip)).collect();
-        elements::have_keys(self.addresses.as_fd(), &wanted, &1_u8)
-            .map_err(|error| fail(map::ADDRESSES, "write", error))?;
+        have_keys(&self.addresses, &wanted, &1_u8).map_err(|error| fail(map::ADDRESSES, "write", error))?;
         Ok(addresses.len() - wanted.len())
     }
 
@@ -165,8 +165,7 @@ impl Responder {
         // Parts of a bond share one.
         let wanted: Vec<Station> =
             all.collect::<BTreeSet<_>>().into_iter().take(MAX_STATIONS as usize).collect();
-        elements::have_keys(self.stations.as_fd(), &wanted, &1_u8)
-            .map_err(|error| fail(map::STATIONS, "write", error))
+        have_keys(&self.stations, &wanted, &1_u8).map_err(|error| fail(map::STATIONS, "write", error))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

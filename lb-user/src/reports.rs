@@ -18,7 +18,7 @@ use lb_common::wire::BYTES;
 use lb_core::health::Health;
 use lb_core::reports::Name;
 use lb_core::reports::reported::Base;
-use lb_core::reports::senders::{Refusal, Senders, Target, ToStore};
+use lb_core::reports::senders::{Refusal, Request, Senders, Target, ToStore};
 use lb_host::wake::Wake;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::Notify;
@@ -50,10 +50,67 @@ pub struct Counts {
     pub refused: HashMap<Refusal, u64>,
 }
 
+/// The exchange with agents, but for the socket and the clock: whom to ask, and what of the answers is believed and stored.
+pub struct Exchange {
+    pub senders: Senders<Duration>,
+    pub counts: Counts,
+    kernel: Box<dyn Kernel>,
+    nonce: Box<dyn FnMut() -> u64 + Send>,
+}
+
+/// What is to be sent, to whom; when there is more to send, at most an hour from now; and whether a backend is otherwise than before.
+pub struct Turn {
+    pub requests: Vec<(SocketAddr, [u8; BYTES])>,
+    pub next: Duration,
+    pub is_news: bool,
+}
+
+impl Exchange {
+    /// With nobody yet. Nonces are never 0, which is that of no request, and nobody can guess them.
+    pub fn new(seed: u64, kernel: Box<dyn Kernel>, nonce: Box<dyn FnMut() -> u64 + Send>) -> Self {
+        Self { senders: Senders::new(seed), counts: Counts::default(), kernel, nonce }
+    }
+
+    /// Asks whoever is due.
+    pub fn turn(&mut self, now: Duration) -> Turn {
+        const LONGEST: Duration = Duration::from_hours(1);
+        let is_news = !self.senders.pass(now).is_empty();
+        let requests = self.senders.requests(BATCH, &mut self.nonce, now);
+        // Before they go out: their answers may be there first.
+        for request in requests.iter().filter(|request| !request.is_again) {
+            self.kernel.asked(request.id, request.datagram.nonce);
+        }
+        let next = self.senders.next_due().map_or(LONGEST, |due| due.saturating_sub(now).min(LONGEST));
+        let bytes = |request: &Request| request.datagram.bytes().try_into().expect("a datagram's bytes");
+        let requests = requests.iter().map(|request| (request.to, bytes(request))).collect();
+        Turn { requests, next, is_news }
+    }
+
+    /// Takes a datagram in. Returns whether a backend is otherwise than before.
+    pub fn take(&mut self, datagram: &[u8], now: Duration) -> bool {
+        match self.senders.take(datagram, now) {
+            Ok((name, change)) => {
+                let is_news = change.is_some();
+                self.counts.believed += 1;
+                if let Some((target, reported)) = self.senders.get(name) {
+                    self.kernel.asked(target.id, reported.nonce());
+                }
+                if let Some(what) = self.senders.to_store(name) {
+                    self.kernel.store(&what);
+                }
+                is_news
+            }
+            Err(refusal) => {
+                *self.counts.refused.entry(refusal).or_default() += 1;
+                false
+            }
+        }
+    }
+}
+
 /// What the thread and the loop share. Neither holds it for longer than a batch of datagrams takes.
 struct Shared {
-    senders: Senders<Duration>,
-    counts: Counts,
+    exchange: Exchange,
     is_stopping: bool,
 }
 
@@ -74,19 +131,17 @@ impl Listener {
     /// If no thread can be made.
     pub fn start(socket: Datagrams, news: Arc<Notify>, kernel: impl Kernel + 'static) -> io::Result<Self> {
         let address = socket.address()?;
-        let random = RandomState::new();
-        let senders = Senders::new(random.hash_one("turns"));
-        let shared = Arc::new(Mutex::new(Shared { senders, counts: Counts::default(), is_stopping: false }));
-        let wake = Wake::new()?;
-        let thread = Thread {
-            socket,
-            random,
-            nonces: 0,
-            kernel: Box::new(kernel),
-            shared: Arc::clone(&shared),
-            wake: wake.clone(),
-            news: Arc::clone(&news),
+        let (random, mut nonces) = (RandomState::new(), 0_u64);
+        let seed = random.hash_one("turns");
+        let nonce = move || {
+            nonces += 1;
+            random.hash_one(nonces).max(1)
         };
+        let exchange = Exchange::new(seed, Box::new(kernel), Box::new(nonce));
+        let shared = Arc::new(Mutex::new(Shared { exchange, is_stopping: false }));
+        let wake = Wake::new()?;
+        let thread =
+            Thread { socket, shared: Arc::clone(&shared), wake: wake.clone(), news: Arc::clone(&news) };
         std::thread::Builder::new().name("reports".to_owned()).spawn(move || thread.run())?;
         Ok(Self { shared, wake, news, address })
     }
@@ -102,7 +157,7 @@ impl Listener {
         targets: impl IntoIterator<Item = Target>,
         adopted: impl Fn(Name) -> (Option<Base>, Option<Duration>),
     ) {
-        let changes = lock(&self.shared).senders.set_targets(targets, adopted, now());
+        let changes = lock(&self.shared).exchange.senders.set_targets(targets, adopted, now());
         if !changes.is_empty() {
             self.news.notify_one();
         }
@@ -111,24 +166,24 @@ impl Listener {
 
     /// As [`Senders::take_restarted`].
     pub fn take_restarted(&self) -> BTreeSet<Name> {
-        lock(&self.shared).senders.take_restarted()
+        lock(&self.shared).exchange.senders.take_restarted()
     }
 
     /// Polls these soon, as [`Senders::poll_first`] has it.
     pub fn poll_first(&self, names: impl IntoIterator<Item = Name>, after: Duration, spacing: Duration) {
-        lock(&self.shared).senders.poll_first(names, after, spacing, now());
+        lock(&self.shared).exchange.senders.poll_first(names, after, spacing, now());
         self.wake.wake();
     }
 
     /// Of whom something is said, and what.
     pub fn sick(&self) -> BTreeMap<Name, Health> {
-        lock(&self.shared).senders.sick().clone()
+        lock(&self.shared).exchange.senders.sick().clone()
     }
 
     /// What `look` makes of all that are asked.
     pub fn look<R>(&self, look: impl FnOnce(&Senders<Duration>, &Counts, Duration) -> R) -> R {
         let shared = lock(&self.shared);
-        look(&shared.senders, &shared.counts, now())
+        look(&shared.exchange.senders, &shared.exchange.counts, now())
     }
 }
 
@@ -150,10 +205,6 @@ fn now() -> Duration {
 
 struct Thread {
     socket: Datagrams,
-    /// Nobody can guess what it makes of a number.
-    random: RandomState,
-    nonces: u64,
-    kernel: Box<dyn Kernel>,
     shared: Arc<Mutex<Shared>>,
     wake: Wake,
     news: Arc<Notify>,
@@ -181,44 +232,23 @@ impl Thread {
         }
     }
 
-    /// Asks whoever is due. Returns when the next one is, at most an hour from now; `None` if the daemon ends.
+    /// Asks whoever is due. Returns when the next one is; `None` if the daemon ends.
     fn ask(&mut self) -> Option<Duration> {
-        const LONGEST: Duration = Duration::from_hours(1);
-        let (requests, next) = {
+        let Turn { requests, next, is_news } = {
             let mut shared = lock(&self.shared);
             if shared.is_stopping {
                 return None;
             }
-            let now = now();
-            if !shared.senders.pass(now).is_empty() {
-                self.news.notify_one();
-            }
-            let (random, nonces) = (&self.random, &mut self.nonces);
-            let mut nonce = || {
-                *nonces += 1;
-                // None is that of no request.
-                random.hash_one(*nonces).max(1)
-            };
-            let requests = shared.senders.requests(BATCH, &mut nonce, now);
-            // Before they go out: their answers may be there first.
-            for request in requests.iter().filter(|request| !request.is_again) {
-                self.kernel.asked(request.id, request.datagram.nonce);
-            }
-            let next = shared.senders.next_due().map_or(LONGEST, |due| due.saturating_sub(now).min(LONGEST));
-            (requests, next)
+            shared.exchange.turn(now())
         };
+        if is_news {
+            self.news.notify_one();
+        }
         if !requests.is_empty() {
-            let datagrams: Vec<(SocketAddr, [u8; BYTES])> = requests
-                .iter()
-                .map(|request| {
-                    let bytes = request.datagram.bytes().try_into().expect("a datagram's bytes");
-                    (request.to, bytes)
-                })
-                .collect();
-            let sent = self.socket.send(&datagrams);
-            let mut shared = lock(&self.shared);
-            shared.counts.requests += sent as u64;
-            shared.counts.unsent += (datagrams.len() - sent) as u64;
+            let sent = self.socket.send(&requests);
+            let counts = &mut lock(&self.shared).exchange.counts;
+            counts.requests += sent as u64;
+            counts.unsent += (requests.len() - sent) as u64;
         }
         Some(next)
     }
@@ -260,25 +290,12 @@ impl Thread {
                 break;
             }
             let mut shared = lock(&self.shared);
-            let Shared { senders, counts, .. } = &mut *shared;
-            let now = now();
+            let (exchange, now) = (&mut shared.exchange, now());
             let mut is_news = false;
             for at in 0..count {
-                match senders.take(received.get(at), now) {
-                    Ok((name, change)) => {
-                        counts.believed += 1;
-                        is_news |= change.is_some();
-                        if let Some((target, reported)) = senders.get(name) {
-                            self.kernel.asked(target.id, reported.nonce());
-                        }
-                        if let Some(what) = senders.to_store(name) {
-                            self.kernel.store(&what);
-                        }
-                    }
-                    Err(refusal) => *counts.refused.entry(refusal).or_default() += 1,
-                }
+                is_news |= exchange.take(received.get(at), now);
             }
-            is_news |= senders.has_restarted();
+            is_news |= exchange.senders.has_restarted();
             drop(shared);
             if is_news {
                 self.news.notify_one();

@@ -203,18 +203,3 @@ fn present(result: io::Result<i64>) -> io::Result<bool> {
         Err(error) => Err(error),
     }
 }
-
-/// Has a hash hold these keys and no other, each with the same value.
-pub fn have_keys<K: bytemuck::Pod + PartialEq, V: bytemuck::Pod>(
-    map: BorrowedFd<'_>,
-    keys: &[K],
-    value: &V,
-) -> io::Result<()> {
-    for (old, _) in entries::<K, V>(map)?.iter().filter(|(old, _)| !keys.contains(old)) {
-        remove(map, old)?;
-    }
-    for key in keys {
-        set(map, key, std::slice::from_ref(value))?;
-    }
-    Ok(())
-}

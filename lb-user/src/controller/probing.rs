@@ -576,7 +576,7 @@ mod tests {
 
     use lb_core::report_keys::Numbered;
 
-    use super::super::scripts::Wire;
+    use super::super::scripts::WireEnd;
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -612,7 +612,7 @@ mod tests {
 
     #[test]
     fn a_backend_is_asked_once_and_often_if_one_of_its_clients_uses_it() {
-        let mut probing = Probing::new(Box::new(Wire::default()));
+        let mut probing = Probing::new(Box::new(WireEnd::default()));
         let idle = wanted(&[1], &[(80, false), (81, false)]);
         let active = wanted(&[1], &[(81, true), (82, true)]);
         let expected = [(80, vec![1], 15 * SECOND), (81, vec![1], 2 * SECOND), (82, vec![1], 2 * SECOND)];
@@ -622,7 +622,7 @@ mod tests {
 
     #[test]
     fn keys_that_are_replaced_in_one_file_after_the_other_leave_no_gap() {
-        let mut probing = Probing::new(Box::new(Wire::default()));
+        let mut probing = Probing::new(Box::new(WireEnd::default()));
         // What both services have, by the steps of a replacement.
         for (first, second, expected) in [
             (&[1][..], &[1][..], &[1][..]),

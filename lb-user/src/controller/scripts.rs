@@ -15,6 +15,8 @@ mod clients;
 
 mod health;
 
+mod reports;
+
 use std::time::Duration;
 
 use lb_common::abi::BackendState;
@@ -22,7 +24,7 @@ use lb_common::ending::Ending;
 use lb_fake::{Connect, Place};
 use lb_kernel::Kernel as _;
 
-pub use self::stage::Wire;
+pub use self::stage::WireEnd;
 use self::stage::{BACKENDS, FAULTS_PER_MILLE, SEED, SERVICE, Stage, address, cgroup_path, script};
 use super::Event;
 

@@ -9,20 +9,28 @@ use std::time::{Duration, Instant, SystemTime};
 
 use lb_common::abi::BackendState;
 use lb_common::ending::Ending;
+use lb_common::net::{Be16, Be32, socket_addr};
+use lb_common::wire::{Datagram, Kind, Readiness, UNKNOWN};
 use lb_core::feed::{ReadFailure, Version};
 use lb_core::health::{Health, Why};
 use lb_core::limits::Limits;
+use lb_core::report_keys::{Keys, Numbered, ServiceKey};
+use lb_core::reports::Name;
+use lb_core::reports::reported::Base;
+use lb_core::reports::senders::Target;
+use lb_core::service::Protocol;
 use lb_fake::{Connect, FakeKernel, Flow, Place};
 use lb_kernel::{Features, Kernel as _, Pass, Pins, SlotView};
 
 use crate::config::{self, Config};
 use crate::controller::client_task::ClientTask;
 use crate::controller::{
-    Clock, Controller, Effect, Environment, Event, LearntFile, NamespaceFound, Network, Notice, ReceiveAt,
-    ReportListener, StateFiles, Stored, StoredLoads, Stores, Work,
+    Clock, Controller, Effect, Environment, Event, LearntFile, LookAtReports, NamespaceFound, Network,
+    Notice, ReceiveAt, ReportListener, StateFiles, Stored, StoredLoads, Stores, Work,
 };
 use crate::daemon::{Files, Watches, Worker};
 use crate::probes::{ConnectTarget, Findings, Found};
+use crate::reports::Exchange;
 use crate::source::{SourceError, Stamp, last_good};
 
 /// The service that the client dials, and its backends at the start.
@@ -151,15 +159,131 @@ impl Files for Disk {
     }
 }
 
-/// A network in which probes by connection find what a script says. There is no listener for reports.
+/// A network in which probes by connection find what a script says, and agents answer at once or not at all.
 #[derive(Clone, Default)]
 pub struct Wire(Arc<Mutex<WireState>>);
 
 #[derive(Default)]
 struct WireState {
+    /// By CLOCK_MONOTONIC.
+    now: Duration,
     targets: BTreeSet<ConnectTarget>,
     found: BTreeMap<SocketAddr, Found>,
     version: u64,
+    /// The daemon's side of the exchange with agents, if it listens.
+    listener: Option<Arc<Exchanging>>,
+    /// By backend.
+    agents: BTreeMap<SocketAddr, Agent>,
+}
+
+/// What an agent says of its backend.
+#[derive(Clone, Copy, Debug)]
+pub struct Agent {
+    pub readiness: Readiness,
+    /// Requests and errors per second, and utilization, in thousandths.
+    pub load: [u32; 3],
+    /// The number of the key that it has.
+    pub key: u16,
+    /// Rises with each start, and with each change.
+    pub incarnation: u32,
+    pub counter: u32,
+    /// Whether it does not answer.
+    pub is_silent: bool,
+}
+
+impl Default for Agent {
+    fn default() -> Self {
+        let load = [UNKNOWN; 3];
+        Self { readiness: Readiness::Ready, load, key: 1, incarnation: 1, counter: 1, is_silent: false }
+    }
+}
+
+impl Agent {
+    /// Its answer to a request; `None` if it does not understand it.
+    fn answer(&self, request: &[u8]) -> Option<Datagram> {
+        let mut report = Datagram::parse(request).ok()?;
+        let backend = socket_addr(report.address, report.port);
+        let key = Keys::new(key(self.key), None).of_backend(Protocol::Tcp, backend).current().key.wire();
+        report.kind = Kind::Answer as u8;
+        report.readiness = self.readiness as u8;
+        report.key_id = Be16::from_host(self.key);
+        report.incarnation = Be32::from_host(self.incarnation);
+        report.counter = Be32::from_host(self.counter);
+        [report.qps, report.eps, report.utilization] = self.load.map(Be32::from_host);
+        report.hold = Be32::from_host(60_000);
+        report.valid_for = Be32::from_host(10_000);
+        Some(report.sealed(key))
+    }
+}
+
+/// The key of a service with this number.
+fn key(id: u16) -> Numbered<ServiceKey> {
+    Numbered { id, key: ServiceKey::from_bytes([id.to_be_bytes()[1]; 32]) }
+}
+
+/// The daemon's side of the exchange with agents, and the time.
+struct Exchanging {
+    exchange: Mutex<Exchange>,
+    wire: Wire,
+}
+
+impl Exchanging {
+    fn with<T>(&self, act: impl FnOnce(&mut Exchange, Duration) -> T) -> T {
+        let now = self.wire.with(|state| state.now);
+        act(&mut self.exchange.lock().unwrap_or_else(PoisonError::into_inner), now)
+    }
+
+    /// Asks whoever is due and takes the answers in. Returns when the next one is due, and whether a backend is otherwise than before.
+    fn turn(&self) -> (Duration, bool) {
+        let agents = self.wire.with(|state| state.agents.clone());
+        self.with(|exchange, now| {
+            let mut is_news = false;
+            // Bound: each that is due is asked once, in parts.
+            loop {
+                let turn = exchange.turn(now);
+                is_news |= turn.is_news;
+                for (_, request) in &turn.requests {
+                    exchange.counts.requests += 1;
+                    let asked = Datagram::parse(request).expect("a request");
+                    let agent = agents.get(&socket_addr(asked.address, asked.port));
+                    let answer =
+                        agent.filter(|agent| !agent.is_silent).and_then(|agent| agent.answer(request));
+                    if let Some(answer) = answer {
+                        is_news |= exchange.take(answer.bytes(), now);
+                    }
+                }
+                if turn.requests.is_empty() {
+                    return (now + turn.next, is_news | exchange.senders.has_restarted());
+                }
+            }
+        })
+    }
+}
+
+impl ReportListener for Exchanging {
+    fn address(&self) -> SocketAddr {
+        address("10.0.9.9:9467")
+    }
+
+    fn poll(&self, targets: Vec<Target>, adopted: &dyn Fn(Name) -> (Option<Base>, Option<Duration>)) {
+        self.with(|exchange, now| drop(exchange.senders.set_targets(targets, adopted, now)));
+    }
+
+    fn poll_first(&self, names: Vec<Name>, after: Duration, spacing: Duration) {
+        self.with(|exchange, now| exchange.senders.poll_first(names, after, spacing, now));
+    }
+
+    fn take_restarted(&self) -> BTreeSet<Name> {
+        self.with(|exchange, _| exchange.senders.take_restarted())
+    }
+
+    fn sick(&self) -> BTreeMap<Name, Health> {
+        self.with(|exchange, _| exchange.senders.sick().clone())
+    }
+
+    fn look(&self, look: &mut LookAtReports<'_>) {
+        self.with(|exchange, now| look(&exchange.senders, &exchange.counts, now));
+    }
 }
 
 impl Wire {
@@ -173,9 +297,16 @@ impl Wire {
     }
 }
 
-impl Network for Wire {
+/// A daemon's end of the network.
+#[derive(Default)]
+pub struct WireEnd {
+    wire: Wire,
+    listener: Option<Arc<Exchanging>>,
+}
+
+impl Network for WireEnd {
     fn probe(&mut self, targets: &BTreeMap<ConnectTarget, String>) {
-        self.with(|state| {
+        self.wire.with(|state| {
             state.targets = targets.keys().cloned().collect();
             state.version += 1;
         });
@@ -184,30 +315,38 @@ impl Network for Wire {
     fn hold_back(&self, _: Duration) {}
 
     fn version(&self) -> u64 {
-        self.with(|state| state.version)
+        self.wire.with(|state| state.version)
     }
 
     fn results(&self) -> BTreeMap<ConnectTarget, Found> {
-        self.with(|state| {
+        self.wire.with(|state| {
             let targets = state.targets.iter();
             targets.filter_map(|target| Some((target.clone(), *state.found.get(&target.at)?))).collect()
         })
     }
 
     fn findings(&self, target: &ConnectTarget) -> Option<Findings> {
-        let found = self.with(|state| state.found.get(&target.at).copied())?;
+        let found = self.wire.with(|state| state.found.get(&target.at).copied())?;
         let mut findings = Findings::default();
         findings.probes = 1;
         findings.failure = (found.health != Health::Healthy).then(|| "connection refused".to_owned());
         Some(findings)
     }
 
-    fn listen(&mut self, _: SocketAddr, _: Stores) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
+    fn listen(&mut self, _: SocketAddr, stores: Stores) -> io::Result<()> {
+        let mut nonces = 0;
+        let nonce = move || {
+            nonces += 1;
+            nonces
+        };
+        let exchange = Mutex::new(Exchange::new(SEED, Box::new(stores), Box::new(nonce)));
+        self.listener = Some(Arc::new(Exchanging { exchange, wire: self.wire.clone() }));
+        self.wire.with(|state| state.listener.clone_from(&self.listener));
+        Ok(())
     }
 
     fn listener(&self) -> Option<&dyn ReportListener> {
-        None
+        self.listener.as_deref().map(|listener| listener as &dyn ReportListener)
     }
 
     fn receive(&mut self, _: Option<ReceiveAt>) {}
@@ -233,11 +372,12 @@ impl config::Environment for Nothing {
         None
     }
 
-    fn service_keys(
-        &self,
-        path: &Path,
-    ) -> Result<lb_core::report_keys::Keys<lb_core::report_keys::ServiceKey>, String> {
-        Err(format!("{}: there is no such file", path.display()))
+    /// The name of the file of a key is its number.
+    fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let mut keys = name.split('-').map(str::parse).map_while(Result::ok).map(key);
+        let first = keys.next().ok_or_else(|| format!("{}: there is no such file", path.display()))?;
+        Ok(Keys::new(first, keys.next()))
     }
 }
 
@@ -266,6 +406,7 @@ pub struct Stage {
     lines: String,
     /// The clients, each with its cgroup.
     clients: Vec<(String, String)>,
+    start: Instant,
     pub now: Instant,
     clock: Clock,
     worker: Worker,
@@ -332,6 +473,7 @@ impl Stage {
             controller: None,
             lines: String::new(),
             clients: vec![("web".to_owned(), "web".to_owned())],
+            start: now,
             now,
             clock: Clock::new(now, SECOND),
             worker,
@@ -401,7 +543,7 @@ impl Stage {
             self.kill();
             let config = read_config(&self.disk).unwrap_or_else(|failure| panic!("{failure:?}"));
             let version = self.disk.version(Path::new(CONFIG));
-            let network = Box::new(self.wire.clone());
+            let network = Box::new(WireEnd { wire: self.wire.clone(), listener: None });
             let mut controller = Controller::new(&config, version, self.environment(), network, self.wall());
             let effects = controller.begin(config, self.now);
             self.controller = Some(controller);
@@ -415,7 +557,10 @@ impl Stage {
 
     /// The daemon dies: what it has not done is never done.
     pub fn kill(&mut self) {
-        self.wire.with(|state| *state = WireState::default());
+        self.wire.with(|state| {
+            let WireState { agents, now, .. } = std::mem::take(state);
+            *state = WireState { agents, now, ..WireState::default() };
+        });
         self.controller = None;
         self.inbox.clear();
         self.hung.clear();
@@ -515,9 +660,22 @@ impl Stage {
         let until = self.now + time;
         self.run();
         loop {
+            let listener = self.wire.with(|state| state.listener.clone());
+            let polls = listener.map(|listener| {
+                let (next, is_news) = listener.turn();
+                if is_news {
+                    self.tell(Event::Heard);
+                }
+                self.start + next.saturating_sub(SECOND)
+            });
             let wakeup = self.controller.as_ref().and_then(|controller| controller.next_wakeup(self.now));
-            let Some(at) = wakeup.filter(|at| *at <= until) else { break };
-            self.pass_one(at);
+            match wakeup.filter(|at| *at <= until) {
+                Some(at) if polls.is_none_or(|polls| at <= polls) => self.pass_one(at),
+                _ => match polls.filter(|polls| *polls <= until) {
+                    Some(polls) => self.advance(polls),
+                    None => break,
+                },
+            }
         }
         self.advance(until);
     }
@@ -532,6 +690,17 @@ impl Stage {
         let time = to.saturating_duration_since(self.now);
         self.kernel.pass(time);
         self.now += time;
+        let now = self.clock.monotonic(self.now);
+        self.wire.with(|state| state.now = now);
+    }
+
+    /// An agent says this of its backend.
+    pub fn report(&mut self, backend: &str, change: impl FnOnce(&mut Agent)) {
+        self.wire.with(|state| {
+            let agent = state.agents.entry(address(backend)).or_default();
+            agent.counter += 1;
+            change(agent);
+        });
     }
 
     /// A second passes.

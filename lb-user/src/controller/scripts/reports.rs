@@ -1,0 +1,210 @@
+//! Scripts of reports: what backends say of themselves, while daemons and agents come and go. That datagrams are believed by the right rules
+//! is shown where these are; that the kernel's programs take them in by the same, by the local tests of `xdp`.
+
+use std::time::Duration;
+
+use lb_common::wire::Readiness;
+use lb_core::health::Health;
+
+use super::stage::{BACKENDS, Stage, address, script};
+use crate::status;
+
+const REPORTS: &str =
+    "health = { probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }\n[reports]\nkey = \"1\"";
+const SECOND: Duration = Duration::from_secs(1);
+
+impl Stage {
+    fn are_ready(&mut self, backends: &[&str]) {
+        for backend in backends {
+            self.report(backend, |agent| agent.readiness = Readiness::Ready);
+        }
+    }
+
+    fn is_lame(&mut self, backend: &str) {
+        self.report(backend, |agent| agent.readiness = Readiness::LameDuck);
+    }
+
+    /// What is shown of a backend by its reports.
+    fn reported(&self, backend: &str) -> String {
+        let views = self.controller().probe_views(self.task());
+        views[&("users".to_owned(), address(backend))].state.clone()
+    }
+}
+
+#[test]
+fn a_lame_duck_is_passed_over_from_then_on_and_back_when_it_is_ready() {
+    script(REPORTS, |stage| {
+        stage.are_ready(&BACKENDS);
+        stage.pass(3 * SECOND);
+        stage.settle();
+        assert_eq!(stage.dialled(60).len(), 3);
+        stage.is_lame(BACKENDS[0]);
+        stage.pass(3 * SECOND);
+        assert!(!stage.dialled(60).contains(&address(BACKENDS[0])));
+        stage.settle();
+        assert_eq!(stage.reported(BACKENDS[0]), "lame-duck");
+        stage.are_ready(&BACKENDS);
+        stage.pass(3 * SECOND);
+        stage.settle();
+        assert_eq!(stage.dialled(60).len(), 3);
+    });
+}
+
+/// The kernel keeps what was said, and the next daemon takes that over although nobody answers it.
+#[test]
+fn a_lame_duck_stays_one_while_agent_and_daemon_are_dead_and_until_its_time_is_over() {
+    script(REPORTS, |stage| {
+        stage.are_ready(&BACKENDS);
+        stage.is_lame(BACKENDS[0]);
+        stage.stop_faults();
+        BACKENDS.iter().for_each(|backend| stage.report(backend, |agent| agent.is_silent = true));
+        stage.kill();
+        stage.pass(20 * SECOND);
+        assert!(!stage.dialled(60).contains(&address(BACKENDS[0])), "no daemon runs");
+        stage.try_to_start(1);
+        stage.pass(5 * SECOND);
+        assert!(!stage.dialled(60).contains(&address(BACKENDS[0])), "another daemon runs");
+        // It asked for a minute.
+        stage.pass(60 * SECOND);
+        stage.settle();
+        assert_eq!(stage.dialled(60).len(), 3);
+    });
+}
+
+#[test]
+fn where_all_are_lame_ducks_all_serve_and_who_is_not_heard_is_available() {
+    script(REPORTS, |stage| {
+        BACKENDS.iter().for_each(|backend| stage.is_lame(backend));
+        stage.pass(3 * SECOND);
+        stage.settle();
+        assert_eq!(stage.dialled(60).len(), 3);
+        // One whose agent has never answered is better than a lame duck.
+        let new = "10.0.0.4:80";
+        stage.list(&[BACKENDS[0], BACKENDS[1], new]);
+        stage.settle();
+        stage.pass(3 * SECOND);
+        assert_eq!(stage.dialled(60), [address(new)].into());
+        assert_eq!(stage.reported(new), "unheard");
+    });
+}
+
+#[test]
+fn who_falls_silent_is_shown_as_that_and_stays_available() {
+    script(REPORTS, |stage| {
+        stage.are_ready(&BACKENDS);
+        stage.pass(3 * SECOND);
+        stage.report(BACKENDS[0], |agent| agent.is_silent = true);
+        stage.pass(30 * SECOND);
+        assert_eq!(stage.reported(BACKENDS[0]), "silent");
+        assert_eq!(stage.dialled(60).len(), 3);
+    });
+}
+
+/// It is knowledge, other than ejection: it is the last to be chosen.
+#[test]
+fn who_says_that_it_is_down_is_chosen_last() {
+    script(REPORTS, |stage| {
+        stage.are_ready(&BACKENDS);
+        stage.report(BACKENDS[0], |agent| agent.readiness = Readiness::Down);
+        stage.is_lame(BACKENDS[1]);
+        stage.pass(3 * SECOND);
+        stage.settle();
+        assert_eq!(stage.dialled(60), [address(BACKENDS[2])].into());
+        stage.list(&BACKENDS[..2]);
+        stage.settle();
+        stage.pass(3 * SECOND);
+        assert_eq!(stage.dialled(60), [address(BACKENDS[1])].into());
+        stage.list(&BACKENDS[..1]);
+        stage.settle();
+        stage.pass(3 * SECOND);
+        assert_eq!(stage.dialled(60), [address(BACKENDS[0])].into());
+        assert_eq!(status::found(&stage.slot(address(BACKENDS[0]))).0, Health::Refusing);
+    });
+}
+
+/// First the daemon's side has both, then the agents have the new one, then the old one goes.
+#[test]
+fn a_key_is_replaced_without_a_gap() {
+    script(REPORTS, |stage| {
+        stage.are_ready(&BACKENDS);
+        stage.is_lame(BACKENDS[0]);
+        stage.pass(3 * SECOND);
+        stage.settle();
+        for (file, agents) in [("1-2", 1), ("2-1", 1), ("2-1", 2), ("2", 2)] {
+            stage.configure(&REPORTS.replace("\"1\"", &format!("\"{file}\"")));
+            BACKENDS.iter().for_each(|backend| stage.report(backend, |agent| agent.key = agents));
+            for _ in 0..5 {
+                stage.pass(SECOND);
+                assert!(!stage.dialled(12).contains(&address(BACKENDS[0])), "{file}, agents {agents}");
+            }
+            assert_eq!(stage.reported(BACKENDS[1]), "ready", "{file}, agents {agents}");
+        }
+        // Who has the old key alone is not believed any more.
+        stage.report(BACKENDS[0], |agent| (agent.key, agent.readiness) = (1, Readiness::Ready));
+        stage.pass(5 * SECOND);
+        assert!(!stage.dialled(12).contains(&address(BACKENDS[0])));
+    });
+}
+
+/// It has lost its disk, and its clock was fast before: its numbers are lower than those that were believed.
+#[test]
+fn an_agent_that_starts_again_with_lower_numbers_is_believed() {
+    script(REPORTS, |stage| {
+        stage.are_ready(&BACKENDS);
+        stage.report(BACKENDS[0], |agent| (agent.incarnation, agent.counter) = (1_000_000, 50));
+        stage.pass(3 * SECOND);
+        stage.report(BACKENDS[0], |agent| {
+            (agent.incarnation, agent.counter, agent.readiness) = (5, 1, Readiness::LameDuck);
+        });
+        stage.pass(5 * SECOND);
+        stage.settle();
+        assert!(!stage.dialled(60).contains(&address(BACKENDS[0])));
+    });
+}
+
+#[test]
+fn an_ejected_backend_whose_agent_starts_again_is_tried_by_the_next_connect() {
+    let lines = format!("ejection = {{ base = \"1h\", max = \"1h\" }}\n{REPORTS}");
+    script(&lines, |stage| {
+        stage.are_ready(&BACKENDS);
+        stage.pass(3 * SECOND);
+        stage.settle();
+        stage.dead.insert(address(BACKENDS[0]));
+        assert_eq!(stage.dial(60), 5);
+        stage.dead.clear();
+        stage.pass(10 * SECOND);
+        assert_eq!(stage.dialled(60).len(), 2, "it is ejected for an hour");
+        stage.report(BACKENDS[0], |agent| (agent.incarnation, agent.counter) = (2, 1));
+        stage.stop_faults();
+        assert_eq!(stage.dialled(60).len(), 3);
+    });
+}
+
+/// A fast failure is no low load: the errors that a backend reports count as open flows.
+#[test]
+fn a_backend_that_reports_errors_does_not_look_idle() {
+    let lines = format!("policy = \"least-loaded\"\n{REPORTS}");
+    script(&lines, |stage| {
+        stage.are_ready(&BACKENDS);
+        stage.report(BACKENDS[0], |agent| agent.load = [100_000, 100_000, 1]);
+        stage.stop_faults();
+        let mut sent = 0;
+        for _ in 0..20 {
+            let before = stage.sent.get(&address(BACKENDS[0])).copied().unwrap_or(0);
+            // The others hold what they get.
+            for _ in 0..6 {
+                stage.connect().expect("all accept");
+            }
+            let (ends, keep) = std::mem::take(&mut stage.open)
+                .into_iter()
+                .partition(|flow| flow.backend == address(BACKENDS[0]));
+            stage.open = ends;
+            let held: Vec<_> = keep;
+            stage.close_all();
+            stage.open = held;
+            sent += stage.sent.get(&address(BACKENDS[0])).copied().unwrap_or(0) - before;
+            stage.tick();
+        }
+        assert!((1..=60).contains(&sent), "{sent} of 120");
+    });
+}
