@@ -43,6 +43,12 @@ use lb_view::readmission::Readmission;
 pub struct Reply<T>(oneshot::Sender<T>);
 
 impl<T> Reply<T> {
+    /// A place for an answer, and where it arrives.
+    pub fn new() -> (Self, oneshot::Receiver<T>) {
+        let (answer, arrives) = oneshot::channel();
+        (Self(answer), arrives)
+    }
+
     /// Answers. Whoever asked may have given up.
     pub fn send(self, answer: T) {
         let _ = self.0.send(answer);
@@ -314,8 +320,8 @@ async fn cover(
 
 /// Asks the event loop; nothing, if the daemon is stopping.
 pub async fn ask<T>(queries: &mpsc::Sender<Query>, query: impl FnOnce(Reply<T>) -> Query) -> Option<T> {
-    let (answer, reply) = oneshot::channel();
-    queries.send(query(Reply(answer))).await.ok()?;
+    let (answer, reply) = Reply::new();
+    queries.send(query(answer)).await.ok()?;
     reply.await.ok()
 }
 

@@ -17,6 +17,8 @@ mod health;
 
 mod reports;
 
+mod load;
+
 use std::time::Duration;
 
 use lb_common::abi::BackendState;

@@ -1,12 +1,14 @@
 //! Scripts of reports: what backends say of themselves, while daemons and agents come and go. That datagrams are believed by the right rules
 //! is shown where these are; that the kernel's programs take them in by the same, by the local tests of `xdp`.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lb_common::wire::Readiness;
 use lb_core::health::Health;
 
-use super::stage::{BACKENDS, Stage, address, script};
+use super::Event;
+use super::stage::{BACKENDS, SERVICE, Stage, address, cgroup_path, script};
 use crate::status;
 
 const REPORTS: &str =
@@ -68,6 +70,60 @@ fn a_lame_duck_stays_one_while_agent_and_daemon_are_dead_and_until_its_time_is_o
         stage.pass(60 * SECOND);
         stage.settle();
         assert_eq!(stage.dialled(60).len(), 3);
+    });
+}
+
+#[test]
+fn nobody_at_the_limit_is_taken_instead_of_a_lame_duck() {
+    let lines = format!("active_limit = 2\n{REPORTS}");
+    script(&lines, |stage| {
+        stage.are_ready(&BACKENDS);
+        stage.is_lame(BACKENDS[0]);
+        stage.stop_faults();
+        let mut next = || stage.connect().expect("all accept");
+        for _ in 0..4 {
+            assert_ne!(next(), address(BACKENDS[0]), "the others take two each");
+        }
+        for _ in 0..2 {
+            assert_eq!(next(), address(BACKENDS[0]), "it serves, and they are at their limit");
+        }
+        // All are at the limit: one that is no lame duck is taken beyond it.
+        assert_ne!(next(), address(BACKENDS[0]));
+    });
+}
+
+#[test]
+fn a_lame_duck_that_is_ejected_is_not_tried_before_it_is_ready() {
+    let lines = format!("ejection = {{ base = \"1s\", max = \"2s\" }}\n{REPORTS}");
+    script(&lines, |stage| {
+        stage.are_ready(&BACKENDS);
+        stage.stop_faults();
+        stage.dead.insert(address(BACKENDS[0]));
+        assert_eq!(stage.dial(60), 5);
+        stage.is_lame(BACKENDS[0]);
+        stage.pass(10 * SECOND);
+        assert_eq!(stage.dial(60), 0);
+        stage.dead.clear();
+        stage.are_ready(&BACKENDS[..1]);
+        stage.pass(10 * SECOND);
+        assert_eq!(stage.dialled(60).len(), 3);
+    });
+}
+
+/// Programs of all clients read one word.
+#[test]
+fn all_clients_of_a_host_heed_what_a_backend_says() {
+    script(REPORTS, |stage| {
+        let other = stage.kernel.make_cgroup(&cgroup_path("batch"));
+        stage.write_clients(&[("web", "web"), ("batch", "batch")]);
+        stage.tell(Event::Hangup);
+        stage.are_ready(&BACKENDS);
+        stage.is_lame(BACKENDS[0]);
+        stage.stop_faults();
+        for place in [stage.place, other] {
+            let reached: BTreeSet<_> = (0..30).filter_map(|_| stage.reached(place, SERVICE)).collect();
+            assert_eq!(reached, [address(BACKENDS[1]), address(BACKENDS[2])].into());
+        }
     });
 }
 

@@ -1,0 +1,221 @@
+//! Scripts of weights that follow load: what agents report, what an operator says, and what a later daemon knows of it.
+
+use std::time::Duration;
+
+use lb_core::control::Switch;
+use lb_http::peer::Peer;
+use lb_view::load::{MemberLoad, ServiceLoad};
+
+use super::stage::{BACKENDS, CONFIG, Stage, address, script};
+use crate::api::{Query, Reply};
+use crate::controller::Event;
+
+const SECOND: Duration = Duration::from_secs(1);
+const FILE: &str = "/var/lib/socklb/load/factors.json";
+
+/// Lines of a service whose weights change like that.
+fn lines(load: &str) -> String {
+    format!(
+        "{load}\npolicy = \"weighted-round-robin\"\nhealth = {{ probe = \"report\", interval = \"1s\" }}\n[reports]\nkey = \"1\""
+    )
+}
+
+const FEEDBACK: &str = "load = { control = \"feedback\" }";
+
+impl Stage {
+    /// Agents report these utilizations, in thousandths, of 100 requests per second.
+    fn utilize(&mut self, thousandths: [u32; 3]) {
+        for (backend, utilization) in BACKENDS.iter().zip(thousandths) {
+            self.report(backend, |agent| agent.load = [100_000, 0, utilization]);
+        }
+    }
+
+    /// So many seconds pass, with some connects in each.
+    fn use_for(&mut self, seconds: u32) {
+        for _ in 0..seconds {
+            self.pass(SECOND);
+            self.dial(6);
+        }
+    }
+
+    fn load(&self) -> ServiceLoad {
+        self.task().loads().remove("users").expect("it has a load")
+    }
+
+    fn member(&self, at: usize) -> MemberLoad {
+        let members = self.load().members;
+        members.into_iter().find(|member| member.address == address(BACKENDS[at])).expect("a member")
+    }
+
+    /// The part of the table that each backend has.
+    fn shares(&self) -> [f64; 3] {
+        let position = self.task().position("users").expect("the service");
+        let balancer = self.task().balancer();
+        let (_, table) = balancer.schedule(position).expect("a table");
+        let part = |count: usize| f64::from(u32::try_from(count).expect("entries"));
+        BACKENDS.map(|backend| {
+            let slot = balancer.slot(position, address(backend)).map(|at| at.slot);
+            part(table.iter().filter(|entry| Some(**entry) == slot).count()) / part(table.len())
+        })
+    }
+
+    /// An operator says what becomes of the service's law.
+    fn switch(&mut self, switch: Switch) {
+        let (answer, mut said) = Reply::new();
+        let (service, who) = ("users".to_owned(), Peer { user: 0, groups: vec![0], process: 1 });
+        self.tell(Event::Asked(Query::SwitchLoad { service, switch, client: None, who, answer }));
+        assert_eq!(said.try_recv().expect("an answer").clients.len(), 1);
+    }
+}
+
+#[test]
+fn the_share_of_a_backend_that_is_busy_falls_until_an_operator_says_otherwise() {
+    script(&lines(FEEDBACK), |stage| {
+        stage.utilize([900, 300, 300]);
+        stage.use_for(60);
+        let [busy, one, other] = [0, 1, 2].map(|at| stage.member(at).factor);
+        assert!(busy < 0.7 && one > 1.05 && other > 1.05, "{busy} {one} {other}");
+        stage.stop_faults();
+        assert!(stage.shares()[0] < 0.25, "{:?}", stage.shares());
+        // While it is frozen nothing follows.
+        stage.switch(Switch::Frozen);
+        let frozen = stage.shares();
+        stage.utilize([100, 300, 300]);
+        stage.use_for(60);
+        assert_eq!(stage.shares(), frozen);
+        assert_eq!(stage.member(0).held_by.as_deref(), Some("operator"));
+        stage.switch(Switch::Off);
+        stage.use_for(3);
+        assert!(stage.shares().iter().all(|share| (share - 1.0 / 3.0).abs() < 0.01), "{:?}", stage.shares());
+        stage.switch(Switch::On);
+        stage.use_for(90);
+        assert!(stage.member(0).factor > 1.1, "{:?}", stage.member(0));
+    });
+}
+
+#[test]
+fn what_is_observed_is_shown_and_changes_nothing() {
+    script(&lines("load = { control = \"feedback\", mode = \"observe\" }"), |stage| {
+        stage.utilize([900, 300, 300]);
+        stage.use_for(60);
+        let first = stage.member(0);
+        assert!(first.wanted < 0.95 && (first.factor - 1.0).abs() < 1e-9, "{first:?}");
+        assert!(stage.shares().iter().all(|share| (share - 1.0 / 3.0).abs() < 0.01));
+    });
+}
+
+#[test]
+fn with_reports_of_fewer_than_half_weights_stay_and_that_is_told() {
+    script(&lines(FEEDBACK), |stage| {
+        stage.report(BACKENDS[0], |agent| agent.load = [100_000, 0, 900]);
+        stage.use_for(60);
+        assert_eq!(stage.member(0).held_by.as_deref(), Some("few-reports"));
+        assert!((stage.member(0).factor - 1.0).abs() < 1e-9);
+        assert_eq!((stage.load().reporting, stage.load().expected), (1, 3));
+    });
+}
+
+/// A number that cannot be true moves a share as far as a true one may, and no other share with it.
+#[test]
+fn what_is_absurd_moves_a_share_as_far_as_it_goes() {
+    script(&lines(FEEDBACK), |stage| {
+        stage.utilize([4_000_000_000, 300, 300]);
+        // Bound: it takes a minute or two.
+        for _ in 0..300 {
+            stage.use_for(1);
+            if stage.member(0).is_at_clamp {
+                break;
+            }
+        }
+        let [first, one, other] = [0, 1, 2].map(|at| stage.member(at));
+        assert!(first.is_at_clamp && first.factor > 0.1 && first.factor < 0.2, "{first:?}");
+        assert!(one.share > 0.35 && other.share > 0.35, "{one:?} {other:?}");
+    });
+}
+
+#[test]
+fn what_was_learnt_and_said_holds_over_kills_silence_and_other_configurations() {
+    script(&lines(FEEDBACK), |stage| {
+        stage.utilize([900, 300, 300]);
+        stage.use_for(90);
+        stage.stop_faults();
+        let before = stage.shares()[0];
+        assert!(before < 0.25, "{before}");
+        BACKENDS.iter().for_each(|backend| stage.report(backend, |agent| agent.is_silent = true));
+        let is_as_before = |stage: &Stage| (stage.shares()[0] - before).abs() < 0.05;
+        for _ in 0..3 {
+            stage.try_to_start(1);
+            stage.use_for(20);
+            assert!(is_as_before(stage), "{:?}", stage.shares());
+        }
+        stage.configure(&lines(&format!("{FEEDBACK}\nslow_start = \"1m\"")));
+        assert!(is_as_before(stage) && stage.load().slow_start_s.is_some(), "{:?}", stage.shares());
+        // Another service before it in the file.
+        let text = String::from_utf8(stage.disk.content(CONFIG).expect("it is there")).expect("text");
+        let first = "[[service]]\nname = \"first\"\naddress = \"10.96.0.11:80\"\nbackends = { static = [] }\n[[service]]";
+        stage.write_text(&text.replacen("[[service]]", first, 1));
+        stage.tell(Event::Hangup);
+        stage.settle();
+        assert!(is_as_before(stage), "{:?}", stage.shares());
+        stage.switch(Switch::Frozen);
+        stage.pass(SECOND);
+        stage.try_to_start(1);
+        stage.pass(2 * SECOND);
+        assert_eq!(stage.load().switch, "freeze");
+    });
+}
+
+/// What an operator has said is in a file that cannot be read: nothing is written over it.
+#[test]
+fn what_is_said_while_the_file_cannot_be_read_holds_once_it_can_be() {
+    script(&lines(FEEDBACK), |stage| {
+        stage.utilize([300; 3]);
+        stage.use_for(3);
+        stage.switch(Switch::Frozen);
+        stage.pass(2 * SECOND);
+        stage.stop_faults();
+        let stored = stage.disk.content(FILE).expect("it is stored");
+        assert!(String::from_utf8_lossy(&stored).contains("freeze"));
+        stage.disk.set_broken(FILE, true);
+        stage.try_to_start(1);
+        stage.pass(3 * SECOND);
+        assert_eq!(stage.load().switch, "on");
+        stage.switch(Switch::Off);
+        stage.pass(30 * SECOND);
+        stage.disk.set_broken(FILE, false);
+        assert_eq!(stage.disk.content(FILE).expect("it is there"), stored, "nothing was written over it");
+        stage.pass(30 * SECOND);
+        assert_eq!(stage.load().switch, "off", "what was said last");
+        let stored = String::from_utf8(stage.disk.content(FILE).expect("it is there")).expect("text");
+        assert!(stored.contains("\"off\""), "{stored}");
+    });
+}
+
+#[test]
+fn a_backend_that_is_new_or_available_again_starts_slowly_also_over_a_restart() {
+    let new = "10.0.0.4:80";
+    script(&lines("slow_start = \"1m\""), |stage| {
+        stage.utilize([300; 3]);
+        stage.use_for(3);
+        assert!((stage.shares()[0] - 1.0 / 3.0).abs() < 0.01, "who is there at the start has its share");
+        stage.list(&[BACKENDS[0], BACKENDS[1], BACKENDS[2], new]);
+        stage.use_for(2);
+        stage.stop_faults();
+        // 64 seconds: its share is whole.
+        assert!(stage.shares().iter().all(|share| (share - 0.25).abs() < 0.02), "{:?}", stage.shares());
+        stage.report(BACKENDS[0], |agent| agent.readiness = lb_common::wire::Readiness::LameDuck);
+        stage.use_for(10);
+        stage.report(BACKENDS[0], |agent| agent.readiness = lb_common::wire::Readiness::Ready);
+        stage.use_for(5);
+        let first = stage.shares()[0];
+        assert!(first > 0.0 && first < 0.1, "{first}");
+        stage.pass(12 * SECOND);
+        stage.try_to_start(1);
+        stage.use_for(5);
+        let later = stage.shares()[0];
+        assert!(later > first && later < 0.2, "{first} {later}");
+        assert_eq!(stage.member(0).held_by.as_deref(), Some("slow-start"));
+        stage.use_for(60);
+        assert!((stage.shares()[0] - 0.25).abs() < 0.02, "{:?}", stage.shares());
+    });
+}
