@@ -249,7 +249,7 @@ fn attempt(scene: &mut Scene, desk: &Desk, case: &Case) -> Result<()> {
             if scene.start(Some(case.fault()))?.is_none() {
                 // It may end by that fault even after it answers.
                 let result = scene.is_whole();
-                if scene.has_ended()?.is_none() {
+                if scene.reap()?.is_none() {
                     return result;
                 }
             }
@@ -260,7 +260,7 @@ fn attempt(scene: &mut Scene, desk: &Desk, case: &Case) -> Result<()> {
         Phase::Run => {
             desk.arm(case.fault());
             let result = scene.round();
-            if scene.has_ended()?.is_some() {
+            if scene.reap()?.is_some() {
                 let again = scene.start(None)?;
                 ensure!(again.is_none(), "the next start fails: {again:?}");
             } else {

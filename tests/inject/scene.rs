@@ -168,7 +168,7 @@ impl Scene {
     ///
     /// # Errors
     /// If it may not.
-    pub fn has_ended(&mut self) -> Result<Option<String>> {
+    pub fn reap(&mut self) -> Result<Option<String>> {
         let Some(mut daemon) = self.daemon.take() else { return Ok(None) };
         match daemon.ending() {
             Some(status) => self.ended(&daemon, status).map(Some),

@@ -80,7 +80,7 @@ pub fn read(root: &Value<'_>, report: &mut Report<'_>, notes: &mut Vec<String>) 
 fn entry(value: &Value<'_>, one: &mut OneService, report: &mut Report<'_>) -> Option<Entry> {
     let Instance { node, service, checks } = value.read(report)?;
     let name = service.service.as_deref().unwrap_or_default();
-    if !one.is_same(value, name, "write the instances of one service", report) {
+    if !one.accepts(value, name, "write the instances of one service", report) {
         return None;
     }
     // An instance that names no address is where its node is.

@@ -152,8 +152,8 @@ impl LeftOut {
 pub struct OneService(Option<(String, usize)>);
 
 impl OneService {
-    /// Whether a part of the list is of the service that those before are of; if not, that is reported.
-    pub fn is_same(&mut self, part: &Value<'_>, service: &str, help: &str, report: &mut Report<'_>) -> bool {
+    /// Takes a part of the list in. Returns whether it is of the service that those before are of; if not, that is reported.
+    pub fn accepts(&mut self, part: &Value<'_>, service: &str, help: &str, report: &mut Report<'_>) -> bool {
         let line = report.line(&part.span());
         let (first, at) = self.0.get_or_insert_with(|| (service.to_owned(), line));
         let is_same = *first == service;

@@ -164,7 +164,7 @@ impl Reader<'_> {
         let service = labels.and_then(|mut labels| labels.remove(SERVICE_NAME)).unwrap_or_default();
         let service = format!("{}/{service}", namespace.as_deref().unwrap_or("default"));
         let select = format!("select one service, as with -l {SERVICE_NAME}=NAME");
-        if !self.service.is_same(value, &service, &select, report) {
+        if !self.service.accepts(value, &service, &select, report) {
             return None;
         }
         let name = name

@@ -128,7 +128,7 @@ impl Remembered {
     }
 
     /// Something else decides what it has. What it is used by then says nothing of when it is learnt from again.
-    const fn is_frozen(&mut self) {
+    const fn freeze(&mut self) {
         (self.used, self.hold) = (None, None);
     }
 
@@ -210,7 +210,7 @@ impl Feedback {
         for (address, seen) in look.row.iter() {
             if let Some(remembered) = self.members.get_next_mut(&mut next, address) {
                 remembered.hear(told(seen));
-                remembered.is_frozen();
+                remembered.freeze();
             }
         }
         self.factors()
@@ -264,7 +264,7 @@ impl Feedback {
             let heard = told(seen);
             remembered.hear(heard);
             if frozen.contains_key(&address) {
-                remembered.is_frozen();
+                remembered.freeze();
                 continue;
             }
             let no_more = if fails(seen, now) {

@@ -120,8 +120,8 @@ impl Requests {
     }
 
     /// Whether somebody waits for the request in a place.
-    pub fn is_waited_for(&mut self, place: u32) -> bool {
-        self.at(place).is_under_way()
+    pub fn is_waited_for(&self, place: u32) -> bool {
+        self.places[place as usize].1.as_ref().is_some_and(Request::is_under_way)
     }
 
     /// The places of all requests under way, and of connections that are kept for the next one, of which this is true.

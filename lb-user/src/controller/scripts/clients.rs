@@ -24,7 +24,7 @@ impl Stage {
         self.write_text(&(before + text));
     }
 
-    fn is_balanced(&mut self, place: Place) -> bool {
+    fn reaches(&mut self, place: Place) -> bool {
         self.reached(place, SERVICE).is_some()
     }
 }
@@ -72,7 +72,7 @@ fn a_service_that_is_renamed_keeps_its_flows_and_serves_on() {
         stage.tell(Event::Hangup);
         for _ in 0..70 {
             stage.pass(SECOND);
-            assert!(stage.is_balanced(stage.place), "all the time");
+            assert!(stage.reaches(stage.place), "all the time");
         }
         stage.kernel.faults().stop();
         assert_eq!(stage.task().client.services[0].service.name, "renamed");
@@ -140,10 +140,10 @@ fn each_sighup_is_answered_once_everything_follows() {
 fn a_client_that_is_added_is_attached_and_one_that_is_removed_goes_with_its_last_flow() {
     script("", |stage| {
         let other = stage.kernel.make_cgroup(&cgroup_path("batch"));
-        assert!(!stage.is_balanced(other));
+        assert!(!stage.reaches(other));
         stage.clients(&[("web", "web"), ("batch", "batch")]);
         stage.stop_faults();
-        assert!(stage.is_balanced(other));
+        assert!(stage.reaches(other));
         let Connect::Sent(mut flow) = stage.kernel.connect(other, 1, address(SERVICE)) else {
             panic!("it is balanced");
         };
@@ -151,7 +151,7 @@ fn a_client_that_is_added_is_attached_and_one_that_is_removed_goes_with_its_last
         stage.kernel.faults().fail_some(super::FAULTS_PER_MILLE, super::SEED);
         stage.clients(&[("web", "web")]);
         stage.stop_faults();
-        assert!(!stage.is_balanced(other), "no flow begins");
+        assert!(!stage.reaches(other), "no flow begins");
         assert_eq!(stage.pinned(), ["batch", "web"]);
         // A daemon that dies meanwhile makes no difference.
         stage.try_to_start(1);
@@ -174,9 +174,9 @@ fn a_client_that_gets_another_name_is_balanced_all_the_time() {
             stage.tell(Event::Hangup);
             for _ in 0..70 {
                 stage.pass(SECOND / 10);
-                assert!(stage.is_balanced(stage.place));
+                assert!(stage.reaches(stage.place));
                 stage.pass(SECOND);
-                assert!(stage.is_balanced(stage.place));
+                assert!(stage.reaches(stage.place));
             }
         }
         stage.kernel.faults().stop();
@@ -198,7 +198,7 @@ fn clients_that_change_places_are_balanced_all_the_time() {
             stage.tell(Event::Hangup);
             for _ in 0..40 {
                 stage.pass(SECOND);
-                assert!(places.iter().all(|place| stage.is_balanced(*place)), "round {round}");
+                assert!(places.iter().all(|place| stage.reaches(*place)), "round {round}");
             }
         }
         stage.kernel.faults().stop();
@@ -219,7 +219,7 @@ fn a_client_that_moves_to_another_cgroup_leaves_the_one_where_it_was() {
         stage.stop_faults();
         stage.place = after;
         assert_eq!(stage.dial(30), 0);
-        assert!(!stage.is_balanced(before));
+        assert!(!stage.reaches(before));
         assert_eq!(stage.faults(), [""; 0]);
     });
 }
@@ -237,7 +237,7 @@ fn a_client_stays_until_the_one_that_takes_over_is_attached() {
         stage.kernel.faults().stop();
         for _ in 0..30 {
             stage.pass(SECOND);
-            assert!(stage.is_balanced(stage.place));
+            assert!(stage.reaches(stage.place));
         }
         let faults = stage.faults();
         assert!(faults.iter().any(|fault| fault.contains("it is to leave")), "{faults:?}");
@@ -245,7 +245,7 @@ fn a_client_stays_until_the_one_that_takes_over_is_attached() {
         stage.finish_hung();
         (0..70).for_each(|_| stage.pass(SECOND));
         assert_eq!((stage.pinned(), stage.faults()), (vec!["heir".to_owned()], vec![]));
-        assert!(stage.is_balanced(stage.place));
+        assert!(stage.reaches(stage.place));
     });
 }
 
@@ -260,14 +260,14 @@ fn a_client_that_is_not_configured_is_named_and_taken_over_when_it_is_again() {
         stage.settle();
         let faults = stage.faults();
         assert!(faults.len() == 1 && faults[0].starts_with("attached, but not configured"), "{faults:?}");
-        assert!(stage.is_balanced(stage.place), "it goes on");
+        assert!(stage.reaches(stage.place), "it goes on");
         stage.kernel.faults().fail_some(super::FAULTS_PER_MILLE, super::SEED);
         stage.clients(&[("web", "web"), ("other", "b")]);
         (0..70).for_each(|_| stage.pass(SECOND));
         stage.kernel.faults().stop();
         (0..70).for_each(|_| stage.pass(SECOND));
         assert_eq!(stage.faults(), [""; 0]);
-        assert!(stage.is_balanced(stage.place));
+        assert!(stage.reaches(stage.place));
         stage.write_clients(&[("web", "web")]);
         stage.tell(Event::Hangup);
         (0..70).for_each(|_| stage.pass(SECOND));
@@ -378,7 +378,7 @@ fn events_that_come_again_or_too_late_change_nothing() {
         stage.write_clients(&[("web", "web")]);
         stage.tell(Event::Hangup);
         stage.pass(10 * SECOND);
-        assert!(!stage.is_balanced(other) || stage.kernel.faults().failed() > 0);
+        assert!(!stage.reaches(other) || stage.kernel.faults().failed() > 0);
         stage.finish_hung();
         stage.stop_faults();
         assert_eq!((stage.pinned(), stage.faults()), (vec!["web".to_owned()], vec![]));

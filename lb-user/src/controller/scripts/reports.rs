@@ -22,7 +22,7 @@ impl Stage {
         }
     }
 
-    fn is_lame(&mut self, backend: &str) {
+    fn announce_lame(&mut self, backend: &str) {
         self.report(backend, |agent| agent.readiness = Readiness::LameDuck);
     }
 
@@ -40,7 +40,7 @@ fn a_lame_duck_is_passed_over_from_then_on_and_back_when_it_is_ready() {
         stage.pass(3 * SECOND);
         stage.settle();
         assert_eq!(stage.dialled(60).len(), 3);
-        stage.is_lame(BACKENDS[0]);
+        stage.announce_lame(BACKENDS[0]);
         stage.pass(3 * SECOND);
         assert!(!stage.dialled(60).contains(&address(BACKENDS[0])));
         stage.settle();
@@ -57,7 +57,7 @@ fn a_lame_duck_is_passed_over_from_then_on_and_back_when_it_is_ready() {
 fn a_lame_duck_stays_one_while_agent_and_daemon_are_dead_and_until_its_time_is_over() {
     script(REPORTS, |stage| {
         stage.are_ready(&BACKENDS);
-        stage.is_lame(BACKENDS[0]);
+        stage.announce_lame(BACKENDS[0]);
         stage.stop_faults();
         BACKENDS.iter().for_each(|backend| stage.report(backend, |agent| agent.is_silent = true));
         stage.kill();
@@ -78,7 +78,7 @@ fn nobody_at_the_limit_is_taken_instead_of_a_lame_duck() {
     let lines = format!("active_limit = 2\n{REPORTS}");
     script(&lines, |stage| {
         stage.are_ready(&BACKENDS);
-        stage.is_lame(BACKENDS[0]);
+        stage.announce_lame(BACKENDS[0]);
         stage.stop_faults();
         let mut next = || stage.connect().expect("all accept");
         for _ in 0..4 {
@@ -100,7 +100,7 @@ fn a_lame_duck_that_is_ejected_is_not_tried_before_it_is_ready() {
         stage.stop_faults();
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
-        stage.is_lame(BACKENDS[0]);
+        stage.announce_lame(BACKENDS[0]);
         stage.pass(10 * SECOND);
         assert_eq!(stage.dial(60), 0);
         stage.dead.clear();
@@ -118,7 +118,7 @@ fn all_clients_of_a_host_heed_what_a_backend_says() {
         stage.write_clients(&[("web", "web"), ("batch", "batch")]);
         stage.tell(Event::Hangup);
         stage.are_ready(&BACKENDS);
-        stage.is_lame(BACKENDS[0]);
+        stage.announce_lame(BACKENDS[0]);
         stage.stop_faults();
         for place in [stage.place, other] {
             let reached: BTreeSet<_> = (0..30).filter_map(|_| stage.reached(place, SERVICE)).collect();
@@ -130,7 +130,7 @@ fn all_clients_of_a_host_heed_what_a_backend_says() {
 #[test]
 fn where_all_are_lame_ducks_all_serve_and_who_is_not_heard_is_available() {
     script(REPORTS, |stage| {
-        BACKENDS.iter().for_each(|backend| stage.is_lame(backend));
+        BACKENDS.iter().for_each(|backend| stage.announce_lame(backend));
         stage.pass(3 * SECOND);
         stage.settle();
         assert_eq!(stage.dialled(60).len(), 3);
@@ -162,7 +162,7 @@ fn who_says_that_it_is_down_is_chosen_last() {
     script(REPORTS, |stage| {
         stage.are_ready(&BACKENDS);
         stage.report(BACKENDS[0], |agent| agent.readiness = Readiness::Down);
-        stage.is_lame(BACKENDS[1]);
+        stage.announce_lame(BACKENDS[1]);
         stage.pass(3 * SECOND);
         stage.settle();
         assert_eq!(stage.dialled(60), [address(BACKENDS[2])].into());
@@ -183,7 +183,7 @@ fn who_says_that_it_is_down_is_chosen_last() {
 fn a_key_is_replaced_without_a_gap() {
     script(REPORTS, |stage| {
         stage.are_ready(&BACKENDS);
-        stage.is_lame(BACKENDS[0]);
+        stage.announce_lame(BACKENDS[0]);
         stage.pass(3 * SECOND);
         stage.settle();
         for (file, agents) in [("1-2", 1), ("2-1", 1), ("2-1", 2), ("2", 2)] {
