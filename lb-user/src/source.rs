@@ -284,3 +284,18 @@ pub fn directory_of(file: &Path) -> PathBuf {
         _ => PathBuf::from("."),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_longer_than_any_list_is_not_read() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(MAX_BYTES).unwrap();
+        assert_eq!(read_whole(file.path()).unwrap().len() as u64, MAX_BYTES);
+        file.as_file().set_len(MAX_BYTES + 1).unwrap();
+        let error = read_whole(file.path()).unwrap_err().to_string();
+        assert!(error.contains("is larger than 4 MiB"), "{error}");
+    }
+}

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use stage::{Backend, Cgroup, Daemon, Setup, Stage, address, eventually, look, replace};
+use stage::{Backend, address, eventually, look, replace};
 
 use stage::fixture::{Fixture, SERVICE, endpoints};
 
@@ -85,17 +85,6 @@ fn the_json_of_prometheus_is_read_as_well() {
 }
 
 #[test]
-fn a_reweighted_endpoint_gets_its_new_share() {
-    let fixture = Fixture::new();
-    fixture.write_endpoints(&[("127.0.0.1:8001", "weight = 3"), ("127.0.0.1:8002", "")]);
-    let wanted = |fixture: &Fixture| -> Vec<f64> {
-        let backends = fixture.setup.backends("web", "users");
-        backends.iter().map(|backend| backend.share_wanted).collect()
-    };
-    eventually("the new shares are in the table", || wanted(&fixture), |shares| *shares == [0.75, 0.25]);
-}
-
-#[test]
 fn a_lame_duck_gets_no_new_connects_and_keeps_its_open_ones() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
@@ -128,65 +117,6 @@ fn a_lame_duck_gets_no_new_connects_and_keeps_its_open_ones() {
 }
 
 #[test]
-fn lame_ducks_serve_when_nobody_else_does() {
-    let fixture = Fixture::new();
-    let duck = "state = \"lame-duck\"";
-    fixture.write_endpoints(&[
-        ("127.0.0.1:8001", duck),
-        ("127.0.0.1:8002", "weight = 0"),
-        ("127.0.0.1:8003", duck),
-    ]);
-    expect(&fixture, &["b1", "b3"]);
-}
-
-#[test]
-fn who_is_down_serves_only_when_nobody_else_has_a_weight() {
-    let fixture = Fixture::new();
-    let down = "state = \"down\"";
-    fixture.write_endpoints(&[("127.0.0.1:8001", down), ("127.0.0.1:8002", ""), ("127.0.0.1:8003", down)]);
-    expect(&fixture, &["b2"]);
-    fixture.write_endpoints(&[
-        ("127.0.0.1:8001", down),
-        ("127.0.0.1:8002", "state = \"lame-duck\""),
-        ("127.0.0.1:8003", down),
-    ]);
-    expect(&fixture, &["b2"]);
-    fixture.write_endpoints(&[
-        ("127.0.0.1:8001", down),
-        ("127.0.0.1:8002", "weight = 0"),
-        ("127.0.0.1:8003", down),
-    ]);
-    expect(&fixture, &["b1", "b3"]);
-    look(|| fixture.setup.backend("127.0.0.1:8001").map(|backend| backend.state))
-        .becomes(Some("refusing".to_owned()));
-}
-
-#[test]
-fn a_list_may_change_its_shape_from_one_reading_to_the_next() {
-    let fixture = Fixture::new();
-    let write = |text: &str| {
-        let file = fixture.setup.folder.join("users.toml");
-        replace(&file, text);
-    };
-    let slice = |address: &str| {
-        format!(
-            "{{\"kind\":\"EndpointSlice\",\"apiVersion\":\"discovery.k8s.io/v1\",\"addressType\":\"IPv4\",\"endpoints\":[\
-             {{\"addresses\":[\"{address}\"],\"conditions\":{{\"ready\":true}}}}],\"ports\":[{{\"name\":\"\",\"port\":8002}}]}}"
-        )
-    };
-    write("- targets: [127.0.0.1:8001]\n");
-    expect(&fixture, &["b1"]);
-    write(&slice("127.0.0.1"));
-    expect(&fixture, &["b2"]);
-    write(
-        "[{\"Node\":{\"Address\":\"127.0.0.1\"},\"Service\":{\"Service\":\"users\",\"Port\":8003},\"Checks\":[]}]",
-    );
-    expect(&fixture, &["b3"]);
-    write("endpoint = [{ address = '127.0.0.1:8001' }]");
-    expect(&fixture, &["b1"]);
-}
-
-#[test]
 fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
@@ -207,37 +137,6 @@ fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends() {
 }
 
 #[test]
-fn a_file_that_cannot_be_used_changes_nothing_and_is_reported() {
-    let fixture = Fixture::new();
-    let good = endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]);
-    let enormous = "#".repeat(5 << 20);
-    let cases: [(&str, &str, &str); 6] = [
-        ("empty", "", "no endpoint"),
-        ("truncated", &good[..good.len() / 2 + 3], "users.toml:"),
-        ("not TOML", "<html>", "users.toml:1:1"),
-        ("enormous", &enormous, "is larger than 4 MiB"),
-        ("a host name", "[[endpoint]]\naddress = \"db1.example:80\"\n", "users.toml:2:11"),
-        ("an unknown key", "[[endpoint]]\naddress = \"127.0.0.1:8001\"\nweigth = 2\n", "weigth"),
-    ];
-    let mut failures = 0;
-    for (what, text, message) in cases {
-        replace(&fixture.file, text);
-        let source = || fixture.setup.source();
-        let source = eventually(what, source, |source| source.failures > failures);
-        failures += 1;
-        assert_eq!(source.failures, failures, "{what} is counted once");
-        let error = source.error.expect("an error");
-        assert!(error.contains(message), "{what}: {error}");
-        assert_eq!(answering(&fixture).len(), 3, "{what}");
-        assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3), "{what} is degraded");
-    }
-    // Good again, all is well.
-    fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
-    expect(&fixture, &["b1", "b2"]);
-    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
-}
-
-#[test]
 fn a_file_that_is_missing_changes_nothing_and_is_reported() {
     let fixture = Fixture::new();
     fs::remove_file(&fixture.file).expect("remove the file");
@@ -252,34 +151,6 @@ fn a_file_that_is_missing_changes_nothing_and_is_reported() {
 }
 
 #[test]
-fn a_start_with_a_bad_file_uses_the_last_good_list() {
-    let mut fixture = Fixture::new();
-    fixture.stop();
-    let detached = fixture.setup.run(&["detach", "--all"]);
-    assert!(detached.status.success(), "{detached:?}");
-    replace(&fixture.file, "nonsense");
-    fixture.start();
-    expect(&fixture, &["b1", "b2", "b3"]);
-    assert!(
-        fixture.daemon().log().contains("using the last good endpoint list"),
-        "{}",
-        fixture.daemon().log()
-    );
-}
-
-#[test]
-fn a_first_start_without_any_list_refuses_connects_and_recovers() {
-    let mut fixture = Fixture::without_daemon();
-    fs::remove_file(&fixture.file).expect("remove the file");
-    fixture.start();
-    let refused = fixture.probe().try_dial(SERVICE).map(|dialled| dialled.name);
-    assert_eq!(refused, Err(stage::kernel::refusal(libc::EHOSTUNREACH)));
-    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
-    fixture.write_endpoints(&[("127.0.0.1:8001", "")]);
-    expect(&fixture, &["b1"]);
-}
-
-#[test]
 fn a_pipe_in_place_of_the_file_hangs_nobody() {
     let fixture = Fixture::new();
     fs::remove_file(&fixture.file).expect("remove the file");
@@ -288,40 +159,6 @@ fn a_pipe_in_place_of_the_file_hangs_nobody() {
     let error = || fixture.setup.source().error.unwrap_or_default();
     eventually("it is reported", error, |error| error.contains("not a regular file"));
     assert_eq!(answering(&fixture).len(), 3);
-}
-
-#[test]
-fn a_list_that_finds_no_slot_is_taken_once_there_is_one() {
-    let mut fixture = Fixture::without_daemon();
-    let text = fs::read_to_string(fixture.setup.folder.join("socklb.toml")).expect("read");
-    fixture.setup.write("socklb.toml", &(text + "[limits]\nslots = 64\n"));
-    let old: Vec<String> = (1..=64).map(|n| format!("127.0.0.{n}:8001")).collect();
-    let list =
-        |addresses: &[String]| endpoints(&addresses.iter().map(|a| (a.as_str(), "")).collect::<Vec<_>>());
-    fs::write(&fixture.file, list(&old)).expect("write");
-    // Every address of loopback reaches this one.
-    fixture.backends.clear();
-    let everywhere = Backend::start("everywhere", "0.0.0.0:8001");
-    fixture.start();
-    let mut probe = fixture.probe();
-    let held = probe.dial(SERVICE);
-    let slot_of_held =
-        |fixture: &Fixture| fixture.setup.backends("web", "users").iter().any(|b| b.active == 1);
-    assert!(slot_of_held(&fixture));
-    // 64 others at once: there is no slot for them beside the old ones, so the old ones stay.
-    let new: Vec<String> = (1..=64).map(|n| format!("127.0.1.{n}:8001")).collect();
-    replace(&fixture.file, &list(&new));
-    let error = || fixture.setup.source().error.unwrap_or_default();
-    eventually("the refusal is reported", error, |error| error.contains("all 64 slots"));
-    assert_eq!(probe.dial_many(SERVICE, 10), [("everywhere".to_owned(), 10)].into());
-    // Half of them first: the old ones' slots are freed, all but the one that is held.
-    replace(&fixture.file, &list(&old[..20]));
-    let slots = || fixture.setup.backends("web", "users").len();
-    eventually("slots are freed", slots, |slots| *slots <= 21);
-    replace(&fixture.file, &list(&new[..40]));
-    eventually("the new ones are in", slots, |slots| *slots >= 40);
-    probe.close(held.socket);
-    drop(everywhere);
 }
 
 #[test]
@@ -370,42 +207,6 @@ fn a_file_rewritten_all_the_time_is_never_read_half() {
     let counts = probe.stop_dialling();
     let names: BTreeSet<&str> = counts.keys().map(String::as_str).collect();
     assert!(names.iter().all(|name| ["b1", "b2", "b3"].contains(name)), "{counts:?}");
-}
-
-/// What one client task has no room for is no fault of another that took the same list.
-#[test]
-fn a_list_that_one_client_has_no_slots_for_is_a_fault_of_that_client_alone() {
-    let stage = Stage::new();
-    let setup = Setup::new(&stage, "a");
-    let (op, act) = (Cgroup::new(), Cgroup::new());
-    let list = |third: u8| -> String {
-        let addresses: Vec<String> = (1..=40).map(|n| format!("127.0.{third}.{n}:80")).collect();
-        endpoints(&addresses.iter().map(|address| (address.as_str(), "")).collect::<Vec<_>>())
-    };
-    setup.write("big.toml", &list(1));
-    setup.write("bigger.toml", &list(2));
-    let client = |job: &str, cgroup: &Cgroup, services: &str| {
-        let cgroup = cgroup.relative().display().to_string();
-        format!("[[client]]\njob = \"{job}\"\ncgroup = \"{cgroup}\"\nservices = {services}\n")
-    };
-    let service = |name: &str, address: &str| {
-        format!(
-            "[[service]]\nname = \"{name}\"\naddress = \"{address}\"\nsubset = \"all\"\nbackends = {{ file = \
-             \"{name}.toml\" }}\n"
-        )
-    };
-    let text = client("op", &op, "[\"big\", \"bigger\"]")
-        + &client("act", &act, "[\"bigger\"]")
-        + &service("big", "10.96.0.10:80")
-        + &service("bigger", "10.96.0.11:80")
-        + "[limits]\nslots = 64\n";
-    let _daemon = Daemon::start(&setup, &text);
-    let faults = || stage::faults_of(&setup.status());
-    let told = |faults: &Vec<String>| faults.iter().any(|fault| fault.contains("all 64 slots"));
-    let faults = eventually("it is told", faults, told);
-    for fault in &faults {
-        assert!(fault.starts_with("client op, service big") && !fault.contains("client act"), "{faults:?}");
-    }
 }
 
 /// Files that are not what they should be, each as long as one may be, of ten services at once.

@@ -25,12 +25,8 @@ fn busy(fixture: &Fixture) -> Probe {
 
 /// Waits until the busy probe has got on by some connects.
 fn some_connects(fixture: &Fixture) {
-    some_connects_of(fixture, "users");
-}
-
-fn some_connects_of(fixture: &Fixture, service: &str) {
     let connects = || -> u64 {
-        let backends = fixture.setup.backends("web", service);
+        let backends = fixture.setup.backends("web", "users");
         backends.iter().map(|backend| backend.started).sum()
     };
     let before = connects();
@@ -150,16 +146,6 @@ fn a_start_that_cannot_look_at_attached_programs_replaces_them() {
 }
 
 #[test]
-fn what_changed_while_the_daemon_was_away_is_caught_up_with() {
-    let mut fixture = Fixture::new();
-    fixture.stop();
-    fixture.write_endpoints(&[("127.0.0.1:8002", "")]);
-    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "tables stay as they are");
-    fixture.start();
-    assert_eq!(fixture.probe().dial_many(SERVICE, 30), [("b2".to_owned(), 30)].into());
-}
-
-#[test]
 fn status_works_from_the_pins_when_the_daemon_is_dead() {
     let mut fixture = Fixture::new();
     let mut probe = fixture.probe();
@@ -214,27 +200,6 @@ fn backend(name: &str) -> usize {
 }
 
 #[test]
-fn a_service_that_was_removed_keeps_its_flows_and_then_goes() {
-    let mut fixture = Fixture::without_daemon();
-    let second = "[[service]]\nname = \"more\"\naddress = \"10.96.0.11:80\"\nbackends = { static = [\"127.0.0.1:8001\"] }\n";
-    let both = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + second;
-    fixture.setup.write("socklb.toml", &both);
-    fixture.start();
-    let mut probe = fixture.probe();
-    let open = probe.dial("10.96.0.11:80");
-    fixture.stop();
-    fixture.setup.write("socklb.toml", &config(&fixture.cgroup, r#"{ file = "users.toml" }"#, ""));
-    fixture.start();
-    assert_eq!(probe.try_dial("10.96.0.11:80").map(|d| d.name), Err(libc::ENETUNREACH));
-    assert_eq!(probe.peer(open.socket), address("10.96.0.11:80"));
-    fixture.setup.active_becomes(1);
-    probe.close(open.socket);
-    let services = || fixture.setup.client().services.len();
-    eventually("the removed service's index is free", services, |services| *services == 1);
-    assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
-}
-
-#[test]
 fn a_cgroup_that_was_made_again_is_attached_again() {
     let fixture = Fixture::new();
     let path = fixture.cgroup.path().to_owned();
@@ -270,25 +235,6 @@ fn flows_of_a_cgroup_that_the_client_has_left_still_end() {
         links.map(|link| cgroup(link.expect("a link").file_name().into_string().expect("UTF-8"))).collect()
     };
     eventually("the old links are removed", cgroups, |cgroups| cgroups.len() == 1);
-}
-
-#[test]
-fn a_service_that_is_renamed_is_balanced_all_the_time() {
-    let mut fixture = Fixture::new();
-    let mut probe = busy(&fixture);
-    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
-    for name in ["people", "users", "people"] {
-        some_connects_of(&fixture, if name == "people" { "users" } else { "people" });
-        fixture.stop();
-        fixture.setup.write("socklb.toml", &text.replace("name = \"users\"", &format!("name = \"{name}\"")));
-        fixture.start();
-        some_connects_of(&fixture, name);
-    }
-    no_failure(&probe.stop_dialling());
-    assert_eq!(
-        look(|| fixture.setup.client().not_a_service).now("a connect is counted before it returns"),
-        0
-    );
 }
 
 #[test]

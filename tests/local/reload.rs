@@ -6,12 +6,8 @@ use stage::{Probe, Setup, address, eventually, look, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-pub const SECOND: &str = "10.96.0.11:80";
-
 pub fn second_service() -> String {
-    format!(
-        "[[service]]\nname = \"more\"\naddress = \"{SECOND}\"\nbackends = {{ static = [\"127.0.0.1:8001\"] }}\n"
-    )
+    "[[service]]\nname = \"more\"\naddress = \"10.96.0.11:80\"\nbackends = { static = [\"127.0.0.1:8001\"] }\n".to_owned()
 }
 
 /// The configuration of the fixture, with lines for its client and more tables.
@@ -37,38 +33,6 @@ pub fn services(setup: &Setup) -> Vec<String> {
 
 pub fn unreachable(probe: &mut Probe, address: &str) -> bool {
     probe.dial_many(address, 1).contains_key(&failure(libc::ENETUNREACH))
-}
-
-#[test]
-fn a_service_that_is_added_is_balanced() {
-    let fixture = Fixture::new();
-    let mut probe = fixture.probe();
-    let open = probe.dial(SERVICE);
-    write(&fixture.setup, &text(&fixture, "", "", &second_service()));
-    eventually("it is taken on", || services(&fixture.setup).len(), |count| *count == 2);
-    let more = probe.dial(SECOND);
-    assert_eq!((more.name.as_str(), more.peer), ("b1", address(SECOND)));
-    assert_eq!(probe.peer(open.socket), address(SERVICE));
-    // Flows of the other service did not notice.
-    fixture.setup.active_becomes(2);
-}
-
-#[test]
-fn a_service_that_is_removed_leaves_nothing() {
-    let mut fixture = Fixture::without_daemon();
-    fixture.setup.write("socklb.toml", &text(&fixture, "", "", &second_service()));
-    fixture.start();
-    let mut probe = fixture.probe();
-    let [open, more] = [SERVICE, SECOND].map(|service| probe.dial(service));
-    write(&fixture.setup, &text(&fixture, "", "", ""));
-    // Its flow goes on and knows what it dialled; no other begins.
-    eventually("it is closed", || unreachable(&mut probe, SECOND), |unreachable| *unreachable);
-    assert_eq!(probe.peer(more.socket), address(SECOND));
-    probe.close(more.socket);
-    eventually("it leaves nothing", || services(&fixture.setup), |names| *names == ["users"]);
-    assert_eq!(probe.peer(open.socket), address(SERVICE));
-    // Flows of the other service did not notice.
-    fixture.setup.active_becomes(1);
 }
 
 /// Every field that may change, one after the other, under a client that connects without pause.
@@ -119,18 +83,6 @@ fn what_may_change_does_and_no_connect_fails() {
 }
 
 #[test]
-fn the_errno_of_a_service_without_backends_may_change() {
-    let fixture = Fixture::new();
-    fixture.write_endpoints(&[("127.0.0.1:8001", "weight = 0")]);
-    for (name, errno) in [("ECONNREFUSED", libc::ECONNREFUSED), ("ETIMEDOUT", libc::ETIMEDOUT)] {
-        write(&fixture.setup, &text(&fixture, "", &format!("on_no_backend = \"{name}\""), ""));
-        let mut probe = fixture.probe();
-        let refused = || probe.try_dial(SERVICE).err();
-        eventually(name, refused, |refused| *refused == Some(stage::kernel::refusal(errno)));
-    }
-}
-
-#[test]
 fn sighup_reads_everything_anew() {
     let fixture = Fixture::new();
     let taken_on = || fixture.daemon().log().matches("configuration taken on").count();
@@ -141,38 +93,6 @@ fn sighup_reads_everything_anew() {
     }
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
-}
-
-/// A file that is bad when the configuration is read anew: the list in force stays, not an older one.
-#[test]
-fn a_reload_keeps_the_list_in_force_where_the_file_is_bad() {
-    let fixture = Fixture::new();
-    fixture.write_endpoints(&[("127.0.0.1:8002", "")]);
-    let mut probe = fixture.probe();
-    let only = || probe.dial_many(SERVICE, 5).into_keys().collect::<Vec<_>>();
-    eventually("the list is taken", only, |names| *names == ["b2"]);
-    replace(&fixture.file, "[[endpoint]]\naddress = 5\n");
-    eventually("it is reported", || fixture.setup.faults().len(), |count| *count == 1);
-    write(&fixture.setup, &text(&fixture, "", "", &second_service()));
-    eventually("it is taken on", || services(&fixture.setup).len(), |count| *count == 2);
-    assert_eq!(fixture.probe().dial_many(SERVICE, 30), [("b2".to_owned(), 30)].into());
-    // The file is still bad.
-    look(|| fixture.setup.faults().len()).becomes(1);
-}
-
-/// What a source has gone through is not forgotten with a reload, which reads the same version once more.
-#[test]
-fn failures_of_a_source_are_counted_on_over_a_reload() {
-    let fixture = Fixture::new();
-    let failures = || fixture.setup.source().failures;
-    replace(&fixture.file, "[[endpoint]]\naddress = 5\n");
-    eventually("it is counted", failures, |failures| *failures == 1);
-    fixture.daemon().signal(Signal::HUP);
-    let taken_on = || fixture.daemon().log().contains("configuration taken on");
-    eventually("it is taken on", taken_on, |taken_on| *taken_on);
-    assert_eq!(failures(), 1, "one version of the file");
-    replace(&fixture.file, "[[endpoint]]\naddress = 6\n");
-    eventually("it is counted on", failures, |failures| *failures == 2);
 }
 
 /// Each configuration names a file in another directory.

@@ -8,11 +8,6 @@ use stage::fixture::{Fixture, SERVICE, config};
 
 use crate::reload::{clients, second_service, services, text, unreachable, write};
 
-/// One client with its job and its cgroup.
-fn one_client(fixture: &Fixture, job: &str, cgroup: &Cgroup) -> String {
-    client(job, cgroup) + &service(fixture)
-}
-
 /// Two clients, each with its job and its cgroup.
 pub fn two_clients(fixture: &Fixture, cgroups: [&Cgroup; 2], more: &str) -> String {
     client("one", cgroups[0]) + &client("two", cgroups[1]) + &service(fixture) + more
@@ -34,18 +29,6 @@ fn reaches_backends(probe: &mut Probe) -> bool {
 }
 
 #[test]
-fn a_client_that_is_added_is_attached() {
-    let fixture = Fixture::new();
-    let other = Cgroup::new();
-    let mut second = Probe::start(&other);
-    assert_eq!(second.try_dial(SERVICE), Err(libc::ENETUNREACH));
-    write(&fixture.setup, &text(&fixture, "", "", &client("batch", &other)));
-    eventually("the new client is attached", || reaches_backends(&mut second), |reaches| *reaches);
-    assert!(reaches_backends(&mut fixture.probe()), "so is the first");
-    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
-}
-
-#[test]
 fn a_client_that_is_removed_begins_no_flow_and_goes_with_its_last() {
     let mut fixture = Fixture::without_daemon();
     let other = Cgroup::new();
@@ -53,69 +36,21 @@ fn a_client_that_is_removed_begins_no_flow_and_goes_with_its_last() {
     fixture.start();
     let (mut first, mut second) = (fixture.probe(), Probe::start(&other));
     let open = first.dial(SERVICE);
-    write(&fixture.setup, &one_client(&fixture, "two", &other));
+    write(&fixture.setup, &(client("two", &other) + &service(&fixture)));
     eventually("the first client is gone", || reaches_backends(&mut first), |reaches| !*reaches);
     assert_eq!(first.peer(open.socket), address(SERVICE));
     look(|| fixture.setup.status().leaving[0].active).becomes(Some(1));
     assert!(reaches_backends(&mut second), "the second did not notice");
+    // The links that are left tell another daemon that the client leaves.
+    fixture.daemon.take().expect("a daemon runs").kill();
+    fixture.start();
+    look(|| fixture.setup.status().leaving[0].client.clone()).becomes("one");
+    assert_eq!(first.peer(open.socket), address(SERVICE));
     first.close(open.socket);
     let pins = fixture.setup.pins_of("one");
     eventually("nothing of it is left", || pins.exists(), |exists| !exists);
     look(|| fixture.setup.status().leaving.len()).becomes(0);
     look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
-}
-
-#[test]
-fn a_client_that_moves_to_another_cgroup_leaves_the_one_where_it_was() {
-    let mut fixture = Fixture::without_daemon();
-    let other = Cgroup::new();
-    fixture.setup.write("socklb.toml", &one_client(&fixture, "batch", &other));
-    fixture.start();
-    let (mut before, mut after) = (Probe::start(&other), fixture.probe());
-    assert!(reaches_backends(&mut before) && !reaches_backends(&mut after));
-    write(&fixture.setup, &one_client(&fixture, "batch", &fixture.cgroup));
-    eventually("it has moved", || reaches_backends(&mut after), |reaches| *reaches);
-    // It is left a moment after it is attached where it is now: in between no connect must go unbalanced.
-    eventually("nothing begins where it was", || reaches_backends(&mut before), |reaches| !*reaches);
-    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
-}
-
-#[test]
-fn a_client_that_gets_another_name_is_balanced_all_the_time() {
-    let fixture = Fixture::new();
-    let mut busy = fixture.probe();
-    busy.start_dialling(SERVICE);
-    for name in ["other", "web", "third"] {
-        write(&fixture.setup, &text(&fixture, &format!("name = \"{name}\""), "", ""));
-        eventually("it is taken on", || clients(&fixture.setup), |clients| *clients == [name]);
-    }
-    let counts = busy.stop_dialling();
-    assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
-    for name in ["other", "web"] {
-        let pins = fixture.setup.pins_of(name);
-        eventually("what had the old name is gone", || pins.exists(), |exists| !exists);
-    }
-}
-
-/// A daemon that dies while a client leaves: the next one goes on with it.
-#[test]
-fn a_client_that_was_leaving_when_the_daemon_died_still_goes() {
-    let mut fixture = Fixture::new();
-    let mut probe = fixture.probe();
-    let open = probe.dial(SERVICE);
-    let other = Cgroup::new();
-    let moved = text(&fixture, "name = \"other\"", "", "")
-        .replace(&fixture.cgroup.relative().display().to_string(), &other.relative().display().to_string());
-    write(&fixture.setup, &moved);
-    let leaving = || fixture.setup.status().leaving.len();
-    eventually("it leaves", leaving, |count| *count == 1);
-    fixture.daemon.take().expect("a daemon runs").kill();
-    fixture.start();
-    look(|| fixture.setup.status().leaving[0].client.clone()).becomes("web");
-    assert_eq!(probe.peer(open.socket), address(SERVICE));
-    probe.close(open.socket);
-    let pins = fixture.setup.pins_of("web");
-    eventually("nothing of it is left", || pins.exists(), |exists| !exists);
 }
 
 #[test]
@@ -164,29 +99,6 @@ fn a_client_stays_until_the_one_that_takes_over_is_attached() {
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     eventually("the one before is gone", || old.exists(), |exists| !exists);
     look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
-}
-
-/// A client that an earlier daemon has left attached, and that was not configured for a while.
-#[test]
-fn a_client_that_comes_back_gets_new_programs() {
-    let mut fixture = Fixture::new();
-    let whole = text(&fixture, "", "", "");
-    fixture.stop();
-    let other = Cgroup::new();
-    let without = whole.replace(
-        &format!("job = \"web\"\ncgroup = \"{}\"", fixture.cgroup.relative().display()),
-        &format!("job = \"other\"\ncgroup = \"{}\"", other.relative().display()),
-    );
-    assert_ne!(without, whole);
-    fixture.setup.write("socklb.toml", &without);
-    fixture.start();
-    // Web is attached and not configured.
-    look(|| fixture.setup.faults().len()).becomes(1);
-    write(&fixture.setup, &whole);
-    let attached = || fixture.daemon().log().contains("client attached client=web");
-    eventually("it is taken over", attached, |attached| *attached);
-    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-    eventually("nothing is wrong", || fixture.setup.faults(), Vec::is_empty);
 }
 
 /// Somebody has removed all that a client has in the kernel, under the daemon.

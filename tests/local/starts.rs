@@ -152,27 +152,6 @@ fn a_static_list_that_finds_no_slot_keeps_no_daemon_from_starting() {
     eventually("nothing is wrong", || fixture.setup.faults(), Vec::is_empty);
 }
 
-/// Slots of backends whose last flow ended while no daemon ran are free before lists come in.
-#[test]
-fn slots_that_became_idle_while_no_daemon_ran_are_free_for_the_lists_of_a_start() {
-    let (mut fixture, mut probe) = forty_of_64_slots();
-    // One flow on each.
-    let open: Vec<_> = (0..40).map(|_| probe.dial(SERVICE)).collect();
-    replace(&fixture.setup.folder.join("socklb.toml"), &with_static(&fixture, 2, 1..=24));
-    eventually("it is in force", || addresses(&fixture, "127.0.2."), |count| *count == 24);
-    // Every slot is taken.
-    look(|| fixture.setup.backends("web", "users").len()).becomes(64);
-    fixture.daemon.take().expect("a daemon runs").kill();
-    for dialled in open {
-        probe.close(dialled.socket);
-    }
-    fixture.setup.write("socklb.toml", &with_static(&fixture, 3, 1..=40));
-    fixture.start();
-    assert_eq!(addresses(&fixture, "127.0.3."), 40);
-    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
-    assert!(!fixture.daemon().log().contains("endpoint list refused"), "{}", fixture.daemon().log());
-}
-
 #[test]
 fn clients_of_which_none_can_be_started_are_all_named() {
     let mut fixture = Fixture::without_daemon();

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use lb_fake::{Connect, Place};
+use lb_common::ending::Ending;
+use lb_fake::{Connect, Flow, Place};
 
 use super::stage::{BACKENDS, CONFIG, SERVICE, Stage, address, cgroup_path, script};
 use crate::controller::{Event, Notice, Work};
 
 const MORE: &str = "10.96.0.11:80";
+const MORE_BACKEND: &str = "10.0.0.9:80";
 const SECOND: Duration = Duration::from_secs(1);
 
 impl Stage {
@@ -27,12 +29,65 @@ impl Stage {
     fn reaches(&mut self, place: Place) -> bool {
         self.reached(place, SERVICE).is_some()
     }
+
+    /// Opens a connection to the second service.
+    fn open_to_more(&mut self) -> Flow {
+        let Connect::Sent(mut flow) = self.kernel.connect(self.place, 1, address(MORE)) else {
+            panic!("it is balanced");
+        };
+        assert_eq!(flow.backend, address(MORE_BACKEND));
+        self.kernel.send_syn(&flow);
+        self.kernel.establish(&mut flow);
+        flow
+    }
+
+    /// The second service was removed: the flow goes on, no other begins, and getpeername(2) finds what was dialled. With its end nothing
+    /// is left.
+    fn ends_after_more_was_removed(&mut self, flow: Flow) {
+        assert_eq!(self.kernel.connect(self.place, 1, address(MORE)), Connect::Unchanged);
+        assert_eq!(self.task().datapath().tables().active(self.slot(flow.backend).at.slot), 1);
+        let services = self.task().datapath().tables().services();
+        let shown = services.into_iter().map(|service| (service.name, service.address, service.open));
+        let expected =
+            [("users".to_owned(), address(SERVICE), true), ("more".to_owned(), address(MORE), false)];
+        assert_eq!(shown.collect::<Vec<_>>(), expected);
+        self.kernel.end(flow, Ending::Closed, 100, 100);
+        self.stop_faults();
+        assert!(!self.states().contains_key(&address(MORE_BACKEND)));
+        assert_eq!(self.task().datapath().tables().services().len(), 1);
+    }
+}
+
+/// Lets each operation that a change takes fail in turn: the service is balanced with what was done before that one, and from then on.
+/// Returns the stage on which none has failed.
+fn balanced_at_each_step(change: impl Fn(&mut Stage)) -> Stage {
+    let run = |fails: Option<u64>| {
+        let mut stage = Stage::new("");
+        stage.start(&BACKENDS);
+        let before = stage.kernel.faults().steps();
+        if let Some(others) = fails {
+            stage.kernel.faults().fail_after(others);
+        }
+        change(&mut stage);
+        for _ in 0..40 {
+            assert!(stage.reaches(stage.place), "operation {fails:?} fails");
+            stage.pass(SECOND / 4);
+        }
+        let steps = stage.kernel.faults().steps() - before;
+        (steps, stage)
+    };
+    let (steps, stage) = run(None);
+    assert!(steps > 20, "{steps}");
+    for step in 0..steps {
+        run(Some(step));
+    }
+    stage
 }
 
 /// Another service, of one backend.
 fn second_service() -> String {
     format!(
-        "[[service]]\nname = \"more\"\naddress = \"{MORE}\"\nbackends = {{ static = [\"10.0.0.9:80\"] }}\n"
+        "[[service]]\nname = \"more\"\naddress = \"{MORE}\"\nbackends = {{ static = [\"{MORE_BACKEND}\"] }}\n"
     )
 }
 
@@ -43,21 +98,12 @@ fn a_service_that_is_added_is_balanced_and_one_that_is_removed_leaves_nothing() 
         stage.add(&second_service());
         stage.tell(Event::Hangup);
         stage.stop_faults();
-        let Connect::Sent(mut flow) = stage.kernel.connect(stage.place, 1, address(MORE)) else {
-            panic!("it is balanced");
-        };
-        stage.kernel.establish(&mut flow);
+        let flow = stage.open_to_more();
         stage.write_config("");
         stage.tell(Event::Hangup);
         stage.settle();
-        // Its flow goes on, and no other begins.
-        assert_eq!(stage.kernel.connect(stage.place, 1, address(MORE)), Connect::Unchanged);
-        let tables = stage.task().datapath().tables();
-        assert_eq!(tables.slots().len(), 4);
-        stage.kernel.end(flow, lb_common::ending::Ending::Closed, 100, 100);
-        stage.stop_faults();
+        stage.ends_after_more_was_removed(flow);
         assert_eq!(stage.states().len(), 3);
-        assert_eq!(stage.task().datapath().applied().services.len(), 1);
         assert_eq!(stage.dial(30), 0);
     });
 }
@@ -77,6 +123,34 @@ fn a_service_that_is_renamed_keeps_its_flows_and_serves_on() {
         stage.kernel.faults().stop();
         assert_eq!(stage.task().client.services[0].service.name, "renamed");
     });
+}
+
+#[test]
+fn a_service_or_a_client_that_gets_another_name_is_balanced_at_each_step() {
+    let rename = |stage: &mut Stage| {
+        let text = String::from_utf8(stage.disk.content(CONFIG).expect("it is there")).expect("text");
+        stage.write_text(&text.replace("name = \"users\"", "name = \"people\""));
+    };
+    let names = |stage: &Stage| {
+        let services = stage.task().datapath().tables().services().into_iter();
+        services.map(|service| service.name).collect::<Vec<_>>()
+    };
+    let stage = balanced_at_each_step(|stage| {
+        rename(stage);
+        stage.tell(Event::Hangup);
+    });
+    assert_eq!(names(&stage), ["people"]);
+    let stage = balanced_at_each_step(|stage| {
+        stage.kill();
+        rename(stage);
+        stage.try_to_start(1);
+    });
+    assert_eq!(names(&stage), ["people"]);
+    let stage = balanced_at_each_step(|stage| {
+        stage.write_clients(&[("other", "web")]);
+        stage.tell(Event::Hangup);
+    });
+    assert_eq!(stage.pinned(), ["other"]);
 }
 
 #[test]
@@ -156,8 +230,9 @@ fn a_client_that_is_added_is_attached_and_one_that_is_removed_goes_with_its_last
         // A daemon that dies meanwhile makes no difference.
         stage.try_to_start(1);
         stage.settle();
-        assert_eq!(stage.controller().clients.leaving.len(), 1);
-        stage.kernel.end(flow, lb_common::ending::Ending::Closed, 100, 100);
+        let leaving = &stage.controller().clients.leaving;
+        assert_eq!(leaving.iter().map(|leaving| &leaving.pins.client).collect::<Vec<_>>(), ["batch"]);
+        stage.kernel.end(flow, Ending::Closed, 100, 100);
         stage.stop_faults();
         assert_eq!((stage.pinned(), stage.faults()), (vec!["web".to_owned()], vec![]));
         assert_eq!(stage.dial(30), 0);
@@ -267,7 +342,7 @@ fn a_client_that_is_not_configured_is_named_and_taken_over_when_it_is_again() {
         stage.kernel.faults().stop();
         (0..70).for_each(|_| stage.pass(SECOND));
         assert_eq!(stage.faults(), [""; 0]);
-        assert!(stage.reaches(stage.place));
+        assert_eq!(stage.dialled(30), BACKENDS.map(address).into());
         stage.write_clients(&[("web", "web")]);
         stage.tell(Event::Hangup);
         (0..70).for_each(|_| stage.pass(SECOND));
@@ -301,7 +376,7 @@ fn a_client_without_a_cgroup_waits_for_it() {
     });
 }
 
-/// A daemon starts after lists, weights and services have changed.
+/// A daemon starts after the list and the services have changed.
 #[test]
 fn what_changed_while_the_daemon_was_away_is_caught_up_with() {
     script("", |stage| {
@@ -314,9 +389,12 @@ fn what_changed_while_the_daemon_was_away_is_caught_up_with() {
         stage.try_to_start(1);
         stage.settle();
         assert_eq!(stage.dialled(30), [address(BACKENDS[1]), address("10.0.0.4:80")].into());
-        assert!(stage.reached(stage.place, MORE).is_some());
+        let flow = stage.open_to_more();
+        stage.kill();
         stage.write_config("");
-        stage.tell(Event::Hangup);
+        stage.try_to_start(1);
+        stage.settle();
+        stage.ends_after_more_was_removed(flow);
         stage.close_all();
         stage.stop_faults();
         assert_eq!(stage.states().len(), 2);

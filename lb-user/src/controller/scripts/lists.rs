@@ -1,9 +1,14 @@
 //! Scripts of endpoint files: each way to change one, to lose one and to get it wrong.
 
+use std::collections::BTreeMap;
+
 use lb_common::abi::BackendState;
+use lb_core::health::Health;
+use lb_kernel::Snapshot;
 
 use super::stage::{BACKENDS, CONFIG, FAULTS_PER_MILLE, LIST, SEED, Stage, address, list_of, script};
 use crate::controller::{Event, Work};
+use crate::status;
 
 const LAST_GOOD: &str = "/var/lib/socklb";
 
@@ -52,6 +57,10 @@ fn a_reweighted_endpoint_gets_its_new_share() {
             stage.sent.get(&address(backend)).copied().unwrap_or(0) - before
         });
         assert_eq!(sent, [300, 100, 0]);
+        let snapshot = Snapshot::read(stage.task().datapath().tables()).expect("no fault");
+        let shown = snapshot.services[0].backends.iter();
+        let shown = shown.map(|backend| (backend.address.as_str(), backend.share_wanted));
+        assert_eq!(shown.collect::<BTreeMap<_, _>>(), [(BACKENDS[0], 0.75), (BACKENDS[1], 0.25)].into());
     });
 }
 
@@ -92,6 +101,7 @@ fn who_is_a_lame_duck_or_down_serves_only_when_no_better_one_has_a_weight() {
             assert_eq!(stage.dialled(60), of(expected), "{lines:?}");
             stage.kernel.faults().fail_some(FAULTS_PER_MILLE, SEED);
         }
+        assert_eq!(status::found(&stage.slot(address(BACKENDS[0]))).0, Health::Refusing);
     });
 }
 
@@ -198,6 +208,18 @@ fn a_start_with_a_bad_file_uses_the_last_good_list_of_its_service() {
         stage.settle();
         assert_eq!(stage.dialled(30), of(&[0]));
     });
+}
+
+#[test]
+fn a_first_start_without_any_list_refuses_connects_and_recovers() {
+    let mut stage = Stage::new("");
+    stage.try_to_start(1);
+    stage.settle();
+    assert_eq!(stage.connect(), Err(113));
+    assert!(stage.file_fault().contains("not found"), "{}", stage.file_fault());
+    stage.list(&BACKENDS[..1]);
+    stage.settle();
+    assert_eq!((stage.file_fault().as_str(), stage.dialled(30)), ("", of(&[0])));
 }
 
 #[test]
@@ -336,6 +358,7 @@ fn a_reload_keeps_the_list_in_force_where_the_file_is_bad_and_counts_failures_on
         stage.configure("policy = \"round-robin\"");
         assert_eq!(stage.dialled(30), of(&[1]));
         assert_eq!(stage.file_failures(), 1, "one version of the file");
+        assert!(stage.file_fault().contains("users.toml:2:"), "{}", stage.file_fault());
         stage.list_text("[[endpoint]]\naddress = 6\n");
         assert_eq!(stage.file_failures(), 2);
         // The list in force is the one that a later start uses, too.
@@ -365,22 +388,31 @@ fn files_that_are_not_watched_are_read_at_sighup_only() {
 /// What the daemon has given back goes to a list that waits for room: also slots that became idle while no daemon ran.
 #[test]
 fn slots_that_became_idle_while_no_daemon_ran_are_free_for_the_lists_of_a_start() {
-    script("subset = \"all\"", |stage| {
-        stage.list_all(&many(1, 300));
-        stage.stop_faults();
-        for _ in 0..300 {
-            stage.connect().expect("all are well");
-        }
-        stage.list_all(&many(2, 200));
-        stage.stop_faults();
-        let leaving = stage.states().values().filter(|(state, _)| *state == BackendState::Leaving).count();
-        assert_eq!(leaving, 300);
-        stage.kill();
-        stage.close_all();
-        stage.write_list(&many(3, 300).iter().map(String::as_str).collect::<Vec<_>>());
-        stage.try_to_start(1);
-        stage.stop_faults();
-        assert_eq!(stage.file_fault(), "");
-        assert_eq!(stage.states().len(), 300);
-    });
+    for is_static in [false, true] {
+        script("subset = \"all\"", |stage| {
+            stage.list_all(&many(1, 300));
+            stage.stop_faults();
+            for _ in 0..300 {
+                stage.connect().expect("all are well");
+            }
+            stage.list_all(&many(2, 200));
+            stage.stop_faults();
+            let leaving =
+                stage.states().values().filter(|(state, _)| *state == BackendState::Leaving).count();
+            assert_eq!(leaving, 300);
+            stage.kill();
+            stage.close_all();
+            let last = many(3, 300);
+            stage.write_list(&last.iter().map(String::as_str).collect::<Vec<_>>());
+            if is_static {
+                stage.write_config(&format!("subset = \"all\"\nbackends = {{ static = {last:?} }}"));
+            }
+            stage.try_to_start(1);
+            // A refusal would be counted, also if the list is taken a moment later.
+            assert_eq!((stage.file_fault().as_str(), stage.file_failures()), ("", 0));
+            stage.stop_faults();
+            assert_eq!((stage.file_fault().as_str(), stage.states().len()), ("", 300));
+            assert!(stage.dialled(300).iter().all(|backend| last.contains(&backend.to_string())));
+        });
+    }
 }
