@@ -283,44 +283,6 @@ fn what_is_absurd_moves_a_share_as_far_as_it_goes_and_that_is_told() {
 }
 
 #[test]
-fn what_was_learnt_holds_over_other_configurations() {
-    let (fixture, agent) = start(FEEDBACK, "0.9");
-    eventually("its factor falls", || load(&fixture), |load| factor(load, 0) < 0.7);
-    drop(agent);
-    // Reports are followed until they are old.
-    let held_by = || member(&load(&fixture), 0).and_then(|member| member.held_by.clone());
-    eventually("nothing moves it", held_by, |held_by| {
-        matches!(held_by.as_deref(), Some("no-report" | "idle"))
-    });
-    let configuration = fixture.setup.folder.join("socklb.toml");
-    let change = |from: &str, to: &str| {
-        let text = read(&configuration);
-        assert!(text.contains(from), "{text}");
-        stage::replace(&configuration, &text.replace(from, to));
-    };
-    let before = wanted(&fixture);
-    let is_as_before = |wanted: &BTreeMap<String, f64>| (wanted[ALL[0]] - before[ALL[0]]).abs() < 0.05;
-    change(FEEDBACK, "load = { control = \"feedback\" }\nslow_start = \"1m\"");
-    eventually(
-        "it is in force",
-        || load(&fixture),
-        |load| load.as_ref().is_some_and(|load| load.slow_start_s.is_some()),
-    );
-    assert!(is_as_before(&wanted(&fixture)), "{before:?} {:?}", wanted(&fixture));
-    // Another service before it in the list.
-    let other = "[[service]]\nname = \"first\"\naddress = \"10.96.0.11:80\"\nbackends = { static = [] }\n[[service]]\nname = \"users\"";
-    change("[[service]]\nname = \"users\"", other);
-    eventually("it is in force", || fixture.setup.client().services.len(), |services| *services == 2);
-    assert!(load(&fixture).is_some_and(|load| factor(&Some(load), 0) < 0.75));
-    // Enforced no longer.
-    change("control = \"feedback\"", "control = \"feedback\", mode = \"observe\"");
-    let share = || {
-        fixture.setup.backends("web", "users").iter().map(|backend| backend.share_wanted).fold(1.0, f64::min)
-    };
-    eventually("weights are structural", share, |least| (least - 1.0 / 3.0).abs() < 0.01);
-}
-
-#[test]
 fn a_backend_that_is_new_or_available_again_starts_slowly() {
     let (mut fixture, agent) = prepare("slow_start = \"20s\"");
     fixture.start();
@@ -342,30 +304,4 @@ fn a_backend_that_is_new_or_available_again_starts_slowly() {
     agent.tell(&["ready", ALL[0]]);
     eventually("it has its share again", || wanted(&fixture)[ALL[0]], |share| *share > 0.15);
     assert_eq!(failure(&fixture.setup.run(&["load", "freeze", "users"])).0, Some(1), "there is no control");
-}
-
-#[test]
-fn a_slow_start_goes_on_after_the_daemon_was_killed() {
-    let (mut fixture, _agent) = prepare("slow_start = \"10m\"");
-    fixture.start();
-    let list = [ALL[0], ALL[1], ALL[2], "127.0.0.1:8004"];
-    let _fourth = stage::Backend::start("b4", list[3]);
-    let configuration = fixture.setup.folder.join("socklb.toml");
-    stage::replace(&configuration, &read(&configuration).replace("size = 3", "size = 4"));
-    stage::replace(&fixture.file, &endpoints(&list.map(|address| (address, ""))));
-    let share = |fixture: &Fixture| wanted(fixture).get(list[3]).copied().unwrap_or_default();
-    eventually("it is there", || share(&fixture), |share| *share > 0.0);
-    let kept = fixture.setup.folder.join("state/load/factors.json");
-    let text = || fs::read_to_string(&kept).unwrap_or_default();
-    eventually("its slow start is kept", text, |text| text.contains(list[3]));
-    fixture.daemon.take().expect("it runs").kill();
-    fixture.start();
-    // The whole share is a quarter.
-    assert!(share(&fixture) < 0.1, "{:?}", wanted(&fixture));
-    let held_by = || {
-        let load = load(&fixture)?;
-        load.members.iter().find(|member| member.address.to_string() == list[3])?.held_by.clone()
-    };
-    eventually("the new daemon has looked", held_by, |held_by| held_by.as_deref() == Some("slow-start"));
-    assert!(share(&fixture) < 0.1, "{:?}", wanted(&fixture));
 }

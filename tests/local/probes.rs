@@ -3,9 +3,9 @@
 use std::net::TcpListener;
 
 use stage::chance::likely;
-use stage::fixture::{Fixture, SERVICE, config, endpoints};
+use stage::fixture::{Fixture, SERVICE, config};
 use stage::namespace::another_network;
-use stage::{Backend, Probe, eventually, replace, window};
+use stage::{Backend, Probe, eventually, window};
 
 fn start(health: &str) -> Fixture {
     start_with(health, "")
@@ -90,28 +90,6 @@ fn what_probes_have_found_holds_while_another_daemon_takes_over() {
     assert!(busy.stop_dialling().keys().eq(["b2", "b3"]), "no connect has failed");
 }
 
-#[test]
-fn a_new_endpoint_gets_no_connect_before_a_probe_has_found_it_well() {
-    const NEW: &str = "127.0.0.1:8009";
-    let fixture = start_with("probe = \"tcp\"", "ejection = \"off\"");
-    let backends = || fixture.setup.backends("web", "users");
-    let is_well =
-        |one: &lb_view::backend::Backend| one.probe.as_ref().is_some_and(|probe| probe.state == "well");
-    eventually("all are probed", backends, |all| all.len() == 3 && all.iter().all(is_well));
-    let mut busy = fixture.probe();
-    busy.start_dialling(SERVICE);
-    let old = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"].map(|address| (address, ""));
-    replace(&fixture.file, &endpoints(&[&old[..], &[(NEW, "")]].concat()));
-    let is_refusing = |new: &Option<lb_view::backend::Backend>| {
-        new.as_ref().is_some_and(|new| new.state == "refusing" && new.probe.is_some())
-    };
-    eventually("it refuses", || fixture.setup.backend(NEW), is_refusing);
-    assert!(busy.stop_dialling().keys().eq(["b1", "b2", "b3"]), "no connect has failed");
-    let _new = Backend::start("b4", NEW);
-    let mut probe = fixture.probe();
-    eventually("it is used", || probe.dial_many(SERVICE, 4), |counts| counts.contains_key("b4"));
-}
-
 /// Such a connect fails at once, with an error that depends on the kind of the route.
 #[test]
 fn a_backend_to_which_there_is_no_way_is_refusing() {
@@ -155,25 +133,6 @@ fn an_answer_by_http_other_than_2xx_is_refusing() {
     for address in all {
         eventually("it is well", || state(&fixture, address), |state| state == "healthy");
     }
-}
-
-#[test]
-fn who_would_stand_in_next_is_probed_and_who_is_listed_no_more_is_not() {
-    let fixture = start("probe = \"tcp\"");
-    let backends =
-        || fixture.setup.status().clients.remove(0).service("users").expect("users").backends.clone();
-    eventually("all are probed", backends, |all| {
-        all.len() == 3 && all.iter().all(|one| one.probe.as_ref().is_some_and(|probe| probe.state == "well"))
-    });
-    replace(&fixture.file, &endpoints(&[("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]));
-    eventually(
-        "one is left alone",
-        || fixture.setup.backend("127.0.0.1:8001"),
-        |one| one.as_ref().is_none_or(|one| one.probe.is_none()),
-    );
-    // A configuration without probes ends them, and what they had found.
-    fixture.setup.write("socklb.toml", &config(&fixture.cgroup, "{ file = \"users.toml\" }", ""));
-    eventually("nobody is probed", backends, |all| all.iter().all(|one| one.probe.is_none()));
 }
 
 #[test]

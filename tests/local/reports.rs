@@ -174,24 +174,6 @@ fn a_lame_duck_stays_one_while_agent_and_daemon_are_dead_and_a_new_daemon_takes_
 }
 
 #[test]
-fn all_lame_serve_and_who_is_not_heard_is_available() {
-    let (fixture, agent) = start("random", &ALL[..2]);
-    let silent = seen(&fixture, ALL[2]);
-    assert_eq!((silent.state.as_str(), reported(&fixture, ALL[2]).as_str()), ("healthy", "unheard"));
-    for address in &ALL[..2] {
-        agent.tell(&["lame-duck", address]);
-        eventually("it is heard", || is_lame(&fixture, address), |is_lame| *is_lame);
-    }
-    assert_eq!(fixture.probe().dial_many(SERVICE, 60), [("b3".to_owned(), 60)].into());
-    let (fixture, agent) = start("random", &ALL);
-    agent.tell(&["lame-duck"]);
-    for address in ALL {
-        eventually("it is heard", || is_lame(&fixture, address), |is_lame| *is_lame);
-    }
-    assert_eq!(fixture.probe().dial_many(SERVICE, 60).values().sum::<u32>(), 60, "nobody is refused");
-}
-
-#[test]
 fn who_is_silent_is_shown_as_that_and_stays_available() {
     let (fixture, agent) = start("round-robin", &ALL);
     agent.signal(Signal::STOP);

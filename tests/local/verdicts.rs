@@ -15,9 +15,9 @@ use stage::fixture::{Fixture, SERVICE, config};
 use stage::maps::{Raw, array, hash};
 use stage::pace::pace;
 use stage::udp::{self, Scene, backend_of};
-use stage::{Backend, Cgroup, Family, Probe, Setup, Stage, eventually, look, replace};
+use stage::{Cgroup, Family, Setup, Stage, eventually, look, replace};
 
-use crate::ejection::{DEAD, THREE, at, briefly, dial, hold, start};
+use crate::ejection::{THREE, dial, start};
 
 /// Report ids are above those that a daemon gives out to a few backends.
 const IDS: [u32; 3] = [1_000, 65_535, 7];
@@ -131,60 +131,6 @@ fn a_verdict_ends_at_its_time() {
 }
 
 #[test]
-fn where_all_are_lame_ducks_they_are_chosen_as_if_none_were() {
-    let mut fixture = three("");
-    IDS.into_iter().for_each(|id| judge(&fixture.setup, id, for_an_hour()));
-    fixture.stop();
-    for policy in Policy::ALL {
-        set_policy(&fixture, policy);
-        let mut probe = fixture.probe();
-        let counts = hold(&mut probe, 90);
-        drop(probe);
-        fixture.setup.active_becomes(0);
-        let likely = match policy {
-            Policy::P2c | Policy::Random => likely(90, 1.0 / 3.0),
-            Policy::LeastLoaded => 30..=30,
-            Policy::RoundRobin | Policy::WeightedRoundRobin => 29..=31,
-        };
-        assert_eq!(counts.len(), 3, "{policy:?}: {counts:?}");
-        assert!(counts.values().all(|count| likely.contains(count)), "{policy:?}: {counts:?}");
-    }
-    look(|| fixture.setup.service().outcomes["forwarded"]).becomes(5 * 90);
-}
-
-/// A lame duck serves: it is not in anybody's place that others exceed their limit, or are taken although they may not be chosen.
-#[test]
-fn nobody_is_taken_instead_who_is_at_the_limit_or_may_not_be_chosen() {
-    let fixture = three("active_limit = 2\noverflow = \"refuse\"");
-    let mut probe = fixture.probe();
-    judge(&fixture.setup, IDS[0], for_an_hour());
-    let mut opened = Vec::new();
-    for _ in 0..4 {
-        opened.push(probe.dial(SERVICE).name);
-    }
-    opened.sort();
-    assert_eq!(opened, ["b2", "b2", "b3", "b3"]);
-    let last: Vec<String> = (0..2).map(|_| probe.dial(SERVICE).name).collect();
-    assert_eq!(last, ["b1", "b1"]);
-    assert!(probe.try_dial(SERVICE).is_err(), "all are at the limit");
-}
-
-#[test]
-fn where_all_are_at_the_limit_one_that_is_no_lame_duck_is_overflowed() {
-    let fixture = three("active_limit = 1");
-    let mut probe = fixture.probe();
-    let mut opened: Vec<String> = (0..3).map(|_| probe.dial(SERVICE).name).collect();
-    opened.sort();
-    assert_eq!(opened, ["b1", "b2", "b3"]);
-    judge(&fixture.setup, IDS[0], for_an_hour());
-    judge(&fixture.setup, IDS[1], for_an_hour());
-    for _ in 0..9 {
-        assert_eq!(probe.dial(SERVICE).name, "b3");
-    }
-    look(|| fixture.setup.service().outcomes["overflowed"]).becomes(9);
-}
-
-#[test]
 fn a_flow_tells_that_it_was_diverted() {
     let fixture = three("");
     let mut probe = fixture.probe();
@@ -198,28 +144,6 @@ fn a_flow_tells_that_it_was_diverted() {
     let diverted = text.matches(&format!("\"reason\": \"{}\"", Reason::Diverted.name())).count();
     // Those that never were to go elsewhere are picked. (Least-loaded meets a lame duck whenever that has fewer flows.)
     assert!((6..=12).contains(&diverted), "{diverted}: {text}");
-}
-
-#[test]
-fn a_lame_duck_that_is_ejected_is_not_tried() {
-    let endpoints = [DEAD[0], THREE[0], THREE[1]];
-    let mut fixture = start(&endpoints, &briefly());
-    fixture.stop();
-    identify(&fixture.setup, "web", DEAD[0], IDS[0]);
-    let mut probe = fixture.probe();
-    eventually("it is ejected", || dial(&mut probe, 30), |_| at(&fixture, DEAD[0]).ejections > 0);
-    judge(&fixture.setup, IDS[0], for_an_hour());
-    let ticks = |fixture: &Fixture| at(fixture, DEAD[0]).ejection.and_then(|ejection| ejection.trial_in_s);
-    eventually("a trial is due", || ticks(&fixture), |left| left.is_none_or(|left| left <= 0.0));
-    let before = at(&fixture, DEAD[0]);
-    let counts = dial(&mut probe, 200);
-    assert_eq!(names(&counts), ["b1", "b2"]);
-    assert_eq!(at(&fixture, DEAD[0]).trials, before.trials);
-    // It is still due once it is none.
-    let _back = Backend::start("back", DEAD[0]);
-    judge(&fixture.setup, IDS[0], 0);
-    eventually("a trial takes it back", || dial(&mut probe, 5), |counts| counts.contains_key("back"));
-    assert_eq!(at(&fixture, DEAD[0]).readmissions, 1);
 }
 
 #[test]
@@ -282,23 +206,6 @@ fn the_host_s_maps_outlive_the_daemon_and_who_asks_for_no_reports_heeds_none() {
     };
     eventually("the reload is in the kernel", errno, |errno| *errno == 111);
     assert_eq!(senders(&fixture.setup).get(&Raw(name), 0).expect("it is registered").0, sender);
-}
-
-#[test]
-fn all_clients_of_a_host_share_the_verdicts() {
-    let mut fixture = Fixture::without_daemon();
-    let other = Cgroup::new();
-    let first = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
-    let second = format!("[[client]]\njob = \"mail\"\ncgroup = \"{}\"\n", other.relative().display());
-    replace(&fixture.setup.folder.join("socklb.toml"), &(second + &first));
-    fixture.start();
-    for client in ["web", "mail"] {
-        identify(&fixture.setup, client, THREE[2], IDS[2]);
-    }
-    judge(&fixture.setup, IDS[2], for_an_hour());
-    let mut others = Probe::start(&other);
-    assert_eq!(names(&dial(&mut others, 30)), ["b1", "b2"]);
-    assert_eq!(names(&dial(&mut fixture.probe(), 30)), ["b1", "b2"]);
 }
 
 #[test]
