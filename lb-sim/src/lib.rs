@@ -61,49 +61,49 @@ use clap::{CommandFactory, Parser, Subcommand};
 /// It computes what the daemons of a whole job would decide, without a kernel, without root and without a network.
 #[derive(Debug, Parser)]
 #[command(name = "socklb-sim", version)]
-struct Cli {
+struct PlannerCli {
     #[command(subcommand)]
-    command: Command,
+    command: PlannerCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum PlannerCommand {
     /// Who uses whom
-    Subset(commands::subset::Options),
+    Subset(commands::subset::SubsetOptions),
     /// How Rocksteadier deals backends to ten clients (the ACM article's Tables 2 to 5)
-    Lots(commands::lots::Options),
+    Lots(commands::lots::LotsOptions),
     /// How even the subsets are, and how much they have in common
-    Balance(commands::balance::Options),
+    Balance(commands::balance::BalanceOptions),
     /// What one more client or backend, or another size, costs in connections
-    Churn(commands::churn::Options),
+    Churn(commands::churn::ChurnOptions),
     /// How even an algorithm is before all numbers of clients and backends (the ACM article's Figure 2)
-    Sweep(commands::sweep::Options),
+    Sweep(commands::sweep::SweepOptions),
     /// What to configure for a fleet, and what that trades for what
-    Advise(commands::advise::Options),
+    Advise(commands::advise::AdviseOptions),
     /// A fleet in virtual time: load, errors and moved connections through restarts and resizes
-    Traffic(commands::traffic::Options),
+    Traffic(commands::traffic::TrafficOptions),
 
     /// Draws the literature's figures with our own numbers, as one page to look at
-    Report(commands::report::Options),
+    Report(commands::report::ReportOptions),
 }
 
 /// What the command line takes, for its manual pages.
 pub fn command() -> clap::Command {
-    Cli::command()
+    PlannerCli::command()
 }
 
 /// Runs the command line.
 pub fn main() -> ExitCode {
-    let result = match Cli::parse().command {
-        Command::Subset(options) => commands::subset::run(&options),
-        Command::Lots(options) => commands::lots::run(&options),
-        Command::Balance(options) => commands::balance::run(&options),
-        Command::Churn(options) => commands::churn::run(&options),
-        Command::Sweep(options) => commands::sweep::run(&options),
-        Command::Advise(options) => commands::advise::run(&options),
-        Command::Traffic(options) => commands::traffic::run(&options),
+    let result = match PlannerCli::parse().command {
+        PlannerCommand::Subset(options) => commands::subset::run(&options),
+        PlannerCommand::Lots(options) => commands::lots::run(&options),
+        PlannerCommand::Balance(options) => commands::balance::run(&options),
+        PlannerCommand::Churn(options) => commands::churn::run(&options),
+        PlannerCommand::Sweep(options) => commands::sweep::run(&options),
+        PlannerCommand::Advise(options) => commands::advise::run(&options),
+        PlannerCommand::Traffic(options) => commands::traffic::run(&options),
 
-        Command::Report(options) => commands::report::run(&options),
+        PlannerCommand::Report(options) => commands::report::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

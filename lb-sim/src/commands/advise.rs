@@ -26,7 +26,7 @@ use lb_view::text::counted;
 
 /// A fleet.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct AdviseOptions {
     /// Client tasks of the job, 1 to 65536
     #[arg(long, value_name = "M", value_parser = clients)]
     clients: u32,
@@ -102,8 +102,8 @@ struct SharingUtilization {
 }
 
 /// Prints the advice.
-pub fn run(options: &Options) -> Result<()> {
-    let Options { clients, backends, seed, skew, missing, json } = *options;
+pub fn run(options: &AdviseOptions) -> Result<()> {
+    let AdviseOptions { clients, backends, seed, skew, missing, json } = *options;
     let question = Question { clients, backends, seed, inequality: Inequality { skew, missing } };
     // Weights of the largest fleets take a minute. The spinner appears on standard error, and only on a terminal.
     let waiting = ProgressBar::new_spinner().with_message("solving weights");

@@ -22,7 +22,7 @@ use lb_view::text::counted;
 
 /// A fleet, and what to look at.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct BalanceOptions {
     /// How subsets are chosen: one or several, separated by commas, or all [default: rocksteadier, or as the configuration says]
     #[arg(long, value_name = "A,B,..")]
     algorithm: Option<Algorithms>,
@@ -65,7 +65,7 @@ struct BalanceDocument {
 struct Balance {
     algorithm: &'static str,
     connections: BackendConnections,
-    utilization: Utilization,
+    utilization: MeasuredUtilization,
     distinct: u32,
     overlap: Overlap,
     /// Largest part of a subset within a block, over all clients.
@@ -95,13 +95,13 @@ impl BackendConnections {
 }
 
 #[derive(Serialize)]
-struct Utilization {
+struct MeasuredUtilization {
     raw: f64,
     adjusted: f64,
 }
 
 /// Prints what the algorithms are worth.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &BalanceOptions) -> Result<()> {
     let inequality = Inequality { skew: options.skew, missing: options.missing };
     let inequality = Some(inequality).filter(|inequality| !inequality.is_none());
     let algorithms = options.algorithm.as_ref().map(|algorithms| &algorithms.0[..]);
@@ -132,14 +132,14 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// Prints how even a job before a list is, as its daemons share.
-fn of_list(options: &Options, jobs: &[ListedJob], inequality: Option<Inequality>) -> Result<()> {
+fn of_list(options: &BalanceOptions, jobs: &[ListedJob], inequality: Option<Inequality>) -> Result<()> {
     let mut results = Vec::new();
     for job in jobs {
         job.check_size()?;
         results.push(ListedBalance::of(job, inequality));
     }
     let job = jobs.first().expect("there is one");
-    let document = ListedDocument {
+    let document = ListedBalanceDocument {
         schema: output::SCHEMA,
         clients: job.tasks,
         endpoints: job.list.as_slice().len(),
@@ -151,7 +151,7 @@ fn of_list(options: &Options, jobs: &[ListedJob], inequality: Option<Inequality>
 }
 
 #[derive(Serialize)]
-struct ListedDocument {
+struct ListedBalanceDocument {
     schema: u32,
     clients: u32,
     endpoints: usize,
@@ -190,7 +190,7 @@ impl ListedBalance {
     }
 }
 
-impl ListedDocument {
+impl ListedBalanceDocument {
     fn text(&self) -> String {
         let Self { clients, endpoints, seed, .. } = self;
         let mut table = TextTable::new(["algorithm", "min", "mean", "max", "rsd", "raw", "unequal"]);
@@ -239,7 +239,7 @@ impl Balance {
         Self {
             algorithm: fleet.algorithm.name(),
             connections: BackendConnections::of(&connections),
-            utilization: Utilization {
+            utilization: MeasuredUtilization {
                 raw: raw_utilization(&loads),
                 adjusted: adjusted_utilization(&connections),
             },

@@ -20,7 +20,7 @@ const MAX_LOOKS: u64 = 1 << 33;
 
 /// A fleet of which one number changes in steps of one.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct ChurnOptions {
     /// How subsets are chosen: one or several, separated by commas, or all
     #[arg(long, value_name = "A,B,..", default_value = "rocksteadier")]
     algorithm: Algorithms,
@@ -89,8 +89,8 @@ struct Overall {
 }
 
 /// Prints what each step drops.
-pub fn run(options: &Options) -> Result<()> {
-    let Options { clients, backends, size, seed, .. } = *options;
+pub fn run(options: &ChurnOptions) -> Result<()> {
+    let ChurnOptions { clients, backends, size, seed, .. } = *options;
     let ranges = [(Dimension::Clients, clients), (Dimension::Backends, backends), (Dimension::Size, size)];
     let mut changes = ranges.into_iter().filter(|(_, range)| range.is_change());
     let (Some((changed, range)), None) = (changes.next(), changes.next()) else {

@@ -18,7 +18,7 @@ const LOT: u32 = 10;
 
 /// A lot of clients, and the backends that are dealt to it.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct LotsOptions {
     /// Which ten clients: lot 1 has clients 10 to 19
     #[arg(long, value_name = "L", value_parser = clap::value_parser!(u32).range(0..i64::from(MAX_CLIENTS / LOT)))]
     lot: u32,
@@ -64,13 +64,13 @@ struct LotClient {
 }
 
 /// Prints the tables.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &LotsOptions) -> Result<()> {
     let document = LotsDocument::of(options);
     if options.json { output::json(&document) } else { output::text(document) }
 }
 
 impl LotsDocument {
-    fn of(&Options { lot, backends, size, seed, scaled, .. }: &Options) -> Self {
+    fn of(&LotsOptions { lot, backends, size, seed, scaled, .. }: &LotsOptions) -> Self {
         let algorithm = if scaled { Algorithm::RocksteadierScaled } else { Algorithm::Rocksteadier };
         let (first, lots) = (LOT * lot, backends.div_ceil(LOT));
         let fleet = Fleet { algorithm, clients: first + LOT, backends, size, seed };

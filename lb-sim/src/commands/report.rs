@@ -15,14 +15,14 @@ use crate::report::{Extent, files, sections, steps};
 
 /// Where the page is written.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct ReportOptions {
     /// Directory for index.html and one SVG file per figure; made if it does not exist, refused if it holds other files
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }
 
 /// Computes and writes the report.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &ReportOptions) -> Result<()> {
     // Before the work, which takes a while.
     let directory = Directory::open(&options.out)?;
     let extent = Extent::default();

@@ -23,7 +23,7 @@ use lb_view::text::counted;
 
 /// A fleet, and which of its clients to show.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct SubsetOptions {
     /// How subsets are chosen [default: rocksteadier, or as the configuration says]
     #[arg(long, value_name = "A", value_parser = algorithm)]
     algorithm: Option<Algorithm>,
@@ -43,7 +43,7 @@ pub struct Options {
 }
 
 /// Prints the subsets.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &SubsetOptions) -> Result<()> {
     let algorithms = options.algorithm.as_ref().map(std::slice::from_ref);
     if let [job] = &options.list.jobs(&options.job, algorithms)?[..] {
         return of_list(options, job);
@@ -70,7 +70,7 @@ pub fn run(options: &Options) -> Result<()> {
     if options.json { output::json(&SubsetDocument::of(&subsets)) } else { output::text(subsets) }
 }
 
-fn check_client(options: &Options, clients: u32) -> Result<()> {
+fn check_client(options: &SubsetOptions, clients: u32) -> Result<()> {
     if let Some(client) = options.client
         && client >= clients
     {
@@ -80,7 +80,7 @@ fn check_client(options: &Options, clients: u32) -> Result<()> {
 }
 
 /// Prints the subsets of a job before a list, as its daemons compute them.
-fn of_list(options: &Options, job: &ListedJob) -> Result<()> {
+fn of_list(options: &SubsetOptions, job: &ListedJob) -> Result<()> {
     check_client(options, job.tasks)?;
     job.check_size()?;
     let memberships = (0..).zip(job.memberships());
@@ -90,7 +90,7 @@ fn of_list(options: &Options, job: &ListedJob) -> Result<()> {
         size: membership.size,
         members: membership.members.into_iter().map(ListedMember::of).collect(),
     });
-    let document = ListedDocument {
+    let document = ListedSubsetsDocument {
         schema: output::SCHEMA,
         algorithm: job.algorithm(),
         clients: job.tasks,
@@ -102,7 +102,7 @@ fn of_list(options: &Options, job: &ListedJob) -> Result<()> {
 }
 
 #[derive(serde::Serialize)]
-struct ListedDocument {
+struct ListedSubsetsDocument {
     schema: u32,
     algorithm: &'static str,
     clients: u32,
@@ -140,7 +140,7 @@ impl ListedMember {
     }
 }
 
-impl fmt::Display for ListedDocument {
+impl fmt::Display for ListedSubsetsDocument {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { algorithm, clients, endpoints, seed, .. } = self;
         writeln!(

@@ -15,7 +15,7 @@ use crate::table::{TextTable, ratio};
 
 /// What to sweep over.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct SweepOptions {
     /// How subsets are chosen: one or several, separated by commas, or all
     #[arg(long, value_name = "A,B,..", default_value = "rocksteadier")]
     algorithm: Algorithms,
@@ -60,8 +60,8 @@ struct AlgorithmSummary {
 }
 
 /// Prints what the algorithms are worth over all fleets.
-pub fn run(options: &Options) -> Result<()> {
-    let Options { size, max, seed, weighted, .. } = *options;
+pub fn run(options: &SweepOptions) -> Result<()> {
+    let SweepOptions { size, max, seed, weighted, .. } = *options;
     let sweep = Sweep { size, max, seed, weighted };
     for &algorithm in &options.algorithm.0 {
         sweep.check(algorithm)?;

@@ -19,7 +19,7 @@ use crate::traffic::{Figures, Report, play, shipped};
 
 /// A scenario, and how to show it.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct TrafficOptions {
     /// A scenario that comes with the program (figure-5, rolling-update, aperture, aperture-by-load, small-jobs,
     /// ejection-tenth, ejection-half, ejection-flapping, ejection-all, book-load, book-load-08, book-load-skew,
     /// book-load-equal, load-reports, load-kept, load-small-jobs, load-changes, load-faults, sinkhole, active-limit,
@@ -38,7 +38,7 @@ pub struct Options {
 const MAX_BYTES: usize = 1 << 20;
 
 /// Plays a scenario and prints what happened.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &TrafficOptions) -> Result<()> {
     let scenario = read(&options.scenario)?;
     let report = play(&scenario, options.seed.unwrap_or(scenario.seed));
     if options.json { output::json(&report) } else { output::text(text(&scenario, &report)) }
