@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use lb_view::status::Interface;
+use lb_view::status::InterfaceStatus;
 use lb_view::text::{ALWAYS, Column, Row, Style, table};
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,7 @@ pub struct Status {
     /// The file that it is configured by, if there is one.
     pub configuration: Option<Configuration>,
     /// The network interfaces on which the kernel is to answer in its place.
-    pub interfaces: Vec<Interface>,
+    pub interfaces: Vec<InterfaceStatus>,
     /// Its backends.
     pub backends: Vec<Backend>,
     /// What has come and gone.
@@ -233,7 +233,11 @@ mod tests {
             listen: vec!["[::]:9465".to_owned()],
             faults: vec!["the file is wrong".to_owned()],
             configuration: None,
-            interfaces: vec![Interface { name: "eth0".to_owned(), mode: "native".to_owned(), why: None }],
+            interfaces: vec![InterfaceStatus {
+                name: "eth0".to_owned(),
+                mode: "native".to_owned(),
+                why: None,
+            }],
             backends: vec![backend("ready", ""), backend("down", "nobody listens there")],
             datagrams: Datagrams::default(),
         }

@@ -7,7 +7,7 @@ use lb_core::plan::entries_by_slot;
 use lb_kernel::Pins;
 use lb_view::comparison::{self, Comparison, Kind, Part, Parts, SCHEMA, ShareChanges};
 use lb_view::configured::{Configured, SCHEMA as KEYS_SCHEMA};
-use lb_view::status::Status;
+use lb_view::status::StatusDocument;
 
 use crate::api::{self, Answer};
 use crate::assignments::AssignmentsByService;
@@ -22,12 +22,12 @@ struct Running {
     configured: Configured,
     /// Whether `configured` is the daemon's own and has all keys.
     is_whole: bool,
-    status: Status,
+    status: StatusDocument,
 }
 
 impl Running {
     fn find(paths: &Paths) -> Result<Self, Failure> {
-        let why = match api::ask_daemon::<Status>(paths, "/v1/status")? {
+        let why = match api::ask_daemon::<StatusDocument>(paths, "/v1/status")? {
             Answer::Given(status) => match api::ask_daemon(paths, "/v1/configuration")? {
                 Answer::Given(configured @ Configured { schema: KEYS_SCHEMA, .. }) => {
                     return Ok(Self { configured, is_whole: true, status });
@@ -58,7 +58,7 @@ impl Running {
         let Some(service) = service.filter(|service| service.open) else { return Parts::default() };
         // What leaves already gets nothing, and will get nothing.
         let stays = service.backends.iter().filter(|backend| !backend.is_leaving());
-        let part = |backend: &lb_view::backend::Backend| {
+        let part = |backend: &lb_view::backend::BackendStatus| {
             let (share, weight, active) = (backend.share_wanted, backend.weight, backend.active);
             (backend.address, Part { share, weight, active })
         };

@@ -30,7 +30,7 @@ pub use process::examine as examine_process;
 use crate::api::{self, Answer};
 use crate::config::{Config, Paths};
 use crate::descriptors;
-use lb_view::status::Status;
+use lb_view::status::StatusDocument;
 use lb_view::text::counted;
 
 /// What to do about what may not be seen.
@@ -81,7 +81,7 @@ fn configuration(diagnosis: &mut Diagnosis, config: &Config) {
 }
 
 /// Whether the daemon, if it runs, may open what its clients take.
-fn open_files(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&Status>) {
+fn open_files(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&StatusDocument>) {
     let pid = status.and_then(|status| status.daemon.as_ref()).map(|daemon| daemon.pid);
     let (Some(config), Some(limit)) = (config, pid.and_then(lb_kernel::open_files_of)) else { return };
     let clients = config.clients.len() as u64;
@@ -98,8 +98,8 @@ fn open_files(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option
     }
 }
 
-fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<Status> {
-    match api::ask_daemon::<Status>(paths, "/v1/status") {
+fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<StatusDocument> {
+    match api::ask_daemon::<StatusDocument>(paths, "/v1/status") {
         Ok(Answer::Given(status)) => {
             let pid = status.daemon.as_ref().map_or(0, |daemon| daemon.pid);
             diagnosis.ok("daemon", format!("running (pid {pid})"));
@@ -146,7 +146,7 @@ fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<Status> {
     }
 }
 
-fn pins(diagnosis: &mut Diagnosis, paths: &Paths, config: Option<&Config>, status: Option<&Status>) {
+fn pins(diagnosis: &mut Diagnosis, paths: &Paths, config: Option<&Config>, status: Option<&StatusDocument>) {
     let all = match Pins::all_versions(&paths.pins) {
         Ok(all) => all,
         Err(error) => {
@@ -169,7 +169,7 @@ fn pins(diagnosis: &mut Diagnosis, paths: &Paths, config: Option<&Config>, statu
 fn stale(
     pins: &Pins,
     config: Option<&Config>,
-    status: Option<&Status>,
+    status: Option<&StatusDocument>,
 ) -> Option<(State, String, Option<String>)> {
     let name = &pins.client;
     let detach = Some(pins.detach_command());
@@ -202,7 +202,7 @@ struct KnownClient {
     cgroup: std::path::PathBuf,
 }
 
-fn clients(config: Option<&Config>, status: Option<&Status>) -> Vec<KnownClient> {
+fn clients(config: Option<&Config>, status: Option<&StatusDocument>) -> Vec<KnownClient> {
     let configured = config.into_iter().flat_map(|config| &config.clients);
     let mut known: Vec<KnownClient> = configured
         .map(|client| KnownClient { name: client.name.clone(), cgroup: client.cgroup.clone() })

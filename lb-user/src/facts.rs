@@ -20,7 +20,7 @@ use lb_kernel::{Pins, Runs};
 use lb_view::backend::Probe;
 use lb_view::fault::Fault;
 use lb_view::load::ServiceLoad;
-use lb_view::status::{Daemon, Interface, Reclaim, Source, Unused};
+use lb_view::status::{DaemonStatus, InterfaceStatus, Reclaim, SourceStatus, UnusedEndpoints};
 
 use crate::window::Lately;
 
@@ -28,7 +28,7 @@ use crate::window::Lately;
 #[derive(Debug)]
 pub struct Facts {
     /// The process.
-    pub daemon: Daemon,
+    pub daemon: DaemonStatus,
     /// When it started.
     pub started: SystemTime,
     /// The configurations that were read.
@@ -36,7 +36,7 @@ pub struct Facts {
     /// What has come and gone of reports.
     pub reports: ReportCounts,
     /// Network interfaces on which the kernel is to take reports in by itself.
-    pub interfaces: Vec<Interface>,
+    pub interfaces: Vec<InterfaceStatus>,
     /// What is wrong that the maps do not show.
     pub faults: Vec<Fault>,
     /// Client tasks that run.
@@ -92,13 +92,13 @@ pub struct ClientFacts {
     /// What became of its flow records.
     pub reclaim: Reclaim,
     /// Sources of endpoints by service name.
-    pub sources: BTreeMap<String, Source>,
+    pub sources: BTreeMap<String, SourceStatus>,
     /// Services of which no backend is ejected although that is configured, because it is not known why flows fail.
     pub without_causes: BTreeSet<String>,
     /// Services that are in panic.
     pub panics: BTreeSet<String>,
     /// Endpoints that no task of the job uses, by service name; of services that have such.
-    pub unused: BTreeMap<String, Unused>,
+    pub unused: BTreeMap<String, UnusedEndpoints>,
     /// The lists in use, by service name.
     pub lists: BTreeMap<String, Arc<EndpointList>>,
     /// After how long a member that is unavailable is replaced, by service name.

@@ -14,7 +14,7 @@ use lb_kernel::process::{self, Process};
 use lb_kernel::{DatapathError, FlowSnapshot, OpenFlow, Pins, SlotView};
 use lb_view::filter::Filter;
 use lb_view::flows::{Flow, SCHEMA};
-use lb_view::status::Leaving;
+use lb_view::status::LeavingClient;
 use lb_view::text::Listing;
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
@@ -40,7 +40,7 @@ pub struct FlowReport {
     processes: BTreeMap<u32, Process>,
     now_ns: u64,
     /// Clients that are on their way out and of another version: their flows are only counted.
-    pub leaving: Vec<Leaving>,
+    pub leaving: Vec<LeavingClient>,
     /// Clients whose maps could not be read, and why: a start that is under way, or was cut off.
     pub unreadable: Vec<String>,
 }

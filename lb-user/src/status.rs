@@ -20,10 +20,11 @@ use lb_kernel::receiver::{self, Attachment};
 use lb_kernel::{
     BackendSnapshot, Counts, DatapathError, Pinned, Pins, ServiceSnapshot, SlotView, Snapshot, Tables,
 };
-use lb_view::backend::{Backend, Ejection, Latency, Rates};
+use lb_view::backend::{BackendStatus, Ejection, Latency, Rates};
 use lb_view::fault::{self, Fault, FaultCode};
 use lb_view::status::{
-    Anomalies, Client, EjectionMode, Interface, Leaving, Neighbour, NotChosen, SCHEMA, Service, Status,
+    AnomalyCounts, ClientStatus, EjectionMode, InterfaceStatus, LeavingClient, NeighbourProgram, NotChosen,
+    SCHEMA, ServiceStatus, StatusDocument,
 };
 
 use crate::error::chain;
@@ -31,8 +32,8 @@ use crate::facts::{ClientFacts, Facts};
 use crate::window::{Lately, Recent};
 
 /// What is left of a client that leaves.
-pub fn leaving(pins: &Pins) -> Leaving {
-    Leaving {
+pub fn leaving(pins: &Pins) -> LeavingClient {
+    LeavingClient {
         client: pins.client.clone(),
         abi: pins.version,
         in_force: lb_kernel::begins_at(pins).is_ok_and(|cgroups| !cgroups.is_empty()),
@@ -42,7 +43,7 @@ pub fn leaving(pins: &Pins) -> Leaving {
 
 /// The status as the daemon has it: what its loop told, and what the maps hold now. Opens and reads the maps of all
 /// clients, which takes a second where there are many: not for the event loop.
-pub fn of(facts: Facts) -> Status {
+pub fn of(facts: Facts) -> StatusDocument {
     let Facts { daemon, mut faults, clients: all, leaving, interfaces, .. } = facts;
     let mut clients = Vec::with_capacity(all.len());
     let pins = daemon.pins.clone().unwrap_or_default();
@@ -57,7 +58,7 @@ pub fn of(facts: Facts) -> Status {
                 }
             });
         let (cgroup_id, cgroup) = facts.attached.clone().unzip();
-        let mut client = Client {
+        let mut client = ClientStatus {
             configured_cgroup: Some(facts.configured.clone()),
             cgroup,
             cgroup_id,
@@ -85,19 +86,19 @@ pub fn of(facts: Facts) -> Status {
     }
     faults.extend(fault::of(&clients));
     let leaving = leaving.iter().map(self::leaving).collect();
-    Status { schema: SCHEMA, daemon: Some(daemon), faults, clients, leaving, interfaces }
+    StatusDocument { schema: SCHEMA, daemon: Some(daemon), faults, clients, leaving, interfaces }
 }
 
 /// Adds what the list of each service rules out to a status that no daemon made. `list`: the list of the service of this name, if it is
 /// known.
-pub fn add_not_chosen(status: &mut Status, list: impl Fn(&str) -> Option<Arc<EndpointList>>) {
+pub fn add_not_chosen(status: &mut StatusDocument, list: impl Fn(&str) -> Option<Arc<EndpointList>>) {
     for service in status.clients.iter_mut().flat_map(|client| &mut client.services) {
         service.not_chosen = not_chosen(list(&service.name).as_ref(), &service.backends);
     }
 }
 
 /// The endpoints that the list rules out, but for those that are shown as backends.
-fn not_chosen(all: Option<&Arc<EndpointList>>, backends: &[Backend]) -> Vec<NotChosen> {
+fn not_chosen(all: Option<&Arc<EndpointList>>, backends: &[BackendStatus]) -> Vec<NotChosen> {
     let shown: HashSet<SocketAddr> = backends.iter().map(|backend| backend.address).collect();
     let endpoints = all.into_iter().flat_map(|list| list.as_slice());
     let hidden = endpoints.filter(|endpoint| !shown.contains(&endpoint.address));
@@ -114,7 +115,7 @@ fn not_chosen(all: Option<&Arc<EndpointList>>, backends: &[Backend]) -> Vec<NotC
 
 impl ClientFacts {
     /// Other programs that run for the same sockets.
-    fn neighbours(&self, pinned: &Pinned<'_>) -> Result<Vec<Neighbour>, DatapathError> {
+    fn neighbours(&self, pinned: &Pinned<'_>) -> Result<Vec<NeighbourProgram>, DatapathError> {
         self.cgroup
             .as_ref()
             .map_or(Ok(Vec::new()), |cgroup| lb_kernel::neighbours(&self.pins, pinned, cgroup))
@@ -126,8 +127,8 @@ impl ClientFacts {
 #[derive(Default)]
 struct Maps {
     not_a_service: u64,
-    anomalies: Anomalies,
-    services: Vec<Service>,
+    anomalies: AnomalyCounts,
+    services: Vec<ServiceStatus>,
 }
 
 impl Maps {
@@ -141,9 +142,9 @@ impl Maps {
 }
 
 /// A client of which nothing but this is known.
-fn client_of(pins: &Pins, maps: Maps) -> Client {
+fn client_of(pins: &Pins, maps: Maps) -> ClientStatus {
     let Maps { not_a_service, anomalies, services } = maps;
-    Client {
+    ClientStatus {
         name: pins.client.clone(),
         configured_cgroup: None,
         cgroup: None,
@@ -160,7 +161,7 @@ fn of_service(
     tables: &Tables,
     service: ServiceSnapshot,
     lately: Option<&Lately>,
-) -> Result<Service, DatapathError> {
+) -> Result<ServiceStatus, DatapathError> {
     let ServiceSnapshot { view, is_usable: _, outcomes, backends: read } = service;
     let mut backends = Vec::with_capacity(read.len());
     let mut recent = Vec::with_capacity(read.len());
@@ -181,7 +182,7 @@ fn of_service(
         backend.share_60s = recent.as_ref().and_then(|recent| share(recent.chosen, total_recent));
     }
     let fallback = backends.iter().find(|backend| backend.slot == view.fallback && view.fallback != NO_SLOT);
-    Ok(Service {
+    Ok(ServiceStatus {
         source: None,
         unused: None,
         not_chosen: Vec::new(),
@@ -214,17 +215,17 @@ fn unreadable(client: &str, error: &DatapathError) -> Fault {
     Fault::of_client(FaultCode::MapsUnreadable, client, chain(error))
 }
 
-fn neighbour(other: lb_kernel::Neighbour) -> Neighbour {
+fn neighbour(other: lb_kernel::Neighbour) -> NeighbourProgram {
     let lb_kernel::Neighbour { cgroup, hook, program, name, is_socklb, runs_after_ours } = other;
-    Neighbour { cgroup, hook, program, name, is_socklb, runs_after_ours }
+    NeighbourProgram { cgroup, hook, program, name, is_socklb, runs_after_ours }
 }
 
 /// A backend, from its slot in the maps, its service's rules and, if a daemon has sampled them, what was counted lately. Shares are filled in by
 /// the caller, which knows the other backends.
-fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Option<&Recent>) -> Backend {
+fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Option<&Recent>) -> BackendStatus {
     let Counts { sums, active, reclaimed } = counts;
     let (health, witness, reason) = found(slot);
-    Backend {
+    BackendStatus {
         address: slot.address,
         slot: slot.at.slot.number(),
         generation: slot.at.generation.0,
@@ -357,13 +358,14 @@ fn share(part: u64, whole: u64) -> Option<f64> {
 }
 
 /// Largest share had over share wanted, once there are ten connects per backend: below that it is noise.
-fn skew(backends: &[Backend]) -> Option<f64> {
-    let wanted: Vec<&Backend> = backends.iter().filter(|backend| backend.share_wanted > 0.0).collect();
+fn skew(backends: &[BackendStatus]) -> Option<f64> {
+    let wanted: Vec<&BackendStatus> = backends.iter().filter(|backend| backend.share_wanted > 0.0).collect();
     let connects: u64 = wanted.iter().map(|backend| backend.started).sum();
     if wanted.is_empty() || connects <= 10 * wanted.len() as u64 {
         return None;
     }
-    let ratio = |backend: &&Backend| share(backend.started, connects).unwrap_or(0.0) / backend.share_wanted;
+    let ratio =
+        |backend: &&BackendStatus| share(backend.started, connects).unwrap_or(0.0) / backend.share_wanted;
     wanted.iter().map(ratio).max_by(f64::total_cmp)
 }
 
@@ -372,7 +374,7 @@ fn skew(backends: &[Backend]) -> Option<f64> {
 /// # Errors
 /// If the directory of pins cannot be read, or a permission is missing. Other clients whose maps cannot be read are
 /// faults.
-pub fn from_pins(directory: &Path, why: String) -> Result<Status, DatapathError> {
+pub fn from_pins(directory: &Path, why: String) -> Result<StatusDocument, DatapathError> {
     let mut clients = Vec::new();
     let mut faults = vec![Fault::of_host(FaultCode::NoDaemon, why)];
     let mut leaving = Vec::new();
@@ -399,18 +401,18 @@ pub fn from_pins(directory: &Path, why: String) -> Result<Status, DatapathError>
         faults.push(Fault::of_host(FaultCode::NoClients, text));
     }
     let interfaces = pinned_interfaces(directory)?;
-    Ok(Status { schema: SCHEMA, daemon: None, faults, clients, leaving, interfaces })
+    Ok(StatusDocument { schema: SCHEMA, daemon: None, faults, clients, leaving, interfaces })
 }
 
 /// Where the kernel takes reports in, whoever had it do so.
-fn pinned_interfaces(directory: &Path) -> Result<Vec<Interface>, DatapathError> {
+fn pinned_interfaces(directory: &Path) -> Result<Vec<InterfaceStatus>, DatapathError> {
     let attached = receiver::attached(directory)?;
     let known = if attached.is_empty() { Vec::new() } else { lb_kernel::interfaces().unwrap_or_default() };
     let name = |index: u32| {
         let found = known.iter().find(|interface| interface.index == index);
         found.map_or_else(|| format!("interface {index}"), |interface| interface.name.clone())
     };
-    let one = |attachment: Attachment| Interface {
+    let one = |attachment: Attachment| InterfaceStatus {
         name: name(attachment.interface),
         mode: attachment.mode.name().to_owned(),
         why: None,
@@ -418,11 +420,11 @@ fn pinned_interfaces(directory: &Path) -> Result<Vec<Interface>, DatapathError> 
     Ok(attached.into_iter().map(one).collect())
 }
 
-fn from_maps(pins: &Pins) -> Result<Client, DatapathError> {
+fn from_maps(pins: &Pins) -> Result<ClientStatus, DatapathError> {
     let maps = Maps::read(&Tables::open(pins, false)?, None)?;
     let attached = lb_kernel::balanced_cgroup(pins)?.and_then(|id| Some((id, lb_kernel::cgroup_of_id(id)?)));
     let (cgroup_id, cgroup) = attached.unzip();
-    Ok(Client { cgroup, cgroup_id, ..client_of(pins, maps) })
+    Ok(ClientStatus { cgroup, cgroup_id, ..client_of(pins, maps) })
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// One backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Backend {
+pub struct BackendStatus {
     /// Where it listens.
     pub address: SocketAddr,
     /// Its slot.
@@ -81,7 +81,7 @@ pub struct Backend {
     pub rtt: Times,
     /// From the choice until the flow was established.
     pub connect: Times,
-    /// [`Backend::connect`] in brief; `None` where no flow was established.
+    /// [`BackendStatus::connect`] in brief; `None` where no flow was established.
     pub latency: Option<Latency>,
     /// Of the last minute; `None` without a daemon.
     pub latency_60s: Option<Latency>,
@@ -105,7 +105,7 @@ pub struct Backend {
     pub withheld: u64,
 }
 
-impl Backend {
+impl BackendStatus {
     /// Whether it is to be looked at first: its connects fail, it is ejected or refusing.
     pub fn is_failing(&self) -> bool {
         self.failing || [Health::Ejected, Health::Refusing].iter().any(|bad| self.state == bad.name())
@@ -214,7 +214,7 @@ pub struct Ejection {
     pub trial_in_s: Option<f64>,
 }
 
-impl Backend {
+impl BackendStatus {
     /// Why it is ejected, and when it is tried again; `None` if it is not. A backend that is known to refuse is not tried.
     pub fn ejection_in_words(&self) -> Option<String> {
         let Ejection { failures, cause, times, trial_in_s } = self.ejection.as_ref()?;
@@ -233,7 +233,7 @@ impl Backend {
 }
 
 #[cfg(test)]
-impl Backend {
+impl BackendStatus {
     /// A healthy backend of which nothing was counted.
     pub fn unused(address: SocketAddr, slot: u32) -> Self {
         let none = Times::from(&abi::Histogram::default());
@@ -391,8 +391,9 @@ mod tests {
     fn an_ejection_is_told_with_its_cause_and_what_comes() {
         let of = |health: Health, times: u32, trial_in_s: Option<f64>| {
             let ejection = Ejection { failures: 5, cause: "refused".to_owned(), times, trial_in_s };
-            let unused = Backend::unused("10.0.0.1:80".parse().unwrap(), 0);
-            let backend = Backend { state: health.name().to_owned(), ejection: Some(ejection), ..unused };
+            let unused = BackendStatus::unused("10.0.0.1:80".parse().unwrap(), 0);
+            let backend =
+                BackendStatus { state: health.name().to_owned(), ejection: Some(ejection), ..unused };
             backend.ejection_in_words().unwrap()
         };
         let ejected = Health::Ejected;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use lb_core::membership;
 
 use crate::load::ServiceLoad;
-use crate::status::Unused;
+use crate::status::UnusedEndpoints;
 use serde::{Deserialize, Serialize};
 
 /// Version of the JSON form.
@@ -33,7 +33,7 @@ pub struct Explanation {
     pub members: Vec<Member>,
     /// Endpoints that no task of the job uses, if there are some.
     #[serde(default)]
-    pub unused: Option<Unused>,
+    pub unused: Option<UnusedEndpoints>,
     /// Members and others of the table that are not healthy, as addresses in their order.
     pub unhealthy: Vec<Unhealthy>,
     /// Who is in the table without being a member: in place of those that are replaced, or because nobody is healthy.

@@ -7,9 +7,9 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::Backend;
+use crate::backend::BackendStatus;
 use crate::load::ServiceLoad;
-use crate::status::{Client, Service, Source};
+use crate::status::{ClientStatus, ServiceStatus, SourceStatus};
 use crate::text::counted;
 
 /// Something is wrong.
@@ -148,7 +148,7 @@ impl fmt::Display for Fault {
 }
 
 /// What is wrong, as far as the clients' status shows it.
-pub fn of(clients: &[Client]) -> Vec<Fault> {
+pub fn of(clients: &[ClientStatus]) -> Vec<Fault> {
     let mut faults = Vec::new();
     for client in clients {
         for service in client.services.iter().filter(|service| service.open) {
@@ -159,10 +159,10 @@ pub fn of(clients: &[Client]) -> Vec<Fault> {
     faults
 }
 
-fn of_service(client: &str, service: &Service) -> Vec<Fault> {
+fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
     let subject = || Subject::service(client, &service.name);
     let fault = |code, text| Fault { code, subject: subject(), text };
-    let of_backend = |code, backend: &Backend, text| Fault {
+    let of_backend = |code, backend: &BackendStatus, text| Fault {
         code,
         subject: Subject { backend: Some(backend.address), ..subject() },
         text,
@@ -207,7 +207,8 @@ fn of_service(client: &str, service: &Service) -> Vec<Fault> {
             ));
         }
     }
-    let failing = |backend: &&Backend| backend.failing && backend.ejection.is_none() && !backend.is_withheld;
+    let failing =
+        |backend: &&BackendStatus| backend.failing && backend.ejection.is_none() && !backend.is_withheld;
     for backend in service.backends.iter().filter(failing) {
         let failed = backend.failed_60s.unwrap_or(0);
         let text = format!("every connect of the last minute failed, {failed} of them");
@@ -233,7 +234,7 @@ fn of_service(client: &str, service: &Service) -> Vec<Fault> {
             format!("its counts do not add up: {} too {few_or_many} ended or active", counted(flows, "flow"));
         faults.push(of_backend(FaultCode::CountsOff, backend, text));
     }
-    if let Some(Source { error: Some(error), .. }) = &service.source {
+    if let Some(SourceStatus { error: Some(error), .. }) = &service.source {
         faults.push(fault(FaultCode::Source, error.clone()));
     }
     faults
@@ -265,7 +266,7 @@ fn of_load(load: &ServiceLoad, subject: &Subject) -> Vec<Fault> {
 }
 
 /// The text of a fault if handshakes take so long that a backend which answers all of them may look as if it did not.
-fn slow_handshakes(service: &Service) -> Option<String> {
+fn slow_handshakes(service: &ServiceStatus) -> Option<String> {
     let (Some(due_ms), Some(took)) = (service.unanswered_after_ms, service.handshake_60s) else {
         return None;
     };
@@ -282,7 +283,7 @@ fn slow_handshakes(service: &Service) -> Option<String> {
 }
 
 /// Another socklb on the client's cgroup or above it: only the one whose programs run first sees the services.
-fn another_socklb(client: &Client) -> Option<Fault> {
+fn another_socklb(client: &ClientStatus) -> Option<Fault> {
     let others = client.neighbours.iter().flatten().filter(|neighbour| neighbour.is_socklb);
     let others: Vec<_> = others.filter(|neighbour| neighbour.hook.starts_with("connect")).collect();
     // A program that runs before ours matters more.
@@ -303,19 +304,20 @@ fn another_socklb(client: &Client) -> Option<Fault> {
 mod tests {
     use super::*;
     use crate::backend::Latency;
-    use crate::status::{Anomalies, Neighbour};
+    use crate::status::{AnomalyCounts, NeighbourProgram};
 
     #[test]
     fn what_fails_is_told_by_service_and_backend() {
         let address = "10.0.0.1:80".parse().expect("an address");
-        let failing = Backend { failing: true, failed_60s: Some(7), ..Backend::unused(address, 0) };
-        let mut service = Service {
+        let failing =
+            BackendStatus { failing: true, failed_60s: Some(7), ..BackendStatus::unused(address, 0) };
+        let mut service = ServiceStatus {
             fallback: Some(address),
             limited_60s: Some(3),
             unanswered_after_ms: Some(200),
-            ..Service::with_backends(vec![failing])
+            ..ServiceStatus::with_backends(vec![failing])
         };
-        let of_service = |service: &Service| -> Vec<(FaultCode, String)> {
+        let of_service = |service: &ServiceStatus| -> Vec<(FaultCode, String)> {
             of_service("web", service).iter().map(|fault| (fault.code, fault.to_string())).collect()
         };
         let limited = "client web, service users: refused 3 connects of the last minute: every backend was at its \
@@ -351,7 +353,7 @@ mod tests {
 
     #[test]
     fn the_other_socklb_that_runs_first_is_named() {
-        let neighbour = |cgroup: &str, hook: &str, is_socklb, runs_after_ours| Neighbour {
+        let neighbour = |cgroup: &str, hook: &str, is_socklb, runs_after_ours| NeighbourProgram {
             cgroup: cgroup.into(),
             hook: hook.to_owned(),
             program: 1,
@@ -359,8 +361,8 @@ mod tests {
             is_socklb,
             runs_after_ours,
         };
-        let fault = |neighbours: Vec<Neighbour>| {
-            another_socklb(&Client {
+        let fault = |neighbours: Vec<NeighbourProgram>| {
+            another_socklb(&ClientStatus {
                 name: "web".to_owned(),
                 configured_cgroup: None,
                 cgroup: None,
@@ -368,7 +370,7 @@ mod tests {
                 neighbours: Some(neighbours),
                 reclaim: None,
                 not_a_service: 0,
-                anomalies: Anomalies::default(),
+                anomalies: AnomalyCounts::default(),
                 services: Vec::new(),
             })
         };

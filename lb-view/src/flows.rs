@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::status::Leaving;
+use crate::status::LeavingClient;
 
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 3;
@@ -62,7 +62,7 @@ pub struct Flows {
     /// The flows, the oldest first.
     pub flows: Vec<Flow<'static>>,
     /// Clients that are on their way out and of another version: their flows are only counted.
-    pub leaving: Vec<Leaving>,
+    pub leaving: Vec<LeavingClient>,
     /// Clients whose maps could not be read, and why.
     pub unreadable: Vec<String>,
 }

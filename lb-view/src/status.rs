@@ -12,7 +12,7 @@ use lb_common::abi;
 use lb_core::membership;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{Backend, Latency};
+use crate::backend::{BackendStatus, Latency};
 use crate::fault::Fault;
 use crate::filter::Filter;
 use crate::load::ServiceLoad;
@@ -22,25 +22,25 @@ pub const SCHEMA: u32 = 7;
 
 /// The status of the balancer on this host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Status {
+pub struct StatusDocument {
     /// [`SCHEMA`].
     pub schema: u32,
     /// The daemon, if it runs.
-    pub daemon: Option<Daemon>,
+    pub daemon: Option<DaemonStatus>,
     /// What an operator should look at; empty if all is well.
     pub faults: Vec<Fault>,
     /// Client tasks by name.
-    pub clients: Vec<Client>,
+    pub clients: Vec<ClientStatus>,
     /// Clients that were removed, or taken over by this version from another, and have flows left.
-    pub leaving: Vec<Leaving>,
+    pub leaving: Vec<LeavingClient>,
     /// Network interfaces on which the kernel is to take reports in by itself.
     #[serde(default)]
-    pub interfaces: Vec<Interface>,
+    pub interfaces: Vec<InterfaceStatus>,
 }
 
 /// Who takes in on a network interface what comes for a daemon or an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Interface {
+pub struct InterfaceStatus {
     /// Its name.
     pub name: String,
     /// The kernel, by the interface's driver (`native`) or in the network stack (`generic`), or their `socket` alone.
@@ -84,7 +84,7 @@ impl SortBy {
     }
 
     /// The number by which backends are in descending order.
-    fn number_of(self, backend: &Backend) -> f64 {
+    fn number_of(self, backend: &BackendStatus) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "an order for people")]
         let number = |count: u64| count as f64;
         match self {
@@ -98,7 +98,7 @@ impl SortBy {
     }
 }
 
-impl Status {
+impl StatusDocument {
     /// Leaves what is asked for, and of backends only those that fail if `only_failing`: then also only the services and
     /// clients that have such. Faults stay that concern it.
     pub fn retain(&mut self, filter: &Filter, only_failing: bool) {
@@ -126,7 +126,7 @@ impl Status {
         for client in &mut self.clients {
             client.services.sort_by_key(|service| !service.is_failing());
         }
-        self.clients.sort_by_key(|client| !client.services.iter().any(Service::is_failing));
+        self.clients.sort_by_key(|client| !client.services.iter().any(ServiceStatus::is_failing));
         let services = self.clients.iter_mut().flat_map(|client| &mut client.services);
         for service in services {
             service.backends.sort_by(|a, b| {
@@ -138,14 +138,14 @@ impl Status {
     }
 
     /// The client of a name.
-    pub fn client(&self, name: &str) -> Option<&Client> {
+    pub fn client(&self, name: &str) -> Option<&ClientStatus> {
         self.clients.iter().find(|client| client.name == name)
     }
 }
 
 /// A client on its way out, or one of another version of socklb: its maps cannot be read here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Leaving {
+pub struct LeavingClient {
     /// Its name.
     pub client: String,
     /// The version of the kernel ABI that its maps are of.
@@ -156,7 +156,7 @@ pub struct Leaving {
     pub active: Option<u64>,
 }
 
-impl Leaving {
+impl LeavingClient {
     /// How it is, for people: what follows its name.
     pub fn describe(&self) -> String {
         let open = self.active.map_or_else(|| "?".to_owned(), |active| active.to_string());
@@ -167,7 +167,7 @@ impl Leaving {
 
 /// The running daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Daemon {
+pub struct DaemonStatus {
     /// Process id.
     pub pid: u32,
     /// Version of the program.
@@ -186,7 +186,7 @@ pub struct Daemon {
 
 /// One client task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Client {
+pub struct ClientStatus {
     /// Name.
     pub name: String,
     /// The cgroup that it is configured for; only from the daemon.
@@ -196,20 +196,20 @@ pub struct Client {
     /// The kernel's id of that cgroup: another one each time the cgroup is made.
     pub cgroup_id: Option<u64>,
     /// Other programs that run for the same sockets, in the order in which they run; only from the daemon.
-    pub neighbours: Option<Vec<Neighbour>>,
+    pub neighbours: Option<Vec<NeighbourProgram>>,
     /// Flow records that were compared with the kernel's lists of sockets; only from the daemon.
     pub reclaim: Option<Reclaim>,
     /// Connects of the cgroup to addresses that are no service.
     pub not_a_service: u64,
     /// What should not happen.
-    pub anomalies: Anomalies,
+    pub anomalies: AnomalyCounts,
     /// Services in the order of their indexes.
-    pub services: Vec<Service>,
+    pub services: Vec<ServiceStatus>,
 }
 
-impl Client {
+impl ClientStatus {
     /// The service of a name.
-    pub fn service(&self, name: &str) -> Option<&Service> {
+    pub fn service(&self, name: &str) -> Option<&ServiceStatus> {
         self.services.iter().find(|service| service.name == name)
     }
 }
@@ -231,7 +231,7 @@ pub struct Reclaim {
 
 /// Counts of what should not happen, since the client's maps were made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Anomalies {
+pub struct AnomalyCounts {
     /// Sockets of flows that closed and had no record. A socket that dialled elsewhere since counts, too.
     pub close_without_record: u64,
     /// Flows that were established before a SYN was seen.
@@ -244,7 +244,7 @@ pub struct Anomalies {
 
 /// One service of a client task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Service {
+pub struct ServiceStatus {
     /// Name.
     pub name: String,
     /// The address that processes dial.
@@ -284,10 +284,10 @@ pub struct Service {
     /// The largest ratio of share to share wanted; only above ten connects per backend.
     pub skew: Option<f64>,
     /// Where its endpoints come from; only from the daemon.
-    pub source: Option<Source>,
+    pub source: Option<SourceStatus>,
     /// Endpoints that no task of the job uses, if there are some; only from the daemon.
     #[serde(default)]
-    pub unused: Option<Unused>,
+    pub unused: Option<UnusedEndpoints>,
     /// Endpoints of the list that no connect may choose because the list says so, and that are not among `backends`; only from the
     /// daemon.
     #[serde(default)]
@@ -296,23 +296,23 @@ pub struct Service {
     #[serde(default)]
     pub load: Option<ServiceLoad>,
     /// Backends by slot.
-    pub backends: Vec<Backend>,
+    pub backends: Vec<BackendStatus>,
 }
 
-impl Service {
+impl ServiceStatus {
     /// Whether it is to be looked at first: a backend fails, or none may be chosen.
     pub fn is_failing(&self) -> bool {
         let has_faulty_list = self.source.as_ref().is_some_and(|source| source.error.is_some());
         has_faulty_list
             || self.open && self.fallback.is_none()
-            || self.backends.iter().any(Backend::is_failing)
+            || self.backends.iter().any(BackendStatus::is_failing)
     }
 }
 
 #[cfg(test)]
-impl Service {
+impl ServiceStatus {
     /// A service over TCP that is open and of which nothing is known but its backends.
-    pub fn with_backends(backends: Vec<Backend>) -> Self {
+    pub fn with_backends(backends: Vec<BackendStatus>) -> Self {
         Self {
             name: "users".to_owned(),
             address: "10.96.0.10:80".parse().expect("an address"),
@@ -358,7 +358,7 @@ impl fmt::Display for NotChosen {
 
 /// Endpoints that take connections, and that no task of a job uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Unused {
+pub struct UnusedEndpoints {
     /// How many.
     pub endpoints: u32,
     /// Of how many that take connections.
@@ -367,14 +367,14 @@ pub struct Unused {
     pub size: Option<u32>,
 }
 
-impl From<membership::Unused> for Unused {
+impl From<membership::Unused> for UnusedEndpoints {
     fn from(unused: membership::Unused) -> Self {
         let membership::Unused { endpoints, of, size } = unused;
         Self { endpoints, of, size }
     }
 }
 
-impl fmt::Display for Unused {
+impl fmt::Display for UnusedEndpoints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { endpoints, of, size } = self;
         write!(f, "{endpoints} of {of} endpoints are used by no task of the job: take ")?;
@@ -400,7 +400,7 @@ pub enum EjectionMode {
 
 /// A source of endpoints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Source {
+pub struct SourceStatus {
     /// The file, or `None` for a static list.
     pub file: Option<PathBuf>,
     /// Seconds since the file was last read and found good; `None` if it never was.
@@ -414,7 +414,7 @@ pub struct Source {
     pub notes: Vec<String>,
 }
 
-impl From<abi::Anomalies> for Anomalies {
+impl From<abi::Anomalies> for AnomalyCounts {
     fn from(anomalies: abi::Anomalies) -> Self {
         let abi::Anomalies {
             close_without_record,
@@ -428,7 +428,7 @@ impl From<abi::Anomalies> for Anomalies {
 
 /// A program that is not this client's and runs for its sockets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Neighbour {
+pub struct NeighbourProgram {
     /// Where it is attached.
     pub cgroup: PathBuf,
     /// The hook.
@@ -450,12 +450,12 @@ mod tests {
     use super::*;
     use crate::fault::{FaultCode, Subject};
 
-    fn backend(last: u8) -> Backend {
-        Backend::unused(([10, 0, 0, last], 80).into(), last.into())
+    fn backend(last: u8) -> BackendStatus {
+        BackendStatus::unused(([10, 0, 0, last], 80).into(), last.into())
     }
 
-    fn status(services: Vec<Service>) -> Status {
-        let client = Client {
+    fn status(services: Vec<ServiceStatus>) -> StatusDocument {
+        let client = ClientStatus {
             name: "web".to_owned(),
             configured_cgroup: None,
             cgroup: None,
@@ -463,10 +463,10 @@ mod tests {
             neighbours: None,
             reclaim: None,
             not_a_service: 0,
-            anomalies: Anomalies::default(),
+            anomalies: AnomalyCounts::default(),
             services,
         };
-        let other = Client { name: "batch".to_owned(), services: Vec::new(), ..client.clone() };
+        let other = ClientStatus { name: "batch".to_owned(), services: Vec::new(), ..client.clone() };
         let of = |subject: Subject| Fault { code: FaultCode::Source, subject, text: String::new() };
         let faults = vec![
             Fault::of_host(FaultCode::OpenFiles, ""),
@@ -474,7 +474,7 @@ mod tests {
             of(Subject::service("web", "users")),
             of(Subject::service("web", "mail")),
         ];
-        Status {
+        StatusDocument {
             schema: SCHEMA,
             daemon: None,
             faults,
@@ -487,9 +487,10 @@ mod tests {
     /// What is left: backends by client and service, and how many faults.
     #[track_caller]
     fn check(filter: &Filter, only_failing: bool, expected: &[(&str, &str, &[u32])], faults: usize) {
-        let failing = Backend { failing: true, ..backend(2) };
-        let mail = Service { name: "mail".to_owned(), ..Service::with_backends(vec![backend(1)]) };
-        let mut status = status(vec![Service::with_backends(vec![backend(1), failing]), mail]);
+        let failing = BackendStatus { failing: true, ..backend(2) };
+        let mail =
+            ServiceStatus { name: "mail".to_owned(), ..ServiceStatus::with_backends(vec![backend(1)]) };
+        let mut status = status(vec![ServiceStatus::with_backends(vec![backend(1), failing]), mail]);
         status.retain(filter, only_failing);
         let left: Vec<(&str, &str, Vec<u32>)> = status
             .clients
@@ -521,10 +522,10 @@ mod tests {
 
     #[test]
     fn backends_that_fail_come_first_in_every_order() {
-        let failing = Backend { failing: true, ..backend(9) };
-        let busy = Backend { active: 7, share: Some(0.1), ..backend(5) };
-        let slow = Backend { share: Some(0.9), started: 3, failed_60s: Some(1), ..backend(3) };
-        let mut status = status(vec![Service::with_backends(vec![backend(1), slow, busy, failing])]);
+        let failing = BackendStatus { failing: true, ..backend(9) };
+        let busy = BackendStatus { active: 7, share: Some(0.1), ..backend(5) };
+        let slow = BackendStatus { share: Some(0.9), started: 3, failed_60s: Some(1), ..backend(3) };
+        let mut status = status(vec![ServiceStatus::with_backends(vec![backend(1), slow, busy, failing])]);
         let mut order = |by| {
             status.sort(by);
             status.clients[0].services[0].backends.iter().map(|backend| backend.slot).collect::<Vec<_>>()

@@ -12,7 +12,7 @@ use lb_view::diagnosis::Diagnosis;
 use lb_view::explanation::Explanation;
 use lb_view::flows::Flows;
 use lb_view::load::Loads;
-use lb_view::status::Status;
+use lb_view::status::StatusDocument;
 use lb_view::{comparison, configured, diagnosis, explanation, flows, load, status};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -29,7 +29,7 @@ fn document<D: DeserializeOwned + Serialize>(text: &str) -> D {
 
 #[test]
 fn the_status_has_these_keys() {
-    let read: Status = document(include_str!("documents/status.json"));
+    let read: StatusDocument = document(include_str!("documents/status.json"));
     assert_eq!(read.schema, status::SCHEMA);
     let service = &read.clients[0].services[0];
     let outcomes: BTreeSet<&str> = Outcome::OF_A_SERVICE.iter().map(|outcome| outcome.name()).collect();

@@ -3,7 +3,7 @@
 use lb_view::comparison::Comparison;
 use lb_view::diagnosis::Diagnosis;
 use lb_view::explanation::Explanation;
-use lb_view::status::Status;
+use lb_view::status::StatusDocument;
 use lb_view::text::{self, Style};
 use serde::de::DeserializeOwned;
 
@@ -29,7 +29,7 @@ fn check(show: impl Fn(Style) -> String) {
 
 #[test]
 fn a_status_fits() {
-    let status: Status = document(include_str!("documents/status.json"));
+    let status: StatusDocument = document(include_str!("documents/status.json"));
     check(|style| text::status(&status, style));
 }
 

@@ -10,7 +10,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use anyhow::{Context, Result, bail, ensure};
-use lb_view::status::{Service, Status};
+use lb_view::status::{ServiceStatus, StatusDocument};
 use rustix::process::Signal;
 use stage::fixture::{SERVICE, endpoints};
 use stage::sys::{link_ids, remove_link};
@@ -229,7 +229,7 @@ impl Scene {
         let failed: Vec<_> = counts.iter().filter(|(name, _)| !name.starts_with('b')).collect();
         ensure!(failed.is_empty(), "connects failed or went elsewhere: {failed:?}");
         let made = self.made;
-        let counted = |status: &Status| (chosen(status), active(status));
+        let counted = |status: &StatusDocument| (chosen(status), active(status));
         let result = self.until("every connect is counted once, and none is open", counted, &(made, 0));
         self.load.start_dialling(SERVICE);
         result
@@ -278,7 +278,7 @@ impl Scene {
     fn until<T: PartialEq + Debug>(
         &self,
         what: &str,
-        look: impl Fn(&Status) -> T,
+        look: impl Fn(&StatusDocument) -> T,
         expected: &T,
     ) -> Result<()> {
         // One that ends while it answers has told nothing.
@@ -298,33 +298,33 @@ impl Scene {
 }
 
 /// The service that the load dials.
-fn users(status: &Status) -> Option<&Service> {
+fn users(status: &StatusDocument) -> Option<&ServiceStatus> {
     status.client("web")?.service("users")
 }
 
 /// Backends of its table.
-fn backends(status: &Status) -> BTreeSet<String> {
+fn backends(status: &StatusDocument) -> BTreeSet<String> {
     let all = users(status).into_iter().flat_map(|service| &service.backends);
     all.filter(|backend| backend.share_wanted > 0.0).map(|backend| backend.address.to_string()).collect()
 }
 
 /// Open flows of the service, over all backends.
-fn active(status: &Status) -> u64 {
+fn active(status: &StatusDocument) -> u64 {
     users(status).into_iter().flat_map(|service| &service.backends).map(|backend| backend.active).sum()
 }
 
 /// Connects of the service, whatever became of its backends.
-fn chosen(status: &Status) -> u64 {
+fn chosen(status: &StatusDocument) -> u64 {
     users(status).into_iter().flat_map(|service| service.outcomes.values()).sum()
 }
 
 /// The id of the cgroup that a client is attached to.
-fn attached(status: &Status, client: &str) -> Option<u64> {
+fn attached(status: &StatusDocument, client: &str) -> Option<u64> {
     status.client(client)?.cgroup_id
 }
 
 /// Clients, and those on their way out.
-fn clients(status: &Status) -> Vec<String> {
+fn clients(status: &StatusDocument) -> Vec<String> {
     let there = status.clients.iter().map(|client| &client.name);
     there.chain(status.leaving.iter().map(|leaving| &leaving.client)).cloned().collect()
 }

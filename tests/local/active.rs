@@ -32,7 +32,7 @@ fn a_socket_counts_from_connect_to_close() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
     let open: Vec<_> = (0..9).map(|_| probe.dial(SERVICE)).collect();
-    let active = |backend: &lb_view::backend::Backend| backend.active;
+    let active = |backend: &lb_view::backend::BackendStatus| backend.active;
     let counts = || fixture.setup.backends("web", "users").iter().map(active).collect::<Vec<u64>>();
     look(counts).becomes([3, 3, 3]);
     for dialled in &open {
@@ -102,7 +102,7 @@ fn refused_and_retried_sockets_are_counted_once() {
     }
     all_gone(&fixture);
     let after = look(|| fixture.setup.backends("web", "users")[0].clone()).now("every socket is closed");
-    let counts = |backend: &lb_view::backend::Backend| (backend.started, backend.endings.clone());
+    let counts = |backend: &lb_view::backend::BackendStatus| (backend.started, backend.endings.clone());
     assert_eq!(counts(&after), counts(&backend), "closing the sockets ends nothing twice");
 }
 

@@ -1,6 +1,6 @@
 //! The callbacks that the programs ask for of a flow's socket: who else has a say in them, and how long they last.
 
-use lb_view::status::Anomalies;
+use lb_view::status::AnomalyCounts;
 use stage::fixture::{Fixture, SERVICE, config};
 use stage::foreign::Foreign;
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually, look};
@@ -27,7 +27,7 @@ fn a_program_that_takes_our_callbacks_away_costs_no_count() {
     assert_eq!(
         look(|| setup.client().anomalies)
             .now("an anomaly is counted when it happens, and the flows have ended"),
-        Anomalies::default()
+        AnomalyCounts::default()
     );
     drop(foreign);
     let socket = probe.dial(SERVICE).socket;
@@ -58,6 +58,6 @@ fn a_socket_that_was_a_flow_is_none_of_ours_afterwards() {
     assert_eq!(
         look(|| fixture.setup.client().anomalies)
             .now("an anomaly is counted when it happens, and the flows have ended"),
-        Anomalies::default()
+        AnomalyCounts::default()
     );
 }

@@ -2,7 +2,7 @@
 
 use lb_common::abi::{BackendState, DaemonState, HealthReason, Usable};
 use lb_view::explanation::Explanation;
-use lb_view::status::Status;
+use lb_view::status::StatusDocument;
 use serde_json::Value;
 use stage::daemon::failure;
 use stage::look;
@@ -236,7 +236,7 @@ fn status_reads_the_pins_that_it_is_given() {
     let mut command = std::process::Command::new(stage::program("socklb"));
     command.arg("--run").arg(&run).arg("--pins").arg(&elsewhere).args(["status", "--json"]);
     let output = stage::daemon::finish(&mut command);
-    let status: Status = serde_json::from_slice(&output.stdout).expect("JSON");
+    let status: StatusDocument = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((output.status.code(), status.clients.len()), (Some(3), 0));
     let said = stage::faults_of(&status).join("\n");
     assert!(said.contains(&format!("has its pins in {}", fixture.setup.pins.display())), "{said}");
@@ -328,7 +328,7 @@ fn status_shows_what_is_asked_for_in_the_order_that_is() {
     let mut probe = fixture.probe();
     let busy = format!("127.0.0.1:800{}", &probe.dial(SERVICE).name[1..]);
     let shown = |arguments: &[&str]| -> Vec<String> {
-        let status: Status = fixture.setup.document(&[&["status"], arguments].concat());
+        let status: StatusDocument = fixture.setup.document(&[&["status"], arguments].concat());
         let services = status.clients.iter().flat_map(|client| &client.services);
         services.flat_map(|service| &service.backends).map(|backend| backend.address.to_string()).collect()
     };

@@ -2,9 +2,9 @@
 //! whatever becomes of its slot.
 
 use lb_common::abi::{self, map};
-use lb_view::backend::{Backend, Latency};
+use lb_view::backend::{BackendStatus, Latency};
 use lb_view::diagnosis::{Diagnosis, State};
-use lb_view::status::Anomalies;
+use lb_view::status::AnomalyCounts;
 use stage::maps::{Raw, array, per_cpu};
 use stage::{eventually, look};
 
@@ -12,14 +12,14 @@ use stage::fixture::{Fixture, SERVICE};
 
 /// The backend of this address.
 #[track_caller]
-fn backend(fixture: &Fixture, address: &str) -> Backend {
+fn backend(fixture: &Fixture, address: &str) -> BackendStatus {
     fixture.setup.backend(address).expect("it has a slot")
 }
 
 /// Chosen is what ended, what is open, what was reclaimed, and what is not tracked.
 #[track_caller]
-fn assert_adds_up(backend: &Backend) {
-    let Backend { started, active, reclaimed, untracked, endings, .. } = backend;
+fn assert_adds_up(backend: &BackendStatus) {
+    let BackendStatus { started, active, reclaimed, untracked, endings, .. } = backend;
     assert_eq!(*started, endings.values().sum::<u64>() + active + reclaimed + untracked, "{backend:?}");
     assert_eq!(backend.unaccounted, 0);
 }
@@ -36,7 +36,8 @@ fn what_flows_end_of_and_how_long_they_took_is_told() {
     let more = [probe.try_dial(SERVICE), probe.try_dial(SERVICE)];
     assert_eq!(more.iter().filter(|dialled| dialled.is_ok()).count(), 1);
     let both = || (backend(&fixture, "127.0.0.1:8001"), backend(&fixture, "127.0.0.1:8009"));
-    let has_rate = |backend: &Backend| backend.rates_60s.as_ref().is_some_and(|rates| rates.started > 0.0);
+    let has_rate =
+        |backend: &BackendStatus| backend.rates_60s.as_ref().is_some_and(|rates| rates.started > 0.0);
     let (good, bad) = eventually("rates are known", both, |(good, bad)| has_rate(good) && has_rate(bad));
     assert_adds_up(&good);
     assert_adds_up(&bad);
@@ -140,7 +141,7 @@ fn a_backend_that_leaves_and_returns_goes_on_with_its_counts() {
         [("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8009", ""), ("127.0.0.1:8003", "")];
     fixture.write_endpoints(&all);
     eventually("it returns", || there(&fixture, "127.0.0.1:8003"), |there| *there);
-    let counted = |of: &Backend| {
+    let counted = |of: &BackendStatus| {
         let endings = of.endings.iter().map(|(name, count)| (name.clone(), *count)).collect::<Vec<_>>();
         let sums = (of.started, of.established, of.bytes_received, of.lifetime_s);
         (sums, endings, of.connect.clone(), of.rtt.clone())
@@ -187,7 +188,7 @@ fn counts_that_do_not_add_up_are_a_fault() {
 fn anomalies_are_a_note_of_the_doctor() {
     let fixture = Fixture::new();
     let anomalies = || fixture.setup.client().anomalies;
-    assert_eq!(anomalies(), Anomalies::default());
+    assert_eq!(anomalies(), AnomalyCounts::default());
     let mut counters = per_cpu::<abi::Anomalies>(&fixture.setup.map("web", map::ANOMALIES));
     let mut cpus: Vec<Raw<abi::Anomalies>> = counters.get(&0, 0).expect("the counters").to_vec();
     cpus[0].0.ended_twice = 3;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use aya::maps::{Array, MapData};
 use lb_common::abi::{self, EjectionRules, NextTrial, Policy, Service, map};
 use lb_view::backend;
-use lb_view::status::Status;
+use lb_view::status::StatusDocument;
 use rustix::process::Signal;
 use stage::backend::Manner;
 use stage::chance::likely;
@@ -74,7 +74,7 @@ pub fn failed(counts: &BTreeMap<String, u32>) -> u32 {
     counts.get(&libc::ECONNREFUSED.to_string()).copied().unwrap_or(0)
 }
 
-pub fn at(fixture: &Fixture, address: &str) -> backend::Backend {
+pub fn at(fixture: &Fixture, address: &str) -> backend::BackendStatus {
     fixture.setup.backend(address).expect("the backend")
 }
 
@@ -546,7 +546,7 @@ fn status_shows_the_same_states_and_reasons_with_and_without_a_daemon() {
     let configuration = fixture.setup.folder.join("socklb.toml");
     let status = ["--config", configuration.to_str().expect("UTF-8"), "status"];
     let not_chosen = || {
-        let Status { mut clients, .. } = fixture.setup.document(&status);
+        let StatusDocument { mut clients, .. } = fixture.setup.document(&status);
         let all = clients[0].services.remove(0).not_chosen.into_iter();
         all.map(|one| (one.address.to_string(), one.state, one.witness)).collect::<Vec<_>>()
     };

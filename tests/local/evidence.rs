@@ -9,7 +9,7 @@ use std::time::Duration;
 use aya::maps::{Array, MapData};
 use lb_common::abi::{Backend as BackendRow, Policy, RecentErrors, Service, map};
 use lb_common::load::PEAK_FRACTION_BITS;
-use lb_view::backend::Backend as View;
+use lb_view::backend::BackendStatus as View;
 use lb_view::flows::Flows;
 use stage::backend::Manner;
 use stage::fixture::{Fixture, SERVICE, with_active_accounting};

@@ -385,7 +385,7 @@ fn tables_of_many_lengths_always_find_room() {
         );
         let usable = || {
             let backends = fixture.setup.backends("web", names[service]);
-            let of_version = |b: &&lb_view::backend::Backend| {
+            let of_version = |b: &&lb_view::backend::BackendStatus| {
                 b.share_wanted > 0.0 && b.address.to_string().split('.').nth(2) == Some(&version.to_string())
             };
             backends.iter().filter(of_version).count()

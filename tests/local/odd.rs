@@ -1,13 +1,13 @@
 //! Sockets' odd ways to dial: each is balanced, and each is accounted for.
 
-use lb_view::backend::Backend;
+use lb_view::backend::BackendStatus;
 use lb_view::flows::Flows;
 use stage::{SocketId, address, eventually, kernel, look};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
 /// Sum of a count over the backends of the one service.
-fn sum(fixture: &Fixture, count: impl Fn(&Backend) -> u64) -> u64 {
+fn sum(fixture: &Fixture, count: impl Fn(&BackendStatus) -> u64) -> u64 {
     let backends = fixture.setup.backends("web", "users");
     backends.iter().map(count).sum()
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use lb_common::abi::map;
-use lb_view::backend::Backend as Seen;
+use lb_view::backend::BackendStatus as Seen;
 use lb_view::flows::{Flow, Flows};
 use stage::{Backend, Cgroup, Probe, SocketId, address, eventually, look, replace, window};
 

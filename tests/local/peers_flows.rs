@@ -10,7 +10,7 @@ use stage::fixture::{Fixture, SERVICE, config};
 const OTHER: &str = "10.96.0.11:80";
 
 /// A count of a service's backends together.
-fn sum(fixture: &Fixture, service: &str, count: impl Fn(&lb_view::backend::Backend) -> u64) -> u64 {
+fn sum(fixture: &Fixture, service: &str, count: impl Fn(&lb_view::backend::BackendStatus) -> u64) -> u64 {
     let backends = fixture.setup.backends("web", service);
     backends.iter().map(count).sum()
 }
@@ -135,7 +135,7 @@ fn r14_active_counts_return_to_zero_however_connections_end() {
         closing.close(socket);
     }
     look(|| fixture.setup.backends("web", "users")).matches("every connection has ended once", |backends| {
-        let has_ended = |backend: &lb_view::backend::Backend| {
+        let has_ended = |backend: &lb_view::backend::BackendStatus| {
             (backend.active, backend.endings.values().sum()) == (0, backend.started)
         };
         backends.iter().all(has_ended)

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use lb_view::status::Status;
+use lb_view::status::StatusDocument;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Signal;
@@ -60,7 +60,7 @@ fn a_status_of_many_services_is_made_while_the_loop_goes_on() {
     };
     let _daemon = Daemon::start(&setup, &text(2));
     stage::replace(&setup.folder.join("socklb.toml"), &text(3));
-    let replaced = |status: &Status| {
+    let replaced = |status: &StatusDocument| {
         let services = status.clients.iter().flat_map(|client| &client.services);
         let backends = services.flat_map(|service| &service.backends);
         let slots: Vec<u32> = backends.map(|backend| backend.slot).collect();

@@ -87,7 +87,7 @@ fn flows_that_were_followed_are_ended_as_well() {
     fixture.start();
     four_of_six_end_unseen(&mut fixture);
     // Chosen is ended, active and reclaimed.
-    let closed = |backend: &lb_view::backend::Backend| backend.endings["closed"];
+    let closed = |backend: &lb_view::backend::BackendStatus| backend.endings["closed"];
     look(|| fixture.setup.backends("web", "users").iter().map(closed).sum::<u64>()).becomes(2);
 }
 

@@ -45,7 +45,7 @@ fn start(policy: &str, spoken_for: &[&str]) -> (Fixture, Agent) {
     (fixture, agent)
 }
 
-fn seen(fixture: &Fixture, address: &str) -> backend::Backend {
+fn seen(fixture: &Fixture, address: &str) -> backend::BackendStatus {
     fixture.setup.backend(address).expect("the backend")
 }
 

@@ -127,7 +127,7 @@ fn forty_of_64_slots() -> (Fixture, Probe) {
 
 fn addresses(fixture: &Fixture, prefix: &str) -> usize {
     let backends = fixture.setup.backends("web", "users");
-    let of = |backend: &&lb_view::backend::Backend| {
+    let of = |backend: &&lb_view::backend::BackendStatus| {
         backend.usable && backend.address.to_string().starts_with(prefix)
     };
     backends.iter().filter(of).count()

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use lb_view::status::Status;
+use lb_view::status::StatusDocument;
 use stage::daemon::{failure, finish};
 use stage::fixture::{Fixture, config};
 use stage::{Cgroup, Daemon, Setup, Stage, look};
@@ -39,7 +39,7 @@ fn lies(socket: &Path, user: u32, answer: String) {
     });
 }
 
-fn json(status: &Status) -> String {
+fn json(status: &StatusDocument) -> String {
     serde_json::to_string(status).expect("JSON")
 }
 

@@ -1,7 +1,7 @@
 //! Connects that the application gives up: whether they count against the backend, by what had become of the SYN until
 //! then.
 
-use lb_view::backend::Backend;
+use lb_view::backend::BackendStatus;
 use lb_view::flows::Flows;
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 use stage::probe::Probe;
@@ -28,7 +28,7 @@ fn silent() -> std::net::TcpListener {
     listener
 }
 
-fn backend(fixture: &Fixture) -> Backend {
+fn backend(fixture: &Fixture) -> BackendStatus {
     fixture.setup.backends("web", "users").remove(0)
 }
 

@@ -2,7 +2,7 @@
 
 use lb_common::abi::{SlotCounters, map};
 use lb_common::ending::Ending;
-use lb_view::backend::Backend;
+use lb_view::backend::BackendStatus;
 use stage::eventually;
 use stage::fixture::{Fixture, SERVICE};
 use stage::maps::{Raw, per_cpu};
@@ -29,7 +29,7 @@ fn of_backend(prometheus: &Prometheus, name: &str, labels: &str, address: &str) 
 
 /// What `status` says of a backend, by its series.
 #[expect(clippy::cast_precision_loss, reason = "small counts")]
-fn series(backend: &Backend) -> [(&'static str, f64); 9] {
+fn series(backend: &BackendStatus) -> [(&'static str, f64); 9] {
     [
         ("socklb_flows_started_total", backend.started as f64),
         ("socklb_flows_untracked_total", backend.untracked as f64),

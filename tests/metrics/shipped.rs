@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
-use lb_view::backend::Backend;
+use lb_view::backend::BackendStatus;
 use serde_json::Value;
 use stage::agent::{Agent, make_key};
 use stage::eventually;
@@ -50,7 +50,8 @@ fn dashboard_and_rules_are_of_metrics_that_there_are() {
     let reports = "policy = \"weighted-round-robin\"\nload = { control = \"feedback\" }\nhealth = { probe = \"report\", interval = \"100ms\", idle_interval = \"100ms\" }\n[reports]\nlisten = \"127.0.0.1:0\"\nkey = \"service.key\"";
     with(&fixture, &format!("{reports}\n[metrics]\nlisten = \"{LISTEN}\"\n"));
     fixture.start();
-    let is_probed = |backend: &Backend| backend.probe.as_ref().is_some_and(|probe| probe.state == "ready");
+    let is_probed =
+        |backend: &BackendStatus| backend.probe.as_ref().is_some_and(|probe| probe.state == "ready");
     let backends = || fixture.setup.backends("web", "users");
     eventually("all are probed", backends, |all| all.len() == 3 && all.iter().all(is_probed));
     assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);

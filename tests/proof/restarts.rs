@@ -1,6 +1,6 @@
 //! The service and the daemon are restarted and killed, again and again.
 
-use lb_view::status::Status;
+use lb_view::status::StatusDocument;
 use stage::daemon::active;
 use stage::{Probe, Setup, address, amount, eventually, look};
 
@@ -32,7 +32,7 @@ pub fn all_reached(probe: &mut Probe) -> u64 {
 /// As [`Setup::active_becomes`], in clients that leave as well. What is lost stays counted, for longer than this waits.
 #[track_caller]
 pub fn open_flows_become(setup: &Setup, wanted: u64) {
-    let open = |status: &Status| {
+    let open = |status: &StatusDocument| {
         let leaving: Option<u64> = status.leaving.iter().map(|leaving| leaving.active).sum();
         Some(active(status) + leaving?)
     };

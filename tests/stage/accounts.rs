@@ -1,7 +1,7 @@
 //! What socklb says of flows, compared with what a worker saw of them.
 
-use lb_view::backend::Backend;
-use lb_view::status::{Client, Service};
+use lb_view::backend::BackendStatus;
+use lb_view::status::{ClientStatus, ServiceStatus};
 
 use crate::Setup;
 use crate::ending::{ENDINGS, Ending};
@@ -32,9 +32,9 @@ fn compare(
     ledger.services.iter().flat_map(of_service).collect()
 }
 
-fn imbalances_of(service: &Service) -> Vec<String> {
+fn imbalances_of(service: &ServiceStatus) -> Vec<String> {
     let of_backend =
-        |backend: &Backend| Some(format!("{}: {}", backend.address, Sums::of(backend).imbalance()?));
+        |backend: &BackendStatus| Some(format!("{}: {}", backend.address, Sums::of(backend).imbalance()?));
     service.backends.iter().filter_map(of_backend).collect()
 }
 
@@ -54,7 +54,7 @@ pub fn totals(setup: &Setup) -> Sums {
 
 /// What a service's outcomes say of calls for which there was no room.
 #[track_caller]
-pub fn calls_without_a_record(client: &Client, service: &str) -> u64 {
+pub fn calls_without_a_record(client: &ClientStatus, service: &str) -> u64 {
     Sums::of_service(client.service(service).unwrap_or_else(|| panic!("no service {service}"))).without_record
 }
 
@@ -88,7 +88,7 @@ pub struct Sums {
 
 impl Sums {
     #[track_caller]
-    fn of(backend: &Backend) -> Self {
+    fn of(backend: &BackendStatus) -> Self {
         let endings = ENDINGS.into_iter().map(|ending| (ending, backend.endings[&ending.to_string()]));
         Self {
             chosen: backend.started,
@@ -103,7 +103,7 @@ impl Sums {
         }
     }
 
-    fn of_service(service: &Service) -> Self {
+    fn of_service(service: &ServiceStatus) -> Self {
         let mut sums = Self { without_record: service.outcomes["untracked"], ..Self::default() };
         service.backends.iter().for_each(|backend| sums.add(&Self::of(backend)));
         sums

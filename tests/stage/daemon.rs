@@ -8,8 +8,8 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use lb_common::abi::ABI_VERSION;
 use lb_common::abi::host::HOST_ABI_VERSION;
-use lb_view::backend::Backend;
-use lb_view::status::{self, Client, Service, Source, Status};
+use lb_view::backend::BackendStatus;
+use lb_view::status::{self, ClientStatus, ServiceStatus, SourceStatus, StatusDocument};
 use serde::de::DeserializeOwned;
 
 use crate::probe::die_with_us;
@@ -73,14 +73,14 @@ impl Setup {
     /// command asks the same socket for the same document, but starts a program of 23 MB; a test whose claim is the command
     /// uses [`Setup::document`].
     #[track_caller]
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> StatusDocument {
         self.status_of_daemon().unwrap_or_else(|| self.document(&["status"]))
     }
 
     /// `None` if no daemon answers, or if its pins are elsewhere.
-    fn status_of_daemon(&self) -> Option<Status> {
+    fn status_of_daemon(&self) -> Option<StatusDocument> {
         let status = socket::get(&self.socket(), "/v1/status", socket::OF_COMMANDS).ok()?;
-        let status: Status = serde_json::from_str(&status).ok()?;
+        let status: StatusDocument = serde_json::from_str(&status).ok()?;
         let pins = status.daemon.as_ref()?.pins.as_ref()?;
         (pins.canonicalize().ok()? == self.pins.canonicalize().ok()?).then_some(status)
     }
@@ -112,38 +112,38 @@ impl Setup {
 
     /// The first client.
     #[track_caller]
-    pub fn client(&self) -> Client {
+    pub fn client(&self) -> ClientStatus {
         self.status().clients.into_iter().next().expect("a client")
     }
 
     /// The first service of the first client.
     #[track_caller]
-    pub fn service(&self) -> Service {
+    pub fn service(&self) -> ServiceStatus {
         self.client().services.into_iter().next().expect("a service")
     }
 
     /// Where the endpoints of that service come from. Only the daemon tells, which may take longer than `status` waits.
     #[track_caller]
-    pub fn source(&self) -> Source {
+    pub fn source(&self) -> SourceStatus {
         eventually("the daemon answers", || self.service().source, Option::is_some).expect("it does")
     }
 
     /// The backends of a service; none of one that is not there.
-    pub fn backends(&self, client: &str, service: &str) -> Vec<Backend> {
+    pub fn backends(&self, client: &str, service: &str) -> Vec<BackendStatus> {
         let status = self.status();
         let service = status.client(client).and_then(|client| client.service(service));
         service.map_or_else(Vec::new, |service| service.backends.clone())
     }
 
     /// The backend at an address, of the service that most tests have.
-    pub fn backend(&self, address: &str) -> Option<Backend> {
+    pub fn backend(&self, address: &str) -> Option<BackendStatus> {
         let address: SocketAddr = address.parse().expect("an address");
         self.backends("web", "users").into_iter().find(|backend| backend.address == address)
     }
 
     /// What the daemon tells of itself, once it answers.
     #[track_caller]
-    pub fn daemon(&self) -> status::Daemon {
+    pub fn daemon(&self) -> status::DaemonStatus {
         eventually("the daemon answers", || self.status().daemon, Option::is_some).expect("it does")
     }
 
@@ -163,21 +163,22 @@ impl Setup {
     /// instant, and the kernel closes the socket when the last holder lets go.
     #[track_caller]
     pub fn active_becomes(&self, wanted: u64) {
-        let reclaimed = |status: &Status| backends_of(status).map(|backend| backend.reclaimed).sum::<u64>();
+        let reclaimed =
+            |status: &StatusDocument| backends_of(status).map(|backend| backend.reclaimed).sum::<u64>();
         let before = reclaimed(&self.status());
-        let is_over = |status: &Status| active(status) == wanted;
+        let is_over = |status: &StatusDocument| active(status) == wanted;
         let after = eventually("those that were closed are over", || self.status(), is_over);
         assert_eq!(reclaimed(&after), before, "each end was seen: {after:?}");
     }
 }
 
 /// Open flows of all backends of all clients in a status, without those of clients that leave.
-pub fn active(status: &Status) -> u64 {
+pub fn active(status: &StatusDocument) -> u64 {
     backends_of(status).map(|backend| backend.active).sum()
 }
 
 /// All backends of all clients, without those of clients that leave.
-fn backends_of(status: &Status) -> impl Iterator<Item = &Backend> {
+fn backends_of(status: &StatusDocument) -> impl Iterator<Item = &BackendStatus> {
     let services = status.clients.iter().flat_map(|client| &client.services);
     services.flat_map(|service| &service.backends)
 }
@@ -452,7 +453,7 @@ pub fn read(path: &Path) -> String {
 }
 
 /// The faults of a status, as people read them.
-pub fn faults_of(status: &Status) -> Vec<String> {
+pub fn faults_of(status: &StatusDocument) -> Vec<String> {
     status.faults.iter().map(ToString::to_string).collect()
 }
 

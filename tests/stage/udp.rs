@@ -1,7 +1,7 @@
 //! Clients with services over UDP, and what their processes hear.
 
 use lb_common::abi::{Datagrams, map};
-use lb_view::backend::Backend;
+use lb_view::backend::BackendStatus;
 
 use crate::fixture::endpoints;
 use crate::maps::hash;
@@ -82,7 +82,7 @@ impl Scene {
     }
 
     /// What is told of a service's backend with this number.
-    pub fn backend(&self, service: u16, n: u16) -> Backend {
+    pub fn backend(&self, service: u16, n: u16) -> BackendStatus {
         let (service, address) = (format!("s{service}"), backend_of(service, n));
         let backends = self.setup.backends("web", &service);
         let found = backends.iter().find(|backend| backend.address.to_string() == address);
@@ -90,7 +90,7 @@ impl Scene {
     }
 
     /// Sum of a count over all backends of all services.
-    pub fn sum(&self, count: impl Fn(&Backend) -> u64) -> u64 {
+    pub fn sum(&self, count: impl Fn(&BackendStatus) -> u64) -> u64 {
         self.setup.client().services.iter().flat_map(|service| &service.backends).map(count).sum()
     }
 
@@ -107,7 +107,7 @@ impl Scene {
         assert_eq!(self.entries(), 0, "entries of sockets that are closed");
         let chosen = self.sum(|backend| backend.started);
         assert!(chosen > 0, "something was chosen");
-        let ended = |backend: &Backend| backend.endings.values().sum::<u64>();
+        let ended = |backend: &BackendStatus| backend.endings.values().sum::<u64>();
         assert_eq!(chosen, self.sum(|backend| ended(backend) + backend.reclaimed + backend.untracked));
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use lb_common::answer::Refused;
-use lb_view::status::Interface;
+use lb_view::status::InterfaceStatus;
 
 use super::event_loop::Server;
 use super::responding::Responding;
@@ -49,9 +49,9 @@ impl Server {
     }
 
     /// Who answers on the interfaces that the configuration names.
-    fn interfaces(&self) -> Vec<Interface> {
+    fn interfaces(&self) -> Vec<InterfaceStatus> {
         let found = self.responding.as_ref().map(Responding::found).unwrap_or_default();
-        let interfaces = found.interfaces.into_iter().map(|one| Interface {
+        let interfaces = found.interfaces.into_iter().map(|one| InterfaceStatus {
             mode: one.mode().to_owned(),
             name: one.name,
             why: one.attached.err(),

@@ -26,7 +26,7 @@ use crate::source::{self, SourceError};
 use lb_document::diagnostic::{Faults, Report};
 use lb_document::did_you_mean;
 use lb_view::explanation::Evenness;
-use lb_view::status::Unused;
+use lb_view::status::UnusedEndpoints;
 use lb_view::text::{self, Style};
 
 /// How a comparison is printed.
@@ -171,7 +171,7 @@ fn subsets(balancers: &[(&Client, Balancer<Duration>)]) -> BTreeSet<String> {
     let of_client = |(client, balancer): &(&Client, Balancer<Duration>)| {
         let of_service = |(service, _, in_use): (&Service, _, Option<(&_, &Membership)>)| {
             let (_, membership) = in_use?;
-            let unused = membership.unused.map(|unused| Unused::from(unused).to_string());
+            let unused = membership.unused.map(|unused| UnusedEndpoints::from(unused).to_string());
             let evenness = membership.evenness.map(Evenness::from).filter(Evenness::is_low);
             let evenness = evenness.map(|evenness| evenness.describe(service.policy.is_weighted()));
             let notes = unused.into_iter().chain(evenness);

@@ -18,7 +18,7 @@ use crate::print;
 use crate::status;
 use lb_view::coverage::Coverage;
 use lb_view::fault::Fault;
-use lb_view::status::Status;
+use lb_view::status::StatusDocument;
 
 /// How long between two queries while no daemon answers.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -95,7 +95,7 @@ impl Waiting<'_> {
     }
 
     async fn why_not(&self) -> String {
-        match api::fetch::<Status>(self.paths, "/v1/status").await {
+        match api::fetch::<StatusDocument>(self.paths, "/v1/status").await {
             Ok(None) => "no daemon is running that would attach to it".to_owned(),
             Ok(Some(status)) => {
                 let is_about = |fault: &&Fault| fault.subject.client.as_deref() == Some(self.client);
@@ -114,7 +114,7 @@ impl Waiting<'_> {
         // Bound: the caller's limit of time.
         loop {
             pause.tick().await;
-            match tokio::time::timeout(look, api::fetch::<Status>(paths, "/v1/status")).await {
+            match tokio::time::timeout(look, api::fetch::<StatusDocument>(paths, "/v1/status")).await {
                 Ok(Ok(Some(status))) => return cgroup_of(client, &status),
                 Ok(Ok(None)) => {
                     let status = status::from_pins(&paths.pins, String::new())?;
@@ -172,7 +172,7 @@ fn is_final(error: &anyhow::Error) -> bool {
 }
 
 /// The cgroup of a client: as configured, or where a dead daemon has left its programs.
-fn cgroup_of(client: &str, status: &Status) -> Result<PathBuf> {
+fn cgroup_of(client: &str, status: &StatusDocument) -> Result<PathBuf> {
     let names: Vec<&str> = status.clients.iter().map(|client| client.name.as_str()).collect();
     let found = status.client(client);
     let found = found.with_context(|| format!("client {client} is not running; {}", clients_here(&names)))?;

@@ -7,7 +7,7 @@ use crate::api::{self, Answer};
 use crate::config::Paths;
 use crate::error::Failure;
 use crate::{doctor, print};
-use lb_view::status::Status;
+use lb_view::status::StatusDocument;
 use lb_view::text::{self, Style};
 
 /// Examines the host, or whether one process is covered.
@@ -20,7 +20,7 @@ pub fn run(pid: Option<u32>, json: bool, files: &Files) -> Result<ExitCode, Fail
     // The whole examination asks the daemon for itself.
     let is_asked = files.config.is_none() || pid.is_some();
     let status = match paths_of(&files).ok().filter(|_| is_asked) {
-        Some(paths) => match api::ask_daemon::<Status>(&paths, "/v1/status") {
+        Some(paths) => match api::ask_daemon::<StatusDocument>(&paths, "/v1/status") {
             Ok(Answer::Given(status)) => Some(status),
             Ok(Answer::NotRunning | Answer::Silent) | Err(_) => None,
         },

@@ -53,7 +53,7 @@ pub const MISPLACED: &str = "--client, --service and --json before freeze, off a
 /// If no daemon answers: only it knows. Or if no service here has weights that change.
 pub fn show(filter: &Filter, json: bool, files: &Files) -> Result<ExitCode, Failure> {
     let paths = paths_of(files)?;
-    let mut status = match api::ask_daemon::<lb_view::status::Status>(&paths, "/v1/status")? {
+    let mut status = match api::ask_daemon::<lb_view::status::StatusDocument>(&paths, "/v1/status")? {
         Answer::Given(status) => status,
         Answer::NotRunning => {
             let text = "the daemon is not running, and only it knows what is reported. The tables stay as they are (`socklb status`)";

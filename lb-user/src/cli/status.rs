@@ -17,7 +17,7 @@ use crate::names::{self, BackendsByService};
 use crate::print;
 use crate::status;
 use lb_view::filter::Filter;
-use lb_view::status::{SortBy, Status};
+use lb_view::status::{SortBy, StatusDocument};
 use lb_view::text::{self, Style};
 
 /// What is shown of the status, and in which order.
@@ -30,7 +30,7 @@ pub struct Shown {
 
 impl Shown {
     /// Whether there is what the filter names.
-    fn check(&self, status: &Status) -> Result<(), String> {
+    fn check(&self, status: &StatusDocument) -> Result<(), String> {
         let names = status.clients.iter().map(|client| client.name.as_str());
         names::check_client(&self.filter, names, "here")?;
         names::check(&self.filter, || {
@@ -51,7 +51,7 @@ impl Shown {
 /// If the daemon is not trusted, the pins cannot be read, or there is nothing of a name that is asked for.
 pub fn run(shown: Shown, json: bool, watch: Option<u32>, files: &Files) -> Result<ExitCode, Failure> {
     let files = files.clone();
-    let look = move || -> Result<Status, Failure> {
+    let look = move || -> Result<StatusDocument, Failure> {
         let mut status = read(&files)?;
         shown.check(&status).map_err(anyhow::Error::msg)?;
         status.retain(&shown.filter, shown.only_failing);
@@ -74,9 +74,9 @@ pub fn run(shown: Shown, json: bool, watch: Option<u32>, files: &Files) -> Resul
 }
 
 /// The status, from the daemon if one runs and answers, else from the pins.
-pub fn read(files: &Files) -> Result<Status, Failure> {
+pub fn read(files: &Files) -> Result<StatusDocument, Failure> {
     let paths = paths_of(files)?;
-    let why = match api::ask_daemon::<Status>(&paths, "/v1/status")? {
+    let why = match api::ask_daemon::<StatusDocument>(&paths, "/v1/status")? {
         Answer::Given(status) => match other_pins(&status, files) {
             None => return Ok(status),
             Some(other) => format!(
@@ -110,7 +110,7 @@ fn stored_lists(files: &Files) -> BTreeMap<String, Arc<EndpointList>> {
 }
 
 /// Where the daemon has its pins, if others were asked for.
-fn other_pins(status: &Status, files: &Files) -> Option<PathBuf> {
+fn other_pins(status: &StatusDocument, files: &Files) -> Option<PathBuf> {
     let (wanted, daemon) = (files.pins.as_ref()?, status.daemon.as_ref()?.pins.as_ref()?);
     let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
     (real(wanted) != real(daemon)).then(|| daemon.clone())

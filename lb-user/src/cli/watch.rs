@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use lb_view::status::Status;
+use lb_view::status::StatusDocument;
 use lb_view::text::{self, Screen, Style};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
@@ -29,7 +29,7 @@ use crate::error::Failure;
 use crate::print;
 
 /// Reads the status.
-pub type Look = Arc<dyn Fn() -> Result<Status, Failure> + Send + Sync>;
+pub type Look = Arc<dyn Fn() -> Result<StatusDocument, Failure> + Send + Sync>;
 
 /// Shows the status every so often, until it is told to stop or the reader of the output is gone.
 ///
@@ -64,7 +64,7 @@ fn texts(runtime: &Runtime, look: &Look, every: Duration) -> Result<ExitCode, Fa
 /// What is shown, and which part of it.
 struct View {
     /// The last that could be read.
-    status: Status,
+    status: StatusDocument,
     /// Why it could not be read again.
     error: Option<String>,
     /// The first line that is seen.
@@ -81,7 +81,7 @@ impl View {
         Screen::new(&text, self.error.as_deref(), size, self.top)
     }
 
-    fn read(&mut self, status: Result<Status, Failure>) {
+    fn read(&mut self, status: Result<StatusDocument, Failure>) {
         match status {
             Ok(status) => (self.status, self.error) = (status, None),
             Err(failure) => {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use lb_kernel::{Offsets, Pins};
 use lb_view::fault::{Fault, FaultCode};
-use lb_view::status::Source;
+use lb_view::status::SourceStatus;
 
 use super::Controller;
 use super::leaving::CannotLeave;
@@ -22,7 +22,7 @@ impl Controller {
         let runs = |name: &str| self.clients.task(name).is_some();
         let unstarted = self.clients.unstarted.iter().filter(|(client, _)| !runs(&client.name));
         Facts {
-            daemon: lb_view::status::Daemon {
+            daemon: lb_view::status::DaemonStatus {
                 pid: self.environment.pid,
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 config: self.config.path.clone(),
@@ -142,12 +142,12 @@ impl Controller {
         faults
     }
 
-    pub fn sources(&self, client_task: &ClientTask, now: Instant) -> BTreeMap<String, Source> {
+    pub fn sources(&self, client_task: &ClientTask, now: Instant) -> BTreeMap<String, SourceStatus> {
         let services = client_task.client.services.iter();
         let source = |name: &String| match self.sources.files.get(name) {
             None => {
                 let error = client_task.refused_static().get(name).cloned();
-                Source {
+                SourceStatus {
                     file: None,
                     good_for_s: None,
                     failures: error.is_some().into(),
@@ -155,7 +155,7 @@ impl Controller {
                     notes: Vec::new(),
                 }
             }
-            Some(file) => Source {
+            Some(file) => SourceStatus {
                 file: Some(file.source.file.path.clone()),
                 good_for_s: file.feed.good_since().map(|since| now.duration_since(since).as_secs()),
                 error: file.feed.error_of(&client_task.client.name).map(str::to_owned),

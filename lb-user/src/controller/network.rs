@@ -49,7 +49,7 @@ pub trait Network: Send {
     fn receive(&mut self, at: Option<ReceiveAt>);
 
     /// How reports come in on the interfaces of the configuration.
-    fn interfaces(&self) -> Vec<status::Interface>;
+    fn interfaces(&self) -> Vec<status::InterfaceStatus>;
 
     /// What is wrong with these.
     fn interface_faults(&self) -> Vec<String>;

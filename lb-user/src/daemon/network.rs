@@ -73,7 +73,7 @@ impl Network for HostNetwork {
         self.receiving.want(at, &self.pins, self.features);
     }
 
-    fn interfaces(&self) -> Vec<status::Interface> {
+    fn interfaces(&self) -> Vec<status::InterfaceStatus> {
         self.receiving.interfaces()
     }
 

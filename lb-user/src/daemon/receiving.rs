@@ -58,8 +58,8 @@ impl Receiving {
     }
 
     /// How reports come in on the interfaces of the configuration.
-    pub fn interfaces(&self) -> Vec<status::Interface> {
-        let interfaces = self.found().interfaces.into_iter().map(|one| status::Interface {
+    pub fn interfaces(&self) -> Vec<status::InterfaceStatus> {
+        let interfaces = self.found().interfaces.into_iter().map(|one| status::InterfaceStatus {
             mode: one.mode().to_owned(),
             name: one.name,
             why: one.attached.err(),

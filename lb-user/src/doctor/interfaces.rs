@@ -5,7 +5,7 @@ use lb_kernel::receiver::{self, Receiver};
 use lb_kernel::xdp::names_of_others;
 use lb_kernel::{Driver, Features, Interface};
 use lb_view::diagnosis::{Diagnosis, State};
-use lb_view::status::Status;
+use lb_view::status::StatusDocument;
 
 use super::AS_ROOT;
 use crate::config::{Config, Paths};
@@ -19,7 +19,7 @@ pub fn examine(
     diagnosis: &mut Diagnosis,
     paths: &Paths,
     config: Option<&Config>,
-    status: Option<&Status>,
+    status: Option<&StatusDocument>,
     features: Option<Features>,
 ) {
     let Some(config) = config.filter(|config| !config.reports.xdp.is_empty()) else { return };

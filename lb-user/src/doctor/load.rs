@@ -3,13 +3,13 @@
 use lb_core::control::Law;
 use lb_core::service::Policy;
 use lb_view::diagnosis::{Diagnosis, State};
-use lb_view::status::{Service, Status};
+use lb_view::status::{ServiceStatus, StatusDocument};
 use lb_view::text::load_in_words;
 
 use crate::config::Config;
 
 /// Looks at all services, each once.
-pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&Status>) {
+pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&StatusDocument>) {
     let configured =
         config.into_iter().flat_map(|config| &config.clients).flat_map(|client| &client.services);
     let mut told = Vec::new();
@@ -34,7 +34,7 @@ pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Optio
     }
 }
 
-fn one(diagnosis: &mut Diagnosis, client: &str, service: &Service, law: Law) {
+fn one(diagnosis: &mut Diagnosis, client: &str, service: &ServiceStatus, law: Law) {
     let Some(load) = &service.load else { return };
     let name = &service.name;
     // What is wrong with it is a fault, which is told as that.

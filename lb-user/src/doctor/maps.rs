@@ -2,7 +2,7 @@
 
 use lb_kernel::{Fullness, Pins, Tables};
 use lb_view::diagnosis::{Diagnosis, State};
-use lb_view::status::Anomalies;
+use lb_view::status::AnomalyCounts;
 
 /// How full a client's maps are. Without compare-and-swap all flows are in the table of collisions.
 pub fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables: bool) {
@@ -55,7 +55,7 @@ fn full(
 /// What should not happen and did. The counts are right all the same, so there is nothing to do.
 pub fn anomalies(diagnosis: &mut Diagnosis, name: &str, pins: &Pins) {
     let Ok(anomalies) = Tables::open(pins, false).and_then(|tables| tables.anomalies()) else { return };
-    let Anomalies { close_without_record, established_out_of_turn, ended_twice, release_out_of_turn } =
+    let AnomalyCounts { close_without_record, established_out_of_turn, ended_twice, release_out_of_turn } =
         anomalies.into();
     let counted = [
         (close_without_record, "sockets closed as a flow's without a record"),

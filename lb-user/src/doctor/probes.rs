@@ -7,7 +7,7 @@ use lb_core::reports::reported::ReportState;
 use lb_kernel::{ClientNamespace, cgroup2_mount};
 use lb_view::backend::Probe;
 use lb_view::diagnosis::{Diagnosis, State};
-use lb_view::status::Status;
+use lb_view::status::StatusDocument;
 
 use crate::config::{Client, Config, Probe as Configured, Reports};
 use lb_view::text::counted;
@@ -24,7 +24,7 @@ const GUESSES: &str = "an agent in that namespace knows (probe = \"report\"); to
                        daemon needs CAP_SYS_PTRACE: see docs/reference/reports.md";
 
 /// Looks at both.
-pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&Status>) {
+pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&StatusDocument>) {
     match (status, config) {
         (Some(status), _) => of_daemon(diagnosis, status),
         (None, Some(config)) => port(diagnosis, config),
@@ -56,7 +56,7 @@ fn namespace(diagnosis: &mut Diagnosis, client: &Client) {
     }
 }
 
-fn of_daemon(diagnosis: &mut Diagnosis, status: &Status) {
+fn of_daemon(diagnosis: &mut Diagnosis, status: &StatusDocument) {
     for client in &status.clients {
         for service in &client.services {
             let subject = format!("client {}, service {}", client.name, service.name);

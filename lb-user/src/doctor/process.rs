@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use lb_kernel::{DatapathError, Pins, process};
 use lb_view::diagnosis::{Diagnosis, SCHEMA, State};
-use lb_view::status::Status;
+use lb_view::status::StatusDocument;
 
 use super::{KnownClient, clients, sockets};
 use crate::config::{Config, Paths};
@@ -22,7 +22,7 @@ pub fn examine(
     paths: &Paths,
     pid: u32,
     config: Option<&Config>,
-    status: Option<&Status>,
+    status: Option<&StatusDocument>,
 ) -> Result<Diagnosis> {
     let mut diagnosis = Diagnosis { schema: SCHEMA, findings: Vec::new() };
     let Some(name) = process::name(pid) else {

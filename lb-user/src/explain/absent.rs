@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::config::Client;
 use lb_document::did_you_mean;
-use lb_view::status::Status;
+use lb_view::status::StatusDocument;
 
 /// What a client dials: to say why there is nothing to explain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,8 +21,8 @@ impl Dials {
     }
 
     /// All clients of a status.
-    pub fn of_status(status: &Status) -> Vec<Self> {
-        let of = |client: &lb_view::status::Client| {
+    pub fn of_status(status: &StatusDocument) -> Vec<Self> {
+        let of = |client: &lb_view::status::ClientStatus| {
             let open = client.services.iter().filter(|service| service.open);
             Self { client: client.name.clone(), services: open.map(|service| service.name.clone()).collect() }
         };

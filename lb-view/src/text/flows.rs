@@ -8,7 +8,7 @@ use super::table::{ALWAYS, Column, Row, left_out, table};
 use super::{Style, wrap};
 use crate::filter::Filter;
 use crate::flows::Flow;
-use crate::status::Leaving;
+use crate::status::LeavingClient;
 
 /// The flows that were found. Each is made only when it is shown, for there may be a hundred thousand.
 pub struct Listing<'l, F> {
@@ -19,7 +19,7 @@ pub struct Listing<'l, F> {
     /// Whether they are of more than one client.
     pub has_many_clients: bool,
     /// Clients that are on their way out and of another version.
-    pub leaving: &'l [Leaving],
+    pub leaving: &'l [LeavingClient],
     /// Clients whose maps could not be read, and why.
     pub unreadable: &'l [String],
 }

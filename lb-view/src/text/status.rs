@@ -11,11 +11,11 @@ use lb_core::health::Health;
 use super::load::describe as load_in_words;
 use super::table::{ALWAYS, Column, Row, left_out, table};
 use super::{Style, counted, percent, wrap};
-use crate::backend::{Backend, LONGEST_US, Latency};
-use crate::status::{Client, EjectionMode, NotChosen, Service, Status};
+use crate::backend::{BackendStatus, LONGEST_US, Latency};
+use crate::status::{ClientStatus, EjectionMode, NotChosen, ServiceStatus, StatusDocument};
 
 /// The status as text.
-pub fn status(status: &Status, style: Style) -> String {
+pub fn status(status: &StatusDocument, style: Style) -> String {
     let mut text = String::new();
     match &status.daemon {
         Some(daemon) => {
@@ -58,12 +58,12 @@ pub fn status(status: &Status, style: Style) -> String {
 }
 
 /// How many services and backends there are, and in which states but healthy; nothing without a service.
-fn summary(status: &Status) -> Option<String> {
+fn summary(status: &StatusDocument) -> Option<String> {
     let services = status.clients.iter().flat_map(|client| &client.services);
     // A service that several clients use is one.
     let names: BTreeSet<&str> = services.clone().map(|service| service.name.as_str()).collect();
     let count = names.len();
-    let backends: Vec<&Backend> = services.flat_map(|service| &service.backends).collect();
+    let backends: Vec<&BackendStatus> = services.flat_map(|service| &service.backends).collect();
     let clients = match status.clients.len() {
         0 | 1 => String::new(),
         clients => format!("{}, ", counted(clients, "client")),
@@ -79,7 +79,7 @@ fn summary(status: &Status) -> Option<String> {
 }
 
 /// One client. Adds to `missing` the columns that there is no room for.
-fn one_client(text: &mut String, client: &Client, style: Style, missing: &mut Vec<&'static str>) {
+fn one_client(text: &mut String, client: &ClientStatus, style: Style, missing: &mut Vec<&'static str>) {
     let cgroup =
         client.cgroup.as_ref().map_or_else(|| "no cgroup".to_owned(), |path| path.display().to_string());
     let _ = writeln!(text, "\nclient {}  {cgroup}", style.paint("1", &client.name));
@@ -93,7 +93,7 @@ fn one_client(text: &mut String, client: &Client, style: Style, missing: &mut Ve
 }
 
 /// One service. Returns the columns that there is no room for.
-fn one_service(text: &mut String, service: &Service, style: Style) -> Vec<&'static str> {
+fn one_service(text: &mut String, service: &ServiceStatus, style: Style) -> Vec<&'static str> {
     let skew = service.skew.map_or_else(String::new, |skew| format!(", skew {skew:.3}"));
     let closed = if service.open { "" } else { " (removed; waiting for its last connection to end)" };
     let _ = writeln!(
@@ -153,7 +153,7 @@ fn columns(is_watched: bool) -> [Column<'static>; 10] {
     ]
 }
 
-fn row(backend: &Backend, is_watched: bool) -> Row {
+fn row(backend: &BackendStatus, is_watched: bool) -> Row {
     let rates = backend.rates_60s.as_ref();
     let (share, flows, latency) = match rates {
         Some(rates) => (backend.share_60s, rate(rates.started), backend.latency_60s),
@@ -198,7 +198,7 @@ fn not_chosen(all: &[NotChosen]) -> Option<String> {
 
 /// How connects failed, if any did: per second, or, without a daemon, since the backend was first seen. Errors of the
 /// backend come first, then endings that the application or this host caused.
-fn failures(backend: &Backend, is_watched: bool) -> Option<String> {
+fn failures(backend: &BackendStatus, is_watched: bool) -> Option<String> {
     let failed = |ending: &Ending| !matches!(ending, Ending::Closed | Ending::Unknown);
     let (errors, others): (Vec<Ending>, Vec<Ending>) =
         Ending::ALL.into_iter().filter(failed).partition(|ending| ending.is_error());
@@ -256,7 +256,7 @@ mod tests {
     use super::*;
     use crate::backend::Rates;
     use crate::fault::{Fault, FaultCode};
-    use crate::status::Anomalies;
+    use crate::status::AnomalyCounts;
 
     #[test]
     fn connects_that_end_oddly_are_told_with_all_that_were_balanced() {
@@ -285,15 +285,15 @@ mod tests {
         );
     }
 
-    fn service() -> Service {
+    fn service() -> ServiceStatus {
         let backend = |slot: u32| {
             let address = format!("255.255.255.25{slot}:65535").parse().expect("an address");
-            Backend::unused(address, slot)
+            BackendStatus::unused(address, slot)
         };
         let mut connect = Histogram::default();
         (connect.buckets[6], connect.buckets[14], connect.sum_us) = (980, 20, 1_300_000);
         let named = |name: &str, number: f64| (name.to_owned(), number);
-        let busy = Backend {
+        let busy = BackendStatus {
             state: "lame-duck".to_owned(),
             weight: 65_535,
             share_wanted: 0.75,
@@ -313,12 +313,12 @@ mod tests {
             ..backend(0)
         };
         let rates = Rates { over_s: 60.0, started: 0.0, errors: 0.0, endings: BTreeMap::new() };
-        let idle = Backend { rates_60s: Some(rates), ..backend(1) };
-        Service::with_backends(vec![busy, idle])
+        let idle = BackendStatus { rates_60s: Some(rates), ..backend(1) };
+        ServiceStatus::with_backends(vec![busy, idle])
     }
 
     #[track_caller]
-    fn check_table(service: &Service, expected: &str) {
+    fn check_table(service: &ServiceStatus, expected: &str) {
         let mut text = String::new();
         assert_eq!(one_service(&mut text, service, Style::default()), [""; 0]);
         assert_eq!(text, expected);
@@ -342,16 +342,16 @@ mod tests {
     fn a_summary_counts_what_there_is_and_what_is_not_healthy() {
         let (daemon, faults, clients) = (None, Vec::new(), Vec::new());
         let (leaving, interfaces) = (Vec::new(), Vec::new());
-        let mut status = Status { schema: 1, daemon, faults, clients, leaving, interfaces };
+        let mut status = StatusDocument { schema: 1, daemon, faults, clients, leaving, interfaces };
         assert_eq!(summary(&status), None);
-        let client = |services| Client { services, ..client() };
+        let client = |services| ClientStatus { services, ..client() };
         status.clients.push(client(vec![service()]));
         assert_eq!(summary(&status).as_deref(), Some("1 service, 2 backends, 1 lame-duck"));
         let mut failing = service();
         for (backend, state) in failing.backends.iter_mut().zip(["ejected", "refusing"]) {
             state.clone_into(&mut backend.state);
         }
-        status.clients.push(client(vec![failing, Service::with_backends(Vec::new())]));
+        status.clients.push(client(vec![failing, ServiceStatus::with_backends(Vec::new())]));
         assert_eq!(
             summary(&status).as_deref(),
             Some("2 clients, 1 service, 4 backends, 1 refusing, 1 ejected, 1 lame-duck")
@@ -385,11 +385,11 @@ mod tests {
     }
 
     /// A client whose second service has shorter addresses: its table has other columns.
-    fn client() -> Client {
+    fn client() -> ClientStatus {
         let mut other = service();
         other.backends.truncate(1);
         other.backends[0].address = ([10, 0, 0, 1], 80).into();
-        Client {
+        ClientStatus {
             name: "web".to_owned(),
             configured_cgroup: None,
             cgroup: Some("/sys/fs/cgroup/websites.slice/web".into()),
@@ -397,7 +397,7 @@ mod tests {
             neighbours: None,
             reclaim: None,
             not_a_service: 0,
-            anomalies: Anomalies::default(),
+            anomalies: AnomalyCounts::default(),
             services: vec![service(), other],
         }
     }
@@ -409,7 +409,7 @@ mod tests {
             let faults =
                 vec![Fault::of_client(FaultCode::NotAttached, "web", "run `socklb detach web` twice")];
             let clients = vec![client()];
-            let whole = Status {
+            let whole = StatusDocument {
                 schema: 0,
                 daemon: None,
                 faults,

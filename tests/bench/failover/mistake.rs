@@ -133,7 +133,7 @@ fn meet(stage: &Stage, trouble: &Trouble, policy: Policy, connects: u64) -> Resu
     caller.tell((trouble.calls)(client.service, connects));
     let made = caller.made();
     let service = client.of(&place.status())?;
-    let sum = |of: fn(&lb_view::backend::Backend) -> u64| service.backends.iter().map(of).sum::<u64>();
+    let sum = |of: fn(&lb_view::backend::BackendStatus) -> u64| service.backends.iter().map(of).sum::<u64>();
     let failed = u64::try_from(made.failed.len())?;
     let unanswered = sum(|backend| backend.endings.get("unanswered").copied().unwrap_or(0));
     let started = sum(|backend| backend.started);

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use lb_common::ending::Ending;
-use lb_view::backend::Backend;
-use lb_view::status::Service;
+use lb_view::backend::BackendStatus;
+use lb_view::status::ServiceStatus;
 use serde::Serialize;
 
 use super::caller::Made;
@@ -58,10 +58,10 @@ const LEAST_SAMPLE: f64 = 100.0;
 
 impl Figures {
     /// The figures of a cell: what the client has seen, and its service after that.
-    pub fn of(cell: Cell, backends: &Backends, made: &Made, service: &Service) -> Result<Self> {
-        let dead: Vec<&Backend> =
+    pub fn of(cell: Cell, backends: &Backends, made: &Made, service: &ServiceStatus) -> Result<Self> {
+        let dead: Vec<&BackendStatus> =
             backends.dead.iter().map(|address| backend(service, *address)).collect::<Result<_>>()?;
-        let sum = |of: fn(&Backend) -> u64| dead.iter().map(|backend| of(backend)).sum::<u64>();
+        let sum = |of: fn(&BackendStatus) -> u64| dead.iter().map(|backend| of(backend)).sum::<u64>();
         let trials = sum(|backend| backend.trials);
         // Whoever accepts and resets is taken back by a trial and fails it all the same.
         let trials_failed = match cell.fault {
@@ -94,8 +94,8 @@ impl Figures {
     pub fn compare_shares(
         &mut self,
         live: &[SocketAddr],
-        before: Option<&Service>,
-        after: &Service,
+        before: Option<&ServiceStatus>,
+        after: &ServiceStatus,
     ) -> Result<()> {
         for address in live {
             let until = before.map_or(Ok(0), |before| anyhow::Ok(backend(before, *address)?.established))?;
@@ -124,7 +124,12 @@ fn over_after(made: &Made, trials_failed: u64) -> Option<f64> {
 }
 
 /// What each connect of the client has been counted as.
-fn contradictions(fault: Fault, dead: &[&Backend], made: &Made, service: &Service) -> Vec<String> {
+fn contradictions(
+    fault: Fault,
+    dead: &[&BackendStatus],
+    made: &Made,
+    service: &ServiceStatus,
+) -> Vec<String> {
     let mut found = Vec::new();
     let ended = |ending: &str| -> u64 { dead.iter().filter_map(|backend| backend.endings.get(ending)).sum() };
     let mut compare = |what: &str, counted: u64, seen: u64| {

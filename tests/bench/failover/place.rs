@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
 use lb_common::abi::Policy;
-use lb_view::backend::Backend;
-use lb_view::status::{Service, Status};
+use lb_view::backend::BackendStatus;
+use lb_view::status::{ServiceStatus, StatusDocument};
 use stage::{Cgroup, Daemon, Setup, Stage};
 
 use super::caller::Caller;
@@ -40,7 +40,7 @@ impl Client {
     }
 
     /// Its service, as status shows it.
-    pub fn of(&self, status: &Status) -> Result<Service> {
+    pub fn of(&self, status: &StatusDocument) -> Result<ServiceStatus> {
         let client = status.client(&self.name).with_context(|| format!("status shows {}", self.name))?;
         client.services.first().cloned().context("it has a service")
     }
@@ -83,7 +83,7 @@ impl Place {
     }
 
     /// `status --json`.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> StatusDocument {
         self.setup.status()
     }
 }
@@ -111,7 +111,7 @@ impl Drop for Place {
 }
 
 /// A service's backend at an address.
-pub fn backend(service: &Service, address: SocketAddr) -> Result<&Backend> {
+pub fn backend(service: &ServiceStatus, address: SocketAddr) -> Result<&BackendStatus> {
     let mut backends = service.backends.iter();
     backends.find(|backend| backend.address == address).with_context(|| format!("a backend at {address}"))
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use lb_view::status::Service;
+use lb_view::status::ServiceStatus;
 use stage::{Cgroup, Daemon, Setup, Stage};
 
 /// The service that the client dials. Nothing has this address: a connect that is not rewritten fails.
@@ -57,7 +57,7 @@ impl Host {
     }
 
     /// The service as status shows it.
-    pub fn service(&self) -> Result<Service> {
+    pub fn service(&self) -> Result<ServiceStatus> {
         let status = self.setup.status();
         let service = status.client("web").and_then(|client| client.service("users")).cloned();
         service.context("status shows the service")

@@ -131,7 +131,7 @@ impl Scene {
         let bases = self.backends.iter().map(|backend| Ok(registered(&self.host.setup, *backend)?.1));
         let service = self.host.service()?;
         let backends = service.backends.iter();
-        let state = |backend: &lb_view::backend::Backend| {
+        let state = |backend: &lb_view::backend::BackendStatus| {
             let probe = backend.probe.as_ref().map(|probe| probe.state.clone());
             (backend.address, backend.state.clone(), probe)
         };

@@ -17,7 +17,7 @@ use lb_core::plan::BackendPlan;
 use lb_core::service::Accounting;
 use lb_core::slots::Identity;
 use lb_kernel::{Datapath, DatapathError, Features};
-use lb_view::status::Unused;
+use lb_view::status::UnusedEndpoints;
 use tracing::{info, warn};
 
 use super::ClientTask;
@@ -410,7 +410,7 @@ impl ClientTask {
     }
 
     /// Endpoints that no task of the job uses, by service name.
-    pub fn unused(&self) -> BTreeMap<String, Unused> {
+    pub fn unused(&self) -> BTreeMap<String, UnusedEndpoints> {
         let unused = self.balancer.services().filter_map(|(service, _, in_use)| {
             let (_, membership) = in_use?;
             Some((service.name.clone(), membership.unused?.into()))

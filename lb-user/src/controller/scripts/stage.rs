@@ -351,7 +351,7 @@ impl Network for WireEnd {
 
     fn receive(&mut self, _: Option<ReceiveAt>) {}
 
-    fn interfaces(&self) -> Vec<lb_view::status::Interface> {
+    fn interfaces(&self) -> Vec<lb_view::status::InterfaceStatus> {
         Vec::new()
     }
 

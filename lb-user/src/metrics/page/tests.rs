@@ -21,7 +21,7 @@ use super::*;
 use crate::facts::{ClientFacts, Reloads, ReportCounts};
 use lb_view::backend::Probe;
 use lb_view::load::{MemberLoad, ServiceLoad};
-use lb_view::status::{Daemon, Interface, Reclaim, Source};
+use lb_view::status::{DaemonStatus, InterfaceStatus, Reclaim, SourceStatus};
 
 fn facts() -> Facts {
     let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
@@ -32,8 +32,8 @@ fn facts() -> Facts {
             datagrams: vec![("believed", 4), ("forged", 1)],
             by_kernel: vec![("believed", 3)],
         },
-        interfaces: vec![Interface { name: "eth0".to_owned(), mode: "native".to_owned(), why: None }],
-        daemon: Daemon {
+        interfaces: vec![InterfaceStatus { name: "eth0".to_owned(), mode: "native".to_owned(), why: None }],
+        daemon: DaemonStatus {
             pid: 1,
             version: "1".to_owned(),
             config: "/etc/socklb.toml".into(),
@@ -117,7 +117,8 @@ fn load() -> ServiceLoad {
 }
 
 fn client() -> ClientMetrics {
-    let source = Source { file: None, good_for_s: Some(5), error: None, failures: 0, notes: Vec::new() };
+    let source =
+        SourceStatus { file: None, good_for_s: Some(5), error: None, failures: 0, notes: Vec::new() };
     let service = ServiceSnapshot {
         view: ServiceView {
             index: ServiceIndex(0),
