@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use lb_kernel::{Cgroup, Features, Pins};
-use lb_view::diagnosis::{Diagnosis, SCHEMA, State};
+use lb_view::diagnosis::{Diagnosis, SCHEMA, Severity};
 use lb_view::status::Reclaim;
 
 pub use process::examine as examine_process;
@@ -44,7 +44,7 @@ pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> 
         Ok(config) => configuration(&mut diagnosis, config),
         Err(error) => diagnosis.add(
             "configuration",
-            State::Warning,
+            Severity::Warning,
             error.as_str(),
             // Of a file that is not there `check` says no more.
             file.exists().then(|| format!("socklb check {}", file.display())).as_deref(),
@@ -92,7 +92,7 @@ fn open_files(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option
     );
     if limit < wanted {
         let help = format!("LimitNOFILE={wanted} in its unit, or `ulimit -n {wanted}` before it");
-        diagnosis.add("open files", State::Warning, text, Some(&help));
+        diagnosis.add("open files", Severity::Warning, text, Some(&help));
     } else {
         diagnosis.ok("open files", text);
     }
@@ -104,12 +104,12 @@ fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<StatusDocument> {
             let pid = status.daemon.as_ref().map_or(0, |daemon| daemon.pid);
             diagnosis.ok("daemon", format!("running (pid {pid})"));
             for fault in &status.faults {
-                diagnosis.add("daemon", State::Warning, fault.to_string(), None);
+                diagnosis.add("daemon", Severity::Warning, fault.to_string(), None);
             }
             for client in &status.clients {
                 let Some(reclaim) = client.reclaim else { continue };
                 let Reclaim { passes: _, reclaimed, suspected, kept_open, kept_elsewhere } = reclaim;
-                let state = if kept_open + kept_elsewhere > 0 { State::Note } else { State::Ok };
+                let state = if kept_open + kept_elsewhere > 0 { Severity::Note } else { Severity::Ok };
                 let text = format!(
                     "client {}: {reclaimed} records of sockets that are gone were reclaimed, {suspected} are suspected; kept: \
                      {kept_open} whose sockets are open and not connected, {kept_elsewhere} in network namespaces that the \
@@ -125,7 +125,7 @@ fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<StatusDocument> {
                 format!("{}: it is stopped or hangs; tables stay as they are", api::silent(&paths.run));
             diagnosis.add(
                 "daemon",
-                State::Warning,
+                Severity::Warning,
                 text,
                 Some("systemctl restart socklb, or kill and start it"),
             );
@@ -136,11 +136,11 @@ fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<StatusDocument> {
                 "no daemon answers at {}; tables stay as they are",
                 api::socket(&paths.run).display()
             );
-            diagnosis.add("daemon", State::Warning, text, Some("systemctl start socklb, or socklb run"));
+            diagnosis.add("daemon", Severity::Warning, text, Some("systemctl start socklb, or socklb run"));
             None
         }
         Err(error) => {
-            diagnosis.add("daemon", State::Warning, format!("{error:#}"), Some(AS_ROOT));
+            diagnosis.add("daemon", Severity::Warning, format!("{error:#}"), Some(AS_ROOT));
             None
         }
     }
@@ -150,7 +150,7 @@ fn pins(diagnosis: &mut Diagnosis, paths: &Paths, config: Option<&Config>, statu
     let all = match Pins::all_versions(&paths.pins) {
         Ok(all) => all,
         Err(error) => {
-            diagnosis.add("pins", State::Warning, crate::error::chain(&error), Some(AS_ROOT));
+            diagnosis.add("pins", Severity::Warning, crate::error::chain(&error), Some(AS_ROOT));
             return;
         }
     };
@@ -170,29 +170,29 @@ fn stale(
     pins: &Pins,
     config: Option<&Config>,
     status: Option<&StatusDocument>,
-) -> Option<(State, String, Option<String>)> {
+) -> Option<(Severity, String, Option<String>)> {
     let name = &pins.client;
     let detach = Some(pins.detach_command());
     let mut leaving = status.into_iter().flat_map(|status| &status.leaving);
     if let Some(leaving) = leaving.find(|leaving| leaving.client == *name && leaving.abi == pins.version) {
         let text = format!("client {name} (ABI version {}) {}", pins.version, leaving.describe());
-        return Some((State::Note, text, None));
+        return Some((Severity::Note, text, None));
     }
     if !pins.is_of_this_version() {
         let text = format!("client {name} has pins of ABI version {}, of another socklb", pins.version);
-        return Some((State::Warning, text, detach));
+        return Some((Severity::Warning, text, detach));
     }
     let config = config?;
     if !config.clients.iter().any(|client| client.name == *name) {
-        return Some((State::Warning, format!("client {name} is pinned and not configured"), detach));
+        return Some((Severity::Warning, format!("client {name} is pinned and not configured"), detach));
     }
     match lb_kernel::check_pins(pins, &config.limits) {
         Ok(()) => None,
         Err(error) if error.is_permission() => {
             let text = format!("client {name}: {}", crate::error::chain(&error));
-            Some((State::Note, text, Some(AS_ROOT.to_owned())))
+            Some((Severity::Note, text, Some(AS_ROOT.to_owned())))
         }
-        Err(error) => Some((State::Problem, crate::error::chain(&error), detach)),
+        Err(error) => Some((Severity::Problem, crate::error::chain(&error), detach)),
     }
 }
 
@@ -224,7 +224,7 @@ fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &KnownClient, fe
         Ok(cgroup) => cgroup,
         Err(error) => {
             let text = format!("client {name}: {}", crate::error::chain(&error));
-            diagnosis.add("attachment", State::Warning, text, None);
+            diagnosis.add("attachment", Severity::Warning, text, None);
             return;
         }
     };
@@ -236,11 +236,11 @@ fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &KnownClient, fe
         }
         Ok(false) => {
             let text = format!("client {name}: no programs are attached to {}", cgroup.path.display());
-            diagnosis.add("attachment", State::Problem, text, Some("start the daemon, or see its log"));
+            diagnosis.add("attachment", Severity::Problem, text, Some("start the daemon, or see its log"));
         }
         Err(error) => {
             let text = format!("client {name}: {}", crate::error::chain(&error));
-            diagnosis.add("attachment", State::Note, text, Some(AS_ROOT));
+            diagnosis.add("attachment", Severity::Note, text, Some(AS_ROOT));
         }
     }
     programs::others(diagnosis, name, paths, &pins, &cgroup);

@@ -19,7 +19,7 @@ use lb_core::slots::Identity;
 use lb_core::subset::{Algorithm, Position};
 use lb_core::weights;
 use lb_view::explanation::{Auto, Candidate, Explanation, Inputs, Member, SCHEMA, Shares, Tried, Unhealthy};
-use lb_view::load::ServiceLoad;
+use lb_view::load::ServiceLoadStatus;
 
 use crate::config::Client;
 
@@ -36,7 +36,7 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
     balancer: &Balancer<T>,
     wanted: Option<&str>,
     from_daemon: bool,
-    mut loads: BTreeMap<String, ServiceLoad>,
+    mut loads: BTreeMap<String, ServiceLoadStatus>,
 ) -> Vec<Explanation> {
     let is_wanted = |service: &Service| wanted.is_none_or(|wanted| wanted == service.name);
     // The plan of a large client takes milliseconds to make.

@@ -17,9 +17,9 @@ use lb_core::endpoint::EndpointList;
 use lb_core::reports::senders::Refusal;
 use lb_kernel::{Pins, Runs};
 
-use lb_view::backend::Probe;
+use lb_view::backend::BackendHealth;
 use lb_view::fault::Fault;
-use lb_view::load::ServiceLoad;
+use lb_view::load::ServiceLoadStatus;
 use lb_view::status::{DaemonStatus, InterfaceStatus, Reclaim, SourceStatus, UnusedEndpoints};
 
 use crate::window::Lately;
@@ -106,9 +106,9 @@ pub struct ClientFacts {
     /// For how long backends have not been available, by service name and address.
     pub unavailable: BTreeMap<(String, SocketAddr), Duration>,
     /// What probes and reports say of its backends, by service name and address.
-    pub probes: BTreeMap<(String, SocketAddr), Probe>,
+    pub probes: BTreeMap<(String, SocketAddr), BackendHealth>,
     /// What changes weights while lists stay, by service name.
-    pub loads: BTreeMap<String, ServiceLoad>,
+    pub loads: BTreeMap<String, ServiceLoadStatus>,
     /// Runs of its programs by hook, where the kernel has counted them.
     pub runs: Vec<(&'static str, Runs)>,
     /// Samples of its counters; `None` only where no daemon has taken any.

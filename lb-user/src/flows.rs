@@ -13,7 +13,7 @@ use lb_core::ids::ServiceIndex;
 use lb_kernel::process::{self, Process};
 use lb_kernel::{DatapathError, FlowSnapshot, OpenFlow, Pins, SlotView};
 use lb_view::filter::Filter;
-use lb_view::flows::{Flow, SCHEMA};
+use lb_view::flows::{ActiveFlow, SCHEMA};
 use lb_view::status::LeavingClient;
 use lb_view::text::Listing;
 use serde::ser::SerializeStruct;
@@ -129,7 +129,7 @@ impl FlowReport {
     ///
     /// # Panics
     /// If there are not so many.
-    pub fn flow(&self, number: usize) -> Flow<'_> {
+    pub fn flow(&self, number: usize) -> ActiveFlow<'_> {
         let (client, flow) = self.order[number];
         let client = &self.clients[client as usize];
         let open = &client.flows[flow as usize];
@@ -138,7 +138,7 @@ impl FlowReport {
         let slot = client.slot(open);
         let table = service.map(|service| service.table);
         let table = table.filter(|table| table.generation == flow.table_generation && !table.is_empty());
-        Flow {
+        ActiveFlow {
             client: client.client.as_str().into(),
             service: service.map(|service| service.name.as_str().into()),
             address: service.map(|service| service.address),
@@ -167,7 +167,7 @@ impl FlowReport {
     }
 
     /// The flows, to be shown as text.
-    pub fn listing<'r>(&'r self) -> Listing<'r, impl Fn(usize) -> Flow<'r>> {
+    pub fn listing<'r>(&'r self) -> Listing<'r, impl Fn(usize) -> ActiveFlow<'r>> {
         Listing {
             count: self.len(),
             flow: |number| self.flow(number),
@@ -178,7 +178,7 @@ impl FlowReport {
     }
 
     /// All of them, the oldest first.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = Flow<'_>> {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = ActiveFlow<'_>> {
         (0..self.len()).map(|number| self.flow(number))
     }
 }
@@ -216,7 +216,7 @@ mod tests {
     use lb_common::abi::{self, BackendState, EjectionState, HealthReason, Usable};
     use lb_core::ids::{BackendRef, Generation, Slot};
     use lb_kernel::SlotView;
-    use lb_view::flows::Flows;
+    use lb_view::flows::FlowsDocument;
 
     use super::*;
 
@@ -273,7 +273,7 @@ mod tests {
         let written = serde_json::to_value(&found).unwrap();
         let keys: Vec<&str> = written.as_object().unwrap().keys().map(String::as_str).collect();
         assert_eq!(keys, ["flows", "leaving", "schema", "unreadable"]);
-        let read: Flows = serde_json::from_value(written).unwrap();
+        let read: FlowsDocument = serde_json::from_value(written).unwrap();
         assert_eq!((read.schema, read.flows.len(), read.flows[0].cookie), (SCHEMA, 2, 2));
     }
 

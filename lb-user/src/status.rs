@@ -20,7 +20,7 @@ use lb_kernel::receiver::{self, Attachment};
 use lb_kernel::{
     BackendSnapshot, Counts, DatapathError, Pinned, Pins, ServiceSnapshot, SlotView, Snapshot, Tables,
 };
-use lb_view::backend::{BackendStatus, Ejection, Latency, Rates};
+use lb_view::backend::{BackendStatus, ConnectLatency, ConnectionRates, EjectionStatus};
 use lb_view::fault::{self, Fault, FaultCode};
 use lb_view::status::{
     AnomalyCounts, ClientStatus, EjectionMode, InterfaceStatus, LeavingClient, NeighbourProgram, NotChosen,
@@ -203,7 +203,7 @@ fn of_service(
         limited_60s: lately
             .filter(|_| view.rules.active_limit != 0)
             .and_then(|lately| lately.window.limited(view.index, outcomes.limited)),
-        handshake_60s: Latency::of_all(recent.iter().flatten().map(|recent| &recent.connect)),
+        handshake_60s: ConnectLatency::of_all(recent.iter().flatten().map(|recent| &recent.connect)),
         unanswered_after_ms: (view.protocol == Protocol::Tcp)
             .then(|| milliseconds(view.rules.unanswered_after)),
         skew: skew(&backends),
@@ -256,8 +256,8 @@ fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Optio
         failing: Recent::is_failing_backend(slot.usable.is_usable(), recent),
         rtt: (&sums.rtt).into(),
         connect: (&sums.connect).into(),
-        latency: Latency::of(&sums.connect),
-        latency_60s: recent.and_then(|recent| Latency::of(&recent.connect)),
+        latency: ConnectLatency::of(&sums.connect),
+        latency_60s: recent.and_then(|recent| ConnectLatency::of(&recent.connect)),
         rates_60s: recent.map(rates),
         lifetime_s: seconds(sums.lifetime_ns),
         bytes_received: sums.bytes_received,
@@ -310,11 +310,11 @@ pub fn found(slot: &SlotView) -> (Health, Option<Who>, Option<String>) {
 }
 
 /// Why and until when a backend is ejected.
-fn ejection_of(slot: &SlotView, rules: EjectionRules) -> Ejection {
+fn ejection_of(slot: &SlotView, rules: EjectionRules) -> EjectionStatus {
     let EjectionState { at, run, level, phase, ending } = slot.ejection;
     let now = ticks::tick(lb_kernel::monotonic_ns());
     let is_tried = EjectionPhase::from_u8(phase) == EjectionPhase::Trial;
-    Ejection {
+    EjectionStatus {
         failures: run.into(),
         cause: name_of_failure(ending).to_owned(),
         times: level.into(),
@@ -333,10 +333,10 @@ fn seconds(ns: u64) -> f64 {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "rates for people")]
-fn rates(recent: &Recent) -> Rates {
+fn rates(recent: &Recent) -> ConnectionRates {
     let rate = |count: u64| count as f64 / recent.seconds;
     let ended = |ending: Ending| recent.endings[ending as usize];
-    Rates {
+    ConnectionRates {
         over_s: recent.seconds,
         started: rate(recent.chosen),
         errors: rate(Ending::ALL.into_iter().filter(|ending| ending.is_error()).map(ended).sum()),

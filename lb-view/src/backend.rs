@@ -30,7 +30,7 @@ pub struct BackendStatus {
     pub membership: String,
     /// Why and until when it is ejected; `None` if it is not.
     #[serde(default)]
-    pub ejection: Option<Ejection>,
+    pub ejection: Option<EjectionStatus>,
     /// Whether the programs did not eject it although it failed often enough, because it is the last.
     #[serde(default)]
     pub is_withheld: bool,
@@ -39,7 +39,7 @@ pub struct BackendStatus {
     pub unavailable_s: Option<f64>,
     /// What its reports or the daemon's probes say; `None` if it is not probed, or without a daemon.
     #[serde(default)]
-    pub probe: Option<Probe>,
+    pub probe: Option<BackendHealth>,
     /// Whether connect may choose it.
     pub usable: bool,
     /// Its capacity.
@@ -82,11 +82,11 @@ pub struct BackendStatus {
     /// From the choice until the flow was established.
     pub connect: Times,
     /// [`BackendStatus::connect`] in brief; `None` where no flow was established.
-    pub latency: Option<Latency>,
+    pub latency: Option<ConnectLatency>,
     /// Of the last minute; `None` without a daemon.
-    pub latency_60s: Option<Latency>,
+    pub latency_60s: Option<ConnectLatency>,
     /// Of the last minute; `None` without a daemon.
-    pub rates_60s: Option<Rates>,
+    pub rates_60s: Option<ConnectionRates>,
     /// Sum of the lifetimes of ended flows, in seconds.
     pub lifetime_s: f64,
     /// Bytes that ended flows received.
@@ -124,7 +124,7 @@ impl BackendStatus {
 
 /// What reports or probes say of a backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Probe {
+pub struct BackendHealth {
     /// `report`, `tcp` or `http`.
     pub kind: String,
     /// Of reports `ready`, `lame-duck`, `down`, `unheard`, `silent` or `unknown`; of probes `well` or `failing`; `unprobed` before
@@ -146,7 +146,7 @@ pub struct Probe {
     pub utilization: Option<f64>,
 }
 
-impl Probe {
+impl BackendHealth {
     /// Of a backend that was not probed yet, by probes of this kind.
     pub fn unprobed(kind: &str) -> Self {
         Self {
@@ -176,7 +176,7 @@ impl Probe {
     }
 }
 
-impl fmt::Display for Probe {
+impl fmt::Display for BackendHealth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind.as_str() {
             "report" => write!(f, "reports: {}", self.state)?,
@@ -203,7 +203,7 @@ impl fmt::Display for Probe {
 
 /// Why and until when a backend is ejected.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Ejection {
+pub struct EjectionStatus {
     /// How many flows failed in a row.
     pub failures: u32,
     /// What the last of them was, by [`name_of_failure`](lb_common::ejection::name_of_failure).
@@ -217,7 +217,7 @@ pub struct Ejection {
 impl BackendStatus {
     /// Why it is ejected, and when it is tried again; `None` if it is not. A backend that is known to refuse is not tried.
     pub fn ejection_in_words(&self) -> Option<String> {
-        let Ejection { failures, cause, times, trial_in_s } = self.ejection.as_ref()?;
+        let EjectionStatus { failures, cause, times, trial_in_s } = self.ejection.as_ref()?;
         let mut text = format!("ejected: {failures} {cause} in a row");
         if *times > 1 {
             text += &format!(", {times} times without recovery");
@@ -306,7 +306,7 @@ fn count(times: &abi::Histogram) -> u64 {
 
 /// How long connects take, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Latency {
+pub struct ConnectLatency {
     /// The mean.
     pub mean_us: f64,
     /// The median, estimated: times within a bucket are taken for evenly spread. At most 4,194,304, the last bound.
@@ -315,7 +315,7 @@ pub struct Latency {
     pub p99_us: f64,
 }
 
-impl Latency {
+impl ConnectLatency {
     /// The latency of a histogram; `None` if that is empty.
     #[expect(clippy::cast_precision_loss, reason = "times for people")]
     pub fn of(times: &abi::Histogram) -> Option<Self> {
@@ -362,7 +362,7 @@ pub const LONGEST_US: f64 = (1u32 << (FIRST_BUCKET_LOG2 as usize + TIME_BUCKETS 
 
 /// Rates per second, averaged over about a minute.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Rates {
+pub struct ConnectionRates {
     /// Over how many seconds: fewer than 60 for a daemon that has just started.
     pub over_s: f64,
     /// Flows that were started to it.
@@ -383,14 +383,14 @@ mod tests {
         for (bucket, count) in buckets {
             times.buckets[*bucket] = *count;
         }
-        let latency = Latency::of(&times);
+        let latency = ConnectLatency::of(&times);
         assert_eq!(latency.map(|latency| [latency.mean_us, latency.p50_us, latency.p99_us]), expected);
     }
 
     #[test]
     fn an_ejection_is_told_with_its_cause_and_what_comes() {
         let of = |health: Health, times: u32, trial_in_s: Option<f64>| {
-            let ejection = Ejection { failures: 5, cause: "refused".to_owned(), times, trial_in_s };
+            let ejection = EjectionStatus { failures: 5, cause: "refused".to_owned(), times, trial_in_s };
             let unused = BackendStatus::unused("10.0.0.1:80".parse().unwrap(), 0);
             let backend =
                 BackendStatus { state: health.name().to_owned(), ejection: Some(ejection), ..unused };

@@ -8,7 +8,7 @@ pub const SCHEMA: u32 = 1;
 /// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum State {
+pub enum Severity {
     /// As it should be.
     Ok,
     /// Worth knowing; nothing has to be done.
@@ -25,7 +25,7 @@ pub struct Finding {
     /// The thing that was looked at.
     pub check: String,
     /// The severity.
-    pub state: State,
+    pub state: Severity,
     /// In words.
     pub text: String,
     /// What to do about it.
@@ -44,17 +44,17 @@ pub struct Diagnosis {
 impl Diagnosis {
     /// Whether an operator should act: there is a warning or a problem.
     pub fn is_degraded(&self) -> bool {
-        self.findings.iter().any(|finding| finding.state >= State::Warning)
+        self.findings.iter().any(|finding| finding.state >= Severity::Warning)
     }
 
     /// Adds a finding.
-    pub fn add(&mut self, check: &str, state: State, text: impl Into<String>, help: Option<&str>) {
+    pub fn add(&mut self, check: &str, state: Severity, text: impl Into<String>, help: Option<&str>) {
         let help = help.map(str::to_owned);
         self.findings.push(Finding { check: check.to_owned(), state, text: text.into(), help });
     }
 
     /// Adds that something is as it should be.
     pub fn ok(&mut self, check: &str, text: impl Into<String>) {
-        self.add(check, State::Ok, text, None);
+        self.add(check, Severity::Ok, text, None);
     }
 }

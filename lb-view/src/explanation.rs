@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use lb_core::membership;
 
-use crate::load::ServiceLoad;
+use crate::load::ServiceLoadStatus;
 use crate::status::UnusedEndpoints;
 use serde::{Deserialize, Serialize};
 
@@ -26,7 +26,7 @@ pub struct Explanation {
     pub inputs: Inputs,
     /// What changes shares while the list stays; `None` if nothing does, or without a daemon.
     #[serde(default)]
-    pub load: Option<ServiceLoad>,
+    pub load: Option<ServiceLoadStatus>,
     /// The order that the algorithm gives the task, as far as it was looked at. Indexes that no endpoint has are left out.
     pub order: Vec<Candidate>,
     /// The members in the order in which they were taken.

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::BackendStatus;
-use crate::load::ServiceLoad;
+use crate::load::ServiceLoadStatus;
 use crate::status::{ClientStatus, ServiceStatus, SourceStatus};
 use crate::text::counted;
 
@@ -241,7 +241,7 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
 }
 
 /// What is wrong with weights that follow load.
-fn of_load(load: &ServiceLoad, subject: &Subject) -> Vec<Fault> {
+fn of_load(load: &ServiceLoadStatus, subject: &Subject) -> Vec<Fault> {
     let mut faults = Vec::new();
     if load.is_blind() {
         let (reporting, expected) = (load.reporting, load.expected);
@@ -303,7 +303,7 @@ fn another_socklb(client: &ClientStatus) -> Option<Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Latency;
+    use crate::backend::ConnectLatency;
     use crate::status::{AnomalyCounts, NeighbourProgram};
 
     #[test]
@@ -329,7 +329,7 @@ mod tests {
         service.limited_60s = Some(0);
         service.backends[0].failing = false;
         assert_eq!(of_service(&service), []);
-        let latency = |p50_us| Latency { mean_us: p50_us, p50_us, p99_us: p50_us };
+        let latency = |p50_us| ConnectLatency { mean_us: p50_us, p50_us, p99_us: p50_us };
         service.handshake_60s = Some(latency(100_000.0));
         assert_eq!(of_service(&service), []);
         service.handshake_60s = Some(latency(101_000.0));

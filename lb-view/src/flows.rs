@@ -12,7 +12,7 @@ pub const SCHEMA: u32 = 3;
 
 /// One active flow.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Flow<'a> {
+pub struct ActiveFlow<'a> {
     /// The client task.
     pub client: Cow<'a, str>,
     /// The service; `None` if its index is empty.
@@ -56,11 +56,11 @@ pub struct Flow<'a> {
 /// The document that `flows --json` prints, as it is read back. (It is written flow by flow, for there may be a hundred
 /// thousand.)
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Flows {
+pub struct FlowsDocument {
     /// [`SCHEMA`].
     pub schema: u32,
     /// The flows, the oldest first.
-    pub flows: Vec<Flow<'static>>,
+    pub flows: Vec<ActiveFlow<'static>>,
     /// Clients that are on their way out and of another version: their flows are only counted.
     pub leaving: Vec<LeavingClient>,
     /// Clients whose maps could not be read, and why.

@@ -10,7 +10,7 @@ pub const SCHEMA: u32 = 1;
 
 /// What changes the weights of a service of a client task while its list stays.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ServiceLoad {
+pub struct ServiceLoadStatus {
     /// `feedback` or `a58`; `None` where weights do not follow load.
     pub control: Option<String>,
     /// `enforce` or `observe`.
@@ -32,12 +32,12 @@ pub struct ServiceLoad {
     /// of how many; none where the service is idle.
     pub expected: u32,
     /// Who is in the table, by address; empty before the first look.
-    pub members: Vec<MemberLoad>,
+    pub members: Vec<MemberLoadStatus>,
 }
 
 /// One member.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MemberLoad {
+pub struct MemberLoadStatus {
     /// Where it listens.
     pub address: SocketAddr,
     /// What it has reported: 1 is all that it can do.
@@ -57,7 +57,7 @@ pub struct MemberLoad {
     pub held_by: Option<String>,
 }
 
-impl ServiceLoad {
+impl ServiceLoadStatus {
     /// Whether too few report for anything to be learnt.
     pub fn is_blind(&self) -> bool {
         let reporting = Reporting { fresh: self.reporting, members: self.expected };
@@ -67,7 +67,7 @@ impl ServiceLoad {
 
 /// The weights that change of a host's client tasks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Loads {
+pub struct LoadDocument {
     /// [`SCHEMA`].
     pub schema: u32,
     /// By client task and service.
@@ -83,7 +83,7 @@ pub struct ClientLoad {
     pub service: String,
     /// What is known, and what follows.
     #[serde(flatten)]
-    pub load: ServiceLoad,
+    pub load: ServiceLoadStatus,
 }
 
 /// What came of a switch.
@@ -137,8 +137,8 @@ pub mod tests {
     use super::*;
 
     /// A member that reports so much and has that factor.
-    pub fn member(port: u16, utilization: Option<f64>, factor: f64) -> MemberLoad {
-        MemberLoad {
+    pub fn member(port: u16, utilization: Option<f64>, factor: f64) -> MemberLoadStatus {
+        MemberLoadStatus {
             address: ([10, 0, 0, 1], port).into(),
             utilization,
             age_s: utilization.map(|_| 1.25),
@@ -151,8 +151,8 @@ pub mod tests {
     }
 
     /// A service that follows feedback.
-    pub fn service(members: Vec<MemberLoad>) -> ServiceLoad {
-        ServiceLoad {
+    pub fn service(members: Vec<MemberLoadStatus>) -> ServiceLoadStatus {
+        ServiceLoadStatus {
             is_idle: false,
             control: Some("feedback".to_owned()),
             mode: "enforce".to_owned(),
@@ -170,10 +170,13 @@ pub mod tests {
 
     #[test]
     fn with_reports_of_fewer_than_half_nothing_is_learnt() {
-        let of = |reporting, expected| ServiceLoad { reporting, expected, ..service(Vec::new()) };
+        let of = |reporting, expected| ServiceLoadStatus { reporting, expected, ..service(Vec::new()) };
         assert!(of(1, 3).is_blind() && !of(1, 2).is_blind() && !of(0, 0).is_blind());
-        assert!(!ServiceLoad { control: None, ..of(0, 3) }.is_blind(), "it follows no load");
-        assert!(!ServiceLoad { switch: "freeze".to_owned(), ..of(0, 3) }.is_blind(), "nothing is to follow");
+        assert!(!ServiceLoadStatus { control: None, ..of(0, 3) }.is_blind(), "it follows no load");
+        assert!(
+            !ServiceLoadStatus { switch: "freeze".to_owned(), ..of(0, 3) }.is_blind(),
+            "nothing is to follow"
+        );
     }
 
     #[test]

@@ -12,10 +12,10 @@ use lb_common::abi;
 use lb_core::membership;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{BackendStatus, Latency};
+use crate::backend::{BackendStatus, ConnectLatency};
 use crate::fault::Fault;
 use crate::filter::Filter;
-use crate::load::ServiceLoad;
+use crate::load::ServiceLoadStatus;
 
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 7;
@@ -267,7 +267,7 @@ pub struct ServiceStatus {
     pub limited_60s: Option<u64>,
     /// How long handshakes with its backends took in the last minute; only from the daemon, and of a service over TCP.
     #[serde(default)]
-    pub handshake_60s: Option<Latency>,
+    pub handshake_60s: Option<ConnectLatency>,
     /// After how many milliseconds an answer to a SYN is due, to a tick of 1.05 ms; `None` of a service over UDP.
     #[serde(default)]
     pub unanswered_after_ms: Option<u64>,
@@ -294,7 +294,7 @@ pub struct ServiceStatus {
     pub not_chosen: Vec<NotChosen>,
     /// What changes weights while the list stays; `None` if nothing does, or without a daemon.
     #[serde(default)]
-    pub load: Option<ServiceLoad>,
+    pub load: Option<ServiceLoadStatus>,
     /// Backends by slot.
     pub backends: Vec<BackendStatus>,
 }

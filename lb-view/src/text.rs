@@ -30,7 +30,7 @@ use wrap::{wrap, wrap_line};
 
 use std::fmt::Write as _;
 
-use crate::diagnosis::{Diagnosis, State};
+use crate::diagnosis::{Diagnosis, Severity};
 
 /// A number of things: "1 client", "2 clients".
 pub fn counted(number: impl TryInto<u64>, thing: &str) -> String {
@@ -48,10 +48,10 @@ pub fn diagnosis(diagnosis: &Diagnosis, style: Style) -> String {
     let mut text = String::new();
     for finding in &diagnosis.findings {
         let (code, state) = match finding.state {
-            State::Ok => ("32", "ok"),
-            State::Note => ("36", "note"),
-            State::Warning => ("33", "warning"),
-            State::Problem => ("31", "problem"),
+            Severity::Ok => ("32", "ok"),
+            Severity::Note => ("36", "note"),
+            Severity::Warning => ("33", "warning"),
+            Severity::Problem => ("31", "problem"),
         };
         let state = style.paint(code, &format!("{state:<8}"));
         let line = format!("{state} {:<14} {}", finding.check, finding.text);

@@ -10,8 +10,8 @@ use lb_view::comparison::Comparison;
 use lb_view::configured::Configured;
 use lb_view::diagnosis::Diagnosis;
 use lb_view::explanation::Explanation;
-use lb_view::flows::Flows;
-use lb_view::load::Loads;
+use lb_view::flows::FlowsDocument;
+use lb_view::load::LoadDocument;
 use lb_view::status::StatusDocument;
 use lb_view::{comparison, configured, diagnosis, explanation, flows, load, status};
 use serde::Serialize;
@@ -46,7 +46,7 @@ fn explanations_have_these_keys() {
 
 #[test]
 fn loads_have_these_keys() {
-    let read: Loads = document(include_str!("documents/load.json"));
+    let read: LoadDocument = document(include_str!("documents/load.json"));
     assert_eq!(read.schema, load::SCHEMA);
 }
 
@@ -72,7 +72,7 @@ fn a_configuration_has_these_keys() {
 #[test]
 fn flows_have_these_keys() {
     let text = include_str!("documents/flows.json");
-    let read: Flows = serde_json::from_str(text).expect("the document is a list of flows");
+    let read: FlowsDocument = serde_json::from_str(text).expect("the document is a list of flows");
     assert_eq!(read.schema, flows::SCHEMA);
     let whole: Value = serde_json::from_str(text).expect("JSON");
     assert_eq!(whole["flows"], serde_json::to_value(&read.flows).expect("they have a form"));

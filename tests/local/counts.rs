@@ -2,8 +2,8 @@
 //! whatever becomes of its slot.
 
 use lb_common::abi::{self, map};
-use lb_view::backend::{BackendStatus, Latency};
-use lb_view::diagnosis::{Diagnosis, State};
+use lb_view::backend::{BackendStatus, ConnectLatency};
+use lb_view::diagnosis::{Diagnosis, Severity};
 use lb_view::status::AnomalyCounts;
 use stage::maps::{Raw, array, per_cpu};
 use stage::{eventually, look};
@@ -50,7 +50,7 @@ fn what_flows_end_of_and_how_long_they_took_is_told() {
         assert_eq!(bad_times.count, 0);
     }
     for (good, bad) in [(good.latency, bad.latency), (good.latency_60s, bad.latency_60s)] {
-        let Latency { mean_us, p50_us, p99_us } = good.expect("flows were established");
+        let ConnectLatency { mean_us, p50_us, p99_us } = good.expect("flows were established");
         assert!(mean_us > 0.0 && p50_us > 0.0 && p50_us <= p99_us && p99_us < 1e6, "{good:?}");
         assert_eq!(bad, None);
     }
@@ -203,7 +203,7 @@ fn anomalies_are_a_note_of_the_doctor() {
     let [found] = &of("anomalies")[..] else { panic!("{findings:?}") };
     assert_eq!(
         (found.state, found.text.as_str()),
-        (State::Note, "client web: 3 records were ended twice at a time")
+        (Severity::Note, "client web: 3 records were ended twice at a time")
     );
     let limits: Vec<String> = of("limits").iter().map(|finding| finding.text.clone()).collect();
     for part in ["client web: 0 of 131072 flow_overflow", "client web: 0 of 131072 datagrams"] {

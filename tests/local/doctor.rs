@@ -1,6 +1,6 @@
 //! `socklb doctor`: a healthy host is said to be one, and each thing that is wrong is named with what mends it.
 
-use lb_view::diagnosis::{Diagnosis, Finding, State};
+use lb_view::diagnosis::{Diagnosis, Finding, Severity};
 use stage::{Cgroup, Daemon, Setup, Stage};
 
 use stage::fixture::{Fixture, config};
@@ -17,7 +17,7 @@ fn doctor(setup: &Setup) -> (Option<i32>, Vec<Finding>) {
 }
 
 /// The findings of one check, as state, text and help.
-fn of<'a>(findings: &'a [Finding], check: &str) -> Vec<(State, &'a str, Option<&'a str>)> {
+fn of<'a>(findings: &'a [Finding], check: &str) -> Vec<(Severity, &'a str, Option<&'a str>)> {
     let of = findings.iter().filter(|finding| finding.check == check);
     of.map(|finding| (finding.state, finding.text.as_str(), finding.help.as_deref())).collect()
 }
@@ -47,7 +47,10 @@ fn a_healthy_host_is_said_to_be_one() {
     ] {
         let found = of(&findings, check);
         assert!(!found.is_empty(), "{check} is not looked at");
-        assert!(found.iter().all(|(state, _, _)| *state == State::Ok || *state == State::Note), "{found:?}");
+        assert!(
+            found.iter().all(|(state, _, _)| *state == Severity::Ok || *state == Severity::Note),
+            "{found:?}"
+        );
     }
     let text = fixture.setup.run(&["doctor", "--config", "socklb.toml"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
@@ -58,16 +61,16 @@ fn a_healthy_host_is_said_to_be_one() {
 fn what_is_wrong_is_named_with_what_mends_it() {
     let mut fixture = Fixture::new();
     fixture.stop();
-    let check = |setup: &Setup, check: &str, state: State, text: &str, help: &str| {
+    let check = |setup: &Setup, check: &str, state: Severity, text: &str, help: &str| {
         let (code, findings) = doctor(setup);
         let found = of(&findings, check);
-        let matches = |(s, t, h): &(State, &str, Option<&str>)| {
+        let matches = |(s, t, h): &(Severity, &str, Option<&str>)| {
             *s == state && t.contains(text) && h.unwrap_or_default().contains(help)
         };
         assert!(found.iter().any(matches), "{check}: {text:?} {help:?} is not in {found:?}");
         assert_eq!(code, Some(3));
     };
-    check(&fixture.setup, "daemon", State::Warning, "no daemon answers", "systemctl start socklb");
+    check(&fixture.setup, "daemon", Severity::Warning, "no daemon answers", "systemctl start socklb");
     fixture.setup.write(
         "socklb.toml",
         &config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "")
@@ -76,33 +79,33 @@ fn what_is_wrong_is_named_with_what_mends_it() {
     check(
         &fixture.setup,
         "pins",
-        State::Warning,
+        Severity::Warning,
         "client web is pinned and not configured",
         "socklb detach web",
     );
     check(
         &fixture.setup,
         "attachment",
-        State::Problem,
+        Severity::Problem,
         "client other: no programs are attached",
         "start the daemon",
     );
     fixture.setup.write("socklb.toml", "polcy = 1\n");
-    check(&fixture.setup, "configuration", State::Warning, "socklb.toml:1:", "socklb check");
+    check(&fixture.setup, "configuration", Severity::Warning, "socklb.toml:1:", "socklb check");
     fixture.setup.write("socklb.toml", &config(&fixture.cgroup, r#"{ file = "users.toml" }"#, ""));
     std::fs::create_dir_all(fixture.setup.pins.join("v1/web/links")).expect("another version's pins");
     check(
         &fixture.setup,
         "pins",
-        State::Warning,
+        Severity::Warning,
         "client web has pins of ABI version 1",
         "socklb detach web",
     );
     fixture.cgroup.remove();
-    check(&fixture.setup, "attachment", State::Warning, "does not exist", "");
+    check(&fixture.setup, "attachment", Severity::Warning, "does not exist", "");
     let elsewhere = fixture.setup.folder.join("pins");
     fixture.setup.pins = elsewhere;
-    check(&fixture.setup, "bpffs", State::Problem, "is not on a bpf file system", "mount -t bpf");
+    check(&fixture.setup, "bpffs", Severity::Problem, "is not on a bpf file system", "mount -t bpf");
 }
 
 /// Each missing privilege with the command that gives it, by a user who has none.
@@ -117,8 +120,11 @@ fn missing_privileges_are_named() {
     assert_eq!(output.status.code(), Some(3));
     let Diagnosis { findings, .. } = serde_json::from_slice(&output.stdout).expect("JSON");
     let found = of(&findings, "privileges");
-    let missing =
-        [(State::Problem, "CAP_BPF"), (State::Problem, "CAP_NET_ADMIN"), (State::Note, "CAP_PERFMON")];
+    let missing = [
+        (Severity::Problem, "CAP_BPF"),
+        (Severity::Problem, "CAP_NET_ADMIN"),
+        (Severity::Note, "CAP_PERFMON"),
+    ];
     for (state, capability) in missing {
         let named = found.iter().any(|(s, text, help)| {
             *s == state && text.starts_with(capability) && help.is_some() == (capability == "CAP_PERFMON")
@@ -128,7 +134,7 @@ fn missing_privileges_are_named() {
     // One line for all of them, which the one who can give them can use.
     let given = found.iter().find_map(|(_, _, help)| *help).expect("a help");
     assert!(given.contains("as root") && given.contains("+bpf,+net_admin,+perfmon"), "{given}");
-    assert_eq!(of(&findings, "programs")[0].0, State::Problem);
+    assert_eq!(of(&findings, "programs")[0].0, Severity::Problem);
 }
 
 /// Two daemons with pins of their own, on one cgroup: whoever looks at either learns of the other, also where the kernel tells
@@ -161,8 +167,8 @@ fn another_socklb_on_the_cgroup_is_named_by_both() {
     // The doctor is root's, who is told names.
     let (code, findings) = doctor(&first);
     let programs = of(&findings, "other programs");
-    let ours = |(state, text, help): &&(State, &str, Option<&str>)| {
-        *state == State::Warning
+    let ours = |(state, text, help): &&(Severity, &str, Option<&str>)| {
+        *state == Severity::Warning
             && text.contains("program socklb_")
             && text.contains("It is socklb's, and no pin below")
             && help.is_some_and(|help| help.contains("socklb detach --all --pins"))
@@ -181,11 +187,11 @@ fn programs_of_pins_that_were_moved_are_named() {
     let programs = of(&findings, "other programs");
     let named = programs
         .iter()
-        .filter(|(state, text, _)| *state == State::Warning && text.contains("socklb_connect4"));
+        .filter(|(state, text, _)| *state == Severity::Warning && text.contains("socklb_connect4"));
     assert_eq!((code, named.count()), (Some(3), 1), "{programs:?}");
     std::fs::rename(version.with_file_name("x1"), &version).expect("move them back");
     let (_, findings) = doctor(&fixture.setup);
-    assert_eq!(of(&findings, "other programs")[0].0, State::Ok);
+    assert_eq!(of(&findings, "other programs")[0].0, Severity::Ok);
 }
 
 /// Exit code and findings about one process.
@@ -213,15 +219,15 @@ fn whether_a_process_is_covered_is_told() {
     for (process, place) in [(&inside, "its cgroup"), (&further, "a cgroup above it")] {
         let (code, findings) = doctor_of(&fixture.setup, process.id());
         let text = format!("client web covers it: programs are attached to {place}, {here}");
-        assert_eq!(of(&findings, "coverage"), [(State::Ok, text.as_str(), None)]);
-        assert_eq!((code, of(&findings, "sockets")[0].0), (Some(0), State::Ok), "{findings:#?}");
+        assert_eq!(of(&findings, "coverage"), [(Severity::Ok, text.as_str(), None)]);
+        assert_eq!((code, of(&findings, "sockets")[0].0), (Some(0), Severity::Ok), "{findings:#?}");
     }
     // Not by the client of a cgroup beside it.
     let beside = Cgroup::new();
     let outside = sleep_in(&beside);
     let (code, findings) = doctor_of(&fixture.setup, outside.id());
     let (state, text, help) = of(&findings, "coverage")[0];
-    assert_eq!((code, state), (Some(3), State::Problem));
+    assert_eq!((code, state), (Some(3), Severity::Problem));
     let expected = format!(
         "no client covers {} or a cgroup above it; clients here are: web ({here})",
         beside.path().display()
@@ -234,7 +240,7 @@ fn whether_a_process_is_covered_is_told() {
     assert!(fixture.setup.run(&["detach", "web"]).status.success());
     let (code, findings) = doctor_of(&fixture.setup, inside.id());
     let (state, text, _) = of(&findings, "coverage")[0];
-    assert_eq!((code, state), (Some(3), State::Problem));
+    assert_eq!((code, state), (Some(3), Severity::Problem));
     assert_eq!(text, format!("client web is configured for {here}, and its programs are not attached there"));
     let none = fixture.setup.run(&["doctor", "--pid", "2147483647"]);
     let (code, text) = stage::daemon::failure(&none);
@@ -261,12 +267,12 @@ fn sockets_of_a_process_that_were_made_elsewhere_are_told() {
     fixture.cgroup.enter(&mut command);
     let process = stage::daemon::Kept::of(command.arg("60").spawn().expect("start a process"));
     let (code, findings) = doctor_of(&fixture.setup, process.id());
-    assert_eq!((code, of(&findings, "coverage")[0].0), (Some(3), State::Ok));
+    assert_eq!((code, of(&findings, "coverage")[0].0), (Some(3), Severity::Ok));
     let sockets = of(&findings, "sockets");
     let peer = listener.local_addr().expect("its address");
     for what in [format!("it is connected to {peer}"), "it sends datagrams".to_owned()] {
-        let told = |(state, text, help): &&(State, &str, Option<&str>)| {
-            *state == State::Warning && text.ends_with(&what) && help.is_some()
+        let told = |(state, text, help): &&(Severity, &str, Option<&str>)| {
+            *state == Severity::Warning && text.ends_with(&what) && help.is_some()
         };
         assert_eq!(sockets.iter().filter(told).count(), 1, "{what}: {sockets:#?}");
     }
@@ -303,11 +309,11 @@ fn limits_that_are_nearly_reached_are_named() {
     // As many again fit in the table of those whose bucket is taken, unless all of them are there.
     let looks = if stage::kernel::FETCHING_ATOMICS.is_here() {
         [
-            (60, State::Ok, "128 flow_records (64, and as many again on collisions)"),
-            (118, State::Warning, "128 flow_records"),
+            (60, Severity::Ok, "128 flow_records (64, and as many again on collisions)"),
+            (118, Severity::Warning, "128 flow_records"),
         ]
     } else {
-        [(50, State::Ok, "64 flow_records"), (60, State::Warning, "64 flow_records")]
+        [(50, Severity::Ok, "64 flow_records"), (60, Severity::Warning, "64 flow_records")]
     };
     for (flows, expected, room) in looks {
         for _ in fixture.setup.active()..flows {
@@ -397,7 +403,7 @@ fn a_client_in_another_network_namespace_is_named_if_its_backends_are_probed_fro
         let (_, findings) = doctor(&setup);
         let found = of(&findings, "probes");
         found.iter().any(|(state, text, help)| {
-            *state == State::Note
+            *state == Severity::Note
                 && text.ends_with("tcp and http probes of users are guesses")
                 && help.is_some()
         })

@@ -10,7 +10,7 @@ use aya::maps::{Array, MapData};
 use lb_common::abi::{Backend as BackendRow, Policy, RecentErrors, Service, map};
 use lb_common::load::PEAK_FRACTION_BITS;
 use lb_view::backend::BackendStatus as View;
-use lb_view::flows::Flows;
+use lb_view::flows::FlowsDocument;
 use stage::backend::Manner;
 use stage::fixture::{Fixture, SERVICE, with_active_accounting};
 use stage::maps::{Raw, array};
@@ -305,7 +305,7 @@ fn a_backend_that_accepts_and_does_not_answer_is_ejected_while_others_answer() {
         let sockets = [(); 4].map(|()| probe.start_connect(SERVICE));
         sockets.iter().for_each(|socket| probe.write(*socket));
         let youngest = || {
-            let flows = fixture.setup.document::<Flows>(&["flows"]).flows;
+            let flows = fixture.setup.document::<FlowsDocument>(&["flows"]).flows;
             flows.iter().map(|flow| flow.age_s).fold(f64::INFINITY, f64::min)
         };
         eventually("each has waited for an answer", youngest, |age| *age > 0.6);
@@ -329,14 +329,14 @@ fn all_missing_answers_of_a_burst_count() {
         sockets.iter().for_each(|socket| probe.write(*socket));
         let mut flows = eventually(
             "all have begun",
-            || fixture.setup.document::<Flows>(&["flows"]).flows,
+            || fixture.setup.document::<FlowsDocument>(&["flows"]).flows,
             |flows| flows.len() == 24,
         );
         flows.sort_by(|one, other| other.age_s.total_cmp(&one.age_s));
         let (hung, answered): (Vec<_>, Vec<_>) =
             sockets.into_iter().zip(&flows).partition(|(_, flow)| flow.backend == Some(address(HUNG)));
         answered.into_iter().for_each(|(socket, _)| probe.close(socket));
-        let flows = || fixture.setup.document::<Flows>(&["flows"]).flows;
+        let flows = || fixture.setup.document::<FlowsDocument>(&["flows"]).flows;
         let youngest = || flows().iter().map(|flow| flow.age_s).fold(f64::INFINITY, f64::min);
         eventually("each has waited for an answer", youngest, |age| *age > 0.6);
         hung.into_iter().for_each(|(socket, _)| probe.close(socket));

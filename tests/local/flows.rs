@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use lb_common::abi::{self, ABI_VERSION, FlowBucket, Phase, Policy, map};
-use lb_view::flows::{Flow, Flows};
+use lb_view::flows::{ActiveFlow, FlowsDocument};
 use stage::daemon::failure;
 use stage::maps::{set_all, values};
 use stage::{Daemon, Probe, address, eventually};
@@ -12,19 +12,19 @@ use stage::fixture::{Fixture, SERVICE, config};
 
 /// What `flows --json` lists.
 #[track_caller]
-fn flows(fixture: &Fixture, arguments: &[&str]) -> Vec<Flow<'static>> {
+fn flows(fixture: &Fixture, arguments: &[&str]) -> Vec<ActiveFlow<'static>> {
     let output = fixture.setup.run(&[&["flows", "--json"], arguments].concat());
-    let Flows { schema, flows, .. } = serde_json::from_slice(&output.stdout)
+    let FlowsDocument { schema, flows, .. } = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
     assert_eq!((output.status.code(), schema), (Some(0), 3));
     flows
 }
 
-fn count(flows: &[Flow<'_>], is_counted: impl Fn(&Flow<'_>) -> bool) -> usize {
+fn count(flows: &[ActiveFlow<'_>], is_counted: impl Fn(&ActiveFlow<'_>) -> bool) -> usize {
     flows.iter().filter(|flow| is_counted(flow)).count()
 }
 
-fn cookies(flows: &[Flow<'_>]) -> BTreeSet<u64> {
+fn cookies(flows: &[ActiveFlow<'_>]) -> BTreeSet<u64> {
     flows.iter().map(|flow| flow.cookie).collect()
 }
 
@@ -99,7 +99,7 @@ fn a_socket_that_waits_for_its_backend_is_connecting() {
     }
     // Those for which there is room in the queue are established at once.
     let look = || flows(&fixture, &[]);
-    let phases = |shown: &Vec<Flow<'static>>| {
+    let phases = |shown: &Vec<ActiveFlow<'static>>| {
         let of_phase = |phase| count(shown, |flow| flow.phase == phase);
         (of_phase("established"), of_phase("connecting"))
     };
@@ -157,7 +157,9 @@ fn flows_are_shown_without_a_daemon_and_after_its_restart_and_of_processes_that_
     }
     let before = flows(&fixture, &[]);
     fixture.stop();
-    let of = |shown: &[Flow<'_>]| (cookies(shown), shown.iter().map(|flow| flow.backend).collect::<Vec<_>>());
+    let of = |shown: &[ActiveFlow<'_>]| {
+        (cookies(shown), shown.iter().map(|flow| flow.backend).collect::<Vec<_>>())
+    };
     assert_eq!(of(&flows(&fixture, &[])), of(&before), "no daemon");
     // The next one publishes nothing new: the table is the one that they were chosen by.
     fixture.start();
@@ -177,7 +179,7 @@ fn a_flow_to_a_backend_that_has_left_the_list_is_shown_as_that() {
     let left = || flows(&fixture, &["--backend", "127.0.0.1:8003"]);
     // The state changes first, the table after it. A record tells how many entries its backend had in the table that it was
     // chosen by; how long that table was is known of the current one only, so that no share is told.
-    let has_left = |shown: &Vec<Flow<'static>>| {
+    let has_left = |shown: &Vec<ActiveFlow<'static>>| {
         count(shown, |flow| flow.state == "leaving") == 1
             && shown.iter().all(|flow| flow.table_share.is_none())
     };

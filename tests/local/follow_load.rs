@@ -6,7 +6,7 @@ use std::fs;
 use std::time::Duration;
 
 use lb_view::explanation::Explanation;
-use lb_view::load::{ClientLoad, Loads, MemberLoad, ServiceLoad};
+use lb_view::load::{ClientLoad, LoadDocument, MemberLoadStatus, ServiceLoadStatus};
 use stage::agent::{Agent, make_key};
 use stage::daemon::{failure, read};
 use stage::eventually;
@@ -41,20 +41,20 @@ fn report(agent: &Agent, utilizations: [&str; 3]) {
 }
 
 /// What the daemon says of the service's weights.
-fn load(fixture: &Fixture) -> Option<ServiceLoad> {
+fn load(fixture: &Fixture) -> Option<ServiceLoadStatus> {
     let output = fixture.setup.run(&["load", "--json"]);
-    let loads: Loads = serde_json::from_slice(&output.stdout).ok()?;
+    let loads: LoadDocument = serde_json::from_slice(&output.stdout).ok()?;
     let [ClientLoad { client, service, load }] = &loads.services[..] else { return None };
     assert_eq!((client.as_str(), service.as_str()), ("web", "users"));
     Some(load.clone())
 }
 
 /// The member at a position of [`ALL`].
-fn member(load: &Option<ServiceLoad>, at: usize) -> Option<&MemberLoad> {
+fn member(load: &Option<ServiceLoadStatus>, at: usize) -> Option<&MemberLoadStatus> {
     load.as_ref()?.members.iter().find(|member| member.address.to_string() == ALL[at])
 }
 
-fn factor(load: &Option<ServiceLoad>, at: usize) -> f64 {
+fn factor(load: &Option<ServiceLoadStatus>, at: usize) -> f64 {
     member(load, at).map_or(1.0, |member| member.factor)
 }
 
@@ -270,7 +270,8 @@ fn what_is_absurd_moves_a_share_as_far_as_it_goes_and_that_is_told() {
         report(&agent, ["4000000", "0.3", "0.3"]);
         load(&fixture)
     };
-    let is_there = |load: &Option<ServiceLoad>| member(load, 0).is_some_and(|member| member.is_at_clamp);
+    let is_there =
+        |load: &Option<ServiceLoadStatus>| member(load, 0).is_some_and(|member| member.is_at_clamp);
     let seen = stage::within(Duration::from_secs(120), look, is_there).expect("it goes no further");
     let factors: Vec<f64> = (0..3).map(|at| factor(&seen, at)).collect();
     assert!(factors[0] > 0.1 && factors[0] < 0.2, "{factors:?}");

@@ -1,7 +1,7 @@
 //! Sockets' odd ways to dial: each is balanced, and each is accounted for.
 
 use lb_view::backend::BackendStatus;
-use lb_view::flows::Flows;
+use lb_view::flows::FlowsDocument;
 use stage::{SocketId, address, eventually, kernel, look};
 
 use stage::fixture::{Fixture, SERVICE, config};
@@ -61,7 +61,7 @@ fn connects_through_io_uring_are_balanced_in_the_name_of_their_process() {
     }
     fixture.setup.active_becomes(6);
     look(|| sum(&fixture, |backend| backend.established)).becomes(6);
-    let Flows { flows, .. } = fixture.setup.document(&["flows"]);
+    let FlowsDocument { flows, .. } = fixture.setup.document(&["flows"]);
     assert!(flows.iter().all(|flow| flow.process == probe.pid()), "{flows:?}");
     assert_eq!(flows.len(), 6);
     for socket in sockets {

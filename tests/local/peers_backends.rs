@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use lb_common::abi::map;
 use lb_view::backend::BackendStatus as Seen;
-use lb_view::flows::{Flow, Flows};
+use lb_view::flows::{ActiveFlow, FlowsDocument};
 use stage::{Backend, Cgroup, Probe, SocketId, address, eventually, look, replace, window};
 
 use stage::fixture::{Fixture, SERVICE, config};
@@ -146,8 +146,8 @@ impl Crowd {
 
     /// What each open flow is: its socket, where it goes, and how far it has come.
     fn flows(&self) -> BTreeSet<(String, u64, Option<SocketAddr>, u32, String)> {
-        let Flows { flows, .. } = self.fixture.setup.document(&["flows"]);
-        let of = |flow: Flow<'_>| {
+        let FlowsDocument { flows, .. } = self.fixture.setup.document(&["flows"]);
+        let of = |flow: ActiveFlow<'_>| {
             (flow.client.into_owned(), flow.cookie, flow.backend, flow.generation, flow.phase.into_owned())
         };
         flows.into_iter().map(of).collect()

@@ -1,7 +1,7 @@
 //! Bugs of other balancers that concern flows, as tests: each is named after what happened, and its
 //! number in docs/design/bugs-of-others.md, which tells where the others are.
 
-use lb_view::flows::Flows;
+use lb_view::flows::FlowsDocument;
 use stage::backend::with_a_full_queue;
 use stage::{Backend, Daemon, Manner, Probe, SocketId, address, eventually, look};
 
@@ -46,7 +46,7 @@ fn r3_a_direct_connection_of_a_socket_that_dialled_the_service_before_is_nobodys
     let direct = probe.try_redial(socket, "127.0.0.1:8001").expect("the backend listens");
     assert_eq!(direct.peer, address("127.0.0.1:8001"), "it dialled that");
     assert_eq!(active(&fixture, "users"), 0);
-    let Flows { flows, .. } = fixture.setup.document(&["flows"]);
+    let FlowsDocument { flows, .. } = fixture.setup.document(&["flows"]);
     assert_eq!(flows, [], "no flow is open");
     probe.close(socket);
     look(|| fixture.setup.backends("web", "users").remove(0))

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsRawFd;
 
-use lb_view::diagnosis::{Diagnosis, State};
+use lb_view::diagnosis::{Diagnosis, Severity};
 use stage::{Cgroup, Daemon, Probe, Setup, Stage, eventually, look};
 
 use stage::fixture::{Fixture, SERVICE, config};
@@ -229,7 +229,7 @@ fn a_socket_that_was_made_elsewhere_is_named_as_uncovered() {
     }
     let mut probe = fixture.probe();
     probe.dial(SERVICE);
-    let sockets = || -> Vec<(State, String)> {
+    let sockets = || -> Vec<(Severity, String)> {
         let Diagnosis { findings, .. } = fixture.setup.document(&["doctor", "--config", "socklb.toml"]);
         let sockets = findings.into_iter().filter(|finding| finding.check == "sockets");
         sockets.map(|finding| (finding.state, finding.text)).collect()
@@ -254,5 +254,5 @@ fn a_socket_that_was_made_elsewhere_is_named_as_uncovered() {
     drop((direct, listener));
     let _probe = fixture.probe();
     let found = sockets();
-    assert!(found.iter().all(|(state, _)| *state == State::Ok), "{found:?}");
+    assert!(found.iter().all(|(state, _)| *state == Severity::Ok), "{found:?}");
 }

@@ -2,7 +2,7 @@
 //! then.
 
 use lb_view::backend::BackendStatus;
-use lb_view::flows::Flows;
+use lb_view::flows::FlowsDocument;
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 use stage::probe::Probe;
 use stage::protocol::SocketId;
@@ -38,7 +38,7 @@ fn ended(fixture: &Fixture, ending: &str) -> u64 {
 
 /// Seconds since the one open flow was chosen.
 fn age(fixture: &Fixture) -> f64 {
-    fixture.setup.document::<Flows>(&["flows"]).flows[0].age_s
+    fixture.setup.document::<FlowsDocument>(&["flows"]).flows[0].age_s
 }
 
 #[test]

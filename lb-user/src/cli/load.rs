@@ -6,7 +6,7 @@ use anyhow::anyhow;
 use clap::Subcommand;
 use lb_core::control::Switch;
 use lb_view::filter::Filter;
-use lb_view::load::{self, ClientLoad, Loads, Switched};
+use lb_view::load::{self, ClientLoad, LoadDocument, Switched};
 use lb_view::text::{self, Style};
 
 use super::{Files, paths_of};
@@ -68,7 +68,7 @@ pub fn show(filter: &Filter, json: bool, files: &Files) -> Result<ExitCode, Fail
             Some(ClientLoad { client: name.clone(), service: service.name, load: service.load? })
         })
     });
-    let loads = Loads { schema: load::SCHEMA, services: clients.collect() };
+    let loads = LoadDocument { schema: load::SCHEMA, services: clients.collect() };
     if loads.services.is_empty() {
         let of = |what: &str, name: &Option<String>| {
             name.as_ref().map_or_else(String::new, |name| format!(" {what} {name}"))

@@ -1,7 +1,7 @@
 //! What the host must have before anything else works: the kernel's features, cgroup2, bpffs, privileges.
 
 use lb_kernel::{FEATURES, Features, Host};
-use lb_view::diagnosis::{Diagnosis, State};
+use lb_view::diagnosis::{Diagnosis, Severity};
 
 use crate::config::Paths;
 
@@ -29,7 +29,7 @@ fn kernel(diagnosis: &mut Diagnosis, host: &Host) -> Option<Features> {
     } else {
         let text = format!("Linux {} does not describe its types (no /sys/kernel/btf/vmlinux)", host.release);
         let help = "boot a kernel with CONFIG_DEBUG_INFO_BTF=y: maps are declared with types";
-        diagnosis.add("kernel", State::Problem, text, Some(help));
+        diagnosis.add("kernel", Severity::Problem, text, Some(help));
     }
     lb_kernel::probe().ok()
 }
@@ -39,16 +39,16 @@ fn cgroup2(diagnosis: &mut Diagnosis) {
         Ok(mount) => {
             diagnosis.ok("cgroup2", format!("mounted at {}", mount.display()));
             if let Some(warning) = lb_kernel::namespace_warning() {
-                diagnosis.add("cgroup2", State::Note, warning, None);
+                diagnosis.add("cgroup2", Severity::Note, warning, None);
             }
             if lb_kernel::sockets_have_their_cgroup() == Some(false) {
                 let text = "sockets that are made now do not know their cgroup, so nothing is balanced: below Linux 5.15 \
                             they lose it once the controller net_cls or net_prio of cgroup version 1 is used";
                 let help = "boot with cgroup_no_v1=net_cls,net_prio, or a newer kernel";
-                diagnosis.add("cgroup2", State::Problem, text, Some(help));
+                diagnosis.add("cgroup2", Severity::Problem, text, Some(help));
             }
         }
-        Err(error) => diagnosis.add("cgroup2", State::Problem, error.to_string(), None),
+        Err(error) => diagnosis.add("cgroup2", Severity::Problem, error.to_string(), None),
     }
 }
 
@@ -58,7 +58,7 @@ fn bpffs(diagnosis: &mut Diagnosis, host: &Host, paths: &Paths) {
         diagnosis.ok("bpffs", format!("{pins} is on a bpf file system"));
     } else {
         let text = format!("{pins} is not on a bpf file system");
-        diagnosis.add("bpffs", State::Problem, text, Some("mount -t bpf -o mode=0700 bpf /sys/fs/bpf"));
+        diagnosis.add("bpffs", Severity::Problem, text, Some("mount -t bpf -o mode=0700 bpf /sys/fs/bpf"));
     }
 }
 
@@ -72,7 +72,7 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
         if capability.held {
             diagnosis.ok("privileges", text);
         } else {
-            let state = if capability.needed { State::Problem } else { State::Note };
+            let state = if capability.needed { Severity::Problem } else { Severity::Note };
             diagnosis.add("privileges", state, format!("{text}; missing"), help);
         }
     }
@@ -80,13 +80,13 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
         Some(Ok(())) => diagnosis.ok("programs", "the kernel's verifier accepts every program"),
         Some(Err(error)) => diagnosis.add(
             "programs",
-            State::Problem,
+            Severity::Problem,
             crate::error::chain(&error),
             Some("with CAP_PERFMON the verifier follows fewer paths that a processor might take by mistake"),
         ),
         None => diagnosis.add(
             "programs",
-            State::Problem,
+            Severity::Problem,
             match lb_kernel::probe() {
                 Ok(_) => "could not be tried".to_owned(),
                 Err(error) => crate::error::chain(&error),
@@ -98,7 +98,7 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
         None => diagnosis.ok("locked memory", "unlimited"),
         Some(bytes) => diagnosis.add(
             "locked memory",
-            State::Note,
+            Severity::Note,
             format!("{bytes} bytes; counts below Linux 5.11 only, where root's daemon raises it itself"),
             Some("ulimit -l unlimited (in a unit LimitMEMLOCK=infinity)"),
         ),
@@ -108,9 +108,9 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
 fn optional(diagnosis: &mut Diagnosis, features: Features) {
     let mut feature = |name: &str, on: bool, off: &str| {
         let (state, text) = if on {
-            (State::Ok, format!("{name}: on"))
+            (Severity::Ok, format!("{name}: on"))
         } else {
-            (State::Note, format!("{name}: off; {off}"))
+            (Severity::Note, format!("{name}: off; {off}"))
         };
         diagnosis.add("features", state, text, None);
     };

@@ -4,7 +4,7 @@
 use lb_kernel::receiver::{self, Receiver};
 use lb_kernel::xdp::names_of_others;
 use lb_kernel::{Driver, Features, Interface};
-use lb_view::diagnosis::{Diagnosis, State};
+use lb_view::diagnosis::{Diagnosis, Severity};
 use lb_view::status::StatusDocument;
 
 use super::AS_ROOT;
@@ -32,7 +32,7 @@ pub fn examine(
                     chain(&error)
                 );
                 let help = "give the daemon CAP_PERFMON as well: packets are read by pointers that only it may compute with";
-                diagnosis.add(CHECK, State::Warning, text, Some(help));
+                diagnosis.add(CHECK, Severity::Warning, text, Some(help));
             }
         }
     }
@@ -40,7 +40,7 @@ pub fn examine(
         Ok(all) => all,
         Err(error) => {
             let text = format!("network interfaces cannot be listed: {error}");
-            return diagnosis.add(CHECK, State::Warning, text, Some(AS_ROOT));
+            return diagnosis.add(CHECK, Severity::Warning, text, Some(AS_ROOT));
         }
     };
     let attached = receiver::attached(&paths.pins).unwrap_or_default();
@@ -49,7 +49,7 @@ pub fn examine(
             let text = format!("{name}: there is no such interface; reports come in by the daemon's socket");
             diagnosis.add(
                 CHECK,
-                State::Warning,
+                Severity::Warning,
                 text,
                 Some("ip link shows the names; `xdp` of [reports] has them"),
             );
@@ -63,7 +63,7 @@ pub fn examine(
                 let text = format!("{description}; reports come in by the daemon's socket: {why}");
                 diagnosis.add(
                     CHECK,
-                    State::Warning,
+                    Severity::Warning,
                     text,
                     Some("docs/reference/reports.md says what it takes"),
                 );
@@ -90,7 +90,7 @@ fn others(diagnosis: &mut Diagnosis, description: &str, interface: &Interface) {
         named.join(" and ")
     );
     let help = format!("bpftool prog show id {}", interface.programs[0]);
-    diagnosis.add(CHECK, State::Warning, text, Some(&help));
+    diagnosis.add(CHECK, Severity::Warning, text, Some(&help));
 }
 
 /// What an interface is.

@@ -2,7 +2,7 @@
 
 use lb_core::control::Law;
 use lb_core::service::Policy;
-use lb_view::diagnosis::{Diagnosis, State};
+use lb_view::diagnosis::{Diagnosis, Severity};
 use lb_view::status::{ServiceStatus, StatusDocument};
 use lb_view::text::load_in_words;
 
@@ -23,7 +23,7 @@ pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Optio
                 service.name,
                 service.policy.name()
             );
-            diagnosis.add("load", State::Note, text, Some("policy = \"p2c\" in its [[service]]"));
+            diagnosis.add("load", Severity::Note, text, Some("policy = \"p2c\" in its [[service]]"));
         }
         let running = status.into_iter().flat_map(|status| &status.clients);
         let running =
@@ -38,7 +38,7 @@ fn one(diagnosis: &mut Diagnosis, client: &str, service: &ServiceStatus, law: La
     let Some(load) = &service.load else { return };
     let name = &service.name;
     // What is wrong with it is a fault, which is told as that.
-    let state = if load.is_blind() { State::Note } else { State::Ok };
+    let state = if load.is_blind() { Severity::Note } else { Severity::Ok };
     diagnosis.add("load", state, format!("client {client}, service {name}: {}", load_in_words(load)), None);
     let probes = service.backends.iter().filter_map(|backend| backend.probe.as_ref());
     let reporting: Vec<_> = probes.filter(|probe| probe.utilization.is_some()).collect();
@@ -49,7 +49,7 @@ fn one(diagnosis: &mut Diagnosis, client: &str, service: &ServiceStatus, law: La
              without which a58 knows no weight for them",
             reporting.len()
         );
-        diagnosis.add("load", State::Warning, text, Some(WITH_RATES));
+        diagnosis.add("load", Severity::Warning, text, Some(WITH_RATES));
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a client's maps tell the doctor: how full they are, and what was counted in them that should not happen.
 
 use lb_kernel::{Fullness, Pins, Tables};
-use lb_view::diagnosis::{Diagnosis, State};
+use lb_view::diagnosis::{Diagnosis, Severity};
 use lb_view::status::AnomalyCounts;
 
 /// How full a client's maps are. Without compare-and-swap all flows are in the table of collisions.
@@ -46,7 +46,7 @@ fn full(
     let text = format!("client {name}: {used} of {of} {what}");
     if used.saturating_mul(10) > of.saturating_mul(9) {
         let help = format!("raise limits.{limit}, then `{detach}` and start the daemon again");
-        diagnosis.add("limits", State::Warning, text, Some(&help));
+        diagnosis.add("limits", Severity::Warning, text, Some(&help));
     } else {
         diagnosis.ok("limits", text);
     }
@@ -71,6 +71,6 @@ pub fn anomalies(diagnosis: &mut Diagnosis, name: &str, pins: &Pins) {
     if seen.is_empty() {
         diagnosis.ok("anomalies", format!("client {name}: none"));
     } else {
-        diagnosis.add("anomalies", State::Note, format!("client {name}: {}", seen.join("; ")), None);
+        diagnosis.add("anomalies", Severity::Note, format!("client {name}: {}", seen.join("; ")), None);
     }
 }

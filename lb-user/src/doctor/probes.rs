@@ -5,8 +5,8 @@ use std::net::{SocketAddr, UdpSocket};
 
 use lb_core::reports::reported::ReportState;
 use lb_kernel::{ClientNamespace, cgroup2_mount};
-use lb_view::backend::Probe;
-use lb_view::diagnosis::{Diagnosis, State};
+use lb_view::backend::BackendHealth;
+use lb_view::diagnosis::{Diagnosis, Severity};
 use lb_view::status::StatusDocument;
 
 use crate::config::{Client, Config, Probe as Configured, Reports};
@@ -52,7 +52,7 @@ fn namespace(diagnosis: &mut Diagnosis, client: &Client) {
             namespace.pid(),
             probed.join(", ")
         );
-        diagnosis.add("probes", State::Note, text, Some(GUESSES));
+        diagnosis.add("probes", Severity::Note, text, Some(GUESSES));
     }
 }
 
@@ -68,7 +68,7 @@ fn of_daemon(diagnosis: &mut Diagnosis, status: &StatusDocument) {
 }
 
 /// What of a service's backends is known, by their states; and of whom nothing is.
-fn of_service(diagnosis: &mut Diagnosis, subject: &str, probed: &[(SocketAddr, &Probe)]) {
+fn of_service(diagnosis: &mut Diagnosis, subject: &str, probed: &[(SocketAddr, &BackendHealth)]) {
     let Some((_, first)) = probed.first() else { return };
     let mut states: BTreeMap<&str, usize> = BTreeMap::new();
     for (_, probe) in probed {
@@ -83,8 +83,8 @@ fn of_service(diagnosis: &mut Diagnosis, subject: &str, probed: &[(SocketAddr, &
     );
     // Of whoever says that it is ill all is known that a probe can find out.
     let unknown = [ReportState::Unheard, ReportState::Silent, ReportState::Unknown].map(ReportState::name);
-    let is_unknown = |probe: &Probe| unknown.contains(&probe.state.as_str());
-    let mut unknown: Vec<&(SocketAddr, &Probe)> =
+    let is_unknown = |probe: &BackendHealth| unknown.contains(&probe.state.as_str());
+    let mut unknown: Vec<&(SocketAddr, &BackendHealth)> =
         probed.iter().filter(|(_, probe)| is_unknown(probe)).collect();
     unknown.sort_by_key(|(address, _)| *address);
     if unknown.is_empty() {
@@ -100,7 +100,7 @@ fn of_service(diagnosis: &mut Diagnosis, subject: &str, probed: &[(SocketAddr, &
         more => format!(" and {more} more"),
     };
     let text = format!("{text}; nothing is known of {}{more}", named.join(", "));
-    diagnosis.add("probes", State::Warning, text, Some(NO_REPORT));
+    diagnosis.add("probes", Severity::Warning, text, Some(NO_REPORT));
 }
 
 fn probes(config: &Config) -> impl Iterator<Item = &Configured> {
@@ -118,7 +118,7 @@ fn port(diagnosis: &mut Diagnosis, config: &Config) {
         Ok(_) => diagnosis.ok("probes", format!("{address}, where reports are to come in, is free")),
         Err(error) => diagnosis.add(
             "probes",
-            State::Warning,
+            Severity::Warning,
             format!("reports cannot come in at {address}: {error}"),
             Some("listen of [reports] names another address or port; ss -ulnp shows who has this one"),
         ),
@@ -129,15 +129,15 @@ fn port(diagnosis: &mut Diagnosis, config: &Config) {
 mod tests {
     use super::*;
 
-    fn finding(states: &[(&str, Option<&str>)]) -> Vec<(State, String)> {
-        let probes = states.iter().map(|(state, why)| Probe {
+    fn finding(states: &[(&str, Option<&str>)]) -> Vec<(Severity, String)> {
+        let probes = states.iter().map(|(state, why)| BackendHealth {
             state: (*state).to_owned(),
             why: why.map(str::to_owned),
-            ..Probe::unprobed("report")
+            ..BackendHealth::unprobed("report")
         });
-        let probes: Vec<Probe> = probes.collect();
+        let probes: Vec<BackendHealth> = probes.collect();
         let addresses = (1..).map(|port| SocketAddr::from(([10, 0, 0, 1], port)));
-        let probed: Vec<(SocketAddr, &Probe)> = addresses.zip(&probes).collect();
+        let probed: Vec<(SocketAddr, &BackendHealth)> = addresses.zip(&probes).collect();
         let mut diagnosis = Diagnosis { schema: 1, findings: Vec::new() };
         of_service(&mut diagnosis, "client web, service users", &probed);
         diagnosis.findings.into_iter().map(|finding| (finding.state, finding.text)).collect()
@@ -147,10 +147,10 @@ mod tests {
     fn backends_that_say_how_they_are_are_counted_and_those_that_do_not_are_named() {
         assert_eq!(finding(&[]), []);
         let good = "client web, service users: 2 backends probed by report: 1 lame-duck, 1 ready";
-        assert_eq!(finding(&[("ready", None), ("lame-duck", None)]), [(State::Ok, good.to_owned())]);
+        assert_eq!(finding(&[("ready", None), ("lame-duck", None)]), [(Severity::Ok, good.to_owned())]);
         let silent = ("silent", Some("its agent is silent"));
         let [(state, text)] = &finding(&[silent; 5])[..] else { panic!("one finding") };
-        assert_eq!(*state, State::Warning);
+        assert_eq!(*state, Severity::Warning);
         let named = "nothing is known of 10.0.0.1:1 (its agent is silent), 10.0.0.1:2 (its agent is silent), \
                      10.0.0.1:3 (its agent is silent) and 2 more";
         assert!(text.ends_with(named), "{text}");

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use lb_kernel::{DatapathError, Pins, process};
-use lb_view::diagnosis::{Diagnosis, SCHEMA, State};
+use lb_view::diagnosis::{Diagnosis, SCHEMA, Severity};
 use lb_view::status::StatusDocument;
 
 use super::{KnownClient, clients, sockets};
@@ -40,7 +40,7 @@ pub fn examine(
             cgroup.display()
         );
         // Programs of the inner cgroup run first; what they have sent to a backend is no service for the outer ones.
-        diagnosis.add("coverage", if number == 0 { State::Ok } else { State::Note }, text, None);
+        diagnosis.add("coverage", if number == 0 { Severity::Ok } else { Severity::Note }, text, None);
     }
     if let Some(first) = covering.first() {
         let ids: BTreeSet<u64> = covering.iter().flat_map(Covering::ids).collect();
@@ -110,7 +110,7 @@ fn uncovered(diagnosis: &mut Diagnosis, own: &std::path::Path, known: &[KnownCli
         );
         let help =
             "start the daemon, or see its log; what the process has open then stays uncovered: restart it";
-        diagnosis.add("coverage", State::Problem, text, Some(help));
+        diagnosis.add("coverage", Severity::Problem, text, Some(help));
     }
     if configured.is_empty() {
         let clients: Vec<String> =
@@ -123,6 +123,6 @@ fn uncovered(diagnosis: &mut Diagnosis, own: &std::path::Path, known: &[KnownCli
             "restart it in a client's cgroup: as a unit whose cgroup a [[client]] names, or with `socklb exec {client} -- \
              COMMAND`. To move it is not enough: its sockets stay where they were made"
         );
-        diagnosis.add("coverage", State::Problem, text, Some(&help));
+        diagnosis.add("coverage", Severity::Problem, text, Some(&help));
     }
 }

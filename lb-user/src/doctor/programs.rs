@@ -1,7 +1,7 @@
 //! Other programs on a client's cgroup or above it, as the doctor tells of them.
 
 use lb_kernel::{Cgroup, Neighbour, Pinned, Pins};
-use lb_view::diagnosis::{Diagnosis, State};
+use lb_view::diagnosis::{Diagnosis, Severity};
 
 use super::AS_ROOT;
 use crate::config::Paths;
@@ -12,7 +12,7 @@ pub fn others(diagnosis: &mut Diagnosis, name: &str, paths: &Paths, pins: &Pins,
         Ok(neighbours) => neighbours,
         Err(error) => {
             let text = format!("client {name}: {}", crate::error::chain(&error));
-            diagnosis.add("other programs", State::Note, text, Some(AS_ROOT));
+            diagnosis.add("other programs", Severity::Note, text, Some(AS_ROOT));
             return;
         }
     };
@@ -31,10 +31,15 @@ pub fn others(diagnosis: &mut Diagnosis, name: &str, paths: &Paths, pins: &Pins,
         if neighbour.is_socklb {
             let text =
                 format!("{text}. It is socklb's, and no pin below {} leads to it", paths.pins.display());
-            diagnosis.add("other programs", State::Warning, text, Some(&where_it_may_be_pinned(neighbour)));
+            diagnosis.add(
+                "other programs",
+                Severity::Warning,
+                text,
+                Some(&where_it_may_be_pinned(neighbour)),
+            );
         } else {
             let help = format!("bpftool prog show id {}", neighbour.program);
-            diagnosis.add("other programs", State::Note, text, Some(&help));
+            diagnosis.add("other programs", Severity::Note, text, Some(&help));
         }
     }
 }

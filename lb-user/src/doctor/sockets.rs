@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lb_kernel::{Sockets, Uncovered};
-use lb_view::diagnosis::{Diagnosis, State};
+use lb_view::diagnosis::{Diagnosis, Severity};
 use lb_view::text::counted;
 
 use super::AS_ROOT;
@@ -39,8 +39,8 @@ pub fn told(diagnosis: &mut Diagnosis, subject: &str, sockets: &Sockets, good: &
     }
     let more_listening = listening.len().saturating_sub(SHOWN.saturating_sub(dialling.len()));
     for (state, more, what) in [
-        (State::Warning, dialling.len().saturating_sub(SHOWN), "connected"),
-        (State::Note, more_listening, "listening"),
+        (Severity::Warning, dialling.len().saturating_sub(SHOWN), "connected"),
+        (Severity::Note, more_listening, "listening"),
     ] {
         if more > 0 {
             let text = format!("{subject}: {} not covered ({what})", counted(more, "more socket"));
@@ -55,7 +55,7 @@ pub fn told(diagnosis: &mut Diagnosis, subject: &str, sockets: &Sockets, good: &
                 processes => format!("{processes} processes"),
             }
         );
-        diagnosis.add("sockets", State::Note, text, Some(AS_ROOT));
+        diagnosis.add("sockets", Severity::Note, text, Some(AS_ROOT));
     } else if uncovered.is_empty() {
         diagnosis.ok("sockets", good);
     }
@@ -70,9 +70,9 @@ fn one(diagnosis: &mut Diagnosis, subject: &str, holders: &[&Uncovered], help: &
         None => "made in a cgroup that is gone".to_owned(),
     };
     let (state, what, help) = match socket.peer {
-        _ if socket.listens => (State::Note, "it listens, so it dials nobody".to_owned(), None),
-        Some(peer) => (State::Warning, format!("it is connected to {peer}"), Some(help)),
-        None => (State::Warning, "it sends datagrams".to_owned(), Some(help)),
+        _ if socket.listens => (Severity::Note, "it listens, so it dials nobody".to_owned(), None),
+        Some(peer) => (Severity::Warning, format!("it is connected to {peer}"), Some(help)),
+        None => (Severity::Warning, "it sends datagrams".to_owned(), Some(help)),
     };
     let text = format!(
         "{subject}: socket {} of {} is not covered: {made_in}; {what}",
@@ -126,7 +126,7 @@ mod tests {
         let mut diagnosis = Diagnosis { schema: 1, findings: Vec::new() };
         super::uncovered(&mut diagnosis, "web", &Sockets { uncovered, unseen: Vec::new() });
         let of = |state| diagnosis.findings.iter().filter(|finding| finding.state == state).count();
-        assert_eq!((of(State::Warning), of(State::Note)), expected);
+        assert_eq!((of(Severity::Warning), of(Severity::Note)), expected);
         let texts = diagnosis.findings.iter().map(|finding| finding.text.as_str());
         let told: Vec<&str> = texts.filter(|text| text.contains("more socket")).collect();
         assert_eq!(told, more);

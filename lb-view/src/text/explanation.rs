@@ -9,7 +9,7 @@ use super::load::describe;
 use super::table::{ALWAYS, Column, Row, left_out, table};
 use super::{Style, percent, wrap};
 use crate::explanation::{Explanation, Member, Shares, Unhealthy};
-use crate::load::MemberLoad;
+use crate::load::MemberLoadStatus;
 
 /// An explanation as text.
 pub fn explanation(explanation: &Explanation, style: Style) -> String {
@@ -201,7 +201,7 @@ fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
     text.extend(left_out(&table.left_out));
     if let Some(load) = &explanation.load {
         let _ = writeln!(text, "\n   {}", describe(load));
-        let moved = |member: &&MemberLoad| (member.factor - 1.0).abs() >= 0.005;
+        let moved = |member: &&MemberLoadStatus| (member.factor - 1.0).abs() >= 0.005;
         let factors: Vec<String> = load
             .members
             .iter()

@@ -7,7 +7,7 @@ use lb_common::abi::Reason;
 use super::table::{ALWAYS, Column, Row, left_out, table};
 use super::{Style, wrap};
 use crate::filter::Filter;
-use crate::flows::Flow;
+use crate::flows::ActiveFlow;
 use crate::status::LeavingClient;
 
 /// The flows that were found. Each is made only when it is shown, for there may be a hundred thousand.
@@ -25,7 +25,7 @@ pub struct Listing<'l, F> {
 }
 
 /// The flows that were asked for.
-pub fn flows<'f, F: Fn(usize) -> Flow<'f>>(
+pub fn flows<'f, F: Fn(usize) -> ActiveFlow<'f>>(
     listing: &Listing<'_, F>,
     filter: &Filter,
     style: Style,
@@ -86,7 +86,7 @@ fn columns(has_clients: bool) -> Vec<Column<'static>> {
     columns
 }
 
-fn row(flow: &Flow<'_>, has_clients: bool) -> Vec<String> {
+fn row(flow: &ActiveFlow<'_>, has_clients: bool) -> Vec<String> {
     let process = flow.process_name.as_deref().unwrap_or("?");
     let mut row = vec![age(flow.age_s), format!("{process} ({})", flow.process)];
     if has_clients {
@@ -103,7 +103,7 @@ fn row(flow: &Flow<'_>, has_clients: bool) -> Vec<String> {
 }
 
 /// Why the flow goes to this backend: the policy, the reason, and the backend's part of the table.
-fn why(flow: &Flow<'_>) -> String {
+fn why(flow: &ActiveFlow<'_>) -> String {
     let entries = match (flow.table_share, flow.table_entries) {
         (Some(share), _) => format!("{:.1} %", 100.0 * share),
         (None, 1) => "1 entry".to_owned(),
@@ -141,8 +141,8 @@ mod tests {
         assert_eq!(ages.map(age), expected);
     }
 
-    fn flow() -> Flow<'static> {
-        Flow {
+    fn flow() -> ActiveFlow<'static> {
+        ActiveFlow {
             client: "web".into(),
             service: Some("users".into()),
             address: Some(([10, 96, 0, 10], 80).into()),
@@ -167,13 +167,13 @@ mod tests {
 
     #[test]
     fn a_flow_is_told_with_the_reason_why_it_is_there() {
-        let line = |flow: &Flow<'_>| row(flow, false).join(" | ");
+        let line = |flow: &ActiveFlow<'_>| row(flow, false).join(" | ");
         assert_eq!(
             line(&flow()),
             "1m02s | nginx (4711) | users | 10.0.0.1:8080 | healthy | established | p2c, 50.0 % of table 7"
         );
         // The process has ended, the table is an earlier one, and the slot has, against all rules, another backend.
-        let odd = Flow {
+        let odd = ActiveFlow {
             process_name: None,
             backend: None,
             state: "another backend".into(),
@@ -193,7 +193,7 @@ mod tests {
     fn the_list_is_no_wider_than_its_terminal() {
         #[track_caller]
         fn check(width: usize, expected: &str) {
-            let flow = |_| Flow { service: Some("a-service-with-a-name".into()), ..flow() };
+            let flow = |_| ActiveFlow { service: Some("a-service-with-a-name".into()), ..flow() };
             let listing = Listing { count: 1, flow, has_many_clients: true, leaving: &[], unreadable: &[] };
             let style = Style { colour: false, width: Some(width) };
             assert_eq!(flows(&listing, &Filter::default(), style), expected);

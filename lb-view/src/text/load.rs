@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use super::table::{ALWAYS, Column, Row, left_out, table};
 use super::{Style, percent, wrap};
-use crate::load::{ClientLoad, Loads, MemberLoad, ServiceLoad};
+use crate::load::{ClientLoad, LoadDocument, MemberLoadStatus, ServiceLoadStatus};
 
 /// All of them.
-pub fn loads(loads: &Loads, style: Style) -> String {
+pub fn loads(loads: &LoadDocument, style: Style) -> String {
     let mut text = String::new();
     let mut missing = Vec::new();
     for (number, ClientLoad { client, service, load }) in loads.services.iter().enumerate() {
@@ -31,7 +31,7 @@ pub fn loads(loads: &Loads, style: Style) -> String {
 }
 
 /// What changes the weights, how fast, and what is known.
-pub fn describe(load: &ServiceLoad) -> String {
+pub fn describe(load: &ServiceLoadStatus) -> String {
     let mut parts = Vec::new();
     if let Some(control) = &load.control {
         let state = match (load.switch.as_str(), load.mode.as_str()) {
@@ -69,7 +69,7 @@ fn columns(is_observed: bool) -> [Column<'static>; 6] {
     ]
 }
 
-fn row(member: &MemberLoad, is_observed: bool) -> Row {
+fn row(member: &MemberLoadStatus, is_observed: bool) -> Row {
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let factor = if is_observed { member.wanted } else { member.factor };
     Row::of(vec![
@@ -101,11 +101,11 @@ mod tests {
 
     #[test]
     fn each_member_has_a_row_with_what_follows_from_what() {
-        let held = MemberLoad { held_by: Some("no-report".to_owned()), ..member(2, None, 1.0) };
+        let held = MemberLoadStatus { held_by: Some("no-report".to_owned()), ..member(2, None, 1.0) };
         let load = service(vec![member(1, Some(0.8), 1.5), held]);
         let one = ClientLoad { client: "web".to_owned(), service: "users".to_owned(), load };
         let of = |load| {
-            let whole = Loads { schema: SCHEMA, services: vec![ClientLoad { load, ..one.clone() }] };
+            let whole = LoadDocument { schema: SCHEMA, services: vec![ClientLoad { load, ..one.clone() }] };
             loads(&whole, Style::default())
         };
         assert_eq!(
@@ -116,9 +116,9 @@ mod tests {
                10.0.0.1:1         0.80  1.2s    1.50  50.0 %  -\n  \
                10.0.0.1:2            -     -    1.00  50.0 %  no-report\n"
         );
-        let observed = ServiceLoad {
+        let observed = ServiceLoadStatus {
             mode: "observe".to_owned(),
-            ..service(vec![MemberLoad { factor: 1.0, ..member(1, Some(0.8), 1.5) }])
+            ..service(vec![MemberLoadStatus { factor: 1.0, ..member(1, Some(0.8), 1.5) }])
         };
         let text = of(observed);
         assert!(
@@ -126,10 +126,14 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("1.50"), "{text}");
-        let idle = ServiceLoad { is_idle: true, reporting: 0, expected: 0, ..one.load.clone() };
+        let idle = ServiceLoadStatus { is_idle: true, reporting: 0, expected: 0, ..one.load.clone() };
         assert!(of(idle).contains("feedback; idle: members are asked seldom; flows live 30 s;"));
-        let slow =
-            ServiceLoad { control: None, settling_s: None, slow_start_s: Some(10.0), ..one.load.clone() };
+        let slow = ServiceLoadStatus {
+            control: None,
+            settling_s: None,
+            slow_start_s: Some(10.0),
+            ..one.load.clone()
+        };
         assert!(of(slow).starts_with("client web, service users: slow start of 10 s\n"));
     }
 

@@ -11,7 +11,7 @@ use lb_core::health::Health;
 use super::load::describe as load_in_words;
 use super::table::{ALWAYS, Column, Row, left_out, table};
 use super::{Style, counted, percent, wrap};
-use crate::backend::{BackendStatus, LONGEST_US, Latency};
+use crate::backend::{BackendStatus, ConnectLatency, LONGEST_US};
 use crate::status::{ClientStatus, EjectionMode, NotChosen, ServiceStatus, StatusDocument};
 
 /// The status as text.
@@ -160,7 +160,8 @@ fn row(backend: &BackendStatus, is_watched: bool) -> Row {
         None if is_watched => (None, "-".to_owned(), None),
         None => (backend.share, backend.started.to_string(), backend.latency),
     };
-    let time = |of: fn(&Latency) -> f64| latency.as_ref().map_or_else(|| "-".to_owned(), |all| time(of(all)));
+    let time =
+        |of: fn(&ConnectLatency) -> f64| latency.as_ref().map_or_else(|| "-".to_owned(), |all| time(of(all)));
     let cells = vec![
         backend.address.to_string(),
         backend.state_in_words().to_owned(),
@@ -254,7 +255,7 @@ mod tests {
     use lb_common::abi::Histogram;
 
     use super::*;
-    use crate::backend::Rates;
+    use crate::backend::ConnectionRates;
     use crate::fault::{Fault, FaultCode};
     use crate::status::AnomalyCounts;
 
@@ -302,9 +303,9 @@ mod tests {
             started: 123_456_789,
             active: 131_072,
             endings: [("refused".to_owned(), 7), ("not-sent".to_owned(), 2)].into(),
-            latency: Latency::of(&connect),
-            latency_60s: Latency::of(&connect),
-            rates_60s: Some(Rates {
+            latency: ConnectLatency::of(&connect),
+            latency_60s: ConnectLatency::of(&connect),
+            rates_60s: Some(ConnectionRates {
                 over_s: 60.0,
                 started: 12_345.6,
                 errors: 12.0,
@@ -312,7 +313,7 @@ mod tests {
             }),
             ..backend(0)
         };
-        let rates = Rates { over_s: 60.0, started: 0.0, errors: 0.0, endings: BTreeMap::new() };
+        let rates = ConnectionRates { over_s: 60.0, started: 0.0, errors: 0.0, endings: BTreeMap::new() };
         let idle = BackendStatus { rates_60s: Some(rates), ..backend(1) };
         ServiceStatus::with_backends(vec![busy, idle])
     }

@@ -319,21 +319,21 @@ impl ClientTask {
     }
 
     /// What is shown of weights that change, by service name.
-    pub fn loads(&self) -> BTreeMap<String, load::ServiceLoad> {
+    pub fn loads(&self) -> BTreeMap<String, load::ServiceLoadStatus> {
         let controls = self.controls.iter().flatten();
         controls.map(|(name, controlled)| (name.clone(), controlled.view())).collect()
     }
 }
 
 impl Controlled {
-    fn view(&self) -> load::ServiceLoad {
+    fn view(&self) -> load::ServiceLoadStatus {
         let (rules, flows) = (self.control.rules(), self.look.flows);
         let weighed = |factors: &Factors, address: &SocketAddr, seen: &Seen| {
             float(factors.of(*address).times(seen.weight))
         };
         let sum: f64 =
             self.look.row.iter().map(|(address, seen)| weighed(self.control.in_force(), address, seen)).sum();
-        let member = |(address, seen): (&SocketAddr, &Seen)| load::MemberLoad {
+        let member = |(address, seen): (&SocketAddr, &Seen)| load::MemberLoadStatus {
             address: *address,
             utilization: seen.heard.and_then(|heard| heard.utilization()),
             age_s: seen.heard.map(|heard| heard.age(self.looked).as_secs_f64()),
@@ -343,7 +343,7 @@ impl Controlled {
             share: if sum > 0.0 { weighed(self.control.in_force(), address, seen) / sum } else { 0.0 },
             held_by: self.control.hold(*address).map(|hold| hold.name().to_owned()),
         };
-        load::ServiceLoad {
+        load::ServiceLoadStatus {
             control: rules.law.map(|law| law.name().to_owned()),
             mode: rules.mode.name().to_owned(),
             switch: self.control.switch().name().to_owned(),

@@ -15,7 +15,10 @@ use crate::probes::Findings;
 
 impl Controller {
     /// What probes and reports say of the backends of a client task, by service name and address.
-    pub fn probe_views(&self, client_task: &ClientTask) -> BTreeMap<(String, SocketAddr), backend::Probe> {
+    pub fn probe_views(
+        &self,
+        client_task: &ClientTask,
+    ) -> BTreeMap<(String, SocketAddr), backend::BackendHealth> {
         let mut views = BTreeMap::new();
         for (position, configured) in client_task.client.services.iter().enumerate() {
             let Some(probe) = &configured.probe else { continue };
@@ -30,7 +33,10 @@ impl Controller {
                         let view = sender.map(|(_, reported)| report_view(reported, now));
                         let why = (!name_of(service.protocol, address).can_report())
                             .then(|| "a link-local address is no name in reports".to_owned());
-                        add(address, view.unwrap_or_else(|| backend::Probe { why, ..unprobed(probe) }));
+                        add(
+                            address,
+                            view.unwrap_or_else(|| backend::BackendHealth { why, ..unprobed(probe) }),
+                        );
                     }
                 }),
                 (ProbeKind::Report { .. }, None) => {
@@ -51,12 +57,12 @@ impl Controller {
 }
 
 /// What is shown of a backend that was not probed yet.
-fn unprobed(probe: &Probe) -> backend::Probe {
-    backend::Probe::unprobed(probe.name())
+fn unprobed(probe: &Probe) -> backend::BackendHealth {
+    backend::BackendHealth::unprobed(probe.name())
 }
 
 /// What is shown of a backend by its reports.
-fn report_view(reported: &Reported<Duration>, now: Duration) -> backend::Probe {
+fn report_view(reported: &Reported<Duration>, now: Duration) -> backend::BackendHealth {
     let state = reported.state(now);
     let report = reported.report();
     let number = |thousandths: Option<u32>| thousandths.map(|number| f64::from(number) / 1e3);
@@ -77,7 +83,7 @@ fn report_view(reported: &Reported<Duration>, now: Duration) -> backend::Probe {
         ReportState::LameDuck => reported.lame_until(),
         _ => None,
     };
-    backend::Probe {
+    backend::BackendHealth {
         kind: "report".to_owned(),
         state: state.name().to_owned(),
         why,
@@ -91,13 +97,13 @@ fn report_view(reported: &Reported<Duration>, now: Duration) -> backend::Probe {
 }
 
 /// What is shown of a backend by probes that connect.
-fn connect_view(probe: &Probe, findings: Findings) -> backend::Probe {
+fn connect_view(probe: &Probe, findings: Findings) -> backend::BackendHealth {
     let state = match (&findings.failure, findings.probes) {
         (_, 0) => return unprobed(probe),
         (Some(_), _) => "failing",
         (None, _) => "well",
     };
-    backend::Probe {
+    backend::BackendHealth {
         state: state.to_owned(),
         why: findings.failure,
         round_trip_ms: findings.took.map(|time| time.as_secs_f64() * 1e3),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lb_core::control::Switch;
 use lb_http::peer::Peer;
-use lb_view::load::{MemberLoad, ServiceLoad};
+use lb_view::load::{MemberLoadStatus, ServiceLoadStatus};
 
 use super::stage::{BACKENDS, CONFIG, Stage, address, script};
 use crate::api::{Query, Reply};
@@ -38,11 +38,11 @@ impl Stage {
         }
     }
 
-    fn load(&self) -> ServiceLoad {
+    fn load(&self) -> ServiceLoadStatus {
         self.task().loads().remove("users").expect("it has a load")
     }
 
-    fn member(&self, at: usize) -> MemberLoad {
+    fn member(&self, at: usize) -> MemberLoadStatus {
         let members = self.load().members;
         members.into_iter().find(|member| member.address == address(BACKENDS[at])).expect("a member")
     }

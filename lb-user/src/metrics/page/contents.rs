@@ -7,8 +7,8 @@ use lb_common::ending::Ending;
 use lb_core::control::Switch;
 use lb_core::health::Health;
 use lb_kernel::{BackendSnapshot, ServiceSnapshot, Snapshot};
-use lb_view::backend::Probe;
-use lb_view::load::ServiceLoad;
+use lb_view::backend::BackendHealth;
+use lb_view::load::ServiceLoadStatus;
 
 use super::{Page, Sheet, Value, seconds_of_ns, unix_time};
 use crate::metrics::collect::{ClientMetrics, MapMetrics};
@@ -133,7 +133,7 @@ impl Page {
             })
         };
         let followed = || all().filter(|(_, load)| load.control.is_some());
-        let count = |of: fn(&ServiceLoad) -> u32| {
+        let count = |of: fn(&ServiceLoadStatus) -> u32| {
             followed().map(move |(labels, load)| (labels, Value::Whole(of(load).into())))
         };
         sheet.family(&f::LOAD_MEMBERS, count(|load| load.expected))?;
@@ -229,14 +229,14 @@ impl Page {
         sheet.family(
             &f::PROBE_STATE,
             probed().flat_map(|([client, service, address], probe)| {
-                let states = Probe::states(&probe.kind).iter();
+                let states = BackendHealth::states(&probe.kind).iter();
                 states.map(move |state| {
                     let labels = [client, service, address, probe.kind.as_str(), *state];
                     (labels, (probe.state == *state).into())
                 })
             }),
         )?;
-        let of = |value: fn(&Probe) -> Option<f64>| {
+        let of = |value: fn(&BackendHealth) -> Option<f64>| {
             probed().filter_map(move |(labels, probe)| Some((labels, Value::Real(value(probe)?))))
         };
         sheet.family(&f::PROBE_TIME, of(|probe| probe.round_trip_ms.map(|time| time / 1e3)))?;

@@ -19,8 +19,8 @@ use super::super::collect::MapMetrics;
 use super::super::families::ALL;
 use super::*;
 use crate::facts::{ClientFacts, Reloads, ReportCounts};
-use lb_view::backend::Probe;
-use lb_view::load::{MemberLoad, ServiceLoad};
+use lb_view::backend::BackendHealth;
+use lb_view::load::{MemberLoadStatus, ServiceLoadStatus};
 use lb_view::status::{DaemonStatus, InterfaceStatus, Reclaim, SourceStatus};
 
 fn facts() -> Facts {
@@ -84,14 +84,14 @@ fn backend() -> BackendSnapshot {
     }
 }
 
-fn probe() -> Probe {
+fn probe() -> BackendHealth {
     let (age_s, round_trip_ms, utilization) = (Some(0.5), Some(2.0), Some(0.25));
     let state = "ready".to_owned();
-    Probe { state, age_s, round_trip_ms, utilization, ..Probe::unprobed("report") }
+    BackendHealth { state, age_s, round_trip_ms, utilization, ..BackendHealth::unprobed("report") }
 }
 
-fn load() -> ServiceLoad {
-    let member = MemberLoad {
+fn load() -> ServiceLoadStatus {
+    let member = MemberLoadStatus {
         address: "[2001:db8::1]:80".parse().unwrap(),
         utilization: Some(0.25),
         age_s: Some(0.5),
@@ -101,7 +101,7 @@ fn load() -> ServiceLoad {
         share: 1.0,
         held_by: None,
     };
-    ServiceLoad {
+    ServiceLoadStatus {
         is_idle: false,
         control: Some("feedback".to_owned()),
         mode: "enforce".to_owned(),
@@ -322,7 +322,7 @@ fn what_load_makes_of_weights_is_told() {
     let switched = lines(&page, "socklb_load_switched{");
     let on: Vec<&&str> = switched.iter().filter(|line| line.ends_with(" 1")).collect();
     assert!(switched.len() == 3 && on.len() == 1 && on[0].contains("switch=\"on\""), "{switched:?}");
-    let slow = ServiceLoad { control: None, ..load() };
+    let slow = ServiceLoadStatus { control: None, ..load() };
     let mut client = client();
     client.facts.loads = BTreeMap::from([("users".to_owned(), slow)]);
     let page = self::page(Form::Text, vec![client]);
