@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use lb_view::status::InterfaceStatus;
-use lb_view::text::{ALWAYS, Column, Row, Style, table};
+use lb_view::text::{ALWAYS, Column, Style, TableRow, table};
 use serde::{Deserialize, Serialize};
 
 /// The version of [`Status`] as JSON. It rises when a key goes or means something else.
@@ -186,7 +186,7 @@ impl Status {
                 backend.check.as_ref().map_or_else(|| "-".to_owned(), |check| check.check.clone()),
             ];
             let is_bad = backend.readiness != "ready";
-            Row { cells, is_bad, note: is_bad.then(|| backend.why.clone()) }
+            TableRow { cells, is_bad, note: is_bad.then(|| backend.why.clone()) }
         };
         text + &table(&columns, self.backends.len(), row, style).text
     }

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use lb_view::text::{Column, Row, Style, table};
+use lb_view::text::{Column, Style, TableRow, table};
 
 /// A table, row by row.
 pub struct TextTable {
@@ -28,7 +28,7 @@ impl fmt::Display for TextTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = Column::first_left(&self.headings);
         // As wide as it is, on every terminal: the planner says the same wherever it is asked.
-        let row = |row: usize| Row::of(self.rows[row].clone());
+        let row = |row: usize| TableRow::of(self.rows[row].clone());
         let text = table(&columns, self.rows.len(), row, Style::default()).text;
         // Its lines begin with two blanks, where `status` marks a row; no row is marked here.
         text.lines().try_for_each(|line| writeln!(f, "{}", line.strip_prefix("  ").unwrap_or(line)))

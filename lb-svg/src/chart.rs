@@ -3,7 +3,7 @@
 //! An axis shows its whole range from an honest origin: figures that are compared have the same one. Must not know
 //! whose numbers they are.
 
-use crate::drawing::{Anchor, Drawing, Line};
+use crate::drawing::{Anchor, Drawing, LineStyle};
 use crate::geometry::{Area, Point, at};
 use crate::palette::Paint;
 
@@ -93,15 +93,15 @@ impl Plot {
         let Area { left, top, right, bottom } = self.area;
         for (value, words) in &y.ticks {
             let height = bottom - self.y.fraction(*value) * (bottom - top);
-            drawing.line(Paint::RULE, Line::Thin, at(left, height), at(right, height));
+            drawing.line(Paint::RULE, LineStyle::Thin, at(left, height), at(right, height));
             drawing.note(at(left - 6.0, height + 4.0), Anchor::End, words);
         }
         for (value, words) in &x.ticks {
             let x = left + self.x.fraction(*value) * (right - left);
-            drawing.line(Paint::QUIET, Line::Thin, at(x, bottom), at(x, bottom + 4.0));
+            drawing.line(Paint::QUIET, LineStyle::Thin, at(x, bottom), at(x, bottom + 4.0));
             drawing.note(at(x, bottom + 17.0), Anchor::Middle, words);
         }
-        drawing.line(Paint::QUIET, Line::Thin, at(left, bottom), at(right, bottom));
+        drawing.line(Paint::QUIET, LineStyle::Thin, at(left, bottom), at(right, bottom));
         // Above the axis and not along it: nobody turns a screen to read.
         drawing.note(at(6.0, top - 18.0), Anchor::Start, y.title);
         if !x.title.is_empty() {
@@ -110,7 +110,7 @@ impl Plot {
     }
 
     /// A line through pairs of numbers.
-    pub fn line(&self, drawing: &mut Drawing, paint: Paint, line: Line, pairs: &[(f64, f64)]) {
+    pub fn line(&self, drawing: &mut Drawing, paint: Paint, line: LineStyle, pairs: &[(f64, f64)]) {
         let points: Vec<Point> = pairs.iter().map(|&(x, y)| self.point(x, y)).collect();
         drawing.polyline(paint, line, &points);
     }

@@ -52,7 +52,7 @@ impl Lettering {
 
 /// How a line is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Line {
+pub enum LineStyle {
     /// One unit wide.
     Thin,
     /// Wide enough to show its colour.
@@ -67,7 +67,7 @@ pub enum Line {
     Dotted,
 }
 
-impl Line {
+impl LineStyle {
     const fn class(self) -> &'static str {
         match self {
             Self::Thin => "thin",
@@ -139,18 +139,18 @@ impl Drawing {
     }
 
     /// A line through points.
-    pub fn polyline(&mut self, paint: Paint, line: Line, points: &[Point]) {
+    pub fn polyline(&mut self, paint: Paint, line: LineStyle, points: &[Point]) {
         self.cover_all(points);
         self.open_path(paint, line, &path_through(points));
     }
 
-    fn open_path(&mut self, paint: Paint, line: Line, path: &str) {
+    fn open_path(&mut self, paint: Paint, line: LineStyle, path: &str) {
         let (line, paint) = (line.class(), paint.name);
         self.write(format_args!("<path class=\"open {line} stroke-{paint}\" d=\"{path}\"/>"));
     }
 
     /// A straight line.
-    pub fn line(&mut self, paint: Paint, line: Line, from: Point, to: Point) {
+    pub fn line(&mut self, paint: Paint, line: LineStyle, from: Point, to: Point) {
         self.polyline(paint, line, &[from, to]);
     }
 
@@ -192,7 +192,7 @@ impl Drawing {
     }
 
     /// A circle's line.
-    pub fn circle_line(&mut self, paint: Paint, line: Line, centre: Point, radius: f64) {
+    pub fn circle_line(&mut self, paint: Paint, line: LineStyle, centre: Point, radius: f64) {
         self.circle(&format!("open {} stroke-{}", line.class(), paint.name), centre, radius);
     }
 
@@ -204,7 +204,7 @@ impl Drawing {
 
     /// Part of a circle's line, clockwise. `from` and `to` are turns after the top, at most a whole one apart; if `to`
     /// is the lesser, the arc passes the top.
-    pub fn arc(&mut self, paint: Paint, line: Line, (centre, radius): (Point, f64), from: f64, to: f64) {
+    pub fn arc(&mut self, paint: Paint, line: LineStyle, (centre, radius): (Point, f64), from: f64, to: f64) {
         let (start, end) = (on_circle(centre, radius, from), on_circle(centre, radius, to));
         self.cover(Area::square(centre, radius));
         let large = u8::from((to - from).rem_euclid(1.0) > 0.5);
@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn a_drawing_is_elements_with_classes() {
         let mut drawing = Drawing::new(100.0, 50.0);
-        drawing.line(Paint::INK, Line::Dashed, at(0.0, 1.04), at(10.26, -0.01));
+        drawing.line(Paint::INK, LineStyle::Dashed, at(0.0, 1.04), at(10.26, -0.01));
         drawing.text(Paint::QUIET, Lettering::Small, at(5.0, 20.0), Anchor::Start, "a < b & c");
         assert_eq!(
             drawing.body(),

@@ -18,7 +18,7 @@ pub mod chart;
 pub mod figure;
 
 pub use chart::{Axis, HEIGHT, Plot, Scale, WIDTH};
-pub use drawing::{Anchor, Drawing, Lettering, Line, escaped};
+pub use drawing::{Anchor, Drawing, Lettering, LineStyle, escaped};
 pub use figure::Figure;
 pub use geometry::{Area, Point, at, on_circle};
 pub use palette::Paint;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use lb_core::plan::entries_by_slot;
 use lb_kernel::Pins;
-use lb_view::comparison::{self, Comparison, Kind, Part, Parts, SCHEMA, ShareChanges};
+use lb_view::comparison::{self, BackendShares, ChangeKind, Comparison, Part, SCHEMA, ShareChanges};
 use lb_view::configured::{Configured, SCHEMA as KEYS_SCHEMA};
 use lb_view::status::StatusDocument;
 
@@ -53,16 +53,16 @@ impl Running {
     }
 
     /// What a client task gives to the backends of a service; nothing, if it does not dial it.
-    fn parts(&self, client: &str, service: &str) -> Parts {
+    fn parts(&self, client: &str, service: &str) -> BackendShares {
         let service = self.status.client(client).and_then(|client| client.service(service));
-        let Some(service) = service.filter(|service| service.open) else { return Parts::default() };
+        let Some(service) = service.filter(|service| service.open) else { return BackendShares::default() };
         // What leaves already gets nothing, and will get nothing.
         let stays = service.backends.iter().filter(|backend| !backend.is_leaving());
         let part = |backend: &lb_view::backend::BackendStatus| {
             let (share, weight, active) = (backend.share_wanted, backend.weight, backend.active);
             (backend.address, Part { share, weight, active })
         };
-        Parts { entries: service.table_entries, backends: stays.map(part).collect() }
+        BackendShares { entries: service.table_entries, backends: stays.map(part).collect() }
     }
 
     /// The open flows of all that `is_meant`, by client and service.
@@ -106,10 +106,10 @@ pub fn compare(
     let wanted = configured(config);
     let mut clients = comparison::changes(&running.configured.clients, &wanted.clients);
     let mut services = comparison::changes(&running.configured.services, &wanted.services);
-    for change in clients.iter_mut().filter(|change| change.kind == Kind::Removed) {
+    for change in clients.iter_mut().filter(|change| change.kind == ChangeKind::Removed) {
         change.active = Some(running.active(|client, _| client == change.name));
     }
-    for change in services.iter_mut().filter(|change| change.kind == Kind::Removed) {
+    for change in services.iter_mut().filter(|change| change.kind == ChangeKind::Removed) {
         change.active = Some(running.active(|_, service| service == change.name));
     }
     Ok(Comparison {
@@ -132,7 +132,7 @@ fn shares(
 ) -> Result<Vec<ShareChanges>, Failure> {
     let mut changes = Vec::new();
     let mut told = BTreeSet::new();
-    let mut tell = |client: &str, service: &str, after: &Parts| {
+    let mut tell = |client: &str, service: &str, after: &BackendShares| {
         if told.insert((client.to_owned(), service.to_owned())) {
             let (backends, unchanged) = comparison::backends(&running.parts(client, service), after);
             if !backends.is_empty() {
@@ -149,7 +149,7 @@ fn shares(
     // What only runs.
     for client in &running.status.clients {
         for service in &client.services {
-            tell(&client.name, &service.name, &Parts::default());
+            tell(&client.name, &service.name, &BackendShares::default());
         }
     }
     Ok(changes)
@@ -160,7 +160,7 @@ fn parts(
     config: &Config,
     client: &Client,
     by_service: &AssignmentsByService,
-) -> Result<Vec<(String, Parts)>, Failure> {
+) -> Result<Vec<(String, BackendShares)>, Failure> {
     let balancer = dry_run::balancer(config, client, by_service)?;
     let plan = balancer.plan();
     let mut all = Vec::new();
@@ -173,7 +173,7 @@ fn parts(
             let share = f64::from(by_slot.get(slot).copied().unwrap_or(0)) / f64::from(entries.max(1));
             (backend.address, Part { share, weight: backend.weight.into(), active: 0 })
         };
-        all.push((service.name.clone(), Parts { entries, backends: backends.map(part).collect() }));
+        all.push((service.name.clone(), BackendShares { entries, backends: backends.map(part).collect() }));
     }
     Ok(all)
 }

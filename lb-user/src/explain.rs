@@ -18,7 +18,9 @@ use lb_core::service::{Service, Size, Subset};
 use lb_core::slots::Identity;
 use lb_core::subset::{Algorithm, Position};
 use lb_core::weights;
-use lb_view::explanation::{Auto, Candidate, Explanation, Inputs, Member, SCHEMA, Shares, Tried, Unhealthy};
+use lb_view::explanation::{
+    Auto, CandidateSize, Explanation, Inputs, OrderedEndpoint, SCHEMA, ShareSource, SubsetMember, Unhealthy,
+};
 use lb_view::load::ServiceLoadStatus;
 
 use crate::config::Client;
@@ -63,7 +65,7 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
             usize::MAX
         };
         let order = membership.order.iter().take(ends_at).filter_map(|&(index, verdict)| {
-            Some(Candidate { index, verdict: verdict.name().to_owned(), address: address(index)? })
+            Some(OrderedEndpoint { index, verdict: verdict.name().to_owned(), address: address(index)? })
         });
         let addresses: BTreeMap<Slot, SocketAddr> =
             plan.backends.iter().map(|(slot, backend)| (*slot, backend.address)).collect();
@@ -98,13 +100,13 @@ fn inputs(client: &Client, service: &Service, endpoints: &EndpointList, membersh
     // Arcs can overlap all backends without being of all: then their parts count.
     let is_whole = everybody_has_all && size.is_some_and(|size| size as usize >= membership.members.len());
     let (algorithm, by_weight) = match service.subset {
-        Subset::All => ("all", Shares::Weights),
-        Subset::Sized { algorithm, size: Size::Band(_) } => (algorithm.name(), Shares::Weights),
-        Subset::Sized { algorithm, .. } if count == 1 || is_whole => (algorithm.name(), Shares::Weights),
-        Subset::Sized { algorithm, .. } if algorithm.is_aperture() => (algorithm.name(), Shares::Arc),
-        Subset::Sized { algorithm, .. } => (algorithm.name(), Shares::Job),
+        Subset::All => ("all", ShareSource::Weights),
+        Subset::Sized { algorithm, size: Size::Band(_) } => (algorithm.name(), ShareSource::Weights),
+        Subset::Sized { algorithm, .. } if count == 1 || is_whole => (algorithm.name(), ShareSource::Weights),
+        Subset::Sized { algorithm, .. } if algorithm.is_aperture() => (algorithm.name(), ShareSource::Arc),
+        Subset::Sized { algorithm, .. } => (algorithm.name(), ShareSource::Job),
     };
-    let shares = if service.policy.is_weighted() { by_weight } else { Shares::Equal };
+    let shares = if service.policy.is_weighted() { by_weight } else { ShareSource::Equal };
     let auto = match service.subset {
         Subset::Sized { algorithm, size: Size::Auto { min } } => {
             let position = Position {
@@ -141,8 +143,8 @@ fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Members
     let Position { clients, backends, .. } = position;
     let least = weights::least_size(position, min);
     let size = membership.size.unwrap_or(backends);
-    let tried: Vec<Tried> =
-        membership.tried.iter().map(|&(size, utilization)| Tried { size, utilization }).collect();
+    let tried: Vec<CandidateSize> =
+        membership.tried.iter().map(|&(size, utilization)| CandidateSize { size, utilization }).collect();
     let mut why = match least == min {
         true => format!("at least {min}"),
         false => format!("at least {least}, for each of {backends} backends to have one of {clients} tasks"),
@@ -205,7 +207,7 @@ fn substitutes<T>(row: &Row<T>, membership: &Membership) -> Vec<SocketAddr> {
     row.members.iter().map(|(address, _)| *address).filter(|address| !members.contains(address)).collect()
 }
 
-fn members(plan: &Plan, index: ServiceIndex, members: &[membership::Member]) -> Vec<Member> {
+fn members(plan: &Plan, index: ServiceIndex, members: &[membership::Member]) -> Vec<SubsetMember> {
     let schedule = &plan.services[&index].schedule;
     let entries = entries_by_slot(schedule);
     let backends = plan.backends.iter().filter(|(_, backend)| backend.service == index);
@@ -215,7 +217,7 @@ fn members(plan: &Plan, index: ServiceIndex, members: &[membership::Member]) -> 
         let slot = *slots.get(&member.endpoint.address)?;
         #[expect(clippy::cast_precision_loss, reason = "schedules are far below 2^53 entries")]
         let quota = member.share * schedule.len() as f64;
-        Some(Member {
+        Some(SubsetMember {
             index: member.endpoint.index,
             address: member.endpoint.address,
             slot: slot.number(),

@@ -22,9 +22,9 @@ pub struct Comparison {
     /// Whether a running daemon of this version gave what is in force; if not, the pinned maps did, which do not have all keys.
     pub from_daemon: bool,
     /// Clients that change.
-    pub clients: Vec<Change>,
+    pub clients: Vec<ConfigurationChange>,
     /// Services that change.
-    pub services: Vec<Change>,
+    pub services: Vec<ConfigurationChange>,
     /// Other keys that change.
     pub host: Vec<KeyChange>,
     /// Shares that change.
@@ -48,7 +48,7 @@ impl Comparison {
 /// What becomes of something that has a name or an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum ChangeKind {
     /// It is new.
     Added,
     /// It is no longer there.
@@ -57,7 +57,7 @@ pub enum Kind {
     Changed,
 }
 
-impl Kind {
+impl ChangeKind {
     /// All of them, in the order in which they are told.
     pub const ALL: [Self; 3] = [Self::Added, Self::Removed, Self::Changed];
 
@@ -73,11 +73,11 @@ impl Kind {
 
 /// A client or service that changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Change {
+pub struct ConfigurationChange {
     /// Its name.
     pub name: String,
     /// What becomes of it.
-    pub kind: Kind,
+    pub kind: ChangeKind,
     /// Of one that is changed: which keys.
     pub keys: Vec<KeyChange>,
     /// Of one that is removed: its open flows, which stay until they end.
@@ -114,7 +114,7 @@ pub struct BackendChange {
     /// Where it listens.
     pub address: SocketAddr,
     /// What becomes of it.
-    pub kind: Kind,
+    pub kind: ChangeKind,
     /// Its share of the table, if it is there before.
     pub before: Option<f64>,
     /// Its share of the table, if it is there after.
@@ -150,16 +150,16 @@ fn has_table_of(side: &Keys, key: &str) -> bool {
 }
 
 /// What differs between clients or services by name, in the order of the names.
-pub fn changes(before: &BTreeMap<String, Keys>, after: &BTreeMap<String, Keys>) -> Vec<Change> {
+pub fn changes(before: &BTreeMap<String, Keys>, after: &BTreeMap<String, Keys>) -> Vec<ConfigurationChange> {
     let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     let change = |name: &String| {
         let (kind, keys) = match (before.get(name), after.get(name)) {
-            (Some(before), Some(after)) => (Kind::Changed, keys(before, after)),
-            (None, _) => (Kind::Added, Vec::new()),
-            (_, None) => (Kind::Removed, Vec::new()),
+            (Some(before), Some(after)) => (ChangeKind::Changed, keys(before, after)),
+            (None, _) => (ChangeKind::Added, Vec::new()),
+            (_, None) => (ChangeKind::Removed, Vec::new()),
         };
-        let is_any = kind != Kind::Changed || !keys.is_empty();
-        is_any.then(|| Change { name: name.clone(), kind, keys, active: None })
+        let is_any = kind != ChangeKind::Changed || !keys.is_empty();
+        is_any.then(|| ConfigurationChange { name: name.clone(), kind, keys, active: None })
     };
     names.into_iter().filter_map(change).collect()
 }
@@ -177,7 +177,7 @@ pub struct Part {
 
 /// What a client task gives to the backends of a service.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Parts {
+pub struct BackendShares {
     /// Entries of the table.
     pub entries: u32,
     /// By address.
@@ -186,7 +186,7 @@ pub struct Parts {
 
 /// The backends that differ, and how many do not. Backends of equal weight may have an entry more or less, by the order in
 /// which they came: that is no difference.
-pub fn backends(before: &Parts, after: &Parts) -> (Vec<BackendChange>, usize) {
+pub fn backends(before: &BackendShares, after: &BackendShares) -> (Vec<BackendChange>, usize) {
     let entry = 1.0 / f64::from(before.entries.min(after.entries).max(1)) + 1e-9;
     let addresses: BTreeSet<SocketAddr> =
         before.backends.keys().chain(after.backends.keys()).copied().collect();
@@ -196,10 +196,10 @@ pub fn backends(before: &Parts, after: &Parts) -> (Vec<BackendChange>, usize) {
         let kind = match (before, after) {
             (Some(before), Some(after)) => {
                 let is_same = before.weight == after.weight && (before.share - after.share).abs() <= entry;
-                (!is_same).then_some(Kind::Changed)?
+                (!is_same).then_some(ChangeKind::Changed)?
             }
-            (None, _) => Kind::Added,
-            (_, None) => Kind::Removed,
+            (None, _) => ChangeKind::Added,
+            (_, None) => ChangeKind::Removed,
         };
         Some(BackendChange {
             address,
@@ -233,13 +233,14 @@ mod tests {
             named(&[("a", &[("policy", "p2c"), ("subset", "all")]), ("b", &[]), ("c", &[("x", "1")])]);
         let after =
             named(&[("a", &[("policy", "random"), ("subset", "all")]), ("c", &[("y", "2")]), ("d", &[])]);
-        let change = |name: &str, kind, keys| Change { name: name.to_owned(), kind, keys, active: None };
+        let change =
+            |name: &str, kind, keys| ConfigurationChange { name: name.to_owned(), kind, keys, active: None };
         let policy =
             KeyChange { key: "policy".to_owned(), before: "p2c".to_owned(), after: "random".to_owned() };
         let expected = [
-            change("a", Kind::Changed, vec![policy]),
-            change("b", Kind::Removed, Vec::new()),
-            change("d", Kind::Added, Vec::new()),
+            change("a", ChangeKind::Changed, vec![policy]),
+            change("b", ChangeKind::Removed, Vec::new()),
+            change("d", ChangeKind::Added, Vec::new()),
         ];
         assert_eq!(changes(&before, &after), expected);
         assert_eq!(changes(&after, &after), []);
@@ -267,7 +268,7 @@ mod tests {
 
     #[test]
     fn an_entry_more_or_less_is_no_difference() {
-        let parts = |entries: u32, parts: &[(u16, u32, u32)]| Parts {
+        let parts = |entries: u32, parts: &[(u16, u32, u32)]| BackendShares {
             entries,
             backends: parts
                 .iter()
@@ -277,7 +278,10 @@ mod tests {
                 })
                 .collect(),
         };
-        let check = |before: &Parts, after: &Parts, expected: &[(u16, Kind, u64)], unchanged: usize| {
+        let check = |before: &BackendShares,
+                     after: &BackendShares,
+                     expected: &[(u16, ChangeKind, u64)],
+                     unchanged: usize| {
             let (changed, same) = backends(before, after);
             let seen: Vec<_> =
                 changed.iter().map(|change| (change.address.port(), change.kind, change.active)).collect();
@@ -287,12 +291,16 @@ mod tests {
         check(&thirds, &thirds, &[], 3);
         check(&thirds, &parts(1024, &[(1, 1, 341), (2, 1, 341), (3, 1, 342)]), &[], 3);
         let halves = parts(1024, &[(1, 1, 512), (4, 1, 512)]);
-        let expected =
-            [(1, Kind::Changed, 1), (2, Kind::Removed, 2), (3, Kind::Removed, 3), (4, Kind::Added, 0)];
+        let expected = [
+            (1, ChangeKind::Changed, 1),
+            (2, ChangeKind::Removed, 2),
+            (3, ChangeKind::Removed, 3),
+            (4, ChangeKind::Added, 0),
+        ];
         check(&thirds, &halves, &expected, 0);
         // All weights doubled give the same shares, and are not the same.
         let doubled = parts(1024, &[(1, 2, 512), (4, 2, 512)]);
-        check(&halves, &doubled, &[(1, Kind::Changed, 1), (4, Kind::Changed, 4)], 0);
-        check(&Parts::default(), &Parts::default(), &[], 0);
+        check(&halves, &doubled, &[(1, ChangeKind::Changed, 1), (4, ChangeKind::Changed, 4)], 0);
+        check(&BackendShares::default(), &BackendShares::default(), &[], 0);
     }
 }

@@ -28,9 +28,9 @@ pub struct Explanation {
     #[serde(default)]
     pub load: Option<ServiceLoadStatus>,
     /// The order that the algorithm gives the task, as far as it was looked at. Indexes that no endpoint has are left out.
-    pub order: Vec<Candidate>,
+    pub order: Vec<OrderedEndpoint>,
     /// The members in the order in which they were taken.
-    pub members: Vec<Member>,
+    pub members: Vec<SubsetMember>,
     /// Endpoints that no task of the job uses, if there are some.
     #[serde(default)]
     pub unused: Option<UnusedEndpoints>,
@@ -63,7 +63,7 @@ pub struct Inputs {
     pub endpoints: usize,
     /// How evenly tasks connect to a list without indexes; `None` if it has some, or each task uses all.
     #[serde(default)]
-    pub evenness: Option<Evenness>,
+    pub evenness: Option<TaskEvenness>,
     /// The algorithm, or "all".
     pub algorithm: String,
     /// k, unless all are taken.
@@ -71,7 +71,7 @@ pub struct Inputs {
     /// How the size was chosen, if it is `auto`.
     pub auto: Option<Auto>,
     /// Where shares come from.
-    pub shares: Shares,
+    pub shares: ShareSource,
     /// The seed, as a decimal string.
     pub seed: String,
     /// The policy.
@@ -80,21 +80,21 @@ pub struct Inputs {
 
 /// How evenly the tasks of a job connect to a list without indexes: mean over largest number of tasks of an endpoint, 1 is even.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Evenness {
+pub struct TaskEvenness {
     /// With the indexes that the addresses give.
     pub by_address: f64,
     /// As it would be with the indexes from 0 on.
     pub dense: f64,
 }
 
-impl From<membership::Evenness> for Evenness {
+impl From<membership::Evenness> for TaskEvenness {
     fn from(evenness: membership::Evenness) -> Self {
         let membership::Evenness { by_address, dense } = evenness;
         Self { by_address, dense }
     }
 }
 
-impl Evenness {
+impl TaskEvenness {
     /// Whether indexes would make connections so much more even that it is worth a note.
     pub fn is_low(&self) -> bool {
         self.dense - self.by_address > 0.1
@@ -124,14 +124,14 @@ pub struct Auto {
     /// The smallest size to try: `min`, or as many as each task must use so that every backend has a task.
     pub least: u32,
     /// Sizes that were tried.
-    pub tried: Vec<Tried>,
+    pub tried: Vec<CandidateSize>,
     /// The reason in words.
     pub why: String,
 }
 
 /// A size that was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Tried {
+pub struct CandidateSize {
     /// The size.
     pub size: u32,
     /// The part of all backends that the job can use with it before the first is full; 0.99 is enough.
@@ -141,7 +141,7 @@ pub struct Tried {
 /// Where the shares of members come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Shares {
+pub enum ShareSource {
     /// The weights alone: the task is alone, or every task uses the same.
     Weights,
     /// The subsets of all tasks of the job, so that their load is even.
@@ -154,7 +154,7 @@ pub enum Shares {
 
 /// One endpoint of the order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Candidate {
+pub struct OrderedEndpoint {
     /// The endpoint index.
     pub index: u32,
     /// What became of it.
@@ -180,7 +180,7 @@ pub struct Unhealthy {
 
 /// One member.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Member {
+pub struct SubsetMember {
     /// Its endpoint's index.
     pub index: u32,
     /// Where it listens.

@@ -22,10 +22,10 @@ pub use comparison::{changes_in_a_line, comparison, names};
 pub use explanation::explanation;
 pub use flows::{Listing, flows};
 pub use load::{describe as load_in_words, loads};
-pub use screen::{Screen, Size};
+pub use screen::{Screen, TerminalSize};
 pub use status::status;
 pub use style::Style;
-pub use table::{ALWAYS, Column, Row, Side, Table, table};
+pub use table::{ALWAYS, Alignment, Column, RenderedTable, TableRow, table};
 use wrap::{wrap, wrap_line};
 
 use std::fmt::Write as _;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lb_view::comparison::{Comparison, Kind};
+use lb_view::comparison::{ChangeKind, Comparison};
 use stage::daemon::failure;
 use stage::fixture::{Fixture, SERVICE, config, endpoints};
 
@@ -65,7 +65,7 @@ fn what_a_file_would_change_is_what_it_changes() {
         .iter()
         .filter(|shares| shares.client == "web")
         .flat_map(|shares| &shares.backends)
-        .filter(|backend| backend.kind != Kind::Removed)
+        .filter(|backend| backend.kind != ChangeKind::Removed)
         .map(|backend| (backend.address, backend.after.expect("it is there after")))
         .collect();
     fixture.setup.write("socklb.toml", &text);

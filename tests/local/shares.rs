@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use lb_view::explanation::{Explanation, Member};
+use lb_view::explanation::{Explanation, SubsetMember};
 use stage::{address, eventually, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
@@ -19,7 +19,7 @@ fn entries(fixture: &Fixture) -> BTreeMap<String, u32> {
         let backend = fixture.backends.iter().find(|backend| backend.address() == address);
         backend.expect("a backend of the test").name().to_owned()
     };
-    let entry = |member: &Member| (name(member.address), member.entries);
+    let entry = |member: &SubsetMember| (name(member.address), member.entries);
     members.iter().map(entry).collect()
 }
 

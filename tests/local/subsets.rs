@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 
-use lb_view::explanation::{Candidate, Explanation, Inputs, Member, Shares};
+use lb_view::explanation::{Explanation, Inputs, OrderedEndpoint, ShareSource, SubsetMember};
 use stage::fixture::{Fixture, SERVICE, config, endpoints};
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, eventually};
 
@@ -52,10 +52,10 @@ impl Job {
     }
 
     /// The members of a task by the names of their backends, as `explain` shows them.
-    fn members(&self, task: usize) -> BTreeMap<String, Member> {
+    fn members(&self, task: usize) -> BTreeMap<String, SubsetMember> {
         let client = format!("task-{task}");
         let explanation = explain(&self.setup, &["--client", &client, "users"]);
-        let name = |member: &Member| {
+        let name = |member: &SubsetMember| {
             let backend = self.backends.iter().find(|backend| member.address == backend.address());
             backend.expect("a backend of the test").name().to_owned()
         };
@@ -212,7 +212,7 @@ fn every_algorithm_sends_to_the_members_that_explain_shows() {
         let explanation = explain(&setup, &[algorithm]);
         assert_eq!(explanation.inputs.algorithm, *algorithm);
         let members = explanation.members;
-        let of = |wanted: &dyn Fn(&Member) -> bool| -> BTreeSet<String> {
+        let of = |wanted: &dyn Fn(&SubsetMember) -> bool| -> BTreeSet<String> {
             let members = members.iter().filter(|member| wanted(member));
             members.map(|member| format!("b{}", member.index)).collect()
         };
@@ -255,7 +255,7 @@ fn a_lost_backend_is_replaced_by_the_next_of_the_order_and_open_flows_stay() {
     let members = || job.members(task).into_keys().collect::<BTreeSet<_>>();
     eventually("one member is replaced", members, |members| *members == wanted);
     let explanation = explain(&job.setup, &["--client", &format!("task-{task}"), "users"]);
-    let looked = |looked: &Candidate| (format!("b{}", looked.index), looked.verdict == "member");
+    let looked = |looked: &OrderedEndpoint| (format!("b{}", looked.index), looked.verdict == "member");
     let looked_at: Vec<_> = explanation.order.iter().map(looked).collect();
     let expected: Vec<_> = [0, 2, 3].map(|at| (order[at].clone(), true)).into();
     assert_eq!(looked_at, expected, "who has left is passed over");
@@ -283,7 +283,7 @@ fn a_task_that_is_alone_uses_three_hundred_backends() {
     let inputs = explain(&fixture.setup, &["users"]).inputs;
     let auto = inputs.auto.expect("the size is auto");
     let found = (inputs.algorithm.as_str(), inputs.size, auto.min, inputs.shares);
-    assert_eq!(found, ("rocksteadier", Some(300), 12, Shares::Weights));
+    assert_eq!(found, ("rocksteadier", Some(300), 12, ShareSource::Weights));
     assert!(auto.why.contains("alone"), "{auto:?}");
     // A table of 16,384 entries: the first 300 from where a cursor starts name each backend once.
     assert_eq!(fixture.probe().dial_many(SERVICE, 300), [("everywhere".to_owned(), 300)].into());
@@ -379,7 +379,7 @@ fn a_reload_while_a_list_is_computed_ends_with_both_new() {
         let both = |inputs: &Inputs| inputs.index == 7 * round && inputs.endpoints == count as usize;
         eventually("task and list are the new ones", look, both);
         let members = |explanation: Explanation| -> Vec<(SocketAddr, f64, u32)> {
-            let member = |member: Member| (member.address, member.share, member.connections);
+            let member = |member: SubsetMember| (member.address, member.share, member.connections);
             explanation.members.into_iter().map(member).collect()
         };
         let path = path.to_str().expect("UTF-8");

@@ -2,7 +2,9 @@
 //! backend, and the load of a topology that gives the connection counts that it reports.
 
 use lb_core::subset::{self, Algorithm};
-use lb_svg::{Anchor, Area, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
+use lb_svg::{
+    Anchor, Area, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at,
+};
 
 use super::aperture_first::FirstChange;
 use super::aperture_rings::{self, BACKENDS, CLIENTS, LEAST, SIZE, small};
@@ -170,9 +172,9 @@ fn topology() -> Figure {
     let few = large(Algorithm::Random, APERTURE_SIZE);
     let aperture = large(Algorithm::Aperture, APERTURE_SIZE);
     let lines = [
-        (RANDOM, Line::Dotted, few, sorted(loads(few))),
-        (RANDOM, Line::Solid, random, sorted(loads(random))),
-        (DETERMINISTIC, Line::Solid, aperture, sorted(loads(aperture))),
+        (RANDOM, LineStyle::Dotted, few, sorted(loads(few))),
+        (RANDOM, LineStyle::Solid, random, sorted(loads(random))),
+        (DETERMINISTIC, LineStyle::Solid, aperture, sorted(loads(aperture))),
     ];
     // Where each line's name has room: x, y.
     let names = [(985.0, 1.76), (985.0, 0.62), (15.0, 1.22)];

@@ -5,7 +5,7 @@
 
 use lb_core::service::Size;
 use lb_core::subset::Algorithm;
-use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
+use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at};
 
 use super::aperture_over_time::{Rates, least, most, rates};
 use super::numbers::{grouped, percent};
@@ -147,7 +147,7 @@ impl FirstChange {
             from += seconds;
         }
         let change = plot.point(seconds, 0.0).x;
-        drawing.line(Paint::INK, Line::Thin, at(change, plot.area.top), at(change, plot.area.bottom));
+        drawing.line(Paint::INK, LineStyle::Thin, at(change, plot.area.top), at(change, plot.area.bottom));
         Figure {
             id: "fig-rps-mesh",
             title: "Full mesh, then random aperture".to_owned(),

@@ -3,7 +3,9 @@
 //!
 //! Played in virtual time by the shipped scenario `aperture`; the post names neither rates nor sizes.
 
-use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Point, Scale, WIDTH, at};
+use lb_svg::{
+    Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Point, Scale, WIDTH, at,
+};
 
 use super::numbers::percent;
 use super::palette::{DETERMINISTIC, RANDOM};
@@ -161,9 +163,9 @@ fn figure(runs: &[Rates; 2], seconds: f64) -> Figure {
         let (lower, upper) = (stairs(|spread| spread.min), stairs(|spread| spread.max));
         drawing.tinted(paint, &upper.iter().chain(lower.iter().rev()).copied().collect::<Vec<Point>>());
         for edge in [&lower, &upper] {
-            drawing.polyline(paint, Line::Thin, edge);
+            drawing.polyline(paint, LineStyle::Thin, edge);
         }
-        drawing.polyline(paint, Line::Solid, &stairs(|spread| spread.mean));
+        drawing.polyline(paint, LineStyle::Solid, &stairs(|spread| spread.mean));
         let middle = from + seconds / 2.0;
         drawing.text(paint, Lettering::Strong, plot.point(middle, 60.0), Anchor::Middle, name);
         let words = format!("deviation {}", percent(whole.rsd));
@@ -176,7 +178,7 @@ fn figure(runs: &[Rates; 2], seconds: f64) -> Figure {
         edge("least", (least(steps) - 4.5).max(1.5));
     }
     let change = plot.point(seconds, 0.0).x;
-    drawing.line(Paint::INK, Line::Thin, at(change, plot.area.top), at(change, plot.area.bottom));
+    drawing.line(Paint::INK, LineStyle::Thin, at(change, plot.area.top), at(change, plot.area.bottom));
     Figure {
         id: "fig-rps",
         title: "Random aperture, then deterministic".to_owned(),

@@ -3,7 +3,7 @@
 //! Also that small fleet itself, whose numbers the section shows beside these rings.
 
 use lb_core::subset::{self, Algorithm};
-use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, Line, Paint, Point, at, on_circle};
+use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Point, at, on_circle};
 
 use super::palette::{DETERMINISTIC, RANDOM, ROCKSTEADIER};
 use crate::fleet::Fleet;
@@ -36,18 +36,18 @@ fn turn(index: u32, of: u32) -> f64 {
 pub fn discrete() -> Figure {
     const RADIUS: f64 = 112.0;
     let mut drawing = Drawing::new(400.0, 304.0);
-    drawing.circle_line(Paint::QUIET, Line::Thin, CENTRE, RADIUS);
+    drawing.circle_line(Paint::QUIET, LineStyle::Thin, CENTRE, RADIUS);
     let fleet = small(Algorithm::Ring, SIZE);
     let counts = fleet.graph().connections();
     for (client, paint) in (0..CLIENTS).zip(PAINTS) {
         let radius = RADIUS - 20.0 - 18.0 * f64::from(client);
         let from = turn(client, CLIENTS);
         let to = turn(*fleet.subset(client).last().expect("a subset of three"), BACKENDS);
-        drawing.arc(paint, Line::Thick, (CENTRE, radius), from, to);
+        drawing.arc(paint, LineStyle::Thick, (CENTRE, radius), from, to);
         for backend in fleet.subset(client) {
             let turn = turn(backend, BACKENDS);
             let [inner, outer] = [radius, RADIUS].map(|radius| on_circle(CENTRE, radius, turn));
-            drawing.line(paint, Line::Solid, inner, outer);
+            drawing.line(paint, LineStyle::Solid, inner, outer);
         }
         drawing.bar(paint, Area::square(on_circle(CENTRE, radius, from), 6.0));
         let name = at(CENTRE.x, CENTRE.y - 12.0 + 18.0 * f64::from(client));
@@ -87,7 +87,7 @@ pub fn continuous() -> Figure {
     let fleet = small(Algorithm::Aperture, LEAST);
     for (client, paint) in (0..CLIENTS).zip(PAINTS) {
         let (from, to) = (turn(client, CLIENTS), turn(client + 1, CLIENTS));
-        drawing.arc(paint, Line::Thick, (CENTRE, CLIENT), from + APART, to - APART);
+        drawing.arc(paint, LineStyle::Thick, (CENTRE, CLIENT), from + APART, to - APART);
         let label = on_circle(CENTRE, CLIENT - 18.0, f64::midpoint(from, to));
         drawing.centred(paint, Lettering::Strong, label, &client.to_string());
         let overlaps = subset::overlaps(Algorithm::Aperture, fleet.position(client)).expect("an aperture");
@@ -95,7 +95,7 @@ pub fn continuous() -> Figure {
         for overlap in overlaps {
             let part = f64::from(u32::try_from(overlap).expect("at most 3")) / f64::from(CLIENTS * BACKENDS);
             let end = start + part;
-            drawing.arc(paint, Line::Thick, (CENTRE, SHARED), start + APART, end - APART);
+            drawing.arc(paint, LineStyle::Thick, (CENTRE, SHARED), start + APART, end - APART);
             let words = if overlap == 3 { "1".to_owned() } else { format!("{overlap}/3") };
             let label = on_circle(CENTRE, SHARED - 17.0, f64::midpoint(start, end));
             drawing.centred(paint, Lettering::Small, label, &words);
@@ -104,7 +104,7 @@ pub fn continuous() -> Figure {
     }
     for backend in 0..BACKENDS {
         let (from, to) = (turn(backend, BACKENDS), turn(backend + 1, BACKENDS));
-        drawing.arc(Paint::QUIET, Line::Thick, (CENTRE, BACKEND), from + APART, to - APART);
+        drawing.arc(Paint::QUIET, LineStyle::Thick, (CENTRE, BACKEND), from + APART, to - APART);
         let label = on_circle(CENTRE, BACKEND + 18.0, f64::midpoint(from, to));
         drawing.centred(Paint::INK, Lettering::Strong, label, &backend.to_string());
     }

@@ -3,7 +3,7 @@
 //! The article prints neither sizes nor numbers, so the section says which sizes it takes.
 
 use lb_core::subset::Algorithm;
-use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
+use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at};
 
 use super::numbers::{percent, utilization};
 use super::palette::RANDOM;
@@ -84,10 +84,10 @@ fn figure(connections: &[u32], spread: &Spread, used: f64) -> Figure {
         drawing.bar(RANDOM, plot.between((middle - 0.42, 0.0), (middle + 0.42, f64::from(backends))));
     }
     let top = plot.point(spread.mean, 35.0);
-    drawing.line(Paint::INK, Line::Dashed, at(top.x, plot.area.bottom), top);
+    drawing.line(Paint::INK, LineStyle::Dashed, at(top.x, plot.area.bottom), top);
     drawing.text(Paint::INK, Lettering::Label, top.moved(-8.0, 8.0), Anchor::End, "even: all have 20");
     let busiest = plot.point(spread.max, 0.0);
-    drawing.line(Paint::INK, Line::Thin, busiest.moved(0.0, -12.0), busiest.moved(0.0, -64.0));
+    drawing.line(Paint::INK, LineStyle::Thin, busiest.moved(0.0, -12.0), busiest.moved(0.0, -64.0));
     let words = format!("busiest: {:.0}", spread.max);
     drawing.text(RANDOM, Lettering::Strong, busiest.moved(-22.0, -86.0), Anchor::Start, &words);
     let words = format!("20 / {:.0} = {}", spread.max, utilization(used));

@@ -4,7 +4,7 @@
 //! lines in our drawing of one seed, and the table tells what is usual over many seeds.
 
 use lb_core::subset::Algorithm;
-use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Point, Scale, WIDTH};
+use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Point, Scale, WIDTH};
 
 use super::numbers::whole_percent;
 use super::palette::paint;
@@ -115,7 +115,7 @@ fn figure(subsets: &Subsets, shares: &[f64]) -> Figure {
     let points = steps(&plot, shares);
     let ground = [plot.point(last, 0.0), plot.point(0.0, 0.0)];
     drawing.tinted(paint, &[points.as_slice(), &ground].concat());
-    drawing.polyline(paint, Line::Solid, &points);
+    drawing.polyline(paint, LineStyle::Solid, &points);
     if subsets.published[0] == subsets.published[1] {
         let middle = plot.point(last / 2.0, 1.0);
         let words = match (counted(subsets, spread.min), counted(subsets, spread.max)) {
@@ -128,7 +128,7 @@ fn figure(subsets: &Subsets, shares: &[f64]) -> Figure {
             [(subsets.published[0], "fewest", 14.0), (subsets.published[1], "most", -6.0)]
         {
             let share = f64::from(published) / f64::from(subsets.size);
-            drawing.line(Paint::INK, Line::Dashed, plot.point(0.0, share), plot.point(last, share));
+            drawing.line(Paint::INK, LineStyle::Dashed, plot.point(0.0, share), plot.point(last, share));
             let middle = plot.point(last / 2.0, share);
             let words = format!("book: {word} {}", counted(subsets, share));
             drawing.text(Paint::INK, Lettering::Small, middle.moved(0.0, down), Anchor::Middle, &words);

@@ -3,7 +3,9 @@
 //! Must not know how the utilizations came about.
 
 use lb_svg::palette::SHADES;
-use lb_svg::{Anchor, Area, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
+use lb_svg::{
+    Anchor, Area, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at,
+};
 
 use super::numbers::{grouped, utilization};
 use crate::metrics::mean;
@@ -39,8 +41,8 @@ impl Cloud {
         plot.axes(&mut drawing, &Axis::new(&x, ticks), &Axis::new(quantity, &[0.0, 0.25, 0.5, 0.75, 1.0]));
         density(&mut drawing, &plot, paint, pairs);
         let means = means(&plot, pairs);
-        plot.line(&mut drawing, Paint::PAPER, Line::Halo, &means);
-        plot.line(&mut drawing, Paint::INK, Line::Solid, &means);
+        plot.line(&mut drawing, Paint::PAPER, LineStyle::Halo, &means);
+        plot.line(&mut drawing, Paint::INK, LineStyle::Solid, &means);
         let summary = Summary::of(pairs.iter().map(|&(_, utilization)| utilization));
         let words = format!("mean {}, worst {}", utilization(summary.mean), utilization(summary.min));
         let corner = at(plot.area.right - 4.0, plot.area.bottom - 28.0);

@@ -3,7 +3,7 @@
 //!
 //! Played in virtual time by the shipped scenario `book-load`; the book names neither machines nor clients.
 
-use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Scale, WIDTH};
+use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Scale, WIDTH};
 
 use super::load_switch::SwitchedLoad;
 use super::numbers::whole_percent;
@@ -191,7 +191,7 @@ fn used(runs: &[RunFigures]) -> Figure {
         }
         wasted.push(plot.point(all, busiest));
         drawing.tinted(paint, &wasted);
-        plot.line(&mut drawing, paint, Line::Thin, &[(0.0, busiest), (all, busiest)]);
+        plot.line(&mut drawing, paint, LineStyle::Thin, &[(0.0, busiest), (all, busiest)]);
         let share = 1.0 - figures.usable.mean;
         let words = format!("wasted: {}", whole_percent(share));
         let place = plot.point(all, busiest).moved(0.0, -6.0);

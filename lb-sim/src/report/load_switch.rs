@@ -4,7 +4,7 @@
 //! Played in virtual time: the run with feedback of the book's fleet, whose law an operator turns on when half of the time is over.
 
 use lb_core::control::Switch;
-use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
+use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at};
 
 use super::numbers::whole_percent;
 use super::palette::{RANDOM, ROCKSTEADIER};
@@ -70,7 +70,7 @@ impl SwitchedLoad {
         let cpu = steps.iter().map(|(end, traces)| (*end, traces.cpu.iter().collect()));
         panels::traces(&mut drawing, &plot, ROCKSTEADIER, cpu);
         let x = plot.point(last / 2.0, 0.0).x;
-        drawing.line(Paint::INK, Line::Dashed, at(x, plot.area.top - 6.0), at(x, plot.area.bottom));
+        drawing.line(Paint::INK, LineStyle::Dashed, at(x, plot.area.top - 6.0), at(x, plot.area.bottom));
         drawing.note(at(x, plot.area.top - 10.0), Anchor::Middle, "switch");
         for (words, paint, part) in [("structural weights", RANDOM, 0.25), ("feedback", ROCKSTEADIER, 0.75)] {
             drawing.text(paint, Lettering::Strong, plot.point(part * last, 1.15), Anchor::Middle, words);

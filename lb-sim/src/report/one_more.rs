@@ -3,7 +3,7 @@
 //! The article prints no seed. Ours is one with which the client that it speaks of is the one that is replaced whole.
 
 use lb_core::subset::Algorithm;
-use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, Line, Paint, Point, WIDTH, at};
+use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Point, WIDTH, at};
 
 use super::numbers::{percent, whole_percent};
 use super::palette::{RANDOM, paint};
@@ -107,7 +107,7 @@ fn figure(case: &ChangeFigure, dropped_of_all: &Churn) -> Figure {
         let (old, new) = (before.subset(client), after.subset(client));
         let row = cell(client, 0).y;
         drawing.note(at(left - 18.0, row + 4.0), Anchor::End, &format!("client {client}"));
-        drawing.line(Paint::RULE, Line::Thin, at(left - 10.0, row), at(left + STEP * 10.0 + 10.0, row));
+        drawing.line(Paint::RULE, LineStyle::Thin, at(left - 10.0, row), at(left + STEP * 10.0 + 10.0, row));
         for backend in 0..after.backends {
             let here = cell(client, backend);
             match (old.contains(&backend), new.contains(&backend)) {
@@ -139,7 +139,7 @@ fn figure(case: &ChangeFigure, dropped_of_all: &Churn) -> Figure {
 fn cross(drawing: &mut Drawing, centre: Point, half: f64) {
     for slope in [1.0, -1.0] {
         let (from, to) = (centre.moved(-half, -slope * half), centre.moved(half, slope * half));
-        drawing.line(RANDOM, Line::Solid, from, to);
+        drawing.line(RANDOM, LineStyle::Solid, from, to);
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Must not know what the numbers are.
 
-use lb_svg::{Anchor, Area, Axis, Drawing, Lettering, Line, Paint, Plot, Scale};
+use lb_svg::{Anchor, Area, Axis, Drawing, Lettering, LineStyle, Paint, Plot, Scale};
 
 use crate::metrics::float;
 use crate::traffic::tally::{Row, Traces};
@@ -50,5 +50,5 @@ pub fn traces<'a>(
         lines.iter_mut().zip(values).for_each(|(line, value)| line.push((middle, *value)));
         begin = end;
     }
-    lines.iter().for_each(|line| plot.line(drawing, paint, Line::Thin, line));
+    lines.iter().for_each(|line| plot.line(drawing, paint, LineStyle::Thin, line));
 }

@@ -4,7 +4,7 @@
 //! No figure of the publications shows any of this.
 
 use lb_core::subset::Algorithm;
-use lb_svg::{Anchor, Area, Axis, Drawing, Figure, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
+use lb_svg::{Anchor, Area, Axis, Drawing, Figure, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at};
 
 use super::numbers::{percent, whole_percent};
 use super::palette::paint;
@@ -224,7 +224,7 @@ fn figure(bars: &Bars, losses: [Loss; ALGORITHMS.len()]) -> Figure {
         &Axis::worded("", &[0.0, 0.5, 1.0], whole_percent),
         &Axis { title: bars.quantity, ticks: names.collect() },
     );
-    drawing.line(Paint::QUIET, Line::Thin, at(area.left, area.top), at(area.left, area.bottom));
+    drawing.line(Paint::QUIET, LineStyle::Thin, at(area.left, area.top), at(area.left, area.bottom));
     drawing.note(at(WIDTH - 6.0, area.top - 18.0), Anchor::End, "mean");
     let mut words = Vec::new();
     for ((row, algorithm), loss) in (0_u32..).zip(ALGORITHMS).zip(losses) {
@@ -232,12 +232,17 @@ fn figure(bars: &Bars, losses: [Loss; ALGORITHMS.len()]) -> Figure {
         let Loss { mean, worst } = loss;
         drawing.bar(paint, plot.between((0.0, middle - 0.3), (mean, middle + 0.3)));
         if worst > 0.0 {
-            plot.line(&mut drawing, paint, Line::Thin, &[(mean, middle), (worst, middle)]);
-            plot.line(&mut drawing, paint, Line::Thin, &[(worst, middle - 0.15), (worst, middle + 0.15)]);
+            plot.line(&mut drawing, paint, LineStyle::Thin, &[(mean, middle), (worst, middle)]);
+            plot.line(
+                &mut drawing,
+                paint,
+                LineStyle::Thin,
+                &[(worst, middle - 0.15), (worst, middle + 0.15)],
+            );
         }
         if let Some(least) = bars.least {
             let stroke = [(least, middle - 0.42), (least, middle + 0.42)];
-            plot.line(&mut drawing, Paint::INK, Line::Solid, &stroke);
+            plot.line(&mut drawing, Paint::INK, LineStyle::Solid, &stroke);
         }
         let place = at(WIDTH - 6.0, plot.point(0.0, middle).y + 4.0);
         drawing.text(paint, Lettering::Small, place, Anchor::End, &whole_percent(mean));

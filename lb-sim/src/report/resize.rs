@@ -4,7 +4,7 @@
 //! how many of these cannot be avoided.
 
 use lb_core::subset::Algorithm;
-use lb_svg::{Anchor, Area, Axis, Drawing, Figure, Line, Paint, Plot, Scale, WIDTH, at};
+use lb_svg::{Anchor, Area, Axis, Drawing, Figure, LineStyle, Paint, Plot, Scale, WIDTH, at};
 
 use super::numbers::{grouped, percent, whole_percent};
 use super::palette::paint;
@@ -99,7 +99,7 @@ fn figure(all: &[Vec<ResizeStep>; 2]) -> Figure {
         stairs.push((from, f64::from(size)));
         stairs.push((to, f64::from(size)));
     }
-    sizes.line(&mut drawing, Paint::INK, Line::Solid, &stairs);
+    sizes.line(&mut drawing, Paint::INK, LineStyle::Solid, &stairs);
     for (row, (steps, algorithm)) in all.iter().zip(ALGORITHMS).enumerate() {
         let top = if row == 0 { 144.0 } else { 286.0 };
         let area = Area { left: 50.0, top, right: 384.0, bottom: top + 84.0 };
@@ -111,12 +111,12 @@ fn figure(all: &[Vec<ResizeStep>; 2]) -> Figure {
             let middle = f64::from(number);
             let Churn { mean, worst, .. } = step.dropped;
             drawing.bar(paint, plot.between((middle - 0.3, 0.0), (middle + 0.3, mean)));
-            plot.line(&mut drawing, paint, Line::Thin, &[(middle, mean), (middle, worst)]);
+            plot.line(&mut drawing, paint, LineStyle::Thin, &[(middle, mean), (middle, worst)]);
             let mut stroke = |paint, line, half: f64, height: f64| {
                 plot.line(&mut drawing, paint, line, &[(middle - half, height), (middle + half, height)]);
             };
-            stroke(paint, Line::Thin, 0.12, worst);
-            stroke(Paint::INK, Line::Solid, 0.42, step.minimum);
+            stroke(paint, LineStyle::Thin, 0.12, worst);
+            stroke(Paint::INK, LineStyle::Solid, 0.42, step.minimum);
             let word = if step.to > step.from { "+" } else { "\u{2212}" };
             let word = format!("{word}{}", step.to.abs_diff(step.from));
             let below = at(plot.point(middle, 0.0).x, area.bottom + 15.0);

@@ -5,7 +5,7 @@
 use lb_core::subset::Algorithm;
 use lb_core::subset::random::mix64;
 use lb_core::subset::van_der_corput::{rank, vdc};
-use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, Line, Paint, Point, at, on_circle};
+use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Point, at, on_circle};
 
 use super::palette::paint;
 use super::section::{Section, Table};
@@ -128,11 +128,11 @@ const RADIUS: f64 = 104.0;
 
 fn figure(ring: &Ring) -> Figure {
     let mut drawing = Drawing::new(400.0, 300.0);
-    drawing.circle_line(Paint::QUIET, Line::Thin, CENTRE, RADIUS);
+    drawing.circle_line(Paint::QUIET, LineStyle::Thin, CENTRE, RADIUS);
     let (own, subset) = (paint(ring.algorithm), fleet(ring.algorithm).subset(ring.client));
     let from = (ring.turn)(Side::Client, ring.client);
     let to = (ring.turn)(Side::Backend, *subset.last().expect("a subset of two"));
-    drawing.arc(own, Line::Thick, (CENTRE, RADIUS - 16.0), from, to);
+    drawing.arc(own, LineStyle::Thick, (CENTRE, RADIUS - 16.0), from, to);
     for backend in 0..BACKENDS {
         let turn = (ring.turn)(Side::Backend, backend);
         let paint = if subset.contains(&backend) { own } else { Paint::QUIET };

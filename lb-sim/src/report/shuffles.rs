@@ -4,7 +4,7 @@
 //! The book draws no figure of it.
 
 use lb_core::subset::Algorithm;
-use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Plot, Scale, WIDTH};
+use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Plot, Scale, WIDTH};
 
 use super::numbers::whole_percent;
 use super::palette::{DETERMINISTIC, RANDOM};
@@ -118,7 +118,7 @@ pub fn figure() -> Figure {
             .zip(0..=MOST_DOWN)
             .map(|(x, down)| (f64::from(x), busiest(shuffles, 0, down)))
             .collect();
-        plot.line(&mut drawing, paint, Line::Solid, &points);
+        plot.line(&mut drawing, paint, LineStyle::Solid, &points);
         drawing.text(paint, Lettering::Strong, plot.point(x, y), anchor, name);
     }
     Figure {

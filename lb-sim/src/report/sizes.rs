@@ -4,7 +4,7 @@
 
 use lb_core::subset::Algorithm;
 use lb_core::weights::Graph;
-use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
+use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at};
 use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 
 use super::numbers::{grouped, utilization};
@@ -31,20 +31,20 @@ struct Series {
     algorithm: Algorithm,
     weighted: bool,
     paint: Paint,
-    line: Line,
+    line: LineStyle,
 }
 
-const fn series(name: &'static str, algorithm: Algorithm, paint: Paint, line: Line) -> Series {
+const fn series(name: &'static str, algorithm: Algorithm, paint: Paint, line: LineStyle) -> Series {
     Series { name, algorithm, weighted: false, paint, line }
 }
 
 const SERIES: [Series; 4] = [
-    series("random", Algorithm::Random, RANDOM, Line::Solid),
-    series("deterministic", Algorithm::Deterministic, DETERMINISTIC, Line::Dotted),
-    series("rocksteadier", Algorithm::Rocksteadier, ROCKSTEADIER, Line::Solid),
+    series("random", Algorithm::Random, RANDOM, LineStyle::Solid),
+    series("deterministic", Algorithm::Deterministic, DETERMINISTIC, LineStyle::Dotted),
+    series("rocksteadier", Algorithm::Rocksteadier, ROCKSTEADIER, LineStyle::Solid),
     Series {
         weighted: true,
-        ..series("rocksteadier, weighted", Algorithm::Rocksteadier, WEIGHTED, Line::Solid)
+        ..series("rocksteadier, weighted", Algorithm::Rocksteadier, WEIGHTED, LineStyle::Solid)
     },
 ];
 

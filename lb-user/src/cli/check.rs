@@ -25,7 +25,7 @@ use crate::probe_cost;
 use crate::source::{self, SourceError};
 use lb_document::diagnostic::{Faults, Report};
 use lb_document::did_you_mean;
-use lb_view::explanation::Evenness;
+use lb_view::explanation::TaskEvenness;
 use lb_view::status::UnusedEndpoints;
 use lb_view::text::{self, Style};
 
@@ -172,7 +172,7 @@ fn subsets(balancers: &[(&Client, Balancer<Duration>)]) -> BTreeSet<String> {
         let of_service = |(service, _, in_use): (&Service, _, Option<(&_, &Membership)>)| {
             let (_, membership) = in_use?;
             let unused = membership.unused.map(|unused| UnusedEndpoints::from(unused).to_string());
-            let evenness = membership.evenness.map(Evenness::from).filter(Evenness::is_low);
+            let evenness = membership.evenness.map(TaskEvenness::from).filter(TaskEvenness::is_low);
             let evenness = evenness.map(|evenness| evenness.describe(service.policy.is_weighted()));
             let notes = unused.into_iter().chain(evenness);
             Some(

@@ -2,9 +2,11 @@
 
 use std::fmt::Write as _;
 
-use super::table::{ALWAYS, Column, Row, left_out, table};
+use super::table::{ALWAYS, Column, TableRow, left_out, table};
 use super::{Style, percent, wrap};
-use crate::comparison::{BackendChange, Change, Comparison, KeyChange, Kind, ShareChanges};
+use crate::comparison::{
+    BackendChange, ChangeKind, Comparison, ConfigurationChange, KeyChange, ShareChanges,
+};
 
 /// Letters of a value that are shown. A list of endpoints may have thousands.
 const LONGEST: usize = 60;
@@ -37,8 +39,8 @@ pub fn comparison(comparison: &Comparison, style: Style) -> String {
     wrap(text, style.width)
 }
 
-fn one(text: &mut String, what: &str, change: &Change, style: Style) {
-    let Change { name, kind, keys, active } = change;
+fn one(text: &mut String, what: &str, change: &ConfigurationChange, style: Style) {
+    let ConfigurationChange { name, kind, keys, active } = change;
     let flows = match active {
         Some(1) => "; 1 open flow, which stays until it ends".to_owned(),
         Some(active @ 2..) => format!("; {active} open flows, which stay until they end"),
@@ -64,11 +66,11 @@ fn short(value: &str) -> String {
 
 fn the_shares(text: &mut String, change: &ShareChanges, style: Style) {
     let ShareChanges { client, service, backends, unchanged } = change;
-    let of_kind = |kind: Kind| {
+    let of_kind = |kind: ChangeKind| {
         let count = backends.iter().filter(|backend| backend.kind == kind).count();
         (count > 0).then(|| format!("{count} {}", kind.name()))
     };
-    let mut counts: Vec<String> = Kind::ALL.into_iter().filter_map(of_kind).collect();
+    let mut counts: Vec<String> = ChangeKind::ALL.into_iter().filter_map(of_kind).collect();
     counts.push(format!("{unchanged} as before"));
     let (client, service) = (style.paint("1", client), style.paint("1", service));
     let _ = writeln!(text, "client {client}, service {service}: backends {}", counts.join(", "));
@@ -86,14 +88,14 @@ const COLUMNS: [Column<'_>; 6] = [
     Column::right("active", 2),
 ];
 
-fn row(change: &BackendChange) -> Row {
+fn row(change: &BackendChange) -> TableRow {
     let weight = match (change.weight_before, change.weight_after) {
         (Some(before), Some(after)) if before != after => format!("{before} -> {after}"),
         (Some(weight), _) | (None, Some(weight)) => weight.to_string(),
         (None, None) => "-".to_owned(),
     };
-    let active = if change.kind == Kind::Added { "-".to_owned() } else { change.active.to_string() };
-    Row::of(vec![
+    let active = if change.kind == ChangeKind::Added { "-".to_owned() } else { change.active.to_string() };
+    TableRow::of(vec![
         change.address.to_string(),
         change.kind.name().to_owned(),
         percent(change.before),
@@ -104,12 +106,18 @@ fn row(change: &BackendChange) -> Row {
 }
 
 /// What changes in one line for a log: by kind the names, those of what is changed with their keys, as many as are `most`.
-pub fn changes_in_a_line(clients: &[Change], services: &[Change], host: &[KeyChange], most: usize) -> String {
+pub fn changes_in_a_line(
+    clients: &[ConfigurationChange],
+    services: &[ConfigurationChange],
+    host: &[KeyChange],
+    most: usize,
+) -> String {
     let mut told = Vec::new();
     for (what, changes) in [("clients", clients), ("services", services)] {
-        for kind in Kind::ALL {
-            let of_kind: Vec<&Change> = changes.iter().filter(|change| change.kind == kind).collect();
-            let name = |change: &&Change| match change.keys.as_slice() {
+        for kind in ChangeKind::ALL {
+            let of_kind: Vec<&ConfigurationChange> =
+                changes.iter().filter(|change| change.kind == kind).collect();
+            let name = |change: &&ConfigurationChange| match change.keys.as_slice() {
                 [] => change.name.clone(),
                 keys => {
                     format!("{} ({})", change.name, names(keys.iter().map(|change| change.key.clone()), most))
@@ -140,13 +148,18 @@ pub fn names(names: impl ExactSizeIterator<Item = String>, most: usize) -> Strin
 mod tests {
     use super::*;
 
-    fn change(name: &str, kind: Kind, keys: &[(&str, &str, &str)], active: Option<u64>) -> Change {
+    fn change(
+        name: &str,
+        kind: ChangeKind,
+        keys: &[(&str, &str, &str)],
+        active: Option<u64>,
+    ) -> ConfigurationChange {
         let keys = keys.iter().map(|(key, before, after)| KeyChange {
             key: (*key).to_owned(),
             before: (*before).to_owned(),
             after: (*after).to_owned(),
         });
-        Change { name: name.to_owned(), kind, keys: keys.collect(), active }
+        ConfigurationChange { name: name.to_owned(), kind, keys: keys.collect(), active }
     }
 
     fn empty() -> Comparison {
@@ -182,20 +195,20 @@ mod tests {
         };
         let whole = Comparison {
             from_daemon: false,
-            clients: vec![change("web", Kind::Changed, &[("index", "0", "1")], None)],
+            clients: vec![change("web", ChangeKind::Changed, &[("index", "0", "1")], None)],
             services: vec![
-                change("mail", Kind::Removed, &[], Some(3)),
-                change("users", Kind::Changed, &[("backends", &long, "file /x")], None),
+                change("mail", ChangeKind::Removed, &[], Some(3)),
+                change("users", ChangeKind::Changed, &[("backends", &long, "file /x")], None),
             ],
-            host: change("", Kind::Changed, &[("limits.slots", "64", "128")], None).keys,
+            host: change("", ChangeKind::Changed, &[("limits.slots", "64", "128")], None).keys,
             shares: vec![ShareChanges {
                 client: "web".to_owned(),
                 service: "users".to_owned(),
                 backends: vec![
-                    backend(1, Kind::Changed, Some(0.5), Some(0.25), (Some(1), Some(1))),
-                    backend(2, Kind::Removed, Some(0.5), None, (Some(1), None)),
-                    backend(3, Kind::Added, None, Some(0.75), (None, Some(3))),
-                    backend(4, Kind::Changed, Some(0.5), Some(0.5), (Some(1), Some(2))),
+                    backend(1, ChangeKind::Changed, Some(0.5), Some(0.25), (Some(1), Some(1))),
+                    backend(2, ChangeKind::Removed, Some(0.5), None, (Some(1), None)),
+                    backend(3, ChangeKind::Added, None, Some(0.75), (None, Some(3))),
+                    backend(4, ChangeKind::Changed, Some(0.5), Some(0.5), (Some(1), Some(2))),
                 ],
                 unchanged: 2,
             }],
@@ -224,8 +237,10 @@ mod tests {
 
     #[test]
     fn a_line_of_the_log_is_bounded() {
-        let many: Vec<Change> = (0..12).map(|n| change(&format!("s{n}"), Kind::Added, &[], None)).collect();
-        let changed = [change("web", Kind::Changed, &[("a", "", ""), ("b", "", ""), ("c", "", "")], None)];
+        let many: Vec<ConfigurationChange> =
+            (0..12).map(|n| change(&format!("s{n}"), ChangeKind::Added, &[], None)).collect();
+        let changed =
+            [change("web", ChangeKind::Changed, &[("a", "", ""), ("b", "", ""), ("c", "", "")], None)];
         assert_eq!(
             changes_in_a_line(&changed, &many, &changed[0].keys, 2),
             "clients changed: web (a, b and 1 more); services added: s0, s1 and 10 more; changed: a, b and 1 more"

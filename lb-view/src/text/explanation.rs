@@ -6,9 +6,9 @@ use lb_core::service::Policy;
 use lb_core::subset::Algorithm;
 
 use super::load::describe;
-use super::table::{ALWAYS, Column, Row, left_out, table};
+use super::table::{ALWAYS, Column, TableRow, left_out, table};
 use super::{Style, percent, wrap};
-use crate::explanation::{Explanation, Member, Shares, Unhealthy};
+use crate::explanation::{Explanation, ShareSource, SubsetMember, Unhealthy};
 use crate::load::MemberLoadStatus;
 
 /// An explanation as text.
@@ -105,7 +105,7 @@ fn the_subset(text: &mut String, explanation: &Explanation) {
         let _ = writeln!(text, "   an arc of size {size} overlaps {length} backends");
     }
     if let Some(evenness) = &inputs.evenness {
-        let _ = writeln!(text, "   {}", evenness.describe(inputs.shares != Shares::Equal));
+        let _ = writeln!(text, "   {}", evenness.describe(inputs.shares != ShareSource::Equal));
     }
     if let Some(unused) = explanation.unused {
         let _ = writeln!(text, "   {unused}");
@@ -163,15 +163,15 @@ fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
     let Explanation { inputs, members, entries, .. } = explanation;
     let _ = writeln!(text, "\n2. The shares");
     let _ = match inputs.shares {
-        Shares::Weights => writeln!(text, "   share = weight / sum of weights"),
-        Shares::Equal => writeln!(text, "   share = 1 / members, for {} ignores weights", inputs.policy),
-        Shares::Arc => writeln!(
+        ShareSource::Weights => writeln!(text, "   share = weight / sum of weights"),
+        ShareSource::Equal => writeln!(text, "   share = 1 / members, for {} ignores weights", inputs.policy),
+        ShareSource::Arc => writeln!(
             text,
             "   shares begin with the arc's part of each backend; those of all {} tasks together give each backend its\n   part \
              by weight, as far as they can",
             inputs.count
         ),
-        Shares::Job => writeln!(
+        ShareSource::Job => writeln!(
             text,
             "   shares of all {} tasks together give each backend its part by weight, as far as they can",
             inputs.count
@@ -183,8 +183,8 @@ fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
          share x {entries} entries; whole entries by largest remainder{}\n",
         if explanation.load.is_some() { ", after the factors below" } else { "" }
     );
-    let row = |member: &Member| {
-        Row::of(vec![
+    let row = |member: &SubsetMember| {
+        TableRow::of(vec![
             member.address.to_string(),
             member.index.to_string(),
             member.slot.to_string(),

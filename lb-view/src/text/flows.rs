@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use lb_common::abi::Reason;
 
-use super::table::{ALWAYS, Column, Row, left_out, table};
+use super::table::{ALWAYS, Column, TableRow, left_out, table};
 use super::{Style, wrap};
 use crate::filter::Filter;
 use crate::flows::ActiveFlow;
@@ -34,7 +34,7 @@ pub fn flows<'f, F: Fn(usize) -> ActiveFlow<'f>>(
     if listing.count == 0 {
         let _ = writeln!(text, "no active flows{}", asked(filter));
     } else {
-        let row = |number| Row::of(row(&(listing.flow)(number), listing.has_many_clients));
+        let row = |number| TableRow::of(row(&(listing.flow)(number), listing.has_many_clients));
         let table = table(&columns(listing.has_many_clients), listing.count, row, style);
         text = table.text;
         text.extend(left_out(&table.left_out));

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::table::{ALWAYS, Column, Row, left_out, table};
+use super::table::{ALWAYS, Column, TableRow, left_out, table};
 use super::{Style, percent, wrap};
 use crate::load::{ClientLoad, LoadDocument, MemberLoadStatus, ServiceLoadStatus};
 
@@ -69,10 +69,10 @@ fn columns(is_observed: bool) -> [Column<'static>; 6] {
     ]
 }
 
-fn row(member: &MemberLoadStatus, is_observed: bool) -> Row {
+fn row(member: &MemberLoadStatus, is_observed: bool) -> TableRow {
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let factor = if is_observed { member.wanted } else { member.factor };
-    Row::of(vec![
+    TableRow::of(vec![
         member.address.to_string(),
         or_none(member.utilization.map(|used| format!("{used:.2}"))),
         or_none(member.age_s.map(|age| format!("{age:.1}s"))),

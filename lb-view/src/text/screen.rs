@@ -5,7 +5,7 @@ use super::wrap::{is_escape, pieces};
 
 /// How large a terminal is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size {
+pub struct TerminalSize {
     /// Characters in a row.
     pub columns: usize,
     /// Rows.
@@ -25,7 +25,7 @@ pub struct Screen {
 impl Screen {
     /// A text, and below it a remark, which is always seen: as much of it as one row holds. `top` is the first line that is
     /// shown, if so many are above those that fit.
-    pub fn new(text: &str, remark: Option<&str>, size: Size, top: usize) -> Self {
+    pub fn new(text: &str, remark: Option<&str>, size: TerminalSize, top: usize) -> Self {
         let columns = size.columns.max(1);
         let mut lines = Vec::new();
         text.lines().for_each(|line| cut(line, columns, &mut lines));
@@ -115,7 +115,7 @@ mod tests {
 
     #[track_caller]
     fn check(screen: (&str, Option<&str>), (columns, rows): (usize, usize), top: usize, expected: &[&str]) {
-        let screen = Screen::new(screen.0, screen.1, Size { columns, rows }, top);
+        let screen = Screen::new(screen.0, screen.1, TerminalSize { columns, rows }, top);
         assert_eq!(screen.rows(), expected);
         assert!(screen.rows().len() <= rows);
     }
@@ -136,7 +136,7 @@ mod tests {
         let text = "a\nb\nc\nd\ne\n";
         check((text, None), (80, 5), 3, &["a", "b", "c", "d", "e"]);
         check((text, None), (80, 4), 99, &["c", "d", "e", "... the end, 2 above"]);
-        let screen = Screen::new(text, None, Size { columns: 80, rows: 4 }, 99);
+        let screen = Screen::new(text, None, TerminalSize { columns: 80, rows: 4 }, 99);
         assert_eq!((screen.top(), screen.last_top(), screen.room()), (2, 2, 3));
     }
 
@@ -160,6 +160,6 @@ mod tests {
     fn no_terminal_is_too_small() {
         check(("ab\n", Some("wrong")), (0, 1), 0, &["w"]);
         check(("ab\n", None), (0, 1), 7, &["... 2 more lines"]);
-        assert_eq!(Screen::new("ab\n", None, Size { columns: 0, rows: 0 }, 7).rows().len(), 1);
+        assert_eq!(Screen::new("ab\n", None, TerminalSize { columns: 0, rows: 0 }, 7).rows().len(), 1);
     }
 }

@@ -9,7 +9,7 @@ use lb_common::ending::Ending;
 use lb_core::health::Health;
 
 use super::load::describe as load_in_words;
-use super::table::{ALWAYS, Column, Row, left_out, table};
+use super::table::{ALWAYS, Column, TableRow, left_out, table};
 use super::{Style, counted, percent, wrap};
 use crate::backend::{BackendStatus, ConnectLatency, LONGEST_US};
 use crate::status::{ClientStatus, EjectionMode, NotChosen, ServiceStatus, StatusDocument};
@@ -153,7 +153,7 @@ fn columns(is_watched: bool) -> [Column<'static>; 10] {
     ]
 }
 
-fn row(backend: &BackendStatus, is_watched: bool) -> Row {
+fn row(backend: &BackendStatus, is_watched: bool) -> TableRow {
     let rates = backend.rates_60s.as_ref();
     let (share, flows, latency) = match rates {
         Some(rates) => (backend.share_60s, rate(rates.started), backend.latency_60s),
@@ -183,7 +183,7 @@ fn row(backend: &BackendStatus, is_watched: bool) -> Row {
     let place = is_replaced.then(|| "replaced: another backend has its place".to_owned());
     let notes = reason.into_iter().chain(ejection).chain(probe).chain(place);
     let notes: Vec<String> = notes.chain(failures(backend, is_watched)).collect();
-    Row { cells, is_bad: backend.is_failing(), note: (!notes.is_empty()).then(|| notes.join("; ")) }
+    TableRow { cells, is_bad: backend.is_failing(), note: (!notes.is_empty()).then(|| notes.join("; ")) }
 }
 
 /// The first endpoints that the list takes out, and how many more there are.

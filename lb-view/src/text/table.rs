@@ -9,7 +9,7 @@ use super::Style;
 
 /// To which side the cells of a column go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum Alignment {
     /// Names.
     Left,
     /// Numbers.
@@ -22,7 +22,7 @@ pub struct Column<'t> {
     /// What stands above it.
     pub title: &'t str,
     /// To which side its cells go.
-    pub side: Side,
+    pub side: Alignment,
     /// The higher, the longer it stays when the table is too wide; among equals the leftmost stays.
     pub importance: u8,
 }
@@ -33,12 +33,12 @@ pub const ALWAYS: u8 = u8::MAX;
 impl<'t> Column<'t> {
     /// A column to the left.
     pub const fn left(title: &'t str, importance: u8) -> Self {
-        Self { title, side: Side::Left, importance }
+        Self { title, side: Alignment::Left, importance }
     }
 
     /// A column to the right.
     pub const fn right(title: &'t str, importance: u8) -> Self {
-        Self { title, side: Side::Right, importance }
+        Self { title, side: Alignment::Right, importance }
     }
 
     /// Columns of which the first has names and always stays, and the others have numbers of equal importance.
@@ -53,7 +53,7 @@ impl<'t> Column<'t> {
 
 /// A row of a table.
 #[derive(Debug, Default)]
-pub struct Row {
+pub struct TableRow {
     /// One for each column.
     pub cells: Vec<String>,
     /// Whether something is wrong with what the row shows: it then begins with `!`, and is red where colour is used.
@@ -62,7 +62,7 @@ pub struct Row {
     pub note: Option<String>,
 }
 
-impl Row {
+impl TableRow {
     /// A row with nothing but cells.
     pub fn of(cells: Vec<String>) -> Self {
         Self { cells, ..Self::default() }
@@ -71,7 +71,7 @@ impl Row {
 
 /// A table as text.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Table<'t> {
+pub struct RenderedTable<'t> {
     /// Its lines.
     pub text: String,
     /// The titles of columns that the terminal has no room for, from left to right.
@@ -82,9 +82,9 @@ pub struct Table<'t> {
 pub fn table<'t>(
     columns: &[Column<'t>],
     count: usize,
-    row: impl Fn(usize) -> Row,
+    row: impl Fn(usize) -> TableRow,
     style: Style,
-) -> Table<'t> {
+) -> RenderedTable<'t> {
     let mut widths: Vec<usize> = columns.iter().map(|column| column.title.chars().count()).collect();
     for number in 0..count {
         for (width, cell) in widths.iter_mut().zip(row(number).cells) {
@@ -96,8 +96,8 @@ pub fn table<'t>(
         let cells = cells.zip(&widths).zip(columns).zip(&shown);
         for (((cell, &width), column), _) in cells.filter(|(_, shown)| **shown) {
             let _ = match column.side {
-                Side::Left => write!(text, "  {cell:<width$}"),
-                Side::Right => write!(text, "  {cell:>width$}"),
+                Alignment::Left => write!(text, "  {cell:<width$}"),
+                Alignment::Right => write!(text, "  {cell:>width$}"),
             };
         }
         text.truncate(text.trim_end_matches(' ').len());
@@ -107,7 +107,7 @@ pub fn table<'t>(
     let mut text = style.paint("1", &header);
     text.push('\n');
     for number in 0..count {
-        let Row { cells, is_bad, note } = row(number);
+        let TableRow { cells, is_bad, note } = row(number);
         let mut this = String::new();
         line(&mut this, &mut cells.iter().map(String::as_str));
         if is_bad {
@@ -122,7 +122,7 @@ pub fn table<'t>(
         }
     }
     let left_out = columns.iter().zip(&shown).filter(|(_, shown)| !**shown);
-    Table { text, left_out: left_out.map(|(column, _)| column.title).collect() }
+    RenderedTable { text, left_out: left_out.map(|(column, _)| column.title).collect() }
 }
 
 /// Which columns are shown: all that fit, by their importance.
@@ -154,7 +154,7 @@ mod tests {
         let rows = [("a", "1000"), ("long", "1")];
         let row = |number: usize| {
             let (name, count) = rows[number];
-            Row {
+            TableRow {
                 cells: vec![name.to_owned(), count.to_owned()],
                 is_bad: number == 1,
                 note: (number == 0).then(|| "refused 12.0/s, reset 1.0/s".to_owned()),
@@ -181,7 +181,7 @@ mod tests {
         let cells = ["backend", "10", "200", "healthy", "3000"].map(str::to_owned);
         let check = |width: usize, text: &str, left_out: &[&str]| {
             let style = Style { colour: false, width: Some(width) };
-            let table = table(&columns, 1, |_| Row::of(cells.to_vec()), style);
+            let table = table(&columns, 1, |_| TableRow::of(cells.to_vec()), style);
             assert_eq!((table.text.as_str(), table.left_out.as_slice()), (text, left_out), "{width}");
         };
         check(33, "  name      b    c  state       d\n  backend  10  200  healthy  3000\n", &[]);

@@ -4,7 +4,7 @@
 //! `lb_svg`'s.
 
 use lb_svg::palette::{GREEN, RED};
-use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, Line, Paint, Plot, Scale, at};
+use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Plot, Scale, at};
 
 use super::arm::{Between, Bound, Measure};
 use super::outcome::{Figures, Outcome, Row};
@@ -55,7 +55,7 @@ fn drawing(outcomes: &[Outcome]) -> Drawing {
     for tick in 0..=8_i32 {
         let ratio = RATIOS[0] + 0.02 * f64::from(tick);
         let paint = if tick == 1 { Paint::QUIET } else { Paint::RULE };
-        plot.line(&mut drawing, paint, Line::Thin, &[(ratio, 0.0), (ratio, 1.0)]);
+        plot.line(&mut drawing, paint, LineStyle::Thin, &[(ratio, 0.0), (ratio, 1.0)]);
         drawing.note(at(plot.point(ratio, 0.0).x, TOP), Anchor::Middle, &format!("{ratio:.2}"));
     }
     let mut y = TOP;
@@ -87,15 +87,15 @@ fn draw_row(drawing: &mut Drawing, plot: &Plot, y: f64, row: &Row, figures: &Fig
             Bound::CoversOne => Vec::new(),
         };
         for x in ends.into_iter().map(x_of) {
-            drawing.line(TARGET, Line::Solid, at(x, y - 10.0), at(x, y + 2.0));
+            drawing.line(TARGET, LineStyle::Solid, at(x, y - 10.0), at(x, y + 2.0));
         }
     }
-    drawing.line(paint, Line::Solid, at(x_of(low), middle), at(x_of(high), middle));
+    drawing.line(paint, LineStyle::Solid, at(x_of(low), middle), at(x_of(high), middle));
     let x = x_of(value);
     if value > RATIOS[1] {
         // The head of an arrow: it is further out.
         let head = [at(x - 4.0, middle - 4.0), at(x + 4.0, middle), at(x - 4.0, middle + 4.0)];
-        drawing.polyline(paint, Line::Solid, &head);
+        drawing.polyline(paint, LineStyle::Solid, &head);
     } else {
         drawing.dot(paint, at(x, middle), 3.2);
     }

@@ -4,7 +4,7 @@
 use std::io::{self, IsTerminal};
 
 use anyhow::{Result, bail};
-use lb_view::text::Size;
+use lb_view::text::TerminalSize;
 use rustix::io::Errno;
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios};
 use tokio::sync::mpsc;
@@ -91,11 +91,11 @@ fn write(text: &str) -> Result<()> {
 }
 
 /// How large the terminal of standard output is; as large as the first ones were, if it does not say.
-pub fn size() -> Size {
+pub fn size() -> TerminalSize {
     let size = rustix::termios::tcgetwinsize(io::stdout());
     let (columns, rows) = size.map_or((0, 0), |size| (size.ws_col, size.ws_row));
     let or = |count: u16, usual: usize| if count == 0 { usual } else { count.into() };
-    Size { columns: or(columns, 80), rows: or(rows, 24) }
+    TerminalSize { columns: or(columns, 80), rows: or(rows, 24) }
 }
 
 /// Keys of standard input.
