@@ -21,8 +21,8 @@ struct Instance<'t> {
     #[serde(borrow)]
     node: Node<'t>,
     #[serde(borrow)]
-    service: Service<'t>,
-    checks: Option<Vec<Check>>,
+    service: ConsulService<'t>,
+    checks: Option<Vec<ConsulCheck>>,
 }
 
 #[derive(Deserialize)]
@@ -35,7 +35,7 @@ struct Node<'t> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase", expecting = "a service")]
-struct Service<'t> {
+struct ConsulService<'t> {
     service: Option<String>,
     #[serde(borrow)]
     address: Option<&'t RawValue>,
@@ -43,25 +43,25 @@ struct Service<'t> {
     port: u16,
     #[serde(borrow)]
     meta: Option<BTreeMap<String, &'t RawValue>>,
-    weights: Option<Weights>,
+    weights: Option<ConsulWeights>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase", expecting = "weights")]
-struct Weights {
+struct ConsulWeights {
     passing: u16,
     warning: u16,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase", expecting = "a check")]
-struct Check {
+struct ConsulCheck {
     #[serde(rename = "CheckID")]
     id: Option<String>,
     status: String,
 }
 
-impl Check {
+impl ConsulCheck {
     /// Consul marks what is under maintenance by a check of this name that is critical.
     fn is_maintenance(&self) -> bool {
         let id = self.id.as_deref().unwrap_or_default();
@@ -95,7 +95,7 @@ fn entry(value: &Value<'_>, one: &mut OneService, report: &mut Report<'_>) -> Op
     let checks = checks.unwrap_or_default();
     let is_any = |status: &str| checks.iter().any(|check| check.status == status);
     let weight = match &service.weights {
-        _ if checks.iter().any(Check::is_maintenance) => 0,
+        _ if checks.iter().any(ConsulCheck::is_maintenance) => 0,
         // Of a service that names the other alone Consul says 0, which in its SRV records is a small chance and not none.
         Some(weights) if is_any("warning") => weights.warning.max(1),
         Some(weights) => weights.passing,

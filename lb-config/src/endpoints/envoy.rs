@@ -18,7 +18,7 @@ const TYPE: &str = "envoy.config.endpoint.v3.ClusterLoadAssignment";
 
 #[derive(Deserialize)]
 #[serde(expecting = "a response")]
-struct Response<'t> {
+struct DiscoveryResponse<'t> {
     #[serde(borrow)]
     resources: Option<&'t RawValue>,
 }
@@ -32,14 +32,14 @@ struct Resource {
 
 #[derive(Deserialize)]
 #[serde(expecting = "an assignment")]
-struct Assignment<'t> {
+struct ClusterLoadAssignment<'t> {
     #[serde(borrow)]
     endpoints: Option<&'t RawValue>,
 }
 
 #[derive(Deserialize)]
 #[serde(expecting = "endpoints of a locality")]
-struct Group<'t> {
+struct LocalityLbEndpoints<'t> {
     locality: Option<Locality>,
     #[serde(borrow, alias = "lbEndpoints")]
     lb_endpoints: Option<&'t RawValue>,
@@ -59,25 +59,25 @@ struct Locality {
 #[serde(expecting = "an endpoint")]
 struct LbEndpoint<'t> {
     #[serde(borrow)]
-    endpoint: Option<Endpoint<'t>>,
+    endpoint: Option<EnvoyEndpoint<'t>>,
     #[serde(alias = "healthStatus")]
-    health_status: Option<Status>,
+    health_status: Option<HealthStatus>,
     #[serde(default, alias = "loadBalancingWeight", deserialize_with = "number")]
     load_balancing_weight: Option<u32>,
     #[serde(borrow)]
-    metadata: Option<Metadata<'t>>,
+    metadata: Option<EnvoyMetadata<'t>>,
 }
 
 #[derive(Deserialize)]
 #[serde(expecting = "an endpoint")]
-struct Endpoint<'t> {
+struct EnvoyEndpoint<'t> {
     #[serde(borrow)]
-    address: Option<Address<'t>>,
+    address: Option<EnvoyAddress<'t>>,
 }
 
 #[derive(Deserialize)]
 #[serde(expecting = "an address")]
-struct Address<'t> {
+struct EnvoyAddress<'t> {
     #[serde(borrow, alias = "socketAddress")]
     socket_address: Option<SocketAddress<'t>>,
 }
@@ -93,7 +93,7 @@ struct SocketAddress<'t> {
 
 #[derive(Deserialize)]
 #[serde(expecting = "metadata")]
-struct Metadata<'t> {
+struct EnvoyMetadata<'t> {
     #[serde(borrow, alias = "filterMetadata")]
     filter_metadata: Option<FilterMetadata<'t>>,
 }
@@ -114,7 +114,7 @@ struct Own<'t> {
 
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "expected a status by name or number")]
-enum Status {
+enum HealthStatus {
     Name(String),
     Number(usize),
 }
@@ -156,13 +156,14 @@ pub fn read(
 ) -> Vec<Entry> {
     let assignment = if is_response { resource(root, report) } else { Some(*root) };
     let groups = assignment.and_then(|value| {
-        let Assignment { endpoints } = value.read(report)?;
+        let ClusterLoadAssignment { endpoints } = value.read(report)?;
         value.of_key("endpoints", endpoints?).whole_list("endpoints of a locality", report)
     });
     let mut left_out = LeftOut::default();
     let groups = groups.unwrap_or_default();
     let groups = groups.iter().filter_map(|value| group(value, report, &mut left_out));
-    let groups: Vec<(u32, Found)> = groups.filter(|(_, found)| !found.entries.is_empty()).collect();
+    let groups: Vec<(u32, WeightedLocality)> =
+        groups.filter(|(_, found)| !found.entries.is_empty()).collect();
     // Envoy goes on to the next priority when too few endpoints of one are healthy; a priority without endpoints is skipped.
     let first = groups.iter().map(|(priority, _)| *priority).min();
     let (used, spare): (Vec<_>, Vec<_>) =
@@ -171,7 +172,7 @@ pub fn read(
         left_out.add("of a priority that comes later", shown(entry.0.address));
     }
     left_out.tell(notes);
-    let used: Vec<Found> = used.into_iter().map(|(_, found)| found).collect();
+    let used: Vec<WeightedLocality> = used.into_iter().map(|(_, found)| found).collect();
     merge(weighted(used, notes), notes)
 }
 
@@ -181,14 +182,19 @@ fn shown(address: Option<SocketAddr>) -> String {
 }
 
 /// The endpoints of a locality, each with its own weight, and the weight of the locality, if it has one.
-struct Found {
+struct WeightedLocality {
     entries: Vec<(Entry, u32)>,
     weight: Option<u32>,
 }
 
 /// A locality and its priority.
-fn group(value: &Value<'_>, report: &mut Report<'_>, left_out: &mut LeftOut) -> Option<(u32, Found)> {
-    let Group { locality, lb_endpoints, load_balancing_weight, priority } = value.read(report)?;
+fn group(
+    value: &Value<'_>,
+    report: &mut Report<'_>,
+    left_out: &mut LeftOut,
+) -> Option<(u32, WeightedLocality)> {
+    let LocalityLbEndpoints { locality, lb_endpoints, load_balancing_weight, priority } =
+        value.read(report)?;
     let endpoints = value.of_key("lb_endpoints", lb_endpoints?).whole_list("an endpoint", report)?;
     let zone = locality.and_then(|locality| locality.zone).filter(|zone| !zone.is_empty());
     let entries = endpoints.iter().filter_map(|value| {
@@ -197,12 +203,12 @@ fn group(value: &Value<'_>, report: &mut Report<'_>, left_out: &mut LeftOut) -> 
     });
     // Envoy prints 0 where no weight is set, and takes none from a file.
     let weight = load_balancing_weight.filter(|weight| *weight > 0);
-    Some((priority.unwrap_or(0), Found { entries: entries.collect(), weight }))
+    Some((priority.unwrap_or(0), WeightedLocality { entries: entries.collect(), weight }))
 }
 
 /// The one assignment of a response.
 fn resource<'t>(root: &Value<'t>, report: &mut Report<'_>) -> Option<Value<'t>> {
-    let Response { resources } = root.read(report)?;
+    let DiscoveryResponse { resources } = root.read(report)?;
     let resources = root.of_key("resources", resources?).whole_list("a resource", report)?;
     let [resource] = &*resources else {
         if let Some(second) = resources.get(1) {
@@ -239,8 +245,8 @@ fn endpoint(value: &Value<'_>, report: &mut Report<'_>, left_out: &mut LeftOut) 
     let by_number = |number: usize| STATUSES.get(number).map(|name| (*name).to_owned());
     let status = match health_status {
         None => STATUSES[0].to_owned(),
-        Some(Status::Number(number)) => by_number(number).unwrap_or_else(|| number.to_string()),
-        Some(Status::Name(name)) => {
+        Some(HealthStatus::Number(number)) => by_number(number).unwrap_or_else(|| number.to_string()),
+        Some(HealthStatus::Name(name)) => {
             name.parse().ok().and_then(by_number).unwrap_or_else(|| name.to_ascii_uppercase())
         }
     };
@@ -279,10 +285,10 @@ fn endpoint(value: &Value<'_>, report: &mut Report<'_>, left_out: &mut LeftOut) 
 
 /// The entries with the weights that Envoy makes of theirs: with those of all localities each has its part of its locality's, otherwise
 /// its own. Weights that are not whole numbers up to ours are scaled to the largest.
-fn weighted(found: Vec<Found>, notes: &mut Vec<String>) -> Vec<Entry> {
+fn weighted(found: Vec<WeightedLocality>, notes: &mut Vec<String>) -> Vec<Entry> {
     const MOST: f64 = 65_535.0;
     let by_locality = found.iter().all(|found| found.weight.is_some());
-    let locality = |Found { entries, weight }: Found| {
+    let locality = |WeightedLocality { entries, weight }: WeightedLocality| {
         let sum: f64 = entries.iter().map(|(_, weight)| f64::from(*weight)).sum();
         let factor =
             weight.filter(|_| by_locality && sum > 0.0).map_or(1.0, |weight| f64::from(weight) / sum);

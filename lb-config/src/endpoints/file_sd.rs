@@ -40,7 +40,7 @@ pub fn addresses(elements: &[Value<'_>], report: &mut Report<'_>) -> Vec<Entry> 
 pub fn groups(elements: &[Value<'_>], report: &mut Report<'_>, notes: &mut Vec<String>) -> Vec<Entry> {
     let (mut groups, mut targets) = (Vec::new(), 0);
     for element in elements {
-        if let Some(group) = Group::read(&Value { name: "a group of the file", ..*element }, report) {
+        if let Some(group) = TargetGroup::read(&Value { name: "a group of the file", ..*element }, report) {
             targets += group.targets.len();
             groups.push(group);
         }
@@ -67,7 +67,7 @@ pub fn groups(elements: &[Value<'_>], report: &mut Report<'_>, notes: &mut Vec<S
 type Label = Option<(Range<usize>, String)>;
 
 /// A group of targets and its labels, in the order of [`LABELS`].
-struct Group<'t> {
+struct TargetGroup<'t> {
     targets: Vec<Value<'t>>,
     /// Those that have the prefix.
     own: [Label; LABELS.len()],
@@ -76,7 +76,7 @@ struct Group<'t> {
 }
 
 /// Why a label without the prefix means something else in this file, if it does.
-fn why_ignored(groups: &[Group<'_>], label: usize, report: &Report<'_>) -> Option<String> {
+fn why_ignored(groups: &[TargetGroup<'_>], label: usize, report: &Report<'_>) -> Option<String> {
     let mut indexes = BTreeSet::new();
     let (mut with, mut without) = (None, None);
     for group in groups.iter().filter(|group| group.own[label].is_none()) {
@@ -100,7 +100,7 @@ fn why_ignored(groups: &[Group<'_>], label: usize, report: &Report<'_>) -> Optio
     Some(format!("the target on line {} has none, and there is {with}", report.line(&without.span())))
 }
 
-impl<'t> Group<'t> {
+impl<'t> TargetGroup<'t> {
     fn read(group: &Value<'t>, report: &mut Report<'_>) -> Option<Self> {
         let members = group.members(report)?;
         for (key, _) in members.iter().filter(|(key, _)| !KEYS.contains(&key.as_str())) {

@@ -31,10 +31,10 @@ struct Root<'t> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", expecting = "a slice")]
-struct Slice<'t> {
+struct EndpointSlice<'t> {
     kind: Option<String>,
     api_version: Option<String>,
-    metadata: Option<Metadata>,
+    metadata: Option<ObjectMeta>,
     address_type: Option<String>,
     #[serde(borrow)]
     endpoints: Option<&'t RawValue>,
@@ -43,7 +43,7 @@ struct Slice<'t> {
 
 #[derive(Default, Deserialize)]
 #[serde(expecting = "metadata")]
-struct Metadata {
+struct ObjectMeta {
     name: Option<String>,
     namespace: Option<String>,
     labels: Option<BTreeMap<String, String>>,
@@ -58,7 +58,7 @@ struct Port {
 
 #[derive(Deserialize)]
 #[serde(expecting = "an endpoint")]
-struct Endpoint<'t> {
+struct SliceEndpoint<'t> {
     #[serde(borrow)]
     addresses: Option<&'t RawValue>,
     conditions: Option<Conditions>,
@@ -104,12 +104,12 @@ pub fn read(
         (api_version.filter(|version| version != "v1"), items.unwrap_or_else(one))
     };
     let values = values.unwrap_or_default().into_iter();
-    let slices: Vec<(Value<'_>, Slice<'_>)> =
+    let slices: Vec<(Value<'_>, EndpointSlice<'_>)> =
         values.filter_map(|value| Some((value, value.read(report)?))).collect();
     // Without a service IPv4 goes before IPv6: what is first in the list says nothing.
     let is_v4 = slices.iter().any(|(_, slice)| slice.address_type.as_deref() == Some("IPv4"));
     let is_v4 = reading.service.map_or(is_v4, |service| service.is_ipv4());
-    let mut reader = Reader {
+    let mut reader = EndpointSliceReader {
         port_name: reading.port_name,
         family: if is_v4 { "IPv4" } else { "IPv6" },
         version,
@@ -121,7 +121,7 @@ pub fn read(
     for (value, slice) in slices {
         reader.slice(&value, slice, report);
     }
-    let Reader { stems, entries, left_out, .. } = reader;
+    let EndpointSliceReader { stems, entries, left_out, .. } = reader;
     left_out.tell(notes);
     let mut entries = merge(entries, notes);
     let numbers: BTreeSet<u32> = entries.iter().filter_map(|entry| entry.index.number()).collect();
@@ -134,7 +134,7 @@ pub fn read(
     entries
 }
 
-struct Reader<'a> {
+struct EndpointSliceReader<'a> {
     port_name: Option<&'a str>,
     /// The type of the addresses that are read, as slices call it.
     family: &'static str,
@@ -147,8 +147,8 @@ struct Reader<'a> {
     left_out: LeftOut,
 }
 
-impl Reader<'_> {
-    fn slice(&mut self, value: &Value<'_>, slice: Slice<'_>, report: &mut Report<'_>) -> Option<()> {
+impl EndpointSliceReader<'_> {
+    fn slice(&mut self, value: &Value<'_>, slice: EndpointSlice<'_>, report: &mut Report<'_>) -> Option<()> {
         let kind = slice.kind.as_deref().unwrap_or(KIND);
         let version = slice.api_version.as_ref().or(self.version.as_ref());
         let help = || format!("write an {KIND} of {VERSION}");
@@ -160,7 +160,7 @@ impl Reader<'_> {
             report.add(value.span(), format!("a slice of version {}", quote(version)), help());
             return None;
         }
-        let Metadata { name, namespace, labels } = slice.metadata.unwrap_or_default();
+        let ObjectMeta { name, namespace, labels } = slice.metadata.unwrap_or_default();
         let service = labels.and_then(|mut labels| labels.remove(SERVICE_NAME)).unwrap_or_default();
         let service = format!("{}/{service}", namespace.as_deref().unwrap_or("default"));
         let select = format!("select one service, as with -l {SERVICE_NAME}=NAME");
@@ -229,7 +229,7 @@ impl Reader<'_> {
     }
 
     fn endpoint(&mut self, value: &Value<'_>, port: u16, report: &mut Report<'_>) -> Option<()> {
-        let Endpoint { addresses, conditions, hostname, zone } = value.read(report)?;
+        let SliceEndpoint { addresses, conditions, hostname, zone } = value.read(report)?;
         let addresses = addresses.map(|raw| value.of_key("addresses", raw).list(report));
         let Some(first) = addresses.unwrap_or_else(|| Some(Vec::new()))?.first().copied() else {
             self.left_out.add("no address", format!("the endpoint on line {}", report.line(&value.span())));
