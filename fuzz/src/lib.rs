@@ -10,7 +10,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use lb_config::endpoints::{self, Reading};
+use lb_config::endpoints::{self, ListContext};
 use lb_core::report_keys::{BackendKey, Keys, ServiceKey};
 use lb_document::diagnostic::{Faults, utf8};
 use lb_user::config::{self, Environment};
@@ -129,7 +129,7 @@ fn agent_configuration(text: &[u8]) {
 
 fn endpoint_file(text: &[u8], path: &Path) {
     let service = SocketAddr::from(([10, 96, 0, 10], 80));
-    let reading = Reading { path, port_name: Some("http"), service: Some(service), services: &[service] };
+    let reading = ListContext { path, port_name: Some("http"), service: Some(service), services: &[service] };
     let read = || endpoints::parse(text, &reading);
     match read() {
         Ok(parsed) => {

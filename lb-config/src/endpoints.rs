@@ -37,7 +37,7 @@ mod slices;
 
 mod yaml;
 
-use json::Document;
+use json::JsonDocument;
 
 /// The largest endpoint file that is read, to bound memory and time when the wrong file is named: 16,384 endpoints
 /// in TOML need about 2 MiB.
@@ -90,7 +90,7 @@ fn is_yaml(text: &str) -> bool {
 
 /// A file that is read, and what is known of what it is for.
 #[derive(Clone, Copy, Debug)]
-pub struct Reading<'a> {
+pub struct ListContext<'a> {
     /// Where it is. A name that ends in `.json`, `.yaml` or `.yml` tells how it is written, if the text does not.
     pub path: &'a Path,
     /// Which port of the endpoints is meant, where they have several with names.
@@ -101,9 +101,9 @@ pub struct Reading<'a> {
     pub services: &'a [SocketAddr],
 }
 
-impl Reading<'_> {
+impl ListContext<'_> {
     /// Notes that the name of a port means nothing for these entries, whose ports have no names.
-    fn note_port_name(&self, entries: &[Entry], notes: &mut Vec<String>) {
+    fn note_port_name(&self, entries: &[ListEntry], notes: &mut Vec<String>) {
         if let Some(port_name) = self.port_name.filter(|_| !entries.is_empty()) {
             notes.push(format!(
                 "port_name {} has no effect: only EndpointSlices name ports",
@@ -117,7 +117,7 @@ impl Reading<'_> {
 ///
 /// # Errors
 /// All faults of the file. A file without any endpoint is one.
-pub fn parse(text: &[u8], reading: &Reading<'_>) -> Result<Parsed, Faults> {
+pub fn parse(text: &[u8], reading: &ListContext<'_>) -> Result<Parsed, Faults> {
     let path = reading.path;
     if text.len() > MAX_FILE_BYTES {
         let mut report = Report::new(path, "");
@@ -154,14 +154,14 @@ pub fn parse(text: &[u8], reading: &Reading<'_>) -> Result<Parsed, Faults> {
 }
 
 /// The text as JSON, if it is JSON or YAML; `None` if it is TOML, or if something is wrong with it, which is reported.
-fn document<'t>(text: &'t str, path: &Path, report: &mut Report<'_>) -> Option<Document<'t>> {
+fn document<'t>(text: &'t str, path: &Path, report: &mut Report<'_>) -> Option<JsonDocument<'t>> {
     let named_yaml = format_of(path) == "yaml";
-    let json = Document::json(text, named_yaml);
+    let json = JsonDocument::json(text, named_yaml);
     // JSON is YAML, but its reader knows its faults better.
     if is_json(text.as_bytes()) && !(named_yaml && json.root().is_err()) {
         Some(json)
     } else if named_yaml || is_yaml(text) {
-        Document::yaml(text, report)
+        JsonDocument::yaml(text, report)
     } else {
         (format_of(path) == "json").then_some(json)
     }
@@ -178,11 +178,11 @@ pub fn format_of(path: &Path) -> &'static str {
 }
 
 fn read_document(
-    document: &Document<'_>,
-    reading: &Reading<'_>,
+    document: &JsonDocument<'_>,
+    reading: &ListContext<'_>,
     report: &mut Report<'_>,
     notes: &mut Vec<String>,
-) -> Vec<Entry> {
+) -> Vec<ListEntry> {
     match document.root() {
         Ok(Some(root)) => return shape::read(&root, reading, report, notes),
         Ok(None) => {}
@@ -214,7 +214,7 @@ pub fn without_indexes(list: &EndpointList, needs: Option<Algorithm>) -> Option<
     Some((message, "give every endpoint an index, or write algorithm = \"rocksteadier\"".to_owned()))
 }
 
-fn read_toml(text: &str, report: &mut Report<'_>) -> Vec<Entry> {
+fn read_toml(text: &str, report: &mut Report<'_>) -> Vec<ListEntry> {
     let root = entries::read(text, MAX_BACKENDS as usize, report);
     let root = Table::root("an endpoint file", &root);
     root.check_keys(&[keys::SECTION.name()], report);
@@ -224,7 +224,7 @@ fn read_toml(text: &str, report: &mut Report<'_>) -> Vec<Entry> {
 
 // One fault of an entry hides no other: all that can be read goes on to be checked. An entry with neither address nor
 // index, as at the end of a file that is cut off, gives no further fault.
-fn read_table(table: &Table<'_>, report: &mut Report<'_>) -> Option<Entry> {
+fn read_table(table: &Table<'_>, report: &mut Report<'_>) -> Option<ListEntry> {
     let address = keys::ADDRESS.item(table, report);
     let is_cut = address.is_none() && table.get(keys::INDEX.name).is_none();
     let span = address.as_ref().map_or(table.span(), lb_document::Item::span);
@@ -237,7 +237,7 @@ fn read_table(table: &Table<'_>, report: &mut Report<'_>) -> Option<Entry> {
     let state = keys::STATE.take_or_default(table, report);
     let zone = keys::ZONE.take_written(table, report).flatten();
     let agent = keys::AGENT.take_written(table, report).flatten();
-    (!is_cut).then_some(Entry { span, address, index, weight, state, zone, agent })
+    (!is_cut).then_some(ListEntry { span, address, index, weight, state, zone, agent })
 }
 
 /// What a file says of an endpoint's index.
@@ -276,7 +276,7 @@ impl Index {
 }
 
 /// An endpoint as a file has it. What could not be read is reported, and stands here as if it had not been written.
-pub struct Entry {
+pub struct ListEntry {
     /// Where it stands: its address, if it has one.
     pub span: Range<usize>,
     /// Where it listens.
@@ -293,7 +293,7 @@ pub struct Entry {
     pub agent: Option<SocketAddr>,
 }
 
-impl Entry {
+impl ListEntry {
     /// An endpoint that is known by its address alone.
     pub fn bare(span: Range<usize>, address: Option<SocketAddr>) -> Self {
         Self {
@@ -311,7 +311,7 @@ impl Entry {
 /// Checks the entries of a file or a static list together. `None` if they make no valid list, which is reported.
 /// Without the address of the service families are not checked.
 pub fn check(
-    entries: Vec<Entry>,
+    entries: Vec<ListEntry>,
     service: Option<SocketAddr>,
     services: &[SocketAddr],
     report: &mut Report<'_>,
@@ -332,7 +332,7 @@ pub fn check(
     let mut free = (0..MAX_INDEXES).filter(|index| !given.contains(index));
     let mut spans = Vec::with_capacity(entries.len());
     let mut endpoints = Vec::with_capacity(entries.len());
-    for Entry { span, address, index, weight, state, zone, agent } in entries {
+    for ListEntry { span, address, index, weight, state, zone, agent } in entries {
         let Some(address) = address else { continue };
         let (index_span, index) = match index {
             Index::Given(span, index) => (span, index),
@@ -352,7 +352,7 @@ pub fn check(
 
 // An entry whose address cannot be read comes into no list, but another entry may have its index all the same. Two
 // entries with addresses and one index are found by the list.
-fn check_indexes_without_address(entries: &[Entry], report: &mut Report<'_>) {
+fn check_indexes_without_address(entries: &[ListEntry], report: &mut Report<'_>) {
     // By index: where it stood first, and whether an entry with an address had it.
     let mut seen: BTreeMap<u32, (&Range<usize>, bool)> = BTreeMap::new();
     for entry in entries {

@@ -160,7 +160,7 @@ impl ListFile {
         let Self { path, port_name } = self;
         endpoints::parse(
             text,
-            &endpoints::Reading { path, port_name: port_name.as_deref(), service, services },
+            &endpoints::ListContext { path, port_name: port_name.as_deref(), service, services },
         )
     }
 }

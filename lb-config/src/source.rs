@@ -12,7 +12,7 @@ use super::keys::backends::{FILE, PORT_NAME, SECTION, STATIC};
 use super::keys::path;
 use super::keys::service::BACKENDS;
 use super::{ListFile, NamedFile, Source};
-use crate::endpoints::{self, Entry};
+use crate::endpoints::{self, ListEntry};
 use lb_document::diagnostic::{Report, quote};
 use lb_document::kind::Kind as _;
 use lb_document::{Item, Table, address};
@@ -94,7 +94,7 @@ fn read_static(
     let addresses: Vec<(Range<usize>, Option<SocketAddr>)> =
         items.iter().map(|item| (item.span(), item.parse(address, report))).collect();
     let is_whole = addresses.iter().all(|(_, address)| address.is_some());
-    let entries = addresses.into_iter().map(|(span, address)| Entry::bare(span, address)).collect();
+    let entries = addresses.into_iter().map(|(span, address)| ListEntry::bare(span, address)).collect();
     let list = endpoints::check(entries, service, services, report)?;
     is_whole.then_some(Source::Static(list))
 }

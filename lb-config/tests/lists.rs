@@ -6,16 +6,16 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use lb_config::endpoints::{Parsed, Reading, parse};
+use lb_config::endpoints::{ListContext, Parsed, parse};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 const SERVICE: &str = "10.96.0.10:80";
 
-fn reading<'a>(path: &'a str, port_name: Option<&'a str>) -> Reading<'a> {
+fn reading<'a>(path: &'a str, port_name: Option<&'a str>) -> ListContext<'a> {
     let service = SERVICE.parse().ok();
-    Reading { path: Path::new(path), port_name, service, services: &[] }
+    ListContext { path: Path::new(path), port_name, service, services: &[] }
 }
 
 fn read(text: &str, path: &str) -> Result<Parsed, String> {
@@ -124,12 +124,13 @@ fn slices_are_read_as_kubectl_and_the_api_give_them() {
             "more than once in the list: 10.40.1.5:8080: the best entry counts",
         ];
         check(&parsed, &expected, &notes);
-        let without =
-            parse(text.as_bytes(), &Reading { service, ..reading("users", None) }).unwrap_err().to_string();
+        let without = parse(text.as_bytes(), &ListContext { service, ..reading("users", None) })
+            .unwrap_err()
+            .to_string();
         let expected = "a slice has the ports 8080 (\"http\"), 9090 (\"metrics\") (write which is meant beside file, as in \
                         { file = \"users.json\", port_name = \"http\" })";
         assert!(without.lines().all(|line| line.ends_with(expected)), "{without}");
-        let v6 = Reading { service: "[fd00::1]:80".parse().ok(), ..reading("users", Some("metrics")) };
+        let v6 = ListContext { service: "[fd00::1]:80".parse().ok(), ..reading("users", Some("metrics")) };
         let parsed = parse(text.as_bytes(), &v6).unwrap();
         let expected =
             ["[2001:db8:1::5]:9090 4843 1 Healthy zone-a", "[2001:db8:2::7]:9090 9235 1 LameDuck zone-b"];
@@ -400,7 +401,7 @@ fn slices_without_a_kind_or_in_a_plain_list_are_known() {
     let mut other = slice("b", &json!([pod("fd00::1", &json!({}))]));
     other["addressType"] = json!("IPv6");
     for slices in [json!([whole, other]), json!([other, whole])] {
-        let alone = Reading { service: None, ..reading("users", None) };
+        let alone = ListContext { service: None, ..reading("users", None) };
         let parsed = parse(slices.to_string().as_bytes(), &alone).unwrap();
         let note = "left out: \"b\": a slice of addressType \"IPv6\", and the service is \"IPv4\"";
         check(&parsed, &["10.0.0.1:80 12823 1 Healthy -"], &[note]);

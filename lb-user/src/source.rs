@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use lb_config::ListFile;
-use lb_config::endpoints::{self, Parsed, Reading};
+use lb_config::endpoints::{self, ListContext, Parsed};
 use lb_core::feed::{List, ReadFailure, Version};
 use lb_core::service::Service;
 use lb_core::subset::Algorithm;
@@ -203,7 +203,7 @@ impl FileSource {
             return Err(SourceError::CutOff(path.to_owned()));
         }
         let port_name = self.file.port_name.as_deref();
-        let reading = Reading { path, port_name, service: Some(self.service), services: &self.services };
+        let reading = ListContext { path, port_name, service: Some(self.service), services: &self.services };
         let Parsed { list, notes } = endpoints::parse(&text, &reading)?;
         endpoints::check_indexes(&list, self.needs_indexes, path)?;
         Ok(Contents { assignments: Assignments::new(list), notes: notes.into(), text: text.into() })

@@ -11,9 +11,9 @@ use lb_document::diagnostic::{Report, quote};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::json::Value;
+use super::json::JsonValue;
 use super::shape::{OneService, merge};
-use super::{Entry, Index, file_sd};
+use super::{Index, ListEntry, file_sd};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase", expecting = "an instance")]
@@ -70,14 +70,14 @@ impl ConsulCheck {
 }
 
 /// The entries of all instances. Adds to `notes` which are there more than once.
-pub fn read(root: &Value<'_>, report: &mut Report<'_>, notes: &mut Vec<String>) -> Vec<Entry> {
+pub fn read(root: &JsonValue<'_>, report: &mut Report<'_>, notes: &mut Vec<String>) -> Vec<ListEntry> {
     let mut service = OneService::default();
     let instances = root.whole_list("an instance", report).unwrap_or_default();
     let entries = instances.iter().filter_map(|instance| entry(instance, &mut service, report));
     merge(entries.collect(), notes)
 }
 
-fn entry(value: &Value<'_>, one: &mut OneService, report: &mut Report<'_>) -> Option<Entry> {
+fn entry(value: &JsonValue<'_>, one: &mut OneService, report: &mut Report<'_>) -> Option<ListEntry> {
     let Instance { node, service, checks } = value.read(report)?;
     let name = service.service.as_deref().unwrap_or_default();
     if !one.accepts(value, name, "write the instances of one service", report) {
@@ -124,5 +124,5 @@ fn entry(value: &Value<'_>, one: &mut OneService, report: &mut Report<'_>) -> Op
         None => Index::Absent,
     };
     let zone = node.meta.and_then(|mut meta| meta.remove("zone"));
-    Some(Entry { index, weight, state, zone, ..Entry::bare(span, address) })
+    Some(ListEntry { index, weight, state, zone, ..ListEntry::bare(span, address) })
 }

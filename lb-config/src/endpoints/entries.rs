@@ -41,7 +41,7 @@ pub fn read<'t>(text: &'t str, limit: usize, report: &mut Report<'_>) -> DeTable
         }
         tokens.push(token);
     }
-    let mut errors = Errors::default();
+    let mut errors = SyntaxErrors::default();
     let mut reader = Reader::new(source, limit);
     {
         let mut checked = ValidateWhitespace::new(&mut reader, source);
@@ -66,12 +66,12 @@ pub fn read<'t>(text: &'t str, limit: usize, report: &mut Report<'_>) -> DeTable
 
 /// The faults of syntax that are told; the others are counted.
 #[derive(Default)]
-struct Errors {
+struct SyntaxErrors {
     list: Vec<ParseError>,
     left_off: usize,
 }
 
-impl ErrorSink for Errors {
+impl ErrorSink for SyntaxErrors {
     fn report_error(&mut self, error: ParseError) {
         if self.list.len() < MAX_FAULTS {
             self.list.push(error);
@@ -110,7 +110,7 @@ fn range(span: Span) -> Range<usize> {
 type Key = Spanned<String>;
 
 /// A table or a list that is open, within a value.
-enum Open<'t> {
+enum OpenContainer<'t> {
     /// The list of entries.
     Entries(usize),
     /// An entry of it, and the key whose value comes next.
@@ -120,7 +120,7 @@ enum Open<'t> {
 }
 
 /// What the keys at the level of the document belong to.
-enum Section<'t> {
+enum CurrentTable<'t> {
     /// The document itself.
     Root,
     /// An entry with this header.
@@ -137,14 +137,14 @@ struct Reader<'t> {
     entries: Option<(Range<usize>, DeArray<'t>)>,
     /// Whether the entries are a value, `endpoint = [..]`, and have no headers.
     is_value: bool,
-    section: Section<'t>,
+    section: CurrentTable<'t>,
     /// A header that is being read: where it begins, whether it is of a list of tables, and its keys.
     header: Option<(Span, bool, Vec<Key>)>,
     /// The key at the level of the document whose value comes next.
     key: Vec<Key>,
     /// Whether the next key belongs to the one before.
     is_dotted: bool,
-    open: Vec<Open<'t>>,
+    open: Vec<OpenContainer<'t>>,
 }
 
 impl<'t> Reader<'t> {
@@ -155,7 +155,7 @@ impl<'t> Reader<'t> {
             root: DeTable::new(),
             entries: None,
             is_value: false,
-            section: Section::Root,
+            section: CurrentTable::Root,
             header: None,
             key: Vec::new(),
             is_dotted: false,
@@ -179,7 +179,7 @@ impl<'t> Reader<'t> {
     }
 
     fn end_section(&mut self) {
-        if let Section::Entry(span, table) = std::mem::replace(&mut self.section, Section::Other) {
+        if let CurrentTable::Entry(span, table) = std::mem::replace(&mut self.section, CurrentTable::Other) {
             self.add_entry(Spanned::new(span, DeValue::Table(table)));
         }
     }
@@ -207,7 +207,7 @@ impl<'t> Reader<'t> {
                 );
             }
             [_] if is_entries && is_list && !self.is_value && !self.root.contains_key(ENTRIES) => {
-                self.section = Section::Entry(range(span), DeTable::new());
+                self.section = CurrentTable::Entry(range(span), DeTable::new());
             }
             // Within the entry before: a value that no entry can have.
             [_, second, ..] if is_entries && self.entries.is_some() => {
@@ -237,15 +237,15 @@ impl<'t> Reader<'t> {
     /// A value is complete.
     fn value(&mut self, value: Spanned<DeValue<'t>>, error: &mut dyn ErrorSink) {
         match self.open.last_mut() {
-            Some(Open::Entries(_)) => self.add_entry(value),
-            Some(Open::Entry(_, table, key)) => insert(table, &std::mem::take(key), value, error),
-            Some(Open::Other(..)) => {}
+            Some(OpenContainer::Entries(_)) => self.add_entry(value),
+            Some(OpenContainer::Entry(_, table, key)) => insert(table, &std::mem::take(key), value, error),
+            Some(OpenContainer::Other(..)) => {}
             None => {
                 let key = std::mem::take(&mut self.key);
                 match &mut self.section {
-                    Section::Entry(_, table) => insert(table, &key, value, error),
-                    Section::Root => insert(&mut self.root, &key, value, error),
-                    Section::Other => {}
+                    CurrentTable::Entry(_, table) => insert(table, &key, value, error),
+                    CurrentTable::Root => insert(&mut self.root, &key, value, error),
+                    CurrentTable::Other => {}
                 }
             }
         }
@@ -253,16 +253,18 @@ impl<'t> Reader<'t> {
 
     fn close(&mut self, span: Span, error: &mut dyn ErrorSink) {
         match self.open.pop() {
-            Some(Open::Entries(start)) => {
+            Some(OpenContainer::Entries(start)) => {
                 let (at, _) = self.entries.get_or_insert_with(|| (0..0, DeArray::new()));
                 *at = start..span.end();
                 self.is_value = true;
                 self.key.clear();
             }
-            Some(Open::Entry(start, table, _)) => {
+            Some(OpenContainer::Entry(start, table, _)) => {
                 self.value(Spanned::new(start..span.end(), DeValue::Table(table)), error);
             }
-            Some(Open::Other(start, value)) => self.value(Spanned::new(start..span.end(), value), error),
+            Some(OpenContainer::Other(start, value)) => {
+                self.value(Spanned::new(start..span.end(), value), error)
+            }
             None => {}
         }
     }
@@ -313,8 +315,8 @@ impl EventReceiver for Reader<'_> {
 
     fn inline_table_open(&mut self, span: Span, _: &mut dyn ErrorSink) -> bool {
         let open = match self.open.last() {
-            Some(Open::Entries(_)) => Open::Entry(span.start(), DeTable::new(), Vec::new()),
-            _ => Open::Other(span.start(), DeValue::Table(DeTable::new())),
+            Some(OpenContainer::Entries(_)) => OpenContainer::Entry(span.start(), DeTable::new(), Vec::new()),
+            _ => OpenContainer::Other(span.start(), DeValue::Table(DeTable::new())),
         };
         self.open.push(open);
         true
@@ -326,16 +328,16 @@ impl EventReceiver for Reader<'_> {
 
     fn array_open(&mut self, span: Span, error: &mut dyn ErrorSink) -> bool {
         let is_of_entries = self.open.is_empty()
-            && matches!(self.section, Section::Root)
+            && matches!(self.section, CurrentTable::Root)
             && matches!(&self.key[..], [key] if key.get_ref() == ENTRIES);
         let open = if is_of_entries && self.entries.is_none() && !self.root.contains_key(ENTRIES) {
-            Open::Entries(span.start())
+            OpenContainer::Entries(span.start())
         } else {
             if is_of_entries && let Some(key) = self.key.first() {
                 duplicate(key, error);
                 self.key.clear();
             }
-            Open::Other(span.start(), DeValue::Array(DeArray::new()))
+            OpenContainer::Other(span.start(), DeValue::Array(DeArray::new()))
         };
         self.open.push(open);
         true
@@ -353,9 +355,9 @@ impl EventReceiver for Reader<'_> {
         let is_dotted = std::mem::take(&mut self.is_dotted);
         let path = match (&mut self.header, self.open.last_mut()) {
             (Some((_, _, keys)), _) => keys,
-            (None, Some(Open::Entry(_, _, key))) => key,
+            (None, Some(OpenContainer::Entry(_, _, key))) => key,
             (None, None) => &mut self.key,
-            (None, Some(Open::Entries(_) | Open::Other(..))) => return,
+            (None, Some(OpenContainer::Entries(_) | OpenContainer::Other(..))) => return,
         };
         if !is_dotted {
             path.clear();

@@ -10,9 +10,9 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Number;
 use serde_json::value::RawValue;
 
-use super::json::Value;
+use super::json::JsonValue;
 use super::shape::{LeftOut, merge};
-use super::{Entry, Index};
+use super::{Index, ListEntry};
 
 const TYPE: &str = "envoy.config.endpoint.v3.ClusterLoadAssignment";
 
@@ -149,11 +149,11 @@ fn whole(text: &str, max: u32) -> Option<u32> {
 
 /// The entries of the assignment. Adds to `notes` what is left out, and why.
 pub fn read(
-    root: &Value<'_>,
+    root: &JsonValue<'_>,
     is_response: bool,
     report: &mut Report<'_>,
     notes: &mut Vec<String>,
-) -> Vec<Entry> {
+) -> Vec<ListEntry> {
     let assignment = if is_response { resource(root, report) } else { Some(*root) };
     let groups = assignment.and_then(|value| {
         let ClusterLoadAssignment { endpoints } = value.read(report)?;
@@ -183,13 +183,13 @@ fn shown(address: Option<SocketAddr>) -> String {
 
 /// The endpoints of a locality, each with its own weight, and the weight of the locality, if it has one.
 struct WeightedLocality {
-    entries: Vec<(Entry, u32)>,
+    entries: Vec<(ListEntry, u32)>,
     weight: Option<u32>,
 }
 
 /// A locality and its priority.
 fn group(
-    value: &Value<'_>,
+    value: &JsonValue<'_>,
     report: &mut Report<'_>,
     left_out: &mut LeftOut,
 ) -> Option<(u32, WeightedLocality)> {
@@ -199,7 +199,7 @@ fn group(
     let zone = locality.and_then(|locality| locality.zone).filter(|zone| !zone.is_empty());
     let entries = endpoints.iter().filter_map(|value| {
         let (entry, weight) = endpoint(value, report, left_out)?;
-        Some((Entry { zone: zone.clone(), ..entry }, weight))
+        Some((ListEntry { zone: zone.clone(), ..entry }, weight))
     });
     // Envoy prints 0 where no weight is set, and takes none from a file.
     let weight = load_balancing_weight.filter(|weight| *weight > 0);
@@ -207,7 +207,7 @@ fn group(
 }
 
 /// The one assignment of a response.
-fn resource<'t>(root: &Value<'t>, report: &mut Report<'_>) -> Option<Value<'t>> {
+fn resource<'t>(root: &JsonValue<'t>, report: &mut Report<'_>) -> Option<JsonValue<'t>> {
     let DiscoveryResponse { resources } = root.read(report)?;
     let resources = root.of_key("resources", resources?).whole_list("a resource", report)?;
     let [resource] = &*resources else {
@@ -227,7 +227,11 @@ fn resource<'t>(root: &Value<'t>, report: &mut Report<'_>) -> Option<Value<'t>> 
 }
 
 /// An endpoint and its own weight.
-fn endpoint(value: &Value<'_>, report: &mut Report<'_>, left_out: &mut LeftOut) -> Option<(Entry, u32)> {
+fn endpoint(
+    value: &JsonValue<'_>,
+    report: &mut Report<'_>,
+    left_out: &mut LeftOut,
+) -> Option<(ListEntry, u32)> {
     let LbEndpoint { endpoint, health_status, load_balancing_weight, metadata } = value.read(report)?;
     let address = endpoint.and_then(|endpoint| endpoint.address).and_then(|address| address.socket_address);
     let Some(SocketAddress { address: Some(raw), port_value: Some(port) }) = address else {
@@ -280,12 +284,12 @@ fn endpoint(value: &Value<'_>, report: &mut Report<'_>, left_out: &mut LeftOut) 
     };
     // One that sets no weight has that of 1 in its locality.
     let weight = load_balancing_weight.unwrap_or(1);
-    Some((Entry { index, state, ..Entry::bare(span, address) }, weight))
+    Some((ListEntry { index, state, ..ListEntry::bare(span, address) }, weight))
 }
 
 /// The entries with the weights that Envoy makes of theirs: with those of all localities each has its part of its locality's, otherwise
 /// its own. Weights that are not whole numbers up to ours are scaled to the largest.
-fn weighted(found: Vec<WeightedLocality>, notes: &mut Vec<String>) -> Vec<Entry> {
+fn weighted(found: Vec<WeightedLocality>, notes: &mut Vec<String>) -> Vec<ListEntry> {
     const MOST: f64 = 65_535.0;
     let by_locality = found.iter().all(|found| found.weight.is_some());
     let locality = |WeightedLocality { entries, weight }: WeightedLocality| {
@@ -294,18 +298,18 @@ fn weighted(found: Vec<WeightedLocality>, notes: &mut Vec<String>) -> Vec<Entry>
             weight.filter(|_| by_locality && sum > 0.0).map_or(1.0, |weight| f64::from(weight) / sum);
         entries.into_iter().map(move |(entry, weight)| (entry, f64::from(weight) * factor))
     };
-    let weights: Vec<(Entry, f64)> = found.into_iter().flat_map(locality).collect();
+    let weights: Vec<(ListEntry, f64)> = found.into_iter().flat_map(locality).collect();
     let largest = weights.iter().map(|(_, weight)| *weight).fold(0.0, f64::max);
     let is_whole = weights.iter().all(|(_, weight)| (weight - weight.round()).abs() < 1e-6);
     let scale = if is_whole && largest <= MOST { 1.0 } else { MOST / largest };
     if largest > MOST {
         notes.push(format!("weights are scaled to {MOST}, the largest that there is"));
     }
-    let entry = |(entry, weight): (Entry, f64)| {
+    let entry = |(entry, weight): (ListEntry, f64)| {
         let least = if weight > 0.0 { 1.0 } else { 0.0 };
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 65,535")]
         let weight = (weight * scale).round().clamp(least, MOST) as u16;
-        Entry { weight, ..entry }
+        ListEntry { weight, ..entry }
     };
     weights.into_iter().map(entry).collect()
 }

@@ -13,8 +13,8 @@ use std::ops::Range;
 use lb_common::abi::MAX_BACKENDS;
 use lb_core::endpoint::{EndpointState, MAX_INDEXES};
 
-use super::json::Value;
-use super::{Entry, Index, keys};
+use super::json::JsonValue;
+use super::{Index, ListEntry, keys};
 use lb_document::diagnostic::{Report, quote};
 use lb_document::kind::write;
 use lb_document::{NotAnAddress, did_you_mean, parse_address};
@@ -28,19 +28,24 @@ const LABELS: [&str; 5] = ["index", "weight", "state", "zone", "agent"];
 const PREFIX: &str = "socklb_";
 
 /// The entries of a list of addresses.
-pub fn addresses(elements: &[Value<'_>], report: &mut Report<'_>) -> Vec<Entry> {
-    let target = |target: &Value<'_>| {
-        let target = Value { name: "an address of the file", ..*target };
-        Entry::bare(target.span(), target.address(report))
+pub fn addresses(elements: &[JsonValue<'_>], report: &mut Report<'_>) -> Vec<ListEntry> {
+    let target = |target: &JsonValue<'_>| {
+        let target = JsonValue { name: "an address of the file", ..*target };
+        ListEntry::bare(target.span(), target.address(report))
     };
     elements.iter().map(target).collect()
 }
 
 /// The entries of all groups, in their order. Adds to `notes` which labels are ignored, and why.
-pub fn groups(elements: &[Value<'_>], report: &mut Report<'_>, notes: &mut Vec<String>) -> Vec<Entry> {
+pub fn groups(
+    elements: &[JsonValue<'_>],
+    report: &mut Report<'_>,
+    notes: &mut Vec<String>,
+) -> Vec<ListEntry> {
     let (mut groups, mut targets) = (Vec::new(), 0);
     for element in elements {
-        if let Some(group) = TargetGroup::read(&Value { name: "a group of the file", ..*element }, report) {
+        if let Some(group) = TargetGroup::read(&JsonValue { name: "a group of the file", ..*element }, report)
+        {
             targets += group.targets.len();
             groups.push(group);
         }
@@ -68,7 +73,7 @@ type Label = Option<(Range<usize>, String)>;
 
 /// A group of targets and its labels, in the order of [`LABELS`].
 struct TargetGroup<'t> {
-    targets: Vec<Value<'t>>,
+    targets: Vec<JsonValue<'t>>,
     /// Those that have the prefix.
     own: [Label; LABELS.len()],
     /// Those without.
@@ -101,17 +106,17 @@ fn why_ignored(groups: &[TargetGroup<'_>], label: usize, report: &Report<'_>) ->
 }
 
 impl<'t> TargetGroup<'t> {
-    fn read(group: &Value<'t>, report: &mut Report<'_>) -> Option<Self> {
+    fn read(group: &JsonValue<'t>, report: &mut Report<'_>) -> Option<Self> {
         let members = group.members(report)?;
         for (key, _) in members.iter().filter(|(key, _)| !KEYS.contains(&key.as_str())) {
             let help = format!("{}known keys: {}", did_you_mean(&key.name, &KEYS), KEYS.join(", "));
             report.add(key.span.clone(), format!("unknown key {} in a group", quote(&key.name)), help);
         }
         let member = |name| members.iter().find(|(key, _)| key.as_str() == name).map(|(_, value)| value);
-        let is_written = |value: &&Value<'_>| value.kind() != "null";
+        let is_written = |value: &&JsonValue<'_>| value.kind() != "null";
         let mut read = Self { targets: Vec::new(), own: Default::default(), plain: Default::default() };
         if let Some(labels) = member("labels").filter(is_written) {
-            read.labels(&Value { name: "labels", ..*labels }, report);
+            read.labels(&JsonValue { name: "labels", ..*labels }, report);
         }
         let Some(targets) = member("targets") else {
             report.add_absent(
@@ -121,14 +126,15 @@ impl<'t> TargetGroup<'t> {
             );
             return None;
         };
-        let targets = Some(targets).filter(is_written).map(|targets| Value { name: "targets", ..*targets });
+        let targets =
+            Some(targets).filter(is_written).map(|targets| JsonValue { name: "targets", ..*targets });
         read.targets = targets.and_then(|targets| targets.list(report)).unwrap_or_default();
         read.targets.truncate(MAX_BACKENDS as usize + 1);
         Some(read)
     }
 
     /// Other labels than ours are for other readers of the file.
-    fn labels(&mut self, labels: &Value<'_>, report: &mut Report<'_>) {
+    fn labels(&mut self, labels: &JsonValue<'_>, report: &mut Report<'_>) {
         for (key, value) in labels.members(report).unwrap_or_default() {
             // Prometheus takes null as a label that is not there.
             if value.kind() == "null" {
@@ -146,7 +152,7 @@ impl<'t> TargetGroup<'t> {
     }
 
     /// An entry for each target. Labels that are wrong are reported, and stand there as if they had not been written.
-    fn entries(&self, report: &mut Report<'_>) -> Vec<Entry> {
+    fn entries(&self, report: &mut Report<'_>) -> Vec<ListEntry> {
         let mut labels = Labels::default();
         for (label, name) in LABELS.into_iter().enumerate() {
             let Some((span, text)) = self.own[label].as_ref().or(self.plain[label].as_ref()) else {
@@ -166,12 +172,12 @@ impl<'t> TargetGroup<'t> {
             labels.index = None;
         }
         let Labels { index_span, index, weight, state, zone, agent } = labels;
-        let entry = |target: &Value<'_>| {
-            let address = Value { name: "target", ..*target }.address(report);
+        let entry = |target: &JsonValue<'_>| {
+            let address = JsonValue { name: "target", ..*target }.address(report);
             let index = index_span.clone().map_or(Index::Absent, |span| Index::read(span, index));
             let state = state.unwrap_or(EndpointState::Healthy);
             let (span, weight, zone) = (target.span(), weight.unwrap_or(1), zone.clone());
-            Entry { span, address, index, weight, state, zone, agent }
+            ListEntry { span, address, index, weight, state, zone, agent }
         };
         self.targets.iter().map(entry).collect()
     }
@@ -224,7 +230,7 @@ mod tests {
     use std::fmt::Write as _;
     use std::path::Path;
 
-    use super::super::Reading;
+    use super::super::ListContext;
     use super::super::json::MAX_MEMBERS;
     use super::*;
     use lb_common::abi::MAX_BACKENDS;
@@ -235,8 +241,8 @@ mod tests {
         path: &'a str,
         service: impl Into<Option<SocketAddr>>,
         services: &'a [SocketAddr],
-    ) -> Reading<'a> {
-        Reading { path: Path::new(path), port_name: None, service: service.into(), services }
+    ) -> ListContext<'a> {
+        ListContext { path: Path::new(path), port_name: None, service: service.into(), services }
     }
 
     fn read(text: &str) -> Result<EndpointList, String> {

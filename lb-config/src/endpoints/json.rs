@@ -14,18 +14,18 @@ use serde_json::value::RawValue;
 use lb_document::diagnostic::{Report, quote};
 use lb_document::{NotAnAddress, parse_address};
 
-use super::yaml::{self, Place};
+use super::yaml::{self, SourceMapping};
 
 /// A text in JSON, or one in YAML as JSON.
-pub struct Document<'t> {
+pub struct JsonDocument<'t> {
     json: Cow<'t, str>,
     /// Whether text needs no quotes, as in YAML.
     is_lenient: bool,
     /// Of YAML: where each value and key stood, in the order of the JSON.
-    places: Option<Vec<Place>>,
+    places: Option<Vec<SourceMapping>>,
 }
 
-impl<'t> Document<'t> {
+impl<'t> JsonDocument<'t> {
     /// `is_lenient`: it may be meant as YAML, of which JSON is a part.
     pub const fn json(text: &'t str, is_lenient: bool) -> Self {
         Self { json: Cow::Borrowed(text), is_lenient, places: None }
@@ -40,13 +40,13 @@ impl<'t> Document<'t> {
     ///
     /// # Errors
     /// What is wrong with its syntax.
-    pub fn root(&self) -> Result<Option<Value<'_>>, serde_json::Error> {
+    pub fn root(&self) -> Result<Option<JsonValue<'_>>, serde_json::Error> {
         let body = self.body();
         if body.trim().is_empty() {
             return Ok(None);
         }
         let raw = serde_json::from_str(body)?;
-        Ok(Some(Value { name: "the file", document: self, raw }))
+        Ok(Some(JsonValue { name: "the file", document: self, raw }))
     }
 
     /// Some editors begin a file with a byte order mark; JSON has no place for it.
@@ -95,24 +95,24 @@ impl<'t> Document<'t> {
 
 /// A value as a slice of the text, not looked into yet.
 #[derive(Clone, Copy)]
-pub struct Value<'t> {
+pub struct JsonValue<'t> {
     pub name: &'static str,
-    pub document: &'t Document<'t>,
+    pub document: &'t JsonDocument<'t>,
     pub raw: &'t RawValue,
 }
 
-pub struct Key {
+pub struct JsonKey {
     pub name: String,
     pub span: Range<usize>,
 }
 
-impl Key {
+impl JsonKey {
     pub fn as_str(&self) -> &str {
         &self.name
     }
 }
 
-impl<'t> Value<'t> {
+impl<'t> JsonValue<'t> {
     pub fn span(&self) -> Range<usize> {
         self.document.span(self.raw.get())
     }
@@ -157,7 +157,7 @@ impl<'t> Value<'t> {
 
     /// The elements, and of those past the limit the first.
     pub fn list(&self, report: &mut Report<'_>) -> Option<Vec<Self>> {
-        let Elements(elements) = self.parse(self.name, "a list", report)?;
+        let JsonElements(elements) = self.parse(self.name, "a list", report)?;
         Some(elements.into_iter().map(|raw| Self { raw, ..*self }).collect())
     }
 
@@ -177,8 +177,8 @@ impl<'t> Value<'t> {
         Some(elements.into_iter().map(|value| Self { name: element, ..value }).collect())
     }
 
-    pub fn members(&self, report: &mut Report<'_>) -> Option<Vec<(Key, Self)>> {
-        let Members(raw_members) = self.parse(self.name, "an object", report)?;
+    pub fn members(&self, report: &mut Report<'_>) -> Option<Vec<(JsonKey, Self)>> {
+        let JsonMembers(raw_members) = self.parse(self.name, "an object", report)?;
         if let Some((key, _)) = raw_members.get(MAX_MEMBERS) {
             let span = Self { raw: key, ..*self }.span();
             let message = format!("key {} of {} is one too many", MAX_MEMBERS + 1, self.name);
@@ -193,7 +193,7 @@ impl<'t> Value<'t> {
             if !names.insert(name.clone()) {
                 report.add(key.span(), format!("key {} is there twice", quote(&name)), None);
             }
-            members.push((Key { name, span: key.span() }, Self { raw, ..*self }));
+            members.push((JsonKey { name, span: key.span() }, Self { raw, ..*self }));
         }
         Some(members)
     }
@@ -242,13 +242,13 @@ impl<'t> Value<'t> {
 pub const MAX_MEMBERS: usize = 1024;
 
 /// The elements of a list as slices of the text: as many as matter, and one more for its position.
-pub struct Elements<'t>(Vec<&'t RawValue>);
+pub struct JsonElements<'t>(Vec<&'t RawValue>);
 
-impl<'de> Deserialize<'de> for Elements<'de> {
+impl<'de> Deserialize<'de> for JsonElements<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct InOrder;
         impl<'de> Visitor<'de> for InOrder {
-            type Value = Elements<'de>;
+            type Value = JsonElements<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a list")
@@ -262,7 +262,7 @@ impl<'de> Deserialize<'de> for Elements<'de> {
                     elements.push(element);
                 }
                 while list.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Elements(elements))
+                Ok(JsonElements(elements))
             }
         }
         deserializer.deserialize_seq(InOrder)
@@ -270,13 +270,13 @@ impl<'de> Deserialize<'de> for Elements<'de> {
 }
 
 /// The members of an object, with their keys as slices of the text, in their order: as many as matter, and one more.
-pub struct Members<'t>(Vec<(&'t RawValue, &'t RawValue)>);
+pub struct JsonMembers<'t>(Vec<(&'t RawValue, &'t RawValue)>);
 
-impl<'de> Deserialize<'de> for Members<'de> {
+impl<'de> Deserialize<'de> for JsonMembers<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct InOrder;
         impl<'de> Visitor<'de> for InOrder {
-            type Value = Members<'de>;
+            type Value = JsonMembers<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
@@ -290,7 +290,7 @@ impl<'de> Deserialize<'de> for Members<'de> {
                     members.push(member);
                 }
                 while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(Members(members))
+                Ok(JsonMembers(members))
             }
         }
         deserializer.deserialize_map(InOrder)

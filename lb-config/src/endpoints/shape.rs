@@ -10,8 +10,8 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use super::json::Value;
-use super::{Entry, Reading, consul, envoy, file_sd, slices};
+use super::json::JsonValue;
+use super::{ListContext, ListEntry, consul, envoy, file_sd, slices};
 
 /// What tells the shape of an object, the whole file or the first of a list: which keys it has.
 #[derive(Default, Deserialize)]
@@ -46,7 +46,7 @@ fn is_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error
 
 impl<'t> Marks<'t> {
     /// Of a value that has none there is nothing to tell; what is wrong with one is told by the reader of its shape.
-    fn of(value: &Value<'t>) -> Self {
+    fn of(value: &JsonValue<'t>) -> Self {
         serde_json::from_str(value.raw.get()).unwrap_or_default()
     }
 
@@ -63,11 +63,11 @@ impl<'t> Marks<'t> {
 
 /// The entries of a list of any shape. Adds to `notes` what is left out or ignored, and why.
 pub fn read(
-    root: &Value<'_>,
-    reading: &Reading<'_>,
+    root: &JsonValue<'_>,
+    reading: &ListContext<'_>,
     report: &mut Report<'_>,
     notes: &mut Vec<String>,
-) -> Vec<Entry> {
+) -> Vec<ListEntry> {
     let is_object = root.kind() == "an object";
     let elements = if is_object { Vec::new() } else { root.list(report).unwrap_or_default() };
     let Some(first) = (if is_object { Some(root) } else { elements.first() }) else { return Vec::new() };
@@ -153,7 +153,13 @@ pub struct OneService(Option<(String, usize)>);
 
 impl OneService {
     /// Takes a part of the list in. Returns whether it is of the service that those before are of; if not, that is reported.
-    pub fn accepts(&mut self, part: &Value<'_>, service: &str, help: &str, report: &mut Report<'_>) -> bool {
+    pub fn accepts(
+        &mut self,
+        part: &JsonValue<'_>,
+        service: &str,
+        help: &str,
+        report: &mut Report<'_>,
+    ) -> bool {
         let line = report.line(&part.span());
         let (first, at) = self.0.get_or_insert_with(|| (service.to_owned(), line));
         let is_same = *first == service;
@@ -168,12 +174,12 @@ impl OneService {
 
 /// Leaves one entry for each address, the best: producers name an endpoint twice while it moves from one of their parts to another.
 /// Which one that is does not depend on their order.
-pub fn merge(entries: Vec<Entry>, notes: &mut Vec<String>) -> Vec<Entry> {
-    let rank = |entry: &Entry| {
+pub fn merge(entries: Vec<ListEntry>, notes: &mut Vec<String>) -> Vec<ListEntry> {
+    let rank = |entry: &ListEntry| {
         let index = entry.index.number();
         (entry.weight == 0, entry.state, index.is_none(), index, Reverse(entry.weight), entry.zone.clone())
     };
-    let mut merged: Vec<Entry> = Vec::with_capacity(entries.len());
+    let mut merged: Vec<ListEntry> = Vec::with_capacity(entries.len());
     let mut by_address: BTreeMap<SocketAddr, usize> = BTreeMap::new();
     let mut doubles: BTreeSet<SocketAddr> = BTreeSet::new();
     for entry in entries {

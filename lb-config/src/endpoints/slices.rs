@@ -11,9 +11,9 @@ use lb_document::diagnostic::{Report, quote};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::json::Value;
+use super::json::JsonValue;
 use super::shape::{LeftOut, OneService, merge, some_of};
-use super::{Entry, Index, Reading};
+use super::{Index, ListContext, ListEntry};
 
 /// What a slice calls itself.
 pub const KIND: &str = "EndpointSlice";
@@ -89,22 +89,22 @@ impl Conditions {
 
 /// The entries of a slice, of a list of slices as an object, or of a plain one. Adds to `notes` what is left out, and why.
 pub fn read(
-    root: &Value<'_>,
-    reading: &Reading<'_>,
+    root: &JsonValue<'_>,
+    reading: &ListContext<'_>,
     report: &mut Report<'_>,
     notes: &mut Vec<String>,
-) -> Vec<Entry> {
+) -> Vec<ListEntry> {
     let (version, values) = if root.kind() == "a list" {
         (None, root.whole_list("a slice", report))
     } else {
         let Some(Root { api_version, items }) = root.read(report) else { return Vec::new() };
         let items = items.map(|raw| root.of_key("items", raw).whole_list("a slice", report));
         // That of a list of kubectl's is the list's own.
-        let one = || Some(vec![Value { name: "a slice", ..*root }]);
+        let one = || Some(vec![JsonValue { name: "a slice", ..*root }]);
         (api_version.filter(|version| version != "v1"), items.unwrap_or_else(one))
     };
     let values = values.unwrap_or_default().into_iter();
-    let slices: Vec<(Value<'_>, EndpointSlice<'_>)> =
+    let slices: Vec<(JsonValue<'_>, EndpointSlice<'_>)> =
         values.filter_map(|value| Some((value, value.read(report)?))).collect();
     // Without a service IPv4 goes before IPv6: what is first in the list says nothing.
     let is_v4 = slices.iter().any(|(_, slice)| slice.address_type.as_deref() == Some("IPv4"));
@@ -143,12 +143,17 @@ struct EndpointSliceReader<'a> {
     service: OneService,
     /// Host names without their numbers.
     stems: BTreeSet<String>,
-    entries: Vec<Entry>,
+    entries: Vec<ListEntry>,
     left_out: LeftOut,
 }
 
 impl EndpointSliceReader<'_> {
-    fn slice(&mut self, value: &Value<'_>, slice: EndpointSlice<'_>, report: &mut Report<'_>) -> Option<()> {
+    fn slice(
+        &mut self,
+        value: &JsonValue<'_>,
+        slice: EndpointSlice<'_>,
+        report: &mut Report<'_>,
+    ) -> Option<()> {
         let kind = slice.kind.as_deref().unwrap_or(KIND);
         let version = slice.api_version.as_ref().or(self.version.as_ref());
         let help = || format!("write an {KIND} of {VERSION}");
@@ -198,7 +203,7 @@ impl EndpointSliceReader<'_> {
         &mut self,
         ports: &[Port],
         slice: &str,
-        value: &Value<'_>,
+        value: &JsonValue<'_>,
         report: &mut Report<'_>,
     ) -> Option<u16> {
         let name = |port: &Port| quote(port.name.as_deref().unwrap_or_default());
@@ -228,14 +233,14 @@ impl EndpointSliceReader<'_> {
         None
     }
 
-    fn endpoint(&mut self, value: &Value<'_>, port: u16, report: &mut Report<'_>) -> Option<()> {
+    fn endpoint(&mut self, value: &JsonValue<'_>, port: u16, report: &mut Report<'_>) -> Option<()> {
         let SliceEndpoint { addresses, conditions, hostname, zone } = value.read(report)?;
         let addresses = addresses.map(|raw| value.of_key("addresses", raw).list(report));
         let Some(first) = addresses.unwrap_or_else(|| Some(Vec::new()))?.first().copied() else {
             self.left_out.add("no address", format!("the endpoint on line {}", report.line(&value.span())));
             return None;
         };
-        let first = Value { name: "address", ..first };
+        let first = JsonValue { name: "address", ..first };
         let ip: IpAddr = first.ip(report)?;
         let address = SocketAddr::new(ip, port);
         let Some(state) = conditions.unwrap_or_default().state() else {
@@ -250,7 +255,7 @@ impl EndpointSliceReader<'_> {
         let index = ordinal.and_then(|(_, text)| number(text));
         let index = index.map_or(Index::Absent, |number| Index::Given(span.clone(), number));
         self.stems.extend(ordinal.map(|(stem, _)| stem.to_owned()));
-        self.entries.push(Entry { index, state, zone, ..Entry::bare(span, Some(address)) });
+        self.entries.push(ListEntry { index, state, zone, ..ListEntry::bare(span, Some(address)) });
         Some(())
     }
 }

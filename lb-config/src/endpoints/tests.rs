@@ -8,8 +8,8 @@ use lb_document::key::markdown;
 use proptest::prelude::*;
 
 /// A file of which nothing else is known.
-fn alone() -> Reading<'static> {
-    Reading { path: Path::new("e.toml"), port_name: None, service: None, services: &[] }
+fn alone() -> ListContext<'static> {
+    ListContext { path: Path::new("e.toml"), port_name: None, service: None, services: &[] }
 }
 
 const SERVICE: &str = "10.96.0.10:80";
@@ -26,7 +26,7 @@ fn read(text: &[u8], path: &str) -> Result<Vec<Endpoint>, String> {
     let services = [service, "10.96.0.11:80".parse().unwrap()];
     let list = parse(
         text,
-        &Reading { path: Path::new(path), port_name: None, service: Some(service), services: &services },
+        &ListContext { path: Path::new(path), port_name: None, service: Some(service), services: &services },
     );
     list.map(|parsed| parsed.list.as_slice().to_vec()).map_err(|faults| faults.to_string())
 }

@@ -22,7 +22,7 @@ const MAX_BYTES: usize = 2 * MAX_FILE_BYTES;
 
 /// A value or a key: where it begins in the JSON, and where it stood.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct SourceMapping {
     pub start: u32,
     pub origin: Range<u32>,
 }
@@ -31,7 +31,7 @@ pub struct Place {
 #[derive(Default)]
 pub struct Json {
     pub text: String,
-    pub places: Vec<Place>,
+    pub places: Vec<SourceMapping>,
 }
 
 /// Commas and brackets. The parser queues the tokens of a value in brackets until it ends, which takes 800 bytes for each of these. A
@@ -46,9 +46,9 @@ pub fn read(text: &str, report: &mut Report<'_>) -> Option<Json> {
         report.add_syntax(at..at + 1, message, Some("write it as JSON, or in lines".to_owned()));
         return None;
     }
-    let offsets = Offsets::of(text);
+    let offsets = ByteOffsets::of(text);
     let mut writer =
-        Writer { anchors: Vec::new(), open: Vec::new(), is_complete: false, json: Json::default() };
+        YamlToJson { anchors: Vec::new(), open: Vec::new(), is_complete: false, json: Json::default() };
     let mut parser = Parser::new_from_str(text);
     while let Some(event) = parser.next_event() {
         let written = match event {
@@ -70,9 +70,9 @@ pub fn read(text: &str, report: &mut Report<'_>) -> Option<Json> {
 }
 
 /// The parser counts characters, a report bytes.
-struct Offsets(Option<Vec<u32>>, usize);
+struct ByteOffsets(Option<Vec<u32>>, usize);
 
-impl Offsets {
+impl ByteOffsets {
     fn of(text: &str) -> Self {
         let offsets = || text.char_indices().map(|(at, _)| u32::try_from(at).unwrap_or(u32::MAX)).collect();
         Self((!text.is_ascii()).then(offsets), text.len())
@@ -93,7 +93,7 @@ impl Offsets {
 }
 
 /// A list or a mapping that is open.
-enum Open {
+enum OpenCollection {
     List {
         place: usize,
         anchor: usize,
@@ -111,10 +111,10 @@ enum Open {
 /// What an anchor names: its places, and its text.
 type Anchor = (Range<usize>, Range<usize>);
 
-struct Writer {
+struct YamlToJson {
     /// By number, from 1; the numbers are the parser's.
     anchors: Vec<Option<Anchor>>,
-    open: Vec<Open>,
+    open: Vec<OpenCollection>,
     /// Whether the document has ended.
     is_complete: bool,
     json: Json,
@@ -123,7 +123,7 @@ struct Writer {
 /// What is wrong, and what would be right.
 type Wrong = (String, Option<&'static str>);
 
-impl Writer {
+impl YamlToJson {
     fn write(&mut self, event: Event<'_>, at: Range<usize>) -> Result<(), Wrong> {
         let too_long = || {
             let message = format!("the file says more than {MAX_BYTES} bytes, with what its aliases repeat");
@@ -149,18 +149,18 @@ impl Writer {
             Event::SequenceStart(anchor, tag) => {
                 refuse(tag.as_deref())?;
                 let place = self.begin(&at, '[')?;
-                self.open(Open::List { place, anchor, is_empty: true })
+                self.open(OpenCollection::List { place, anchor, is_empty: true })
             }
             Event::MappingStart(anchor, tag) => {
                 refuse(tag.as_deref())?;
                 let place = self.begin(&at, '{')?;
-                self.open(Open::Mapping { place, anchor, keys: BTreeSet::new(), is_value: false })
+                self.open(OpenCollection::Mapping { place, anchor, keys: BTreeSet::new(), is_value: false })
             }
             Event::SequenceEnd | Event::MappingEnd => {
                 let Some(open) = self.open.pop() else { return Ok(()) };
                 let (place, anchor, bracket) = match open {
-                    Open::List { place, anchor, .. } => (place, anchor, ']'),
-                    Open::Mapping { place, anchor, .. } => (place, anchor, '}'),
+                    OpenCollection::List { place, anchor, .. } => (place, anchor, ']'),
+                    OpenCollection::Mapping { place, anchor, .. } => (place, anchor, '}'),
                 };
                 self.json.text.push(bracket);
                 let origin = &mut self.json.places[place].origin;
@@ -191,13 +191,13 @@ impl Writer {
     /// Writes what stands before a value, and returns where the value begins.
     fn separate(&mut self) -> Result<usize, Wrong> {
         match self.open.last_mut() {
-            Some(Open::List { is_empty, .. }) => {
+            Some(OpenCollection::List { is_empty, .. }) => {
                 let is_first = std::mem::replace(is_empty, false);
                 if !is_first {
                     self.json.text.push(',');
                 }
             }
-            Some(Open::Mapping { is_value, .. }) => {
+            Some(OpenCollection::Mapping { is_value, .. }) => {
                 let is_key = !std::mem::replace(is_value, false);
                 if is_key {
                     return Err(("a key must be a scalar".to_owned(), Some("write a name")));
@@ -215,7 +215,7 @@ impl Writer {
         Ok(self.json.places.len() - 1)
     }
 
-    fn open(&mut self, open: Open) -> Result<(), Wrong> {
+    fn open(&mut self, open: OpenCollection) -> Result<(), Wrong> {
         self.open.push(open);
         if self.open.len() > MAX_DEPTH {
             return Err((format!("more than {MAX_DEPTH} lists and mappings are nested"), None));
@@ -224,7 +224,7 @@ impl Writer {
     }
 
     fn scalar(&mut self, text: &str, is_text: bool, anchor: usize, at: Range<usize>) -> Result<(), Wrong> {
-        if let Some(Open::Mapping { keys, is_value, .. }) = self.open.last_mut()
+        if let Some(OpenCollection::Mapping { keys, is_value, .. }) = self.open.last_mut()
             && !*is_value
         {
             if text == "<<" && !is_text {
@@ -274,7 +274,7 @@ impl Writer {
 
 impl Json {
     fn place(&mut self, start: usize, at: &Range<usize>) {
-        self.places.push(Place { start: short(start), origin: short(at.start)..short(at.end) });
+        self.places.push(SourceMapping { start: short(start), origin: short(at.start)..short(at.end) });
     }
 
     fn push_string(&mut self, text: &str) {
