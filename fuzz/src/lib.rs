@@ -13,7 +13,7 @@ use std::path::Path;
 use lb_config::endpoints::{self, ListContext};
 use lb_core::report_keys::{BackendKey, Keys, ServiceKey};
 use lb_document::diagnostic::{Faults, utf8};
-use lb_user::config::{self, Environment};
+use lb_user::config::{self, ProcessEnvironment};
 
 mod agent;
 
@@ -64,7 +64,7 @@ pub fn target(name: &str) -> Option<&'static Target> {
 /// An environment that does not depend on where this runs.
 struct Nowhere;
 
-impl Environment for Nowhere {
+impl ProcessEnvironment for Nowhere {
     fn variable(&self, name: &str) -> Option<String> {
         // As much of it as any number that is read from a variable.
         name.starts_with('S').then(|| name.len().to_string())

@@ -9,9 +9,9 @@ use lb_core::service::Task;
 use super::cgroup::ClientCgroups;
 use super::keys::client::{ACCOUNTING, CGROUP, JOB, NAME, SERVICES};
 use super::keys::{MAX_NAME_BYTES, client_name};
-use super::service::{Declared, Services};
+use super::service::{Declared, DeclaredServices};
 use super::template::ServiceTemplate;
-use super::{Client, Environment, task};
+use super::{ClientConfig, ProcessEnvironment, task};
 use lb_document::diagnostic::{Report, quote};
 use lb_document::kind::Kind as _;
 use lb_document::{Table, Unique, did_you_mean};
@@ -19,11 +19,11 @@ use lb_document::{Table, Unique, did_you_mean};
 /// Reads the clients.
 pub fn read(
     tables: &[Table<'_>],
-    services: &Services<'_>,
+    services: &DeclaredServices<'_>,
     limits: Limits,
-    env: &dyn Environment,
+    env: &dyn ProcessEnvironment,
     report: &mut Report<'_>,
-) -> Vec<Client> {
+) -> Vec<ClientConfig> {
     let mut names = Unique::default();
     let mut cgroups = ClientCgroups::default();
     let mut clients = Vec::with_capacity(tables.len());
@@ -45,7 +45,7 @@ pub fn read(
         {
             let services = templates.iter().map(|template| template.of_job(&job, accounting)).collect();
             let cgroup = cgroup.into();
-            clients.push(Client { job, name, cgroup, task, services, accounting });
+            clients.push(ClientConfig { job, name, cgroup, task, services, accounting });
         }
     }
     clients
@@ -73,7 +73,7 @@ fn read_name(
 
 fn read_services<'s>(
     table: &Table<'_>,
-    services: &'s Services<'_>,
+    services: &'s DeclaredServices<'_>,
     report: &mut Report<'_>,
 ) -> Vec<&'s ServiceTemplate> {
     let Some(item) = SERVICES.item(table, report) else {
@@ -143,8 +143,14 @@ mod tests {
         assert_eq!(services.len(), 1);
         let task = Task { index: 0, count: 1 };
         let (services, accounting) = (vec![], lb_core::service::Accounting::Full);
-        let expected =
-            Client { job: "j".into(), name: "j".into(), cgroup: "c".into(), task, services, accounting };
+        let expected = ClientConfig {
+            job: "j".into(),
+            name: "j".into(),
+            cgroup: "c".into(),
+            task,
+            services,
+            accounting,
+        };
         assert_eq!(clients, [expected]);
     }
 

@@ -7,7 +7,7 @@ use super::keys::daemon::{LOG_FORMAT, SECTION, WATCH};
 
 /// How the daemon itself works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Daemon {
+pub struct DaemonConfig {
     /// Whether it reads the configuration and endpoint files when they change; if not, at a start and at SIGHUP only.
     pub watch: bool,
     /// How it logs.
@@ -15,9 +15,9 @@ pub struct Daemon {
 }
 
 /// Reads the table, if there is one.
-pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Daemon {
+pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> DaemonConfig {
     let table = root.table(&SECTION, report);
-    Daemon {
+    DaemonConfig {
         watch: WATCH.take_or_default(&table, report),
         log_format: LOG_FORMAT.take_or_default(&table, report),
     }
@@ -31,10 +31,10 @@ mod tests {
     #[test]
     fn files_are_watched_and_the_log_is_text_by_default() {
         let of = |lines: &str| good(&format!("{LEAST}{lines}")).daemon;
-        let default = Daemon { watch: true, log_format: LogFormat::Text };
+        let default = DaemonConfig { watch: true, log_format: LogFormat::Text };
         assert_eq!([of(""), of("[daemon]\nwatch = true\nlog_format = 'text'")], [default; 2]);
         let other = of("[daemon]\nwatch = false\nlog_format = 'json'");
-        assert_eq!(other, Daemon { watch: false, log_format: LogFormat::Json });
+        assert_eq!(other, DaemonConfig { watch: false, log_format: LogFormat::Json });
     }
 
     #[test]

@@ -16,7 +16,7 @@ const OFF: &str = "off";
 
 /// What is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct EjectionSetting {
     /// When a backend is ejected; `None` if none ever is.
     pub ejection: Option<Ejection>,
     /// Where it is written.
@@ -24,11 +24,11 @@ pub struct Asked {
 }
 
 /// Reads the key of a service's table: the inner `None` if it is not written, the outer one if it is wrong.
-pub fn read(table: &Table<'_>, report: &mut Report<'_>) -> Option<Option<Asked>> {
+pub fn read(table: &Table<'_>, report: &mut Report<'_>) -> Option<Option<EjectionSetting>> {
     let Some(item) = EJECTION.item(table, report) else { return Some(None) };
     let span = item.span();
     match item.as_str() {
-        Some(OFF) => return Some(Some(Asked { ejection: None, span })),
+        Some(OFF) => return Some(Some(EjectionSetting { ejection: None, span })),
         Some(other) => {
             let message = format!("unknown ejection {}", lb_document::diagnostic::quote(other));
             report.add(
@@ -47,7 +47,7 @@ pub fn read(table: &Table<'_>, report: &mut Report<'_>) -> Option<Option<Asked>>
     // The row bounds it to a byte.
     let failures = u8::try_from(failures?).unwrap_or(u8::MAX);
     let ejection = Ejection { failures, base: base?, max: max?, hangs: hangs? };
-    Some(Some(Asked { ejection: Some(ejection), span }))
+    Some(Some(EjectionSetting { ejection: Some(ejection), span }))
 }
 
 /// Refuses a first ejection that is longer than the longest, at the one of the two that is written.

@@ -6,7 +6,7 @@ use lb_document::diagnostic::Report;
 
 use super::keys::health::{PANIC_THRESHOLD, REPLACE_AFTER, SECTION};
 use super::keys::service::HEALTH;
-use super::probe::{self, Around, Probe, ProbeKind};
+use super::probe::{self, Around, ProbeConfig, ProbeKind};
 
 /// Reads the key of a service's table, if it is written; `None` if it is wrong.
 pub fn read(
@@ -14,7 +14,7 @@ pub fn read(
     protocol: Option<Protocol>,
     around: Around<'_>,
     report: &mut Report<'_>,
-) -> Option<(HealthRules, Option<Probe>)> {
+) -> Option<(HealthRules, Option<ProbeConfig>)> {
     let Some(item) = HEALTH.item(table, report) else { return Some((HealthRules::default(), None)) };
     let keys = item.table(&SECTION, report)?;
     let panic_threshold = PANIC_THRESHOLD.take(&keys, report);
@@ -27,7 +27,7 @@ pub fn read(
         ProbeKind::Connect { timeout, .. } => Some(timeout),
         ProbeKind::Report { .. } => None,
     });
-    let heeds_reports = probe.as_ref().is_some_and(Probe::is_by_report);
+    let heeds_reports = probe.as_ref().is_some_and(ProbeConfig::is_by_report);
     let rules = HealthRules { panic_threshold, replace_after: replace_after?, first_look, heeds_reports };
     Some((rules, probe))
 }

@@ -3,7 +3,7 @@
 //! Everything that the text alone decides is decided here, and all faults are reported at once, so that nothing behind
 //! it checks again; so with the text of an endpoint file ([`endpoints`]). The daemon reads both, and so does the planner, which runs
 //! where there is neither kernel nor cgroup. Must not look at the host: whether a cgroup exists is for the datapath. Variables, the
-//! host name and files of keys come in through [`Environment`].
+//! host name and files of keys come in through [`ProcessEnvironment`].
 #![forbid(unsafe_code)]
 #![expect(missing_docs, reason = "a key's text is its documentation")]
 
@@ -65,11 +65,11 @@ mod task;
 
 pub mod endpoints;
 
-pub use daemon::Daemon;
+pub use daemon::DaemonConfig;
 pub use metrics::Metrics;
 pub use paths::Paths;
-pub use probe::{AGENT_PORT, Probe, ProbeKind};
-pub use reports::Reports;
+pub use probe::{AGENT_PORT, ProbeConfig, ProbeKind};
+pub use reports::ReportsConfig;
 
 /// The longest configuration that is read, to bound memory and time when the wrong file is named: every service with
 /// a hundred static endpoints needs less than 1 MiB.
@@ -81,7 +81,7 @@ pub struct Config {
     /// The configuration file.
     pub path: PathBuf,
     /// The client tasks, in the order of the file; at least one.
-    pub clients: Vec<Client>,
+    pub clients: Vec<ClientConfig>,
     /// The addresses of all services, used by a client or not: no backend may have one.
     pub addresses: Vec<SocketAddr>,
     /// Where state is kept.
@@ -89,7 +89,7 @@ pub struct Config {
     /// Sizes of every client task's maps.
     pub limits: Limits,
     /// How the daemon itself works.
-    pub daemon: Daemon,
+    pub daemon: DaemonConfig,
     /// Where metrics are read.
     pub metrics: Metrics,
     /// The group whose members may change what the daemon does, by name or number.
@@ -97,12 +97,12 @@ pub struct Config {
     /// How far apart two passes over the flow records are.
     pub reclaim_interval: Duration,
     /// How backends' agents are asked.
-    pub reports: Reports,
+    pub reports: ReportsConfig,
 }
 
 /// One cgroup whose connects are balanced.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Client {
+pub struct ClientConfig {
     /// The job it is a task of.
     pub job: String,
     /// Unique among the clients; letters, digits, `_` and `-`.
@@ -123,14 +123,14 @@ pub struct ClientService {
     /// The service; its seed is that of the client's job.
     pub service: Service,
     /// Where its endpoints come from.
-    pub source: Source,
+    pub source: EndpointSource,
     /// How its backends are probed, if they are.
-    pub probe: Option<Probe>,
+    pub probe: Option<ProbeConfig>,
 }
 
 /// Where the endpoints of a service come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum EndpointSource {
     /// The configuration itself.
     Static(EndpointList),
     /// A file that is watched.
@@ -179,7 +179,7 @@ pub struct NamedFile {
 }
 
 /// What a configuration may ask about the process that reads it.
-pub trait Environment {
+pub trait ProcessEnvironment {
     /// The value of an environment variable, if it is set.
     fn variable(&self, name: &str) -> Option<String>;
     /// The name of the host, if the kernel tells it.
@@ -195,7 +195,7 @@ pub trait Environment {
 ///
 /// # Errors
 /// All faults of the text.
-pub fn parse(text: &str, path: &Path, env: &dyn Environment) -> Result<Config, Faults> {
+pub fn parse(text: &str, path: &Path, env: &dyn ProcessEnvironment) -> Result<Config, Faults> {
     parse_with(text, path, env, |_, _, _| ())
 }
 
@@ -207,7 +207,7 @@ pub fn parse(text: &str, path: &Path, env: &dyn Environment) -> Result<Config, F
 pub fn parse_with(
     text: &str,
     path: &Path,
-    env: &dyn Environment,
+    env: &dyn ProcessEnvironment,
     look: impl FnOnce(&[NamedFile], &[SocketAddr], &mut Report<'_>),
 ) -> Result<Config, Faults> {
     let mut report = Report::new(path, text);
@@ -239,7 +239,7 @@ pub fn parse_paths(text: &str, path: &Path) -> Result<Paths, Faults> {
 fn read_root(
     root: &Table<'_>,
     path: &Path,
-    env: &dyn Environment,
+    env: &dyn ProcessEnvironment,
     report: &mut Report<'_>,
 ) -> (Config, Vec<NamedFile>) {
     let directory = path.parent().unwrap_or(Path::new(""));

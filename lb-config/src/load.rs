@@ -11,7 +11,7 @@ use lb_document::{Table, in_units};
 
 use super::keys::load::{CONTROL, MODE, SECTION};
 use super::keys::service::{HEALTH, LOAD, POLICY, SLOW_START};
-use super::probe::Probe;
+use super::probe::ProbeConfig;
 
 /// With a longer interval of reports a change is seen after more than a minute, and nothing is learnt from what is as old.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
@@ -20,7 +20,7 @@ const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
 pub fn read(
     table: &Table<'_>,
     policy: Option<Policy>,
-    probe: Option<Option<&Probe>>,
+    probe: Option<Option<&ProbeConfig>>,
     report: &mut Report<'_>,
 ) -> Option<ControlRules> {
     check_policy(table, policy, report);
@@ -30,7 +30,7 @@ pub fn read(
     };
     let keys = item.table(&SECTION, report)?;
     let (control, mode) = (CONTROL.take(&keys, report), MODE.take(&keys, report));
-    if probe.is_some_and(|probe| !probe.is_some_and(Probe::is_by_report)) {
+    if probe.is_some_and(|probe| !probe.is_some_and(ProbeConfig::is_by_report)) {
         let help = format!("write {} = {{ probe = \"report\" }}, or leave load out", HEALTH.name);
         report.add(item.span(), "load follows what backends report, and nobody is asked".to_owned(), help);
     }

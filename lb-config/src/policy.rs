@@ -11,12 +11,12 @@ use super::keys::service::{
     ACTIVE_LIMIT, CONNECT_TIMEOUT, EJECTION, ERROR_DECAY, OVERFLOW, POLICY, UDP, UNANSWERED_AFTER,
 };
 use super::keys::udp::{REBIND, SECTION};
-use super::{Source, ejection};
+use super::{EndpointSource, ejection};
 use lb_document::Table;
 use lb_document::diagnostic::Report;
 
 /// How backends are chosen.
-pub struct Choice {
+pub struct PolicyConfig {
     /// The policy.
     pub policy: Policy,
     /// The limit of open flows of a backend.
@@ -26,7 +26,7 @@ pub struct Choice {
     /// The half-life of errors, or `None` if they do not count.
     pub error_decay: Option<Duration>,
     /// When a backend is ejected, if that is written.
-    pub ejection: Option<ejection::Asked>,
+    pub ejection: Option<ejection::EjectionSetting>,
     /// After how long a connect gives up.
     pub connect_timeout: Option<Duration>,
     /// After how long a SYN counts as unanswered if the application gives up.
@@ -37,7 +37,7 @@ pub struct Choice {
 
 /// Reads these keys of a service's table; `None` if any of them is wrong. `protocol` is the service's, if that can be
 /// read.
-pub fn read(table: &Table<'_>, protocol: Option<Protocol>, report: &mut Report<'_>) -> Option<Choice> {
+pub fn read(table: &Table<'_>, protocol: Option<Protocol>, report: &mut Report<'_>) -> Option<PolicyConfig> {
     let policy = POLICY.take(table, report);
     let active_limit = ACTIVE_LIMIT.take_written(table, report);
     let overflow = OVERFLOW.take(table, report);
@@ -54,7 +54,7 @@ pub fn read(table: &Table<'_>, protocol: Option<Protocol>, report: &mut Report<'
         Some(item) => item.table(&SECTION, report).and_then(|udp| REBIND.take_written(&udp, report)),
         None => Some(None),
     };
-    Some(Choice {
+    Some(PolicyConfig {
         policy: policy?,
         active_limit: active_limit?,
         overflow: overflow?,
@@ -95,15 +95,15 @@ fn check_protocol(
 /// Refuses a choice that may look at more backends than one run of a kernel program can afford.
 pub fn check_scan(
     table: &Table<'_>,
-    choice: &Choice,
+    choice: &PolicyConfig,
     subset: Subset,
-    source: &Source,
+    source: &EndpointSource,
     report: &mut Report<'_>,
 ) {
     let Some(scan) = ScanCause::of(choice.policy, choice.active_limit, choice.overflow) else { return };
     let endpoints = match source {
-        Source::Static(list) => u32::try_from(list.as_slice().len()).unwrap_or(u32::MAX),
-        Source::File(_) => u32::MAX,
+        EndpointSource::Static(list) => u32::try_from(list.as_slice().len()).unwrap_or(u32::MAX),
+        EndpointSource::File(_) => u32::MAX,
     };
     if subset.most_members().min(endpoints) <= MAX_SCAN {
         return;

@@ -11,9 +11,9 @@ use lb_document::diagnostic::Report;
 use lb_document::in_units;
 use lb_document::kind::Refusal;
 
-use super::Environment;
+use super::ProcessEnvironment;
 use super::keys::health::{FALL, IDLE_INTERVAL, INTERVAL, KEY, PATH, PORT, PROBE, RISE, TIMEOUT};
-use super::reports::{self, Reports};
+use super::reports::{self, ReportsConfig};
 
 /// The port of agents, unless another is named.
 pub const AGENT_PORT: u16 = 9465;
@@ -45,7 +45,7 @@ impl ProbeWord {
 
 /// How a service's backends are probed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Probe {
+pub struct ProbeConfig {
     /// By what.
     pub kind: ProbeKind,
     /// Where probes go; `None` for the backend's own port.
@@ -77,7 +77,7 @@ pub enum ProbeKind {
     },
 }
 
-impl Probe {
+impl ProbeConfig {
     /// Where a backend is probed.
     pub fn at(&self, backend: SocketAddr) -> SocketAddr {
         SocketAddr::new(backend.ip(), self.port.unwrap_or(backend.port()))
@@ -104,9 +104,9 @@ pub struct Around<'a> {
     /// What paths are relative to.
     pub directory: &'a Path,
     /// The host.
-    pub env: &'a dyn Environment,
+    pub env: &'a dyn ProcessEnvironment,
     /// The table `[reports]`.
-    pub reports: &'a Reports,
+    pub reports: &'a ReportsConfig,
 }
 
 /// Reads the keys of a `health` table that are about probes: the inner `None` if there are none, the outer one if they are wrong.
@@ -115,7 +115,7 @@ pub fn read(
     protocol: Option<Protocol>,
     around: Around<'_>,
     report: &mut Report<'_>,
-) -> Option<Option<Probe>> {
+) -> Option<Option<ProbeConfig>> {
     let Some(word) = PROBE.take_written(keys, report)? else {
         check_unused(
             keys,
@@ -183,7 +183,7 @@ pub fn read(
             (ProbeKind::Connect { path, timeout: timeout?, rise: rise?, fall: fall? }, port)
         }
     };
-    Some(Some(Probe { kind, port, interval: interval? }))
+    Some(Some(ProbeConfig { kind, port, interval: interval? }))
 }
 
 /// An idle backend is not asked more often than one in use.
@@ -226,7 +226,7 @@ mod tests {
     use super::super::tests::{check, faults, key, services, with_line};
     use super::*;
 
-    fn probe(line: &str) -> Option<Probe> {
+    fn probe(line: &str) -> Option<ProbeConfig> {
         services(&with_line(line)).remove(0).probe
     }
 
@@ -241,7 +241,7 @@ mod tests {
             rise: 2,
             fall: 3,
         };
-        let of = |kind, port| Some(Probe { kind, port, interval: 2 * SECOND });
+        let of = |kind, port| Some(ProbeConfig { kind, port, interval: 2 * SECOND });
         assert_eq!(probe("health = { probe = 'tcp' }"), of(connect(None), None));
         assert_eq!(probe("health = { probe = 'http', port = 81 }"), of(connect(Some("/")), Some(81)));
         let line =

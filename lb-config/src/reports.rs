@@ -8,7 +8,7 @@ use lb_document::diagnostic::Report;
 use lb_document::kind::Kind as _;
 use lb_document::{Item, Table, interfaces};
 
-use super::Environment;
+use super::ProcessEnvironment;
 use super::keys::reports::{KEY, LISTEN, SECTION, XDP, XDP_GENERIC};
 
 /// The port that agents are asked from: not the agents' own, so that a host can be both.
@@ -16,7 +16,7 @@ pub const PORT: u16 = 9467;
 
 /// How agents are asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reports {
+pub struct ReportsConfig {
     /// The UDP address.
     pub listen: Option<SocketAddr>,
     /// The keys of services that name none of their own.
@@ -27,13 +27,18 @@ pub struct Reports {
     pub xdp_generic: bool,
 }
 
-impl Reports {
+impl ReportsConfig {
     /// Both families, at the default port.
     pub const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(Ipv6Addr::UNSPECIFIED), PORT);
 }
 
 /// Reads the table, if there is one; relative paths are relative to `directory`.
-pub fn read(root: &Table<'_>, directory: &Path, env: &dyn Environment, report: &mut Report<'_>) -> Reports {
+pub fn read(
+    root: &Table<'_>,
+    directory: &Path,
+    env: &dyn ProcessEnvironment,
+    report: &mut Report<'_>,
+) -> ReportsConfig {
     let table = root.table(&SECTION, report);
     let listen = LISTEN.take_written(&table, report).flatten();
     let keys = KEY.item(&table, report).and_then(|item| read_keys(&item, directory, env, report));
@@ -47,14 +52,14 @@ pub fn read(root: &Table<'_>, directory: &Path, env: &dyn Environment, report: &
         report.add(item.span(), "with `xdp` the port must stay the same over restarts", help);
     }
     let xdp_generic = XDP_GENERIC.item(&table, report).is_some_and(|item| item.is_true(report));
-    Reports { listen, keys, xdp, xdp_generic }
+    ReportsConfig { listen, keys, xdp, xdp_generic }
 }
 
 /// Reads the file of keys that a key of the configuration names.
 pub fn read_keys(
     item: &Item<'_>,
     directory: &Path,
-    env: &dyn Environment,
+    env: &dyn ProcessEnvironment,
     report: &mut Report<'_>,
 ) -> Option<Keys<ServiceKey>> {
     let path: PathBuf = directory.join(&*KEY.kind.read(item, report)?);
@@ -76,18 +81,18 @@ mod tests {
     #[test]
     fn what_is_not_written_is_the_default() {
         let of = |lines: &str| good(&format!("{LEAST}{lines}")).reports;
-        let nothing = Reports { listen: None, keys: None, xdp: Vec::new(), xdp_generic: false };
+        let nothing = ReportsConfig { listen: None, keys: None, xdp: Vec::new(), xdp_generic: false };
         assert_eq!([of(""), of("[reports]")], [nothing.clone(), nothing.clone()]);
-        assert_eq!(Reports::ANY.to_string(), "[::]:9467");
+        assert_eq!(ReportsConfig::ANY.to_string(), "[::]:9467");
         let listen = "127.0.0.1:0".parse().ok();
         assert_eq!(
             of("[reports]\nlisten = '127.0.0.1:0'\nkey = 'key-7'"),
-            Reports { listen, keys: Some(key(7)), ..nothing.clone() }
+            ReportsConfig { listen, keys: Some(key(7)), ..nothing.clone() }
         );
         let xdp = vec!["eth0".to_owned(), "eth1".to_owned()];
         assert_eq!(
             of("[reports]\nxdp = ['eth0', 'eth1']\nxdp_generic = true"),
-            Reports { xdp, xdp_generic: true, ..nothing.clone() }
+            ReportsConfig { xdp, xdp_generic: true, ..nothing.clone() }
         );
     }
 

@@ -10,14 +10,14 @@ use lb_core::service::{Protocol, Service};
 use super::keys::service::{ADDRESS, BACKENDS, NAME, ON_NO_BACKEND, PROTOCOL, SUBSET};
 use super::probe::Around;
 use super::template::ServiceTemplate;
-use super::{NamedFile, Source, health, load, policy, source, subset};
+use super::{EndpointSource, NamedFile, health, load, policy, source, subset};
 use crate::endpoints;
 use lb_document::diagnostic::Report;
 use lb_document::kind::Refusal;
 use lb_document::{Table, Unique, address};
 
 /// The services of a configuration, in the order of the file.
-pub struct Services<'t>(Vec<Declared<'t>>);
+pub struct DeclaredServices<'t>(Vec<Declared<'t>>);
 
 /// A service as the file has it; what could not be read is `None`.
 pub struct Declared<'t> {
@@ -31,7 +31,7 @@ pub struct Declared<'t> {
     pub template: Option<ServiceTemplate>,
 }
 
-impl<'t> Services<'t> {
+impl<'t> DeclaredServices<'t> {
     /// All of them.
     pub fn as_slice(&self) -> &[Declared<'t>] {
         &self.0
@@ -49,7 +49,7 @@ impl<'t> Services<'t> {
 }
 
 /// Reads the services. Addresses first: no static endpoint may have that of any service.
-pub fn read<'t>(tables: &[Table<'t>], around: Around<'_>, report: &mut Report<'_>) -> Services<'t> {
+pub fn read<'t>(tables: &[Table<'t>], around: Around<'_>, report: &mut Report<'_>) -> DeclaredServices<'t> {
     let mut names = Unique::default();
     let mut listeners = Unique::default();
     let read = |table| read_identity(table, &mut names, &mut listeners, report);
@@ -59,7 +59,7 @@ pub fn read<'t>(tables: &[Table<'t>], around: Around<'_>, report: &mut Report<'_
         declared.template = read_template(table, declared, &addresses, around, report);
         declared.file = source::named_file(table, declared.name, declared.address, around.directory);
     }
-    Services(declared)
+    DeclaredServices(declared)
 }
 
 fn read_identity<'t>(
@@ -134,7 +134,7 @@ fn read_template(
     if let (Some(choice), Some((subset, _)), Some(source)) = (&choice, subset, &source) {
         policy::check_scan(table, choice, subset, source, report);
     }
-    if let (Some(item), Some((subset, _)), Some(Source::Static(list))) = (&written, subset, &source)
+    if let (Some(item), Some((subset, _)), Some(EndpointSource::Static(list))) = (&written, subset, &source)
         && let Some((message, help)) = endpoints::without_indexes(list, subset.needs_indexes())
     {
         report.add(item.span(), message, help);
@@ -180,7 +180,7 @@ fn read_errno(table: &Table<'_>, report: &mut Report<'_>) -> Option<u16> {
 mod tests {
     use super::super::keys::ERRNOS;
     use super::super::tests::{check, services, with_line, with_service};
-    use super::super::{ClientService, Source};
+    use super::super::{ClientService, EndpointSource};
     use super::*;
     use lb_core::control::ControlRules;
     use lb_core::service::{Ejection, HealthRules, Overflow, Policy, Size, Subset, UNANSWERED_AFTER, seed};
@@ -207,7 +207,8 @@ mod tests {
             seed: seed("j", "s"),
             errno: 113,
         };
-        let expected = [ClientService { service, source: Source::Static(Default::default()), probe: None }];
+        let expected =
+            [ClientService { service, source: EndpointSource::Static(Default::default()), probe: None }];
         assert_eq!(services(&with_line("")), expected);
         assert_eq!(
             services(&with_line("protocol = 'tcp'\npolicy = 'weighted-round-robin'\nsubset = {}")),

@@ -11,7 +11,7 @@ use toml::de::DeValue;
 use super::keys::backends::{FILE, PORT_NAME, SECTION, STATIC};
 use super::keys::path;
 use super::keys::service::BACKENDS;
-use super::{ListFile, NamedFile, Source};
+use super::{EndpointSource, ListFile, NamedFile};
 use crate::endpoints::{self, ListEntry};
 use lb_document::diagnostic::{Report, quote};
 use lb_document::kind::Kind as _;
@@ -24,7 +24,7 @@ pub fn read(
     services: &[SocketAddr],
     directory: &Path,
     report: &mut Report<'_>,
-) -> Option<Source> {
+) -> Option<EndpointSource> {
     // Both show what was meant, so the help can spell it out.
     let instead = match item.value() {
         DeValue::String(file) => Some(format!("write {{ file = {} }}", quote(file))),
@@ -39,7 +39,10 @@ pub fn read(
     match (FILE.item(&table, report), STATIC.item(&table, report)) {
         (Some(file), None) => {
             let path = directory.join(&*FILE.kind.read(&file, report)?);
-            Some(Source::File(ListFile { path, port_name: PORT_NAME.take_written(&table, report).flatten() }))
+            Some(EndpointSource::File(ListFile {
+                path,
+                port_name: PORT_NAME.take_written(&table, report).flatten(),
+            }))
         }
         (None, Some(list)) => {
             if let Some(port_name) = PORT_NAME.item(&table, report) {
@@ -89,14 +92,14 @@ fn read_static(
     service: Option<SocketAddr>,
     services: &[SocketAddr],
     report: &mut Report<'_>,
-) -> Option<Source> {
+) -> Option<EndpointSource> {
     let items = list.list(report)?;
     let addresses: Vec<(Range<usize>, Option<SocketAddr>)> =
         items.iter().map(|item| (item.span(), item.parse(address, report))).collect();
     let is_whole = addresses.iter().all(|(_, address)| address.is_some());
     let entries = addresses.into_iter().map(|(span, address)| ListEntry::bare(span, address)).collect();
     let list = endpoints::check(entries, service, services, report)?;
-    is_whole.then_some(Source::Static(list))
+    is_whole.then_some(EndpointSource::Static(list))
 }
 
 #[cfg(test)]
@@ -125,11 +128,11 @@ mod tests {
             |value: &str| with_service(&format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {value}"));
         let source = |value: &str| services(&backends(value)).remove(0).source;
         let file = |path: &str, port_name: Option<&str>| {
-            Source::File(ListFile { path: path.into(), port_name: port_name.map(str::to_owned) })
+            EndpointSource::File(ListFile { path: path.into(), port_name: port_name.map(str::to_owned) })
         };
         assert_eq!(source("{ file = 'u.toml' }"), file("/etc/socklb/u.toml", None));
         assert_eq!(source("{ file = '/srv/u.yaml', port_name = 'http' }"), file("/srv/u.yaml", Some("http")));
-        let Source::Static(list) = source("{ static = ['10.0.0.2:80', '10.0.0.1:80'] }") else {
+        let EndpointSource::Static(list) = source("{ static = ['10.0.0.2:80', '10.0.0.1:80'] }") else {
             panic!("a list was written")
         };
         let listed: Vec<_> = list.as_slice().iter().map(|e| (e.address.to_string(), e.weight)).collect();

@@ -6,7 +6,7 @@ use lb_core::endpoint::MAX_INDEXES;
 use lb_core::service::Task;
 use toml::de::DeValue;
 
-use super::Environment;
+use super::ProcessEnvironment;
 use super::keys::client::{COUNT, INDEX};
 use super::keys::index::{ENV, HOSTNAME, SECTION};
 use lb_document::diagnostic::{Report, quote};
@@ -17,7 +17,7 @@ use lb_document::{Item, Table};
 const LAST: u32 = MAX_INDEXES - 1;
 
 /// Reads `index` and `count` of a client.
-pub fn read(table: &Table<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<Task> {
+pub fn read(table: &Table<'_>, env: &dyn ProcessEnvironment, report: &mut Report<'_>) -> Option<Task> {
     let count = COUNT.take(table, report);
     let Some(item) = INDEX.item(table, report) else { return Some(Task { index: 0, count: count? }) };
     let index = read_index(&item, env, report)?;
@@ -30,7 +30,7 @@ pub fn read(table: &Table<'_>, env: &dyn Environment, report: &mut Report<'_>) -
     Some(Task { index, count })
 }
 
-fn read_index(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<u32> {
+fn read_index(item: &Item<'_>, env: &dyn ProcessEnvironment, report: &mut Report<'_>) -> Option<u32> {
     let table = match item.value() {
         DeValue::Integer(_) => return Number(0..=LAST).read(item, report),
         DeValue::Table(_) => item.table(&SECTION, report)?,
@@ -54,7 +54,7 @@ fn read_index(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>) -
     }
 }
 
-fn index_of_variable(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<u32> {
+fn index_of_variable(item: &Item<'_>, env: &dyn ProcessEnvironment, report: &mut Report<'_>) -> Option<u32> {
     let name = item.text(report)?;
     let help = format!("set it to 0 to {LAST}");
     let Some(value) = env.variable(name) else {
@@ -68,7 +68,7 @@ fn index_of_variable(item: &Item<'_>, env: &dyn Environment, report: &mut Report
     index
 }
 
-fn index_of_host(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<u32> {
+fn index_of_host(item: &Item<'_>, env: &dyn ProcessEnvironment, report: &mut Report<'_>) -> Option<u32> {
     if !matches!(item.value(), DeValue::Boolean(true)) {
         report.add(item.span(), "hostname can only be true", "or write the index itself".to_owned());
         return None;

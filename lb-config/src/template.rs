@@ -8,7 +8,7 @@ use lb_core::service::{Ejection, Protocol, Service, Size, Subset, Task, seed};
 use lb_core::subset::{Position, length};
 use lb_core::weights;
 
-use super::{Accounting, ClientService, Probe, Source};
+use super::{Accounting, ClientService, EndpointSource, ProbeConfig};
 
 /// A service before a client's job gives it its seed, and the client's accounting says whether causes of failures are known.
 pub struct ServiceTemplate {
@@ -19,9 +19,9 @@ pub struct ServiceTemplate {
     /// If `ejection` is written: what, `None` for `"off"`.
     pub ejection: Option<Option<Ejection>>,
     /// Where its endpoints come from.
-    pub source: Source,
+    pub source: EndpointSource,
     /// How its backends are probed, if they are.
-    pub probe: Option<Probe>,
+    pub probe: Option<ProbeConfig>,
 }
 
 impl ServiceTemplate {
@@ -42,8 +42,8 @@ impl ServiceTemplate {
     /// many as were asked for, and at least one. The size that `auto` chooses is computed only once there is a list.
     pub fn backends(&self, task: Task) -> u32 {
         let count = match &self.source {
-            Source::Static(list) => Some(list.count()),
-            Source::File(_) => None,
+            EndpointSource::Static(list) => Some(list.count()),
+            EndpointSource::File(_) => None,
         };
         let (algorithm, size) = match (self.service.subset, count) {
             (Subset::All, count) => return count.unwrap_or(1),

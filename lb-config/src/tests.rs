@@ -19,7 +19,7 @@ pub struct Fake {
     pub host_name: Option<&'static str>,
 }
 
-impl Environment for Fake {
+impl ProcessEnvironment for Fake {
     fn variable(&self, name: &str) -> Option<String> {
         self.variable.filter(|(known, _)| *known == name).map(|(_, value)| value.to_owned())
     }
@@ -43,7 +43,7 @@ const NOTHING: Fake = Fake { variable: None, host_name: None };
 const PATH: &str = "/etc/socklb/socklb.toml";
 
 /// Reads a configuration that must be right.
-pub fn good_in(text: &str, env: &dyn Environment) -> Config {
+pub fn good_in(text: &str, env: &dyn ProcessEnvironment) -> Config {
     parse(text, Path::new(PATH), env).unwrap_or_else(|faults| panic!("{faults}\nin\n{text}"))
 }
 
@@ -53,7 +53,7 @@ pub fn good(text: &str) -> Config {
 }
 
 /// The faults of a configuration, without its path.
-pub fn faults_in(text: &str, env: &dyn Environment) -> Vec<String> {
+pub fn faults_in(text: &str, env: &dyn ProcessEnvironment) -> Vec<String> {
     let faults = parse(text, Path::new(PATH), env).map(|_| ()).map_err(|faults| faults.to_string());
     let prefix = format!("{PATH}:");
     let text = faults.err().unwrap_or_default();
@@ -176,7 +176,7 @@ fn users(job: &str) -> ClientService {
             seed: seed(job, "users"),
             errno: 111,
         },
-        source: Source::File(ListFile { path: "/etc/socklb/users.toml".into(), port_name: None }),
+        source: EndpointSource::File(ListFile { path: "/etc/socklb/users.toml".into(), port_name: None }),
         probe: None,
     }
 }
@@ -201,14 +201,14 @@ fn mail(job: &str) -> ClientService {
             seed: seed(job, "mail.v6"),
             errno: 113,
         },
-        source: Source::Static(EndpointList::default()),
+        source: EndpointSource::Static(EndpointList::default()),
         probe: None,
     }
 }
 
 #[test]
 fn a_good_file_is_read_whole() {
-    let frontend = Client {
+    let frontend = ClientConfig {
         job: "frontend".to_owned(),
         name: "frontend-a".to_owned(),
         cgroup: "system.slice/frontend.service".into(),
@@ -216,7 +216,7 @@ fn a_good_file_is_read_whole() {
         services: vec![users("frontend")],
         accounting: Accounting::Active,
     };
-    let batch = Client {
+    let batch = ClientConfig {
         job: "batch".to_owned(),
         name: "batch".to_owned(),
         cgroup: "batch.slice".into(),
@@ -234,11 +234,11 @@ fn a_good_file_is_read_whole() {
             state: "/var/lib/socklb".into(),
         },
         limits: Limits { schedule_entries: 1_048_576, flow_records: 64, slots: 65_535 },
-        daemon: Daemon { watch: false, log_format: LogFormat::Json },
+        daemon: DaemonConfig { watch: false, log_format: LogFormat::Json },
         metrics: Metrics { listen: Some("127.0.0.1:9464".parse().unwrap()), hosts: Vec::new() },
         admins: None,
         reclaim_interval: Duration::from_secs(90),
-        reports: Reports { listen: None, keys: None, xdp: Vec::new(), xdp_generic: false },
+        reports: ReportsConfig { listen: None, keys: None, xdp: Vec::new(), xdp_generic: false },
     };
     assert_eq!(good(GOOD), expected);
 }

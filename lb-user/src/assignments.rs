@@ -12,7 +12,7 @@ use lb_core::endpoint::EndpointList;
 use lb_core::membership::{Membership, Memberships};
 use lb_core::service::{Service, Task};
 
-use crate::config::{Client, Source};
+use crate::config::{ClientConfig, EndpointSource};
 
 /// A client task that dials a service: all that its membership depends on, besides the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,8 +59,8 @@ impl Assignment {
 }
 
 /// Those among `clients` that dial the service of this name.
-pub fn consumers<'c>(clients: impl IntoIterator<Item = &'c Client>, service: &str) -> Vec<Consumer> {
-    let consumer = |client: &Client| {
+pub fn consumers<'c>(clients: impl IntoIterator<Item = &'c ClientConfig>, service: &str) -> Vec<Consumer> {
+    let consumer = |client: &ClientConfig| {
         let mut services = client.services.iter();
         let configured = services.find(|configured| configured.service.name == service)?;
         Some(Consumer { task: client.task, service: configured.service.clone() })
@@ -160,11 +160,11 @@ impl Assignments {
 
 /// The assignments of the lists that the configuration itself holds, for the tasks of these clients. What earlier
 /// assignments of equal lists know is not computed again.
-pub fn statics(clients: &[Client], before: &AssignmentsByService) -> AssignmentsByService {
+pub fn statics(clients: &[ClientConfig], before: &AssignmentsByService) -> AssignmentsByService {
     let mut by_service = AssignmentsByService::new();
     for configured in clients.iter().flat_map(|client| &client.services) {
         let name = &configured.service.name;
-        if let Source::Static(list) = &configured.source
+        if let EndpointSource::Static(list) = &configured.source
             && !by_service.contains_key(name)
         {
             let mut assignments = Assignments::new(list.clone());

@@ -36,7 +36,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use self::status::Shown;
-use crate::config::{self, Config, Host, Paths};
+use crate::config::{self, Config, HostEnvironment, Paths};
 use crate::error::Failure;
 use lb_view::filter::Filter;
 pub use options::{Cli, Command, Files};
@@ -82,7 +82,7 @@ fn seconds(seconds: u32) -> Duration {
 
 fn read_config(files: &Files) -> Result<Config, Failure> {
     // Paths in the file are relative to it, and are compared with paths that the kernel reports, which are absolute.
-    let mut config = config::read(&std::path::absolute(files.file())?, &Host)?;
+    let mut config = config::read(&std::path::absolute(files.file())?, &HostEnvironment)?;
     config.paths = files.over(config.paths)?;
     Ok(config)
 }

@@ -11,7 +11,7 @@ use lb_view::status::StatusDocument;
 
 use crate::api::{self, Answer};
 use crate::assignments::AssignmentsByService;
-use crate::config::{Client, Config, Paths};
+use crate::config::{ClientConfig, Config, Paths};
 use crate::configured::{configured, from_pins};
 use crate::controller::fixed;
 use crate::error::{Failure, chain};
@@ -87,8 +87,9 @@ impl Running {
             );
         }
         let pinned = config.clients.iter().filter(|client| self.status.client(&client.name).is_some());
-        let misfit =
-            |client: &Client| lb_kernel::check_pins(&Pins::of(&paths.pins, &client.name), &config.limits);
+        let misfit = |client: &ClientConfig| {
+            lb_kernel::check_pins(&Pins::of(&paths.pins, &client.name), &config.limits)
+        };
         pinned.filter_map(|client| misfit(client).err()).map(|error| chain(&error)).collect()
     }
 }
@@ -158,7 +159,7 @@ fn shares(
 /// What a client task would give to the backends of each of its services.
 fn parts(
     config: &Config,
-    client: &Client,
+    client: &ClientConfig,
     by_service: &AssignmentsByService,
 ) -> Result<Vec<(String, BackendShares)>, Failure> {
     let balancer = dry_run::balancer(config, client, by_service)?;

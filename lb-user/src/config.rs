@@ -6,16 +6,16 @@ mod file;
 
 use std::path::Path;
 
-pub use file::{ConfigError, DEFAULT_PATH, read, read_paths, read_with};
+pub use file::{ConfigFileError, DEFAULT_PATH, read, read_paths, read_with};
 pub use lb_config::*;
 use lb_core::report_keys::{Keys, ServiceKey};
 
 use crate::error::chain;
 
 /// This process on this host.
-pub struct Host;
+pub struct HostEnvironment;
 
-impl Environment for Host {
+impl ProcessEnvironment for HostEnvironment {
     fn variable(&self, name: &str) -> Option<String> {
         // No variable has such a name, but getenv(3) of `A=B` would find a variable `A` whose value begins with `B=`.
         let is_name = !name.is_empty() && !name.contains(['=', '\0']);
@@ -45,7 +45,7 @@ pub mod tests {
     /// An environment of nothing.
     struct Nothing;
 
-    impl Environment for Nothing {
+    impl ProcessEnvironment for Nothing {
         fn variable(&self, _: &str) -> Option<String> {
             None
         }
@@ -67,16 +67,16 @@ pub mod tests {
 
     #[test]
     fn a_file_that_cannot_be_read_is_named_with_its_cause() {
-        let error = read(Path::new("/nonexistent/socklb.toml"), &Host).unwrap_err();
+        let error = read(Path::new("/nonexistent/socklb.toml"), &HostEnvironment).unwrap_err();
         assert_eq!(error.to_string(), "read /nonexistent/socklb.toml");
         let cause = std::error::Error::source(&error).unwrap().to_string();
         assert_eq!(cause, "No such file or directory (os error 2)");
-        let error = read(Path::new("/dev/zero"), &Host).unwrap_err();
+        let error = read(Path::new("/dev/zero"), &HostEnvironment).unwrap_err();
         let cause = std::error::Error::source(&error).unwrap().to_string();
         assert_eq!(cause, "it is not a regular file");
         let long = tempfile::NamedTempFile::new().unwrap();
         long.as_file().set_len(MAX_FILE_BYTES as u64 + 1).unwrap();
-        assert!(matches!(read(long.path(), &Host), Err(ConfigError::TooLong { .. })));
+        assert!(matches!(read(long.path(), &HostEnvironment), Err(ConfigFileError::TooLong { .. })));
     }
 
     #[test]
@@ -88,14 +88,14 @@ pub mod tests {
         };
         assert_eq!(run("colour = 1\n[[client]]\njob = 1").unwrap(), PathBuf::from("/run/socklb"));
         assert_eq!(run("[paths]\nrun = '/r'\n[limits\n").unwrap(), PathBuf::from("/r"));
-        assert!(matches!(run("[limits\n"), Err(ConfigError::Faulty(_))));
-        assert!(matches!(run("[paths]\nrun = 1"), Err(ConfigError::Faulty(_))));
+        assert!(matches!(run("[limits\n"), Err(ConfigFileError::Faulty(_))));
+        assert!(matches!(run("[paths]\nrun = 1"), Err(ConfigFileError::Faulty(_))));
     }
 
     #[test]
     fn no_name_of_a_variable_panics() {
         for name in ["", "=", "A=B", "A\0"] {
-            assert_eq!(Host.variable(name), None);
+            assert_eq!(HostEnvironment.variable(name), None);
         }
     }
 }

@@ -14,7 +14,9 @@ use lb_kernel::{DatapathError, Pins, ServiceView, Tables};
 use lb_view::configured::{Configured, Keys, NONE, SCHEMA};
 
 use crate::config::keys::ERRNOS;
-use crate::config::{Client, ClientService, Config, ListFile, Probe, ProbeKind, Reports, Source};
+use crate::config::{
+    ClientConfig, ClientService, Config, EndpointSource, ListFile, ProbeConfig, ProbeKind, ReportsConfig,
+};
 use lb_document::in_units;
 
 /// A mechanism that is off.
@@ -42,8 +44,8 @@ fn or_off(value: Option<Duration>) -> String {
     value.map_or_else(|| OFF.to_owned(), in_units)
 }
 
-fn of_client(client: &Client) -> Keys {
-    let Client { job, name: _, cgroup, task, services, accounting } = client;
+fn of_client(client: &ClientConfig) -> Keys {
+    let ClientConfig { job, name: _, cgroup, task, services, accounting } = client;
     let services: Vec<&str> = services.iter().map(|service| service.service.name.as_str()).collect();
     keys([
         ("job", job.clone()),
@@ -125,15 +127,15 @@ fn load_keys(ControlRules { law, mode, .. }: ControlRules) -> Keys {
     ])
 }
 
-fn health_keys(health: HealthRules, probe: Option<&Probe>) -> Keys {
+fn health_keys(health: HealthRules, probe: Option<&ProbeConfig>) -> Keys {
     // The rest is told with the probe.
     let HealthRules { panic_threshold, replace_after, first_look: _, heeds_reports: _ } = health;
     let mut all = keys([
         ("health.panic_threshold", panic_threshold.to_string()),
         ("health.replace_after", in_units(replace_after)),
-        ("health.probe", or_none(probe.map(Probe::name))),
+        ("health.probe", or_none(probe.map(ProbeConfig::name))),
     ]);
-    let Some(Probe { kind, port, interval }) = probe else { return all };
+    let Some(ProbeConfig { kind, port, interval }) = probe else { return all };
     all.extend(keys([("health.interval", in_units(*interval)), ("health.port", or_none(*port))]));
     match kind {
         // Of keys only the numbers are told.
@@ -179,14 +181,14 @@ fn errno_text(errno: u16) -> String {
 }
 
 /// Where endpoints come from. A list that stands in the configuration has a key for each endpoint.
-fn source_keys(source: &Source) -> Keys {
+fn source_keys(source: &EndpointSource) -> Keys {
     match source {
-        Source::File(ListFile { path, port_name }) => keys([
+        EndpointSource::File(ListFile { path, port_name }) => keys([
             ("backends", "file".to_owned()),
             ("backends.file", path.display().to_string()),
             ("backends.port_name", or_none(port_name.as_ref())),
         ]),
-        Source::Static(list) => {
+        EndpointSource::Static(list) => {
             let of = |endpoint: &Endpoint| {
                 let keys = endpoint_keys(endpoint).into_iter();
                 let text = keys.map(|(key, value)| format!("{key} {value}")).collect::<Vec<_>>().join(", ");
@@ -235,7 +237,7 @@ fn host(config: &Config) -> Keys {
         ("daemon.watch", daemon.watch.to_string()),
         ("daemon.log_format", daemon.log_format.name().to_owned()),
         ("metrics.hosts", or_none(Some(metrics.hosts.join(", ")).filter(|hosts| !hosts.is_empty()))),
-        ("reports.listen", reports.listen.unwrap_or(Reports::ANY).to_string()),
+        ("reports.listen", reports.listen.unwrap_or(ReportsConfig::ANY).to_string()),
         ("reports.xdp", or_none(Some(reports.xdp.join(", ")).filter(|interfaces| !interfaces.is_empty()))),
         ("reports.xdp_generic", reports.xdp_generic.to_string()),
         ("admin.group", or_none(admins.as_ref())),

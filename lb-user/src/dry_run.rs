@@ -12,7 +12,7 @@ use lb_core::service::Service;
 use thiserror::Error;
 
 use crate::assignments::{self, AssignmentsByService};
-use crate::config::{Client, Config, Source};
+use crate::config::{ClientConfig, Config, EndpointSource};
 use crate::error::Failure;
 use crate::source::FileSource;
 
@@ -21,7 +21,7 @@ pub fn file_sources(config: &Config) -> Vec<FileSource> {
     let services: Vec<_> = config.clients.iter().flat_map(|client| &client.services).collect();
     let mut sources: Vec<FileSource> = Vec::new();
     for configured in services {
-        let Source::File(file) = &configured.source else { continue };
+        let EndpointSource::File(file) = &configured.source else { continue };
         let service = &configured.service;
         if sources.iter().any(|source| source.service == service.address && source.file == *file) {
             continue;
@@ -32,10 +32,13 @@ pub fn file_sources(config: &Config) -> Vec<FileSource> {
 }
 
 /// The lists of all services that these clients dial, and what each of them uses of them.
-pub fn assignments(clients: &[Client], sources: &[FileSource]) -> Result<AssignmentsByService, Failure> {
+pub fn assignments(
+    clients: &[ClientConfig],
+    sources: &[FileSource],
+) -> Result<AssignmentsByService, Failure> {
     let mut by_service = assignments::statics(clients, &AssignmentsByService::new());
     for configured in clients.iter().flat_map(|client| &client.services) {
-        let Source::File(file) = &configured.source else { continue };
+        let EndpointSource::File(file) = &configured.source else { continue };
         let Service { name, address, .. } = &configured.service;
         if !by_service.contains_key(name) {
             let mut sources = sources.iter();
@@ -58,8 +61,8 @@ pub fn stored_lists(config: &Config) -> BTreeMap<String, Arc<EndpointList>> {
             continue;
         }
         let list = match &configured.source {
-            Source::Static(list) => Some(list.clone()),
-            Source::File(file) => {
+            EndpointSource::Static(list) => Some(list.clone()),
+            EndpointSource::File(file) => {
                 let source = FileSource::new(service, file.clone(), &config.addresses, &config.paths.state);
                 source
                     .stored()
@@ -89,7 +92,7 @@ pub struct DoesNotFit {
 /// The balancer of a client, by a clock that stands still.
 pub fn balancer(
     config: &Config,
-    client: &Client,
+    client: &ClientConfig,
     by_service: &AssignmentsByService,
 ) -> Result<Balancer<Duration>, Failure> {
     let limits = config.limits;

@@ -5,7 +5,7 @@ use std::io;
 
 use lb_kernel::DatapathError;
 
-use crate::config::ConfigError;
+use crate::config::ConfigFileError;
 use crate::source::SourceError;
 use lb_document::diagnostic::Faults;
 pub use lb_document::diagnostic::chain;
@@ -29,8 +29,8 @@ impl fmt::Display for Failure {
 
 impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(error: E) -> Self {
-        let error = match error.into().downcast::<ConfigError>() {
-            Ok(ConfigError::Faulty(faults)) => return Self::Faults(faults),
+        let error = match error.into().downcast::<ConfigFileError>() {
+            Ok(ConfigFileError::Faulty(faults)) => return Self::Faults(faults),
             Ok(error) => anyhow::Error::new(error),
             Err(error) => error,
         };

@@ -23,7 +23,7 @@ use lb_view::explanation::{
 };
 use lb_view::load::ServiceLoadStatus;
 
-use crate::config::Client;
+use crate::config::ClientConfig;
 
 mod absent;
 
@@ -34,7 +34,7 @@ const SHOWN_ENTRIES: usize = 32;
 
 /// Explains every service of a client that `wanted` names (all, if it is `None`) and that has a list.
 pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
-    client: &Client,
+    client: &ClientConfig,
     balancer: &Balancer<T>,
     wanted: Option<&str>,
     from_daemon: bool,
@@ -92,7 +92,12 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
     explanations
 }
 
-fn inputs(client: &Client, service: &Service, endpoints: &EndpointList, membership: &Membership) -> Inputs {
+fn inputs(
+    client: &ClientConfig,
+    service: &Service,
+    endpoints: &EndpointList,
+    membership: &Membership,
+) -> Inputs {
     let count = client.task.count;
     // The size that `auto` chooses may be larger than the number of endpoints.
     let size = membership.size.map(|size| size.min(endpoints.count()));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lb_core::balancer::Balancer;
 use lb_document::in_units;
 
-use crate::config::{Client, Probe, ProbeKind};
+use crate::config::{ClientConfig, ProbeConfig, ProbeKind};
 use crate::probes::probed;
 use lb_view::text::counted;
 
@@ -22,7 +22,7 @@ fn time_of(kind: &ProbeKind) -> Duration {
 
 /// What the client tasks of a host make of one service.
 struct Probed<'a> {
-    probe: &'a Probe,
+    probe: &'a ProbeConfig,
     /// Each is probed once, however many client tasks of the host use it.
     backends: BTreeSet<SocketAddr>,
     /// Of one client task.
@@ -34,7 +34,7 @@ struct Probed<'a> {
 }
 
 /// A line for each service that is probed, by the balancers of the clients.
-pub fn notes(clients: &[(&Client, Balancer<Duration>)]) -> Vec<String> {
+pub fn notes(clients: &[(&ClientConfig, Balancer<Duration>)]) -> Vec<String> {
     let mut services: BTreeMap<&str, Probed<'_>> = BTreeMap::new();
     for (client, balancer) in clients {
         for (configured, (_, _, in_use)) in client.services.iter().zip(balancer.services()) {
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn what_an_interval_costs_is_said_of_this_host_and_of_a_backend() {
         let kind = ProbeKind::Connect { path: None, timeout: Duration::from_secs(1), rise: 2, fall: 3 };
-        let probe = Probe { kind, port: None, interval: Duration::from_secs(2) };
+        let probe = ProbeConfig { kind, port: None, interval: Duration::from_secs(2) };
         let backends = (1..=24).map(|port| SocketAddr::from(([10, 0, 0, 1], port))).collect();
         let mut probed = Probed { probe: &probe, backends, of_task: 24, listed: 1000, tasks: 1 };
         assert_eq!(

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use lb_config::{Client, ClientService, Config, Environment, ListFile, Source, endpoints};
+use lb_config::{
+    ClientConfig, ClientService, Config, EndpointSource, ListFile, ProcessEnvironment, endpoints,
+};
 use lb_core::endpoint::EndpointList;
 use lb_core::report_keys::{Keys, Numbered, ServiceKey};
 use lb_core::service::{Service, Size, Subset};
@@ -79,8 +81,8 @@ impl ListArguments {
         let config = lb_config::parse(text, path, &AnyTask)?;
         let (client, service) = self.find(&config, path)?;
         let list = match &service.source {
-            Source::Static(list) => list.clone(),
-            Source::File(file) => {
+            EndpointSource::Static(list) => list.clone(),
+            EndpointSource::File(file) => {
                 let bytes = read(&file.path, endpoints::MAX_FILE_BYTES)?;
                 let list = file.parse(&bytes, Some(service.service.address), &config.addresses)?.list;
                 endpoints::check_indexes(&list, service.service.subset.needs_indexes(), &file.path)?;
@@ -92,17 +94,17 @@ impl ListArguments {
     }
 
     /// The one service of the configuration that is meant, and a client that uses it.
-    fn find<'c>(&self, config: &'c Config, path: &Path) -> Result<(&'c Client, &'c ClientService)> {
+    fn find<'c>(&self, config: &'c Config, path: &Path) -> Result<(&'c ClientConfig, &'c ClientService)> {
         let all = config
             .clients
             .iter()
             .flat_map(|client| client.services.iter().map(move |service| (client, service)));
-        let is_meant = |(client, service): &(&Client, &ClientService)| {
+        let is_meant = |(client, service): &(&ClientConfig, &ClientService)| {
             self.service.as_ref().is_none_or(|name| *name == service.service.name)
                 && self.of_client.as_ref().is_none_or(|name| *name == client.name)
         };
         let found: Vec<_> = all.clone().filter(is_meant).collect();
-        let names = |found: &[(&Client, &ClientService)]| {
+        let names = |found: &[(&ClientConfig, &ClientService)]| {
             let names =
                 found.iter().map(|(client, service)| format!("{} of {}", service.service.name, client.name));
             names.collect::<Vec<_>>().join(", ")
@@ -122,7 +124,7 @@ impl ListArguments {
 /// The planner computes every task of a job, on a host that is none of theirs: what a configuration asks of its own is made up.
 struct AnyTask;
 
-impl Environment for AnyTask {
+impl ProcessEnvironment for AnyTask {
     fn variable(&self, _: &str) -> Option<String> {
         Some("0".into())
     }

@@ -16,7 +16,9 @@ use lb_core::service::{Accounting, Service};
 use super::{Files, paths_of};
 use crate::assignments::AssignmentsByService;
 use crate::comparison;
-use crate::config::{self, Client, Config, ConfigError, Host, ListFile, NamedFile, Source};
+use crate::config::{
+    self, ClientConfig, Config, ConfigFileError, EndpointSource, HostEnvironment, ListFile, NamedFile,
+};
 use crate::doctor::load::WITH_RATES;
 use crate::dry_run::{self, DoesNotFit, file_sources};
 use crate::error::Failure;
@@ -75,9 +77,9 @@ pub fn run(
             }
         }
     };
-    let config = match config::read_with(&path, &Host, look) {
+    let config = match config::read_with(&path, &HostEnvironment, look) {
         Ok(config) => Some(config),
-        Err(ConfigError::Faulty(faults)) => {
+        Err(ConfigFileError::Faulty(faults)) => {
             faulty.insert(0, faults);
             None
         }
@@ -133,7 +135,7 @@ fn with_previews(config: &Config, previews: &[(String, PathBuf)]) -> Result<Conf
     let mut config = config.clone();
     let mut names = BTreeSet::new();
     for configured in config.clients.iter_mut().flat_map(|client| &mut client.services) {
-        if let Source::File(file) = &mut configured.source {
+        if let EndpointSource::File(file) = &mut configured.source {
             *file = previewed(Some(&configured.service.name), file, previews);
             names.insert(configured.service.name.clone());
         }
@@ -167,8 +169,8 @@ fn located(failure: Failure, path: &Path, named: &[(SocketAddr, usize)]) -> Fail
 }
 
 /// Notes on endpoints that no task uses, and on connections that indexes would make more even; once for each job and service.
-fn subsets(balancers: &[(&Client, Balancer<Duration>)]) -> BTreeSet<String> {
-    let of_client = |(client, balancer): &(&Client, Balancer<Duration>)| {
+fn subsets(balancers: &[(&ClientConfig, Balancer<Duration>)]) -> BTreeSet<String> {
+    let of_client = |(client, balancer): &(&ClientConfig, Balancer<Duration>)| {
         let of_service = |(service, _, in_use): (&Service, _, Option<(&_, &Membership)>)| {
             let (_, membership) = in_use?;
             let unused = membership.unused.map(|unused| UnusedEndpoints::from(unused).to_string());

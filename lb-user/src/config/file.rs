@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use lb_host::regular_file;
 use thiserror::Error;
 
-use lb_config::{Config, Environment, MAX_FILE_BYTES, NamedFile, Paths, parse_paths, parse_with};
+use lb_config::{Config, MAX_FILE_BYTES, NamedFile, Paths, ProcessEnvironment, parse_paths, parse_with};
 use lb_document::diagnostic::{Faults, Report, utf8};
 
 /// Where the configuration is, unless `--config` says otherwise.
@@ -17,7 +17,7 @@ pub const DEFAULT_PATH: &str = "/etc/socklb/socklb.toml";
 
 /// Why there is no configuration.
 #[derive(Debug, Error)]
-pub enum ConfigError {
+pub enum ConfigFileError {
     /// The file cannot be read.
     #[error("read {}", path.display())]
     Read {
@@ -47,7 +47,7 @@ pub enum ConfigError {
 ///
 /// # Errors
 /// The file cannot be read, or all its faults.
-pub fn read(path: &Path, env: &dyn Environment) -> Result<Config, ConfigError> {
+pub fn read(path: &Path, env: &dyn ProcessEnvironment) -> Result<Config, ConfigFileError> {
     read_with(path, env, |_, _, _| ())
 }
 
@@ -56,7 +56,7 @@ pub fn read(path: &Path, env: &dyn Environment) -> Result<Config, ConfigError> {
 /// # Errors
 /// The file cannot be read, or the faults of that table. If there is none, and the text cannot be parsed, the faults of
 /// the text.
-pub fn read_paths(path: &Path) -> Result<Paths, ConfigError> {
+pub fn read_paths(path: &Path) -> Result<Paths, ConfigFileError> {
     let bytes = read_file(path)?;
     Ok(parse_paths(utf8(&bytes, path)?, path)?)
 }
@@ -68,23 +68,23 @@ pub fn read_paths(path: &Path) -> Result<Paths, ConfigError> {
 /// The file cannot be read, or all its faults.
 pub fn read_with(
     path: &Path,
-    env: &dyn Environment,
+    env: &dyn ProcessEnvironment,
     look: impl FnOnce(&[NamedFile], &[SocketAddr], &mut Report<'_>),
-) -> Result<Config, ConfigError> {
+) -> Result<Config, ConfigFileError> {
     let bytes = read_file(path)?;
     let config = parse_with(utf8(&bytes, path)?, path, env, look)?;
     Ok(config)
 }
 
-fn read_file(path: &Path) -> Result<Vec<u8>, ConfigError> {
-    let cannot = |source| ConfigError::Read { path: path.to_owned(), source };
+fn read_file(path: &Path) -> Result<Vec<u8>, ConfigFileError> {
+    let cannot = |source| ConfigFileError::Read { path: path.to_owned(), source };
     let (file, _) = match regular_file::open(path) {
         Ok(opened) => opened,
         Err(error) if error.kind() == io::ErrorKind::NotFound && path == Path::new(DEFAULT_PATH) => {
-            return Err(ConfigError::None);
+            return Err(ConfigFileError::None);
         }
         Err(error) => return Err(cannot(error)),
     };
     let bytes = regular_file::read(&file, MAX_FILE_BYTES as u64).map_err(cannot)?;
-    bytes.ok_or_else(|| ConfigError::TooLong { path: path.to_owned() })
+    bytes.ok_or_else(|| ConfigFileError::TooLong { path: path.to_owned() })
 }

@@ -45,7 +45,7 @@ use thiserror::Error;
 pub use self::attachment::Followed;
 pub use self::errors::error_decay;
 use crate::backoff::Backoff;
-use crate::config::Client;
+use crate::config::ClientConfig;
 use crate::controller::{Clock, Environment};
 use crate::window::Window;
 
@@ -63,7 +63,7 @@ pub enum ClientTaskError {
 /// One client task.
 pub struct ClientTask {
     /// Its configuration.
-    pub client: Client,
+    pub client: ClientConfig,
     /// Its pins.
     pub pins: Pins,
     /// Whether the directory of the pins was removed, and all in it: an operator wanted the client gone.
@@ -137,7 +137,7 @@ impl ClientTask {
     /// # Errors
     /// If what is there does not fit, or the kernel refuses.
     pub fn open(
-        client: Client,
+        client: ClientConfig,
         pins: Pins,
         kernel: Box<dyn ClientKernel>,
         limits: Limits,
@@ -202,7 +202,7 @@ impl ClientTask {
     ///
     /// # Errors
     /// If its services do not fit, or the kernel refuses the programs; everything stays as it was then.
-    pub fn reconfigure(&mut self, client: Client, now: Instant) -> Result<(), ClientTaskError> {
+    pub fn reconfigure(&mut self, client: ClientConfig, now: Instant) -> Result<(), ClientTaskError> {
         // At a reload most clients stay as they are, and making a balancer takes time.
         if client == self.client {
             return Ok(());
@@ -345,7 +345,7 @@ impl ClientTask {
 }
 
 fn balancer(
-    client: &Client,
+    client: &ClientConfig,
     features: Features,
     limits: Limits,
     datapath: &Datapath,
@@ -363,7 +363,7 @@ fn balancer(
 }
 
 /// What the programs of a client are made for.
-fn purpose(client: &Client) -> Purpose {
+fn purpose(client: &ClientConfig) -> Purpose {
     let mut services = client.services.iter().map(|configured| &configured.service);
     let scans =
         services.any(|service| service.policy == Policy::LeastLoaded || service.active_limit.is_some());
@@ -372,6 +372,6 @@ fn purpose(client: &Client) -> Purpose {
 
 /// Cursors of a client start at a hash of its task and its host, so that two hosts that were given the same index by
 /// mistake, or none at all, still start at different entries.
-fn task_on(client: &Client, host: &str) -> String {
+fn task_on(client: &ClientConfig, host: &str) -> String {
     format!("{}/{}@{host}", client.job, client.task.index)
 }

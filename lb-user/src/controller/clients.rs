@@ -13,7 +13,7 @@ use super::client_task::{ClientTask, Followed};
 use super::leaving::{CannotLeave, Leaving};
 use super::{Controller, Work};
 use crate::backoff::Backoff;
-use crate::config::{Client, Config};
+use crate::config::{ClientConfig, Config};
 
 /// The clients of the daemon.
 #[derive(Default)]
@@ -27,7 +27,7 @@ pub struct Clients {
     /// Whether one was brought to its plan in this turn.
     pub has_settled: bool,
     /// Those that could not be started when the configuration was reloaded, and why. Tried again now and then.
-    pub unstarted: Vec<(Client, String)>,
+    pub unstarted: Vec<(ClientConfig, String)>,
     /// Whether some are being opened beside the loop.
     pub opening: bool,
     /// Those on their way out.
@@ -124,9 +124,10 @@ impl Controller {
     }
 
     /// Remembers which clients could not be started; each error is logged once.
-    pub fn set_unstarted(&mut self, unstarted: Vec<(Client, String)>) {
+    pub fn set_unstarted(&mut self, unstarted: Vec<(ClientConfig, String)>) {
         for (client, error) in &unstarted {
-            let known = |(other, before): &(Client, String)| other.name == client.name && before == error;
+            let known =
+                |(other, before): &(ClientConfig, String)| other.name == client.name && before == error;
             if !self.clients.unstarted.iter().any(known) {
                 warn!(client = %client.name, %error, "cannot start the client, or change it");
             }

@@ -15,7 +15,7 @@ use tracing::{debug, info};
 use super::Controller;
 use super::client_task::{ClientTask, error_decay};
 use super::probing::{Probing, name_of};
-use crate::config::{ClientService, Probe};
+use crate::config::{ClientService, ProbeConfig};
 
 impl Controller {
     /// Lets subsets follow the open flows of their client tasks, where that is configured.
@@ -118,7 +118,12 @@ impl Hears {
 }
 
 /// The newest report of a backend.
-fn one(address: SocketAddr, protocol: Protocol, probe: &Probe, senders: &Senders<Duration>) -> Option<Heard> {
+fn one(
+    address: SocketAddr,
+    protocol: Protocol,
+    probe: &ProbeConfig,
+    senders: &Senders<Duration>,
+) -> Option<Heard> {
     let (_, reported) = senders.get(name_of(protocol, address))?;
     let report = reported.report()?;
     // It was half a round trip on its way.

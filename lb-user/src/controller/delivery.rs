@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use super::{Controller, Work};
 use crate::assignments::{self, Assignments};
-use crate::config::Source;
+use crate::config::EndpointSource;
 use crate::source::Contents;
 
 impl Controller {
@@ -50,7 +50,7 @@ impl Controller {
         for client_task in &mut self.clients.tasks {
             let Some(position) = client_task.position(service) else { continue };
             // A client that keeps an earlier configuration may have the list in that.
-            if !matches!(client_task.client.services[position].source, Source::File(_)) {
+            if !matches!(client_task.client.services[position].source, EndpointSource::File(_)) {
                 continue;
             }
             match client_task.deliver(position, assignments, now) {

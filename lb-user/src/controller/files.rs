@@ -15,7 +15,7 @@ use super::changes::list_changes;
 use super::state_files::FilesToStore;
 use super::{Controller, Work};
 use crate::assignments::{self, Assignments, AssignmentsByService, Consumer};
-use crate::config::{Client, Config, Source};
+use crate::config::{ClientConfig, Config, EndpointSource};
 use crate::source::{Contents, FileSource, NoAnswer, SourceError, Stamp, directory_of};
 
 /// Where the endpoints of all services come from.
@@ -88,7 +88,7 @@ impl WatchedFile {
 pub fn sources(config: &Config) -> BTreeMap<String, FileSource> {
     let mut sources = BTreeMap::new();
     for configured in config.clients.iter().flat_map(|client| &client.services) {
-        let Source::File(file) = &configured.source else { continue };
+        let EndpointSource::File(file) = &configured.source else { continue };
         let name = configured.service.name.clone();
         sources.entry(name).or_insert_with(|| {
             FileSource::new(&configured.service, file.clone(), &config.addresses, &config.paths.state)
@@ -195,7 +195,7 @@ impl Controller {
 
     /// Starts reading every file that has settled.
     pub fn start_reading(&mut self, now: Instant) {
-        let clients: Vec<&Client> =
+        let clients: Vec<&ClientConfig> =
             self.clients.tasks.iter().map(|client_task| &client_task.client).collect();
         for (service, file) in &mut self.sources.files {
             let Some(known) = file.feed.progress.begin(now) else { continue };

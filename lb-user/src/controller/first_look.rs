@@ -12,7 +12,7 @@ use lb_core::slots::Identity;
 use super::Controller;
 use super::client_task::ClientTask;
 use super::probing::{Probing, name_of};
-use crate::config::{Probe, ProbeKind};
+use crate::config::{ProbeConfig, ProbeKind};
 use crate::probes::BETWEEN;
 
 /// How long an answer is waited for once all are asked.
@@ -53,8 +53,8 @@ impl Controller {
         let looking = self.clients.tasks.iter().filter(|client_task| client_task.first_look.is_some());
         let names = looking.flat_map(|client_task| {
             let services = client_task.client.services.iter().enumerate();
-            let polled =
-                services.filter(|(_, configured)| configured.probe.as_ref().is_some_and(Probe::is_by_report));
+            let polled = services
+                .filter(|(_, configured)| configured.probe.as_ref().is_some_and(ProbeConfig::is_by_report));
             polled.flat_map(|(position, configured)| {
                 let members = client_task.balancer().weights(position).iter();
                 members.map(|(address, _)| name_of(configured.service.protocol, *address))

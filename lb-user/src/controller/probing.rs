@@ -32,7 +32,7 @@ use super::leaving::Leaving;
 use super::network::ReportListener;
 use super::register::Register;
 use super::{Controller, Network, ReceiveAt};
-use crate::config::{Client, Probe, ProbeKind, Reports};
+use crate::config::{ClientConfig, ProbeConfig, ProbeKind, ReportsConfig};
 use crate::error::chain;
 use crate::facts::ReportCounts;
 use crate::probes::ConnectTarget;
@@ -276,7 +276,7 @@ impl Probing {
     }
 
     /// Has the kernel take reports in where the configuration says so. `may_ask`: whether a service asks for reports.
-    fn receive(&mut self, reports: &Reports, may_ask: bool) {
+    fn receive(&mut self, reports: &ReportsConfig, may_ask: bool) {
         self.has_no_use = !reports.xdp.is_empty() && !may_ask;
         if reports.xdp.is_empty() || !may_ask {
             return self.network.receive(None);
@@ -356,7 +356,7 @@ fn warn_of_news(known: &mut Option<String>, error: Option<String>) {
 struct Wanted {
     service: String,
     protocol: Protocol,
-    probe: Probe,
+    probe: ProbeConfig,
     candidates: Vec<Candidate>,
 }
 
@@ -372,7 +372,7 @@ pub struct Candidate {
 }
 
 /// How a service probes one of its backends by connection.
-pub fn connect_target(probe: &Probe, address: SocketAddr) -> Option<ConnectTarget> {
+pub fn connect_target(probe: &ProbeConfig, address: SocketAddr) -> Option<ConnectTarget> {
     let ProbeKind::Connect { path, timeout, rise, fall } = &probe.kind else { return None };
     Some(ConnectTarget {
         at: probe.at(address),
@@ -439,7 +439,7 @@ impl Controller {
             Vec::new()
         } else {
             let targets = self.probing.aim(wanted);
-            let address = self.config.reports.listen.unwrap_or(Reports::ANY);
+            let address = self.config.reports.listen.unwrap_or(ReportsConfig::ANY);
             let kernel = &*self.environment.kernel;
             self.probing.open(&targets, address, kernel, &self.config.paths.pins);
             self.probing.ask(targets, now)
@@ -556,9 +556,9 @@ fn wanted_by(client_task: &ClientTask) -> impl Iterator<Item = Wanted> {
 }
 
 /// Whether a client has a service that asks for reports.
-fn asks(client: &Client) -> bool {
+fn asks(client: &ClientConfig) -> bool {
     let mut probes = client.services.iter().filter_map(|configured| configured.probe.as_ref());
-    probes.any(Probe::is_by_report)
+    probes.any(ProbeConfig::is_by_report)
 }
 
 fn said_of(
@@ -586,7 +586,7 @@ mod tests {
         let numbered = |id: u16| Numbered { id, key: ServiceKey::from_bytes([id.to_be_bytes()[1]; 32]) };
         let keys = Keys::new(numbered(keys[0]), keys.get(1).copied().map(numbered));
         let kind = ProbeKind::Report { keys, idle_interval: 15 * SECOND };
-        let probe = Probe { kind, port: Some(9465), interval: 2 * SECOND };
+        let probe = ProbeConfig { kind, port: Some(9465), interval: 2 * SECOND };
         let candidates = candidates.iter().map(|(port, is_active)| Candidate {
             address: ([10, 0, 0, 1], *port).into(),
             agent: None,

@@ -12,13 +12,13 @@ use tracing::warn;
 use super::leaving::Leaving;
 use super::{ClientTask, Controller, Environment, Work};
 use crate::assignments::{Assignments, AssignmentsByService};
-use crate::config::Client;
+use crate::config::ClientConfig;
 use crate::source::FileSource;
 
 /// Clients that could not be started, tried again.
 pub struct Tried {
     /// All that were tried.
-    pub clients: Vec<Client>,
+    pub clients: Vec<ClientConfig>,
     /// Those of them that did not run, opened.
     pub opened: Vec<Opened>,
     /// The lists that were in force when it began, for all of them.
@@ -29,7 +29,7 @@ pub struct Tried {
 /// be.
 pub struct Opened {
     /// As it is configured.
-    pub client: Client,
+    pub client: ClientConfig,
     /// What came of it.
     pub result: Result<(ClientTask, Vec<Leaving>)>,
 }
@@ -37,7 +37,7 @@ pub struct Opened {
 /// Clients that are to be opened.
 pub struct OpenRequest {
     /// All of them. Those that are `there` run with an earlier configuration.
-    pub clients: Vec<Client>,
+    pub clients: Vec<ClientConfig>,
     pub there: BTreeSet<String>,
     /// The lists that are in force.
     pub statics: AssignmentsByService,
@@ -74,7 +74,8 @@ impl Controller {
             return;
         }
         // A client that was leaving and is configured again is opened anew, which needs the lock that is held for it.
-        let clients: Vec<Client> = self.clients.unstarted.iter().map(|(client, _)| client.clone()).collect();
+        let clients: Vec<ClientConfig> =
+            self.clients.unstarted.iter().map(|(client, _)| client.clone()).collect();
         let names: BTreeSet<String> = clients.iter().map(|client| client.name.clone()).collect();
         self.clients
             .leaving

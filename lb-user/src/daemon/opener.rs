@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow, ensure};
 use lb_kernel::{DatapathError, Pins};
 
 use crate::assignments;
-use crate::config::Client;
+use crate::config::ClientConfig;
 use crate::controller::{
     ClientTask, ClientTaskError, Leaving, OpenRequest, Opened, Opener, Tried, lock_other_versions,
 };
@@ -28,7 +28,7 @@ pub fn open(request: OpenRequest) -> Tried {
 
 impl Opener {
     /// Opens a client, and locks what other versions have of it.
-    fn open(&self, client: Client) -> Result<(ClientTask, Vec<Leaving>)> {
+    fn open(&self, client: ClientConfig) -> Result<(ClientTask, Vec<Leaving>)> {
         let kernel = &*self.environment.kernel;
         // A successor waits for the locks of those that are open already.
         ensure!(!self.environment.stopping.load(Ordering::Relaxed), "the daemon is stopping");
@@ -42,7 +42,7 @@ impl Opener {
         }
     }
 
-    fn open_here(&self, client: Client) -> Result<ClientTask, ClientTaskError> {
+    fn open_here(&self, client: ClientConfig) -> Result<ClientTask, ClientTaskError> {
         let kernel = &*self.environment.kernel;
         let path = kernel.mount()?.join(&client.cgroup);
         // A path that can never be a cgroup is found out now; one that is not there yet is waited for.
@@ -56,9 +56,10 @@ impl Opener {
     }
 
     /// Opens several, on all CPUs at once: nearly all of it is the kernel's verifier. May block for tens of milliseconds each.
-    pub fn open_all(&self, clients: impl IntoIterator<Item = Client>) -> Vec<Opened> {
-        let clients: Vec<Client> = clients.into_iter().collect();
-        let open = |client: &Client| Opened { result: self.open(client.clone()), client: client.clone() };
+    pub fn open_all(&self, clients: impl IntoIterator<Item = ClientConfig>) -> Vec<Opened> {
+        let clients: Vec<ClientConfig> = clients.into_iter().collect();
+        let open =
+            |client: &ClientConfig| Opened { result: self.open(client.clone()), client: client.clone() };
         let mut opened = on_threads(self.environment.threads, &clients, open);
         let mut adopted = Vec::new();
         for Opened { client, result } in &mut opened {

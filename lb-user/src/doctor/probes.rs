@@ -9,7 +9,7 @@ use lb_view::backend::BackendHealth;
 use lb_view::diagnosis::{Diagnosis, Severity};
 use lb_view::status::StatusDocument;
 
-use crate::config::{Client, Config, Probe as Configured, Reports};
+use crate::config::{ClientConfig, Config, ProbeConfig as Configured, ReportsConfig};
 use lb_view::text::counted;
 
 /// Backends that are named in one finding.
@@ -37,7 +37,7 @@ pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Optio
 
 /// Whether a client whose backends are probed by connection is in another network namespace than this process. A namespace that may not
 /// be looked at is no finding: privileges have findings of their own.
-fn namespace(diagnosis: &mut Diagnosis, client: &Client) {
+fn namespace(diagnosis: &mut Diagnosis, client: &ClientConfig) {
     let connects = |probe: &Configured| !probe.is_by_report();
     let probed = client.services.iter().filter(|service| service.probe.as_ref().is_some_and(connects));
     let probed: Vec<&str> = probed.map(|service| service.service.name.as_str()).collect();
@@ -113,7 +113,7 @@ fn port(diagnosis: &mut Diagnosis, config: &Config) {
     if !probes(config).any(Configured::is_by_report) {
         return;
     }
-    let address = config.reports.listen.unwrap_or(Reports::ANY);
+    let address = config.reports.listen.unwrap_or(ReportsConfig::ANY);
     match UdpSocket::bind(address) {
         Ok(_) => diagnosis.ok("probes", format!("{address}, where reports are to come in, is free")),
         Err(error) => diagnosis.add(

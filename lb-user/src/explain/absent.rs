@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::config::Client;
+use crate::config::ClientConfig;
 use lb_document::did_you_mean;
 use lb_view::status::StatusDocument;
 
@@ -15,7 +15,7 @@ pub struct Dials {
 
 impl Dials {
     /// A client as it is configured.
-    pub fn of_config(client: &Client) -> Self {
+    pub fn of_config(client: &ClientConfig) -> Self {
         let services = client.services.iter().map(|configured| configured.service.name.clone()).collect();
         Self { client: client.name.clone(), services }
     }

@@ -21,7 +21,7 @@ use lb_view::status::UnusedEndpoints;
 use tracing::{info, warn};
 
 use super::ClientTask;
-use crate::config::Probe;
+use crate::config::ProbeConfig;
 use crate::controller::Network;
 use crate::controller::probing::{Candidate, connect_target};
 use crate::probes::probed;
@@ -243,7 +243,7 @@ impl ClientTask {
     pub fn take_report_ids(&mut self, ids: Option<&ReportIdMap>, now: Instant) {
         let none = ReportIdMap::default();
         for (position, configured) in self.client.services.iter().enumerate() {
-            let heeds = configured.probe.as_ref().is_some_and(Probe::is_by_report);
+            let heeds = configured.probe.as_ref().is_some_and(ProbeConfig::is_by_report);
             let Some(ids) = (if heeds { ids } else { Some(&none) }) else { continue };
             let fact = Fact::Reports(position, Arc::clone(ids));
             if self.balancer.handle(now, fact).expect("it takes no room") {

@@ -8,7 +8,7 @@ use lb_core::balancer::Refused;
 
 use super::ClientTask;
 use crate::assignments::{Assignments, AssignmentsByService};
-use crate::config::Source;
+use crate::config::EndpointSource;
 
 impl ClientTask {
     /// Takes in the lists that the configuration itself holds.
@@ -23,7 +23,7 @@ impl ClientTask {
             let name = configured.service.name.clone();
             // A client that keeps an earlier configuration, because it cannot have this one, keeps its lists as well.
             let Some(assignments) =
-                by_service.get(&name).filter(|_| matches!(configured.source, Source::Static(_)))
+                by_service.get(&name).filter(|_| matches!(configured.source, EndpointSource::Static(_)))
             else {
                 continue;
             };

@@ -10,7 +10,7 @@ use lb_view::backend;
 use super::super::Controller;
 use super::super::client_task::ClientTask;
 use super::{connect_target, name_of};
-use crate::config::{Probe, ProbeKind};
+use crate::config::{ProbeConfig, ProbeKind};
 use crate::probes::Findings;
 
 impl Controller {
@@ -57,7 +57,7 @@ impl Controller {
 }
 
 /// What is shown of a backend that was not probed yet.
-fn unprobed(probe: &Probe) -> backend::BackendHealth {
+fn unprobed(probe: &ProbeConfig) -> backend::BackendHealth {
     backend::BackendHealth::unprobed(probe.name())
 }
 
@@ -97,7 +97,7 @@ fn report_view(reported: &Reported<Duration>, now: Duration) -> backend::Backend
 }
 
 /// What is shown of a backend by probes that connect.
-fn connect_view(probe: &Probe, findings: Findings) -> backend::BackendHealth {
+fn connect_view(probe: &ProbeConfig, findings: Findings) -> backend::BackendHealth {
     let state = match (&findings.failure, findings.probes) {
         (_, 0) => return unprobed(probe),
         (Some(_), _) => "failing",

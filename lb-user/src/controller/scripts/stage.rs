@@ -363,7 +363,7 @@ impl Network for WireEnd {
 /// What the environment of a configuration has: nothing.
 struct Nothing;
 
-impl config::Environment for Nothing {
+impl config::ProcessEnvironment for Nothing {
     fn variable(&self, _: &str) -> Option<String> {
         None
     }
