@@ -12,7 +12,7 @@ use std::path::Path;
 
 use lb_config::endpoints::{self, ListContext};
 use lb_core::report_keys::{BackendKey, Keys, ServiceKey};
-use lb_document::diagnostic::{Faults, utf8};
+use lb_document::diagnostic::{Diagnostics, utf8};
 use lb_user::config::{self, ProcessEnvironment};
 
 mod agent;
@@ -147,7 +147,7 @@ fn endpoint_file(text: &[u8], path: &Path) {
 }
 
 /// On a terminal and in a log.
-fn can_be_shown(faults: &Faults) {
+fn can_be_shown(faults: &Diagnostics) {
     for text in [faults.to_string(), faults.terminal(false).to_string()] {
         assert!(!text.is_empty());
         cannot_be_obeyed(&text);

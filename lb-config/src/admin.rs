@@ -2,11 +2,11 @@
 
 use super::keys::admin::{GROUP, SECTION};
 use lb_document::Table;
-use lb_document::diagnostic::Report;
+use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::kind::Refusal;
 
 /// Reads the group, if one is named. Whether the host has it is looked up when the daemon starts.
-pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Option<String> {
+pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<String> {
     let table = root.table(&SECTION, report);
     GROUP.take_written(&table, report).flatten()
 }

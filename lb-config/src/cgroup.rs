@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
-use lb_document::diagnostic::{Report, quote};
+use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::Refusal;
 
 /// Hierarchies of cgroup version 1 on a hybrid host. Programs cannot be attached to their cgroups.
@@ -62,7 +62,13 @@ pub struct ClientCgroups(Vec<(PathBuf, String, Range<usize>)>);
 impl ClientCgroups {
     /// Refuses a cgroup that lies in another client's or holds it. The programs of both would run for the inner one,
     /// and each would balance what the other had rewritten.
-    pub fn add(&mut self, cgroup: &str, client: &str, span: &Range<usize>, report: &mut Report<'_>) {
+    pub fn add(
+        &mut self,
+        cgroup: &str,
+        client: &str,
+        span: &Range<usize>,
+        report: &mut DiagnosticCollector<'_>,
+    ) {
         let path = Path::new(cgroup);
         for (other, others, others_span) in &self.0 {
             let relation = match (path.starts_with(other), other.starts_with(path)) {

@@ -12,8 +12,8 @@ use super::keys::{MAX_NAME_BYTES, client_name};
 use super::service::{Declared, DeclaredServices};
 use super::template::ServiceTemplate;
 use super::{ClientConfig, ProcessEnvironment, task};
-use lb_document::diagnostic::{Report, quote};
-use lb_document::kind::Kind as _;
+use lb_document::diagnostic::{DiagnosticCollector, quote};
+use lb_document::kind::ValueKind as _;
 use lb_document::{Table, Unique, did_you_mean};
 
 /// Reads the clients.
@@ -22,7 +22,7 @@ pub fn read(
     services: &DeclaredServices<'_>,
     limits: Limits,
     env: &dyn ProcessEnvironment,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) -> Vec<ClientConfig> {
     let mut names = Unique::default();
     let mut cgroups = ClientCgroups::default();
@@ -55,7 +55,7 @@ fn read_name(
     table: &Table<'_>,
     job: Option<&str>,
     names: &mut Unique<String>,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) -> Option<String> {
     let (name, span) = match NAME.item(table, report) {
         Some(item) => (NAME.kind.read(&item, report)?, item.span()),
@@ -74,7 +74,7 @@ fn read_name(
 fn read_services<'s>(
     table: &Table<'_>,
     services: &'s DeclaredServices<'_>,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) -> Vec<&'s ServiceTemplate> {
     let Some(item) = SERVICES.item(table, report) else {
         return services.as_slice().iter().filter_map(|declared| declared.template.as_ref()).collect();
@@ -113,7 +113,7 @@ fn check_limits(
     task: Task,
     templates: &[&ServiceTemplate],
     limits: Limits,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) {
     let sum = |of: fn(&ServiceTemplate, Task) -> u32| {
         templates.iter().map(|template| u64::from(of(template, task))).sum::<u64>()

@@ -1,6 +1,6 @@
 //! The `[daemon]` table: how the daemon logs, and when it reads files.
 
-use lb_document::diagnostic::Report;
+use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::{LogFormat, Table};
 
 use super::keys::daemon::{LOG_FORMAT, SECTION, WATCH};
@@ -15,7 +15,7 @@ pub struct DaemonConfig {
 }
 
 /// Reads the table, if there is one.
-pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> DaemonConfig {
+pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> DaemonConfig {
     let table = root.table(&SECTION, report);
     DaemonConfig {
         watch: WATCH.take_or_default(&table, report),

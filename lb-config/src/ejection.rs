@@ -8,7 +8,7 @@ use lb_core::service::Ejection;
 use super::keys::ejection::{BASE, FAILURES, HANGS, MAX, SECTION};
 use super::keys::service::EJECTION;
 use lb_document::Table;
-use lb_document::diagnostic::Report;
+use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::in_units;
 
 /// The word that turns ejection off.
@@ -24,7 +24,7 @@ pub struct EjectionSetting {
 }
 
 /// Reads the key of a service's table: the inner `None` if it is not written, the outer one if it is wrong.
-pub fn read(table: &Table<'_>, report: &mut Report<'_>) -> Option<Option<EjectionSetting>> {
+pub fn read(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Option<EjectionSetting>> {
     let Some(item) = EJECTION.item(table, report) else { return Some(None) };
     let span = item.span();
     match item.as_str() {
@@ -51,7 +51,7 @@ pub fn read(table: &Table<'_>, report: &mut Report<'_>) -> Option<Option<Ejectio
 }
 
 /// Refuses a first ejection that is longer than the longest, at the one of the two that is written.
-fn check_order(table: &Table<'_>, base: Duration, max: Duration, report: &mut Report<'_>) {
+fn check_order(table: &Table<'_>, base: Duration, max: Duration, report: &mut DiagnosticCollector<'_>) {
     if base <= max {
         return;
     }

@@ -12,12 +12,12 @@ use lb_common::abi::MAX_BACKENDS;
 use lb_core::endpoint::{Endpoint, EndpointFault, EndpointList, EndpointState, MAX_INDEXES};
 use lb_core::subset::Algorithm;
 
-use lb_document::diagnostic::{Faults, Report, quote, utf8};
+use lb_document::diagnostic::{DiagnosticCollector, Diagnostics, quote, utf8};
 use lb_document::key::Unset::{Is, Means, Required};
-use lb_document::kind::{Kind as _, Number, Text, Words};
+use lb_document::kind::{Keyword, Number, Text, ValueKind as _};
 use lb_document::{self, Table, address};
 use lb_document::{
-    key::{Key, Section},
+    key::{ConfigKey, Section},
     section,
 };
 
@@ -50,7 +50,7 @@ section! {
     INDEX "index": Number(0..=MAX_INDEXES - 1), Means("a hash of its address"),
         "its number among the service's endpoints; for all of them or for none";
     WEIGHT "weight": Number(0..=0xffff), Is(1), "capacity relative to the others; 0: no new connections";
-    STATE "state": Words<EndpointState>(&EndpointState::ALL, EndpointState::name), Is(EndpointState::Healthy),
+    STATE "state": Keyword<EndpointState>(&EndpointState::ALL, EndpointState::name), Is(EndpointState::Healthy),
         "a lame duck serves, but asks for no new connections; one that is down gets none while any other endpoint has a weight";
     ZONE "zone": Text<String>(&["b"], |text| Ok(text.to_owned())), Means("none"), "where it runs; has no effect yet";
     AGENT "agent": Text<SocketAddr>(&["10.0.0.1:9465"], address), Means("its address, at the `port` of the service's `health`"),
@@ -117,17 +117,17 @@ impl ListContext<'_> {
 ///
 /// # Errors
 /// All faults of the file. A file without any endpoint is one.
-pub fn parse(text: &[u8], reading: &ListContext<'_>) -> Result<Parsed, Faults> {
+pub fn parse(text: &[u8], reading: &ListContext<'_>) -> Result<Parsed, Diagnostics> {
     let path = reading.path;
     if text.len() > MAX_FILE_BYTES {
-        let mut report = Report::new(path, "");
+        let mut report = DiagnosticCollector::new(path, "");
         let message = format!("the file is longer than {MAX_FILE_BYTES} bytes");
         let help = "write it without blanks and without fields that are not read";
         report.add_absent(0..0, message, help.to_owned());
         return report.finish(None);
     }
     let text = utf8(text, path)?;
-    let mut report = Report::new(path, text);
+    let mut report = DiagnosticCollector::new(path, text);
     let mut notes = Vec::new();
     let entries = match document(text, path, &mut report) {
         Some(document) => read_document(&document, reading, &mut report, &mut notes),
@@ -154,7 +154,11 @@ pub fn parse(text: &[u8], reading: &ListContext<'_>) -> Result<Parsed, Faults> {
 }
 
 /// The text as JSON, if it is JSON or YAML; `None` if it is TOML, or if something is wrong with it, which is reported.
-fn document<'t>(text: &'t str, path: &Path, report: &mut Report<'_>) -> Option<JsonDocument<'t>> {
+fn document<'t>(
+    text: &'t str,
+    path: &Path,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<JsonDocument<'t>> {
     let named_yaml = format_of(path) == "yaml";
     let json = JsonDocument::json(text, named_yaml);
     // JSON is YAML, but its reader knows its faults better.
@@ -180,7 +184,7 @@ pub fn format_of(path: &Path) -> &'static str {
 fn read_document(
     document: &JsonDocument<'_>,
     reading: &ListContext<'_>,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
     notes: &mut Vec<String>,
 ) -> Vec<ListEntry> {
     match document.root() {
@@ -199,9 +203,9 @@ fn read_document(
 ///
 /// # Errors
 /// The fault of the file at `path`.
-pub fn check_indexes(list: &EndpointList, needs: Option<Algorithm>, path: &Path) -> Result<(), Faults> {
+pub fn check_indexes(list: &EndpointList, needs: Option<Algorithm>, path: &Path) -> Result<(), Diagnostics> {
     let Some((message, help)) = without_indexes(list, needs) else { return Ok(()) };
-    let mut report = Report::new(path, "");
+    let mut report = DiagnosticCollector::new(path, "");
     report.add_absent(0..0, message, help);
     report.finish(Some(()))
 }
@@ -214,7 +218,7 @@ pub fn without_indexes(list: &EndpointList, needs: Option<Algorithm>) -> Option<
     Some((message, "give every endpoint an index, or write algorithm = \"rocksteadier\"".to_owned()))
 }
 
-fn read_toml(text: &str, report: &mut Report<'_>) -> Vec<ListEntry> {
+fn read_toml(text: &str, report: &mut DiagnosticCollector<'_>) -> Vec<ListEntry> {
     let root = entries::read(text, MAX_BACKENDS as usize, report);
     let root = Table::root("an endpoint file", &root);
     root.check_keys(&[keys::SECTION.name()], report);
@@ -224,7 +228,7 @@ fn read_toml(text: &str, report: &mut Report<'_>) -> Vec<ListEntry> {
 
 // One fault of an entry hides no other: all that can be read goes on to be checked. An entry with neither address nor
 // index, as at the end of a file that is cut off, gives no further fault.
-fn read_table(table: &Table<'_>, report: &mut Report<'_>) -> Option<ListEntry> {
+fn read_table(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<ListEntry> {
     let address = keys::ADDRESS.item(table, report);
     let is_cut = address.is_none() && table.get(keys::INDEX.name).is_none();
     let span = address.as_ref().map_or(table.span(), lb_document::Item::span);
@@ -314,7 +318,7 @@ pub fn check(
     entries: Vec<ListEntry>,
     service: Option<SocketAddr>,
     services: &[SocketAddr],
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) -> Option<EndpointList> {
     let indexed = entries.iter().find_map(|entry| entry.index.span().cloned());
     if let Some(index) = &indexed
@@ -352,7 +356,7 @@ pub fn check(
 
 // An entry whose address cannot be read comes into no list, but another entry may have its index all the same. Two
 // entries with addresses and one index are found by the list.
-fn check_indexes_without_address(entries: &[ListEntry], report: &mut Report<'_>) {
+fn check_indexes_without_address(entries: &[ListEntry], report: &mut DiagnosticCollector<'_>) {
     // By index: where it stood first, and whether an entry with an address had it.
     let mut seen: BTreeMap<u32, (&Range<usize>, bool)> = BTreeMap::new();
     for entry in entries {
@@ -409,7 +413,7 @@ fn add_fault(
     position: usize,
     fault: &EndpointFault,
     spans: &[(Range<usize>, Range<usize>)],
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) {
     let (address_span, index_span) = spans[position].clone();
     let (span, message) = match fault {

@@ -2,7 +2,7 @@
 
 use lb_core::service::{HealthRules, Protocol};
 use lb_document::Table;
-use lb_document::diagnostic::Report;
+use lb_document::diagnostic::DiagnosticCollector;
 
 use super::keys::health::{PANIC_THRESHOLD, REPLACE_AFTER, SECTION};
 use super::keys::service::HEALTH;
@@ -13,7 +13,7 @@ pub fn read(
     table: &Table<'_>,
     protocol: Option<Protocol>,
     around: Around<'_>,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) -> Option<(HealthRules, Option<ProbeConfig>)> {
     let Some(item) = HEALTH.item(table, report) else { return Some((HealthRules::default(), None)) };
     let keys = item.table(&SECTION, report)?;

@@ -22,11 +22,11 @@ use super::{Accounting, cgroup};
 use lb_document::diagnostic::quote;
 use lb_document::key::Unset::{Is, Means, Required};
 use lb_document::kind::{
-    Form, Number, PowerOfTwo, Refusal, Switch, Text, Thousandths, Time, TimeOrOff, Words,
+    Boolean, FreeForm, Keyword, Number, PowerOfTwo, Refusal, Text, Thousandths, Time, TimeOrOff,
 };
 use lb_document::{
     LogFormat, address,
-    key::{Key, Section},
+    key::{ConfigKey, Section},
     section,
 };
 
@@ -66,12 +66,12 @@ section! {
         "unique on the host: letters, digits, `_` and `-`; names its pins";
     CGROUP "cgroup": Text<String>(&["system.slice/frontend.service"], cgroup::parse), Required,
         "relative to the cgroup2 mount; clients may not nest";
-    INDEX "index": Form(&["13", "{ env = \"TASK\" }", "{ hostname = true }"]), Means("`0`"),
+    INDEX "index": FreeForm(&["13", "{ env = \"TASK\" }", "{ hostname = true }"]), Means("`0`"),
         "this task's number among its job's, below 65,536";
     // As many tasks as endpoint indexes: the subset algorithms number both alike.
     COUNT "count": Number(1..=MAX_INDEXES), Is(1), "how many tasks the job has; `index` is below it";
-    SERVICES "services": Form(&["[\"users\"]"]), Means("all"), "the services it dials";
-    ACCOUNTING "accounting": Words<Accounting>(&Accounting::ALL, Accounting::name), Is(Accounting::Full),
+    SERVICES "services": FreeForm(&["[\"users\"]"]), Means("all"), "the services it dials";
+    ACCOUNTING "accounting": Keyword<Accounting>(&Accounting::ALL, Accounting::name), Is(Accounting::Full),
         "what is known of flows: with `full` also how each went and why it ended; with `active` only how many are open, by \
          cheaper hooks; that a flow failed is known with both";
 }
@@ -80,7 +80,7 @@ section! {
     index, "index", "index", "";
 
     ENV "env": Text<String>(&["TASK"], |text| Ok(text.to_owned())), Means("none"), "the environment variable that has the number";
-    HOSTNAME "hostname": Form(&["true"]), Means("none"),
+    HOSTNAME "hostname": FreeForm(&["true"]), Means("none"),
         "the number that the host name ends in, before its first dot";
 }
 
@@ -90,14 +90,14 @@ section! {
     NAME "name": Text<String>(&["users"], service_name), Required, "letters, digits, `_`, `-` and `.`";
     ADDRESS "address": Text<SocketAddr>(&["10.96.0.10:80", "[2001:db8::10]:80"], service_address), Required,
         "what processes dial; IPv6 sockets that dial an IPv4 service in v4-mapped form are covered";
-    PROTOCOL "protocol": Words<Protocol>(&Protocol::ALL, Protocol::name), Is(Protocol::Tcp),
+    PROTOCOL "protocol": Keyword<Protocol>(&Protocol::ALL, Protocol::name), Is(Protocol::Tcp),
         "one address with both is two services";
-    POLICY "policy": Words<Policy>(&Policy::ALL, Policy::name), Is(Policy::WeightedRoundRobin),
+    POLICY "policy": Keyword<Policy>(&Policy::ALL, Policy::name), Is(Policy::WeightedRoundRobin),
         "how the kernel picks: see [policies.md](policies.md)";
     ACTIVE_LIMIT "active_limit": Number(1..=u32::MAX), Means("none"),
         "open flows of a backend at which it is skipped, as this client task counts them: connections, not requests, and a \
          connection may carry many";
-    OVERFLOW "overflow": Words<Overflow>(&Overflow::ALL, Overflow::name), Is(Overflow::LeastLoaded),
+    OVERFLOW "overflow": Keyword<Overflow>(&Overflow::ALL, Overflow::name), Is(Overflow::LeastLoaded),
         "when every backend is at its `active_limit`: `least-loaded` takes the one with the fewest all the same, `refuse` \
          fails the connect with `on_no_backend`";
     // An error that counts for hours says nothing of now. By default one counts for as long as the first ejection lasts: for
@@ -117,27 +117,27 @@ section! {
         "`tcp` only: when an answer to a SYN is due. If the application gives up after that, or after a SYN was sent again, \
          the flow ends as `unanswered` and counts against the backend; before, as `gave-up`, which does not. At least twice \
          the usual handshake, which `status` checks";
-    EJECTION "ejection": Form(&["{ failures = 5 }", "\"off\""]),
+    EJECTION "ejection": FreeForm(&["{ failures = 5 }", "\"off\""]),
         Means("`{}` with `accounting = \"full\"`, `\"off\"` with `\"active\"`"),
         "`tcp` only: a backend that fails so often in a row gets no connects for a while: see \
          [ejection.md](ejection.md)";
-    HEALTH "health": Form(&["{ panic_threshold = 50 }"]), Means("`{}`"),
+    HEALTH "health": FreeForm(&["{ panic_threshold = 50 }"]), Means("`{}`"),
         "what follows when backends are unavailable: see [health.md](../design/health.md)";
-    LOAD "load": Form(&["{ control = \"feedback\" }"]), Means("none"),
+    LOAD "load": FreeForm(&["{ control = \"feedback\" }"]), Means("none"),
         "weights follow what backends report of their load: see [follow-load.md](../guide/follow-load.md). Needs `health = { probe = \"report\" }`, with an \
          `interval` of 20 s at most, and a policy that heeds weights";
     // Shorter, the first tables of a backend would be its whole start; after an hour nobody waits for it any more.
     SLOW_START "slow_start": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)), Is(None),
         "over how long an endpoint that is new, or available again, comes to its share: from a tenth on, in proportion to the time. Needs \
          a policy that heeds weights";
-    UDP "udp": Form(&["{ rebind = \"30s\" }"]), Means("`{}`"),
+    UDP "udp": FreeForm(&["{ rebind = \"30s\" }"]), Means("`{}`"),
         "`udp` only: what becomes of flows of sockets that are not connected";
-    SUBSET "subset": Form(&["\"all\"", "{ size = 20 }"]),
+    SUBSET "subset": FreeForm(&["\"all\"", "{ size = 20 }"]),
         Means("`{ algorithm = \"rocksteadier\", size = \"auto\" }`"),
         "which endpoints this task may use: see [subsets.md](subsets.md)";
-    ON_NO_BACKEND "on_no_backend": Words<Errno>(&ERRNOS, |errno| errno.0), Is(EHOSTUNREACH),
+    ON_NO_BACKEND "on_no_backend": Keyword<Errno>(&ERRNOS, |errno| errno.0), Is(EHOSTUNREACH),
         "the errno of a connect when no backend is usable";
-    BACKENDS "backends": Form(&["{ file = \"users.toml\" }", "{ static = [\"10.0.0.1:8080\"] }"]), Required,
+    BACKENDS "backends": FreeForm(&["{ file = \"users.toml\" }", "{ static = [\"10.0.0.1:8080\"] }"]), Required,
         "where endpoints come from";
 }
 
@@ -152,7 +152,7 @@ section! {
         "how long the first ejection lasts; each that follows without recovery lasts twice as long";
     MAX "max": Time(Duration::from_millis(100)..=Duration::from_hours(1)), Is(Duration::from_mins(5)),
         "how long an ejection lasts at most";
-    HANGS "hangs": Switch(), Is(true),
+    HANGS "hangs": Boolean(), Is(true),
         "whether an established connection on which the client sent data and got none back within half a second is a failure, while \
          other backends answer; `false` for protocols in which only the client sends";
 }
@@ -169,7 +169,7 @@ section! {
     REPLACE_AFTER "replace_after": Time(Duration::from_secs(1)..=Duration::from_hours(24)),
         Is(Duration::from_secs(10)),
         "after how long the next endpoint of the task's order stands in for a member that is unavailable";
-    PROBE "probe": Words<ProbeWord>(&ProbeWord::ALL, ProbeWord::name), Means("none"),
+    PROBE "probe": Keyword<ProbeWord>(&ProbeWord::ALL, ProbeWord::name), Means("none"),
         "how the daemon finds out how backends are: `report` asks the agent beside each (see [reports.md](reports.md)), `tcp` \
          connects, `http` asks for `path`. A backend that fails a `tcp` or `http` probe is refusing connections, or ejected if \
          the client is in another network namespace than the daemon; without probes only the connects of this host tell";
@@ -195,10 +195,10 @@ section! {
 section! {
     load, "load", "load", "";
 
-    CONTROL "control": Words<Law>(&[Law::Feedback, Law::A58], Law::name), Required,
+    CONTROL "control": Keyword<Law>(&[Law::Feedback, Law::A58], Law::name), Required,
         "`feedback` makes the utilization of all members even, whatever the reason why it is not; `a58` is gRPC's \
          `weighted_round_robin` (gRFC A58), which needs requests a second in the reports and replaces structural weights";
-    MODE "mode": Words<Mode>(&Mode::ALL, Mode::name), Is(Mode::Enforce),
+    MODE "mode": Keyword<Mode>(&Mode::ALL, Mode::name), Is(Mode::Enforce),
         "`observe` computes and shows what would be done, and does nothing";
 }
 
@@ -213,9 +213,9 @@ section! {
 section! {
     subset, "subset", "a subset", "";
 
-    ALGORITHM "algorithm": Words<Algorithm>(&Algorithm::ALL, Algorithm::name), Is(Algorithm::Rocksteadier),
+    ALGORITHM "algorithm": Keyword<Algorithm>(&Algorithm::ALL, Algorithm::name), Is(Algorithm::Rocksteadier),
         "by which rule endpoints are chosen: see [subsets.md](subsets.md)";
-    SIZE "size": Form(&["1 to 256", "\"auto\"", "{ min = 12 }", "{ low = 0.875, high = 1.125 }"]), Means("`\"auto\"`"), "how many endpoints a task uses";
+    SIZE "size": FreeForm(&["1 to 256", "\"auto\"", "{ min = 12 }", "{ low = 0.875, high = 1.125 }"]), Means("`\"auto\"`"), "how many endpoints a task uses";
     SEED "seed": Text<u64>(&["123"], seed), Means("from the names of job and service"),
         "a number of up to 64 bits, in quotes; the same for all tasks of a job";
 }
@@ -239,7 +239,7 @@ section! {
         "a file that is watched: see [endpoint files](../guide/endpoint-files.md)";
     PORT_NAME "port_name": Text<String>(&["http"], port_name), Means("none"),
         "which port of the endpoints, where the file gives them several with names, as EndpointSlices do";
-    STATIC "static": Form(&["[\"10.0.0.1:8080\"]"]), Means("none"),
+    STATIC "static": FreeForm(&["[\"10.0.0.1:8080\"]"]), Means("none"),
         "a list that stands here; with `[]` every connect is refused";
 }
 
@@ -276,10 +276,10 @@ section! {
 section! {
     daemon, "[daemon]", "[daemon]", "the daemon itself";
 
-    WATCH "watch": Switch(), Is(true),
+    WATCH "watch": Boolean(), Is(true),
         "whether the daemon reads this file and endpoint files when they change; with `false` at a start and at SIGHUP \
          (`systemctl reload socklb`) only, so that a change in several files takes effect at once";
-    LOG_FORMAT "log_format": Words<LogFormat>(&LogFormat::ALL, LogFormat::name), Is(LogFormat::Text),
+    LOG_FORMAT "log_format": Keyword<LogFormat>(&LogFormat::ALL, LogFormat::name), Is(LogFormat::Text),
         "the form of a line of the log: with `json` an object with `timestamp`, `level`, `target`, `message` and the fields. A service \
          manager's journal stamps lines itself, so they have no `timestamp` there. Fixed while the daemon runs";
 }
@@ -290,7 +290,7 @@ section! {
     LISTEN "listen": Text<SocketAddr>(&["127.0.0.1:9464"], loopback), Means("none"),
         "a TCP address on loopback. Other addresses are refused: whoever reaches the port reads the metrics. Fixed while the \
          daemon runs";
-    HOSTS "hosts": Form(&["[\"metrics.example\"]"]), Means("none"),
+    HOSTS "hosts": FreeForm(&["[\"metrics.example\"]"]), Means("none"),
         "names of this port in the `Host` field of a request, besides `localhost` and its own address; a request for another \
          name is refused, for a browser may send it on behalf of a page of any site (DNS rebinding). Fixed while the daemon runs";
 }
@@ -314,10 +314,10 @@ section! {
          daemon runs";
     KEY "key": Text<Cow<'static, str>>(&["reports.key"], path), Means("none"),
         "the file with the keys of all services that name none of their own; read again at every reload";
-    XDP "xdp": Form(&["[\"eth0\"]"]), Means("none"),
+    XDP "xdp": FreeForm(&["[\"eth0\"]"]), Means("none"),
         "the network interfaces on which the kernel takes reports in by itself (XDP), so that connects heed them also while the \
          daemon cannot: see [reports.md](reports.md#while-the-daemon-is-down-xdp)";
-    XDP_GENERIC "xdp_generic": Form(&["true"]), Means("`false`"),
+    XDP_GENERIC "xdp_generic": FreeForm(&["true"]), Means("`false`"),
         "whether the network stack may run that program where a device's driver cannot, which turns GRO off there";
 }
 

@@ -18,7 +18,7 @@ use lb_core::limits::Limits;
 use lb_core::report_keys::{Keys, ServiceKey};
 use lb_core::service::{Accounting, Service, Task};
 
-use lb_document::diagnostic::{Faults, Report};
+use lb_document::diagnostic::{DiagnosticCollector, Diagnostics};
 use lb_document::{self as document, Table};
 
 pub mod keys;
@@ -156,7 +156,7 @@ impl ListFile {
         text: &[u8],
         service: Option<SocketAddr>,
         services: &[SocketAddr],
-    ) -> Result<endpoints::Parsed, Faults> {
+    ) -> Result<endpoints::Parsed, Diagnostics> {
         let Self { path, port_name } = self;
         endpoints::parse(
             text,
@@ -195,7 +195,7 @@ pub trait ProcessEnvironment {
 ///
 /// # Errors
 /// All faults of the text.
-pub fn parse(text: &str, path: &Path, env: &dyn ProcessEnvironment) -> Result<Config, Faults> {
+pub fn parse(text: &str, path: &Path, env: &dyn ProcessEnvironment) -> Result<Config, Diagnostics> {
     parse_with(text, path, env, |_, _, _| ())
 }
 
@@ -208,9 +208,9 @@ pub fn parse_with(
     text: &str,
     path: &Path,
     env: &dyn ProcessEnvironment,
-    look: impl FnOnce(&[NamedFile], &[SocketAddr], &mut Report<'_>),
-) -> Result<Config, Faults> {
-    let mut report = Report::new(path, text);
+    look: impl FnOnce(&[NamedFile], &[SocketAddr], &mut DiagnosticCollector<'_>),
+) -> Result<Config, Diagnostics> {
+    let mut report = DiagnosticCollector::new(path, text);
     let root = document::read(text, &mut report);
     let root = Table::root("a configuration", &root);
     root.check_keys(&keys::names(), &mut report);
@@ -223,14 +223,14 @@ pub fn parse_with(
 ///
 /// # Errors
 /// The faults of that table. If there is none, and the text cannot be parsed, the faults of the text.
-pub fn parse_paths(text: &str, path: &Path) -> Result<Paths, Faults> {
-    let mut syntax = Report::new(path, text);
+pub fn parse_paths(text: &str, path: &Path) -> Result<Paths, Diagnostics> {
+    let mut syntax = DiagnosticCollector::new(path, text);
     let root = document::read(text, &mut syntax);
     let root = Table::root("a configuration", &root);
     if root.get("paths").is_none() && !syntax.is_clean() {
         return syntax.finish(None);
     }
-    let mut report = Report::new(path, text);
+    let mut report = DiagnosticCollector::new(path, text);
     let paths = paths::read(&root, path.parent().unwrap_or(Path::new("")), &mut report);
     report.finish(Some(paths))
 }
@@ -240,7 +240,7 @@ fn read_root(
     root: &Table<'_>,
     path: &Path,
     env: &dyn ProcessEnvironment,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) -> (Config, Vec<NamedFile>) {
     let directory = path.parent().unwrap_or(Path::new(""));
     let services = root.tables(&keys::service::SECTION, MAX_SERVICES as usize, report);

@@ -6,10 +6,10 @@ use lb_core::limits::Limits;
 
 use super::keys::limits::{FLOW_RECORDS, SCHEDULE_ENTRIES, SECTION, SLOTS};
 use lb_document::Table;
-use lb_document::diagnostic::Report;
+use lb_document::diagnostic::DiagnosticCollector;
 
 /// Reads the table, if there is one.
-pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Limits {
+pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Limits {
     let table = root.table(&SECTION, report);
     Limits {
         schedule_entries: SCHEDULE_ENTRIES.take_or_default(&table, report),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lb_core::control::{ControlRules, Mode};
 use lb_core::service::Policy;
-use lb_document::diagnostic::Report;
+use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::{Table, in_units};
 
 use super::keys::load::{CONTROL, MODE, SECTION};
@@ -21,7 +21,7 @@ pub fn read(
     table: &Table<'_>,
     policy: Option<Policy>,
     probe: Option<Option<&ProbeConfig>>,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) -> Option<ControlRules> {
     check_policy(table, policy, report);
     let slow_start = SLOW_START.take(table, report);
@@ -51,7 +51,7 @@ pub fn read(
 }
 
 /// Refuses both where weights have no effect.
-fn check_policy(table: &Table<'_>, policy: Option<Policy>, report: &mut Report<'_>) {
+fn check_policy(table: &Table<'_>, policy: Option<Policy>, report: &mut DiagnosticCollector<'_>) {
     let why = match policy {
         Some(Policy::RoundRobin) => "ignores weights",
         Some(Policy::LeastLoaded) => "compares open flows alone",

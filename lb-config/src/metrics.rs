@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 
 use super::keys::metrics::{HOSTS, LISTEN, SECTION};
-use lb_document::diagnostic::Report;
+use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::kind::Refusal;
 use lb_document::{Table, address, hosts};
 
@@ -19,7 +19,7 @@ pub struct Metrics {
 }
 
 /// Reads the table, if there is one.
-pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Metrics {
+pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Metrics {
     let table = root.table(&SECTION, report);
     let listen = LISTEN.take_written(&table, report).flatten();
     let item = HOSTS.item(&table, report);

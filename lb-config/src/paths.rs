@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::keys::paths::{PINS, RUN, SECTION, STATE};
 use lb_document::Table;
-use lb_document::diagnostic::Report;
+use lb_document::diagnostic::DiagnosticCollector;
 
 /// Directories that outlive the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ impl Default for Paths {
 }
 
 /// Reads the table, if there is one; relative paths are relative to `directory`.
-pub fn read(root: &Table<'_>, directory: &Path, report: &mut Report<'_>) -> Paths {
+pub fn read(root: &Table<'_>, directory: &Path, report: &mut DiagnosticCollector<'_>) -> Paths {
     let table = root.table(&SECTION, report);
     let [pins, run, state] =
         [&PINS, &RUN, &STATE].map(|key| directory.join(&*key.take_or_default(&table, report)));

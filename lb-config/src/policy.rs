@@ -13,7 +13,7 @@ use super::keys::service::{
 use super::keys::udp::{REBIND, SECTION};
 use super::{EndpointSource, ejection};
 use lb_document::Table;
-use lb_document::diagnostic::Report;
+use lb_document::diagnostic::DiagnosticCollector;
 
 /// How backends are chosen.
 pub struct PolicyConfig {
@@ -37,7 +37,11 @@ pub struct PolicyConfig {
 
 /// Reads these keys of a service's table; `None` if any of them is wrong. `protocol` is the service's, if that can be
 /// read.
-pub fn read(table: &Table<'_>, protocol: Option<Protocol>, report: &mut Report<'_>) -> Option<PolicyConfig> {
+pub fn read(
+    table: &Table<'_>,
+    protocol: Option<Protocol>,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<PolicyConfig> {
     let policy = POLICY.take(table, report);
     let active_limit = ACTIVE_LIMIT.take_written(table, report);
     let overflow = OVERFLOW.take(table, report);
@@ -67,7 +71,7 @@ pub fn read(table: &Table<'_>, protocol: Option<Protocol>, report: &mut Report<'
 }
 
 /// Refuses `overflow` without `active_limit`.
-fn check_overflow(table: &Table<'_>, report: &mut Report<'_>) {
+fn check_overflow(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) {
     let Some(item) = OVERFLOW.item(table, report) else { return };
     if table.get(ACTIVE_LIMIT.name).is_none() {
         let help = "add active_limit = 100, or another number, or leave overflow out".to_owned();
@@ -81,7 +85,7 @@ fn check_protocol(
     key: &'static str,
     wanted: Protocol,
     protocol: Option<Protocol>,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) {
     if let Some(item) = table.get(key)
         && let Some(other) = protocol.filter(|protocol| *protocol != wanted)
@@ -98,7 +102,7 @@ pub fn check_scan(
     choice: &PolicyConfig,
     subset: Subset,
     source: &EndpointSource,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) {
     let Some(scan) = ScanCause::of(choice.policy, choice.active_limit, choice.overflow) else { return };
     let endpoints = match source {

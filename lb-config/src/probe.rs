@@ -7,7 +7,7 @@ use std::time::Duration;
 use lb_core::report_keys::{Keys, ServiceKey};
 use lb_core::service::Protocol;
 use lb_document::Table;
-use lb_document::diagnostic::Report;
+use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::in_units;
 use lb_document::kind::Refusal;
 
@@ -114,7 +114,7 @@ pub fn read(
     keys: &Table<'_>,
     protocol: Option<Protocol>,
     around: Around<'_>,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) -> Option<Option<ProbeConfig>> {
     let Some(word) = PROBE.take_written(keys, report)? else {
         check_unused(
@@ -187,7 +187,11 @@ pub fn read(
 }
 
 /// An idle backend is not asked more often than one in use.
-fn read_idle(keys: &Table<'_>, interval: Option<Duration>, report: &mut Report<'_>) -> Option<Duration> {
+fn read_idle(
+    keys: &Table<'_>,
+    interval: Option<Duration>,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<Duration> {
     let (idle, interval) = (IDLE_INTERVAL.take(keys, report)?, interval?);
     match IDLE_INTERVAL.item(keys, report) {
         Some(item) if idle < interval => {
@@ -201,7 +205,7 @@ fn read_idle(keys: &Table<'_>, interval: Option<Duration>, report: &mut Report<'
     }
 }
 
-fn check_unused(keys: &Table<'_>, names: &[&'static str], why: &str, report: &mut Report<'_>) {
+fn check_unused(keys: &Table<'_>, names: &[&'static str], why: &str, report: &mut DiagnosticCollector<'_>) {
     for name in names {
         if let Some(item) = keys.get(name) {
             report.add(item.span(), format!("{name} has no effect"), format!("leave it out: {why}"));

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::keys::accounting::{RECLAIM_INTERVAL, SECTION};
 use lb_document::Table;
-use lb_document::diagnostic::Report;
+use lb_document::diagnostic::DiagnosticCollector;
 
 /// Reads how far apart two passes over the flow records are; there may be no such table.
-pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Duration {
+pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Duration {
     RECLAIM_INTERVAL.take_or_default(&root.table(&SECTION, report), report)
 }
 

@@ -4,8 +4,8 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use lb_core::report_keys::{Keys, ServiceKey};
-use lb_document::diagnostic::Report;
-use lb_document::kind::Kind as _;
+use lb_document::diagnostic::DiagnosticCollector;
+use lb_document::kind::ValueKind as _;
 use lb_document::{Item, Table, interfaces};
 
 use super::ProcessEnvironment;
@@ -37,7 +37,7 @@ pub fn read(
     root: &Table<'_>,
     directory: &Path,
     env: &dyn ProcessEnvironment,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) -> ReportsConfig {
     let table = root.table(&SECTION, report);
     let listen = LISTEN.take_written(&table, report).flatten();
@@ -60,7 +60,7 @@ pub fn read_keys(
     item: &Item<'_>,
     directory: &Path,
     env: &dyn ProcessEnvironment,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) -> Option<Keys<ServiceKey>> {
     let path: PathBuf = directory.join(&*KEY.kind.read(item, report)?);
     match env.service_keys(&path) {

@@ -12,7 +12,7 @@ use super::probe::Around;
 use super::template::ServiceTemplate;
 use super::{EndpointSource, NamedFile, health, load, policy, source, subset};
 use crate::endpoints;
-use lb_document::diagnostic::Report;
+use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::kind::Refusal;
 use lb_document::{Table, Unique, address};
 
@@ -49,7 +49,11 @@ impl<'t> DeclaredServices<'t> {
 }
 
 /// Reads the services. Addresses first: no static endpoint may have that of any service.
-pub fn read<'t>(tables: &[Table<'t>], around: Around<'_>, report: &mut Report<'_>) -> DeclaredServices<'t> {
+pub fn read<'t>(
+    tables: &[Table<'t>],
+    around: Around<'_>,
+    report: &mut DiagnosticCollector<'_>,
+) -> DeclaredServices<'t> {
     let mut names = Unique::default();
     let mut listeners = Unique::default();
     let read = |table| read_identity(table, &mut names, &mut listeners, report);
@@ -66,7 +70,7 @@ fn read_identity<'t>(
     table: &Table<'t>,
     names: &mut Unique<String>,
     listeners: &mut Unique<(SocketAddr, u8)>,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) -> Declared<'t> {
     if let Some((name, span)) = NAME.take_at(table, report) {
         let what = format!("service name \"{name}\"");
@@ -116,7 +120,7 @@ fn read_template(
     declared: &Declared<'_>,
     addresses: &[SocketAddr],
     around: Around<'_>,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) -> Option<ServiceTemplate> {
     let choice = policy::read(table, declared.protocol, report);
     let health = health::read(table, declared.protocol, around, report);
@@ -164,7 +168,7 @@ fn read_template(
     Some(ServiceTemplate { service, seed, ejection, source: source?, probe })
 }
 
-fn read_errno(table: &Table<'_>, report: &mut Report<'_>) -> Option<u16> {
+fn read_errno(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<u16> {
     if let Some(item) = ON_NO_BACKEND.item(table, report)
         && item.as_str() == Some("EPERM")
     {

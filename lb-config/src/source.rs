@@ -13,8 +13,8 @@ use super::keys::path;
 use super::keys::service::BACKENDS;
 use super::{EndpointSource, ListFile, NamedFile};
 use crate::endpoints::{self, ListEntry};
-use lb_document::diagnostic::{Report, quote};
-use lb_document::kind::Kind as _;
+use lb_document::diagnostic::{DiagnosticCollector, quote};
+use lb_document::kind::ValueKind as _;
 use lb_document::{Item, Table, address};
 
 /// Reads where the endpoints of the service at `service` come from; `services` are the addresses of all.
@@ -23,7 +23,7 @@ pub fn read(
     service: Option<SocketAddr>,
     services: &[SocketAddr],
     directory: &Path,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) -> Option<EndpointSource> {
     // Both show what was meant, so the help can spell it out.
     let instead = match item.value() {
@@ -91,7 +91,7 @@ fn read_static(
     list: &Item<'_>,
     service: Option<SocketAddr>,
     services: &[SocketAddr],
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) -> Option<EndpointSource> {
     let items = list.list(report)?;
     let addresses: Vec<(Range<usize>, Option<SocketAddr>)> =

@@ -10,8 +10,8 @@ use toml::de::DeValue;
 
 use super::keys::size::{self, HIGH, LOW, MIN};
 use super::keys::subset::{ALGORITHM, SECTION, SEED, SIZE};
-use lb_document::diagnostic::{Report, quote};
-use lb_document::kind::{Kind as _, write};
+use lb_document::diagnostic::{DiagnosticCollector, quote};
+use lb_document::kind::{ValueKind as _, write};
 use lb_document::{Item, Table};
 
 /// The default size; docs/reference/subsets.md tells why.
@@ -23,7 +23,7 @@ pub fn default() -> Subset {
 }
 
 /// Reads a subset, and the seed if it has one.
-pub fn read(item: &Item<'_>, report: &mut Report<'_>) -> Option<(Subset, Option<u64>)> {
+pub fn read(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<(Subset, Option<u64>)> {
     match item.value() {
         DeValue::String(text) if text == "all" => return Some((Subset::All, None)),
         DeValue::String(text) => {
@@ -53,7 +53,7 @@ pub fn read(item: &Item<'_>, report: &mut Report<'_>) -> Option<(Subset, Option<
     Some((Subset::Sized { algorithm: algorithm?, size: size? }, seed?))
 }
 
-fn read_size(item: &Item<'_>, report: &mut Report<'_>) -> Option<Size> {
+fn read_size(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Size> {
     match item.value() {
         DeValue::Integer(_) => MIN.kind.read(item, report).map(Size::Fixed),
         DeValue::String(text) if text == "auto" => Some(AUTO),
@@ -76,7 +76,7 @@ fn read_size(item: &Item<'_>, report: &mut Report<'_>) -> Option<Size> {
 }
 
 /// The size follows the task's own load. What is left out is as usual.
-fn read_band(item: &Item<'_>, table: &Table<'_>, report: &mut Report<'_>) -> Option<LoadBand> {
+fn read_band(item: &Item<'_>, table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<LoadBand> {
     let usual = LoadBand::default();
     let (low, high) = (LOW.take_written(table, report), HIGH.take_written(table, report));
     let min = MIN.take_written(table, report);
@@ -96,7 +96,7 @@ fn read_band(item: &Item<'_>, table: &Table<'_>, report: &mut Report<'_>) -> Opt
 }
 
 /// Refuses a size that follows load where subsets are fitted to each other.
-fn check_follows_load(item: &Item<'_>, algorithm: Algorithm, report: &mut Report<'_>) {
+fn check_follows_load(item: &Item<'_>, algorithm: Algorithm, report: &mut DiagnosticCollector<'_>) {
     if algorithm != Algorithm::Random {
         let message = format!(
             "a size with low and high differs from task to task, and subsets of {:?} fit together only if all have the same",
@@ -108,7 +108,7 @@ fn check_follows_load(item: &Item<'_>, algorithm: Algorithm, report: &mut Report
 }
 
 // A string, because the numbers of most readers of TOML and JSON do not hold 64 bits.
-fn read_seed(table: &Table<'_>, report: &mut Report<'_>) -> Option<Option<u64>> {
+fn read_seed(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Option<u64>> {
     if let Some(item) = SEED.item(table, report)
         && let DeValue::Integer(_) = item.value()
     {

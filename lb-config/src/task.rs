@@ -9,15 +9,19 @@ use toml::de::DeValue;
 use super::ProcessEnvironment;
 use super::keys::client::{COUNT, INDEX};
 use super::keys::index::{ENV, HOSTNAME, SECTION};
-use lb_document::diagnostic::{Report, quote};
-use lb_document::kind::{Kind as _, Number};
+use lb_document::diagnostic::{DiagnosticCollector, quote};
+use lb_document::kind::{Number, ValueKind as _};
 use lb_document::{Item, Table};
 
 /// The last task that a job can have.
 const LAST: u32 = MAX_INDEXES - 1;
 
 /// Reads `index` and `count` of a client.
-pub fn read(table: &Table<'_>, env: &dyn ProcessEnvironment, report: &mut Report<'_>) -> Option<Task> {
+pub fn read(
+    table: &Table<'_>,
+    env: &dyn ProcessEnvironment,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<Task> {
     let count = COUNT.take(table, report);
     let Some(item) = INDEX.item(table, report) else { return Some(Task { index: 0, count: count? }) };
     let index = read_index(&item, env, report)?;
@@ -30,7 +34,11 @@ pub fn read(table: &Table<'_>, env: &dyn ProcessEnvironment, report: &mut Report
     Some(Task { index, count })
 }
 
-fn read_index(item: &Item<'_>, env: &dyn ProcessEnvironment, report: &mut Report<'_>) -> Option<u32> {
+fn read_index(
+    item: &Item<'_>,
+    env: &dyn ProcessEnvironment,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<u32> {
     let table = match item.value() {
         DeValue::Integer(_) => return Number(0..=LAST).read(item, report),
         DeValue::Table(_) => item.table(&SECTION, report)?,
@@ -54,7 +62,11 @@ fn read_index(item: &Item<'_>, env: &dyn ProcessEnvironment, report: &mut Report
     }
 }
 
-fn index_of_variable(item: &Item<'_>, env: &dyn ProcessEnvironment, report: &mut Report<'_>) -> Option<u32> {
+fn index_of_variable(
+    item: &Item<'_>,
+    env: &dyn ProcessEnvironment,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<u32> {
     let name = item.text(report)?;
     let help = format!("set it to 0 to {LAST}");
     let Some(value) = env.variable(name) else {
@@ -68,7 +80,11 @@ fn index_of_variable(item: &Item<'_>, env: &dyn ProcessEnvironment, report: &mut
     index
 }
 
-fn index_of_host(item: &Item<'_>, env: &dyn ProcessEnvironment, report: &mut Report<'_>) -> Option<u32> {
+fn index_of_host(
+    item: &Item<'_>,
+    env: &dyn ProcessEnvironment,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<u32> {
     if !matches!(item.value(), DeValue::Boolean(true)) {
         report.add(item.span(), "hostname can only be true", "or write the index itself".to_owned());
         return None;

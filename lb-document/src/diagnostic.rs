@@ -14,7 +14,7 @@ pub const MAX_FAULTS: usize = 100;
 
 /// One fault of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct Diagnostic {
     /// The file.
     pub path: PathBuf,
     /// From 1.
@@ -32,12 +32,12 @@ pub struct Fault {
 
 /// All faults of a file, in its order. Never empty; more than [`MAX_FAULTS`] are counted only.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Faults {
-    list: Vec<Fault>,
+pub struct Diagnostics {
+    list: Vec<Diagnostic>,
     left_off: usize,
 }
 
-impl Faults {
+impl Diagnostics {
     /// The faults for a terminal: several lines each, with the source line and a caret.
     pub fn terminal(&self, colour: bool) -> impl Display {
         fmt::from_fn(move |f| {
@@ -53,7 +53,7 @@ impl Faults {
 }
 
 /// One line per fault, for logs.
-impl Display for Faults {
+impl Display for Diagnostics {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         for (position, fault) in self.list.iter().enumerate() {
             let separator = if position == 0 { "" } else { "\n" };
@@ -66,9 +66,9 @@ impl Display for Faults {
     }
 }
 
-impl Error for Faults {}
+impl Error for Diagnostics {}
 
-impl Display for Fault {
+impl Display for Diagnostic {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}: {}", self.shown_path(), self.line, self.column, self.message)?;
         match &self.help {
@@ -78,7 +78,7 @@ impl Display for Fault {
     }
 }
 
-impl Fault {
+impl Diagnostic {
     fn shown_path(&self) -> String {
         escaped(self.path.to_string_lossy().into_owned())
     }
@@ -169,17 +169,17 @@ pub fn quote(text: &str) -> String {
 }
 
 /// Collects the faults of one file while it is read.
-pub struct Report<'t> {
+pub struct DiagnosticCollector<'t> {
     path: &'t Path,
     text: &'t str,
     line_starts: Vec<usize>,
     /// Lines that could not be parsed: other faults in them are dropped.
     broken: BTreeSet<usize>,
-    faults: Vec<Fault>,
+    faults: Vec<Diagnostic>,
     left_off: usize,
 }
 
-impl<'t> Report<'t> {
+impl<'t> DiagnosticCollector<'t> {
     /// No fault yet of the file at `path` with the content `text`.
     pub fn new(path: &'t Path, text: &'t str) -> Self {
         let line_starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
@@ -232,12 +232,12 @@ impl<'t> Report<'t> {
     ///
     /// # Errors
     /// All faults, in the order of the file.
-    pub fn finish<T>(mut self, value: Option<T>) -> Result<T, Faults> {
+    pub fn finish<T>(mut self, value: Option<T>) -> Result<T, Diagnostics> {
         if self.faults.is_empty() {
             return Ok(value.expect("a reader that returns nothing has reported why"));
         }
         self.faults.sort_by_key(|fault| fault.span.start);
-        Err(Faults { list: self.faults, left_off: self.left_off })
+        Err(Diagnostics { list: self.faults, left_off: self.left_off })
     }
 
     fn push(&mut self, span: Range<usize>, message: String, help: Option<String>) {
@@ -253,7 +253,15 @@ impl<'t> Report<'t> {
         let column = self.text[line_start..start].chars().count() + 1;
         let excerpt = Excerpt::new(content, start - line_start..span.end - line_start);
         let (message, help) = (escaped(message), help.map(escaped));
-        self.faults.push(Fault { path: self.path.to_owned(), line, column, span, message, help, excerpt });
+        self.faults.push(Diagnostic {
+            path: self.path.to_owned(),
+            line,
+            column,
+            span,
+            message,
+            help,
+            excerpt,
+        });
     }
 }
 
@@ -261,14 +269,14 @@ impl<'t> Report<'t> {
 ///
 /// # Errors
 /// The first byte that is not UTF-8.
-pub fn utf8<'t>(bytes: &'t [u8], path: &Path) -> Result<&'t str, Faults> {
+pub fn utf8<'t>(bytes: &'t [u8], path: &Path) -> Result<&'t str, Diagnostics> {
     let error = match str::from_utf8(bytes) {
         Ok(text) => return Ok(text),
         Err(error) => error,
     };
     let (good, bad) = bytes.split_at(error.valid_up_to());
     let text = str::from_utf8(good).unwrap_or_default();
-    let mut report = Report::new(path, text);
+    let mut report = DiagnosticCollector::new(path, text);
     let byte = bad.first().copied().unwrap_or_default();
     report.add_syntax(text.len()..text.len(), format!("byte {byte:#04x} is not UTF-8 text"), None);
     report.finish(None)
@@ -296,9 +304,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn two_faults() -> Faults {
+    fn two_faults() -> Diagnostics {
         let text = "a = 1\nfür\t= \"ü\u{1b}\"\n";
-        let mut report = Report::new(Path::new("x.toml"), text);
+        let mut report = DiagnosticCollector::new(Path::new("x.toml"), text);
         report.add(11..16, "second", Some("do that".to_owned()));
         report.add(0..1, "first", None);
         report.finish(None::<()>).unwrap_err()
@@ -338,7 +346,7 @@ error: second
     #[test]
     fn a_name_of_the_file_moves_no_cursor() {
         let path = Path::new("x\u{1b}[2J");
-        let mut report = Report::new(path, "a\u{202e}b = 1\n");
+        let mut report = DiagnosticCollector::new(path, "a\u{202e}b = 1\n");
         report.add(0..1, "unknown key a\u{202e}b\u{1b}[31m", Some("not \r\n".to_owned()));
         let faults = report.finish(None::<()>).unwrap_err();
         let expected = r"x\u{1b}[2J:1:1: unknown key a\u{202e}b\u{1b}[31m (not \u{d}\u{a})";
@@ -349,7 +357,7 @@ error: second
     #[test]
     fn a_long_line_is_cut_around_the_fault() {
         let text = "x".repeat(1_000);
-        let mut report = Report::new(Path::new("x"), &text);
+        let mut report = DiagnosticCollector::new(Path::new("x"), &text);
         report.add(500..503, "here", None);
         let faults = report.finish(None::<()>).unwrap_err();
         let expected = Excerpt { text: format!("…{}…", "x".repeat(160)), before: 61, width: 3 };
@@ -365,7 +373,7 @@ error: second
     #[test]
     fn faults_past_the_limit_are_counted_only() {
         let faults = |count: usize| {
-            let mut report = Report::new(Path::new("x"), "text");
+            let mut report = DiagnosticCollector::new(Path::new("x"), "text");
             (0..count).for_each(|_| report.add(0..4, "wrong", None));
             report.finish(None::<()>).unwrap_err().to_string()
         };
@@ -376,7 +384,7 @@ error: second
 
     #[test]
     fn a_broken_line_hides_what_it_seems_to_say_and_what_seems_to_be_missing() {
-        let mut report = Report::new(Path::new("x"), "a b\nc\n");
+        let mut report = DiagnosticCollector::new(Path::new("x"), "a b\nc\n");
         report.add_syntax(2..3, "no", None);
         report.add(0..1, "hidden", None);
         report.add(4..5, "shown", None);
@@ -396,7 +404,7 @@ error: second
     proptest! {
         #[test]
         fn no_span_of_no_text_panics(text in "(?s).{0,40}", start in 0_usize..60, length in 0_usize..60) {
-            let mut report = Report::new(Path::new("x"), &text);
+            let mut report = DiagnosticCollector::new(Path::new("x"), &text);
             report.add(start..start + length, "wrong", None);
             prop_assert!(!report.finish(None::<()>).unwrap_err().terminal(false).to_string().is_empty());
         }

@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
-use super::kind::Kind;
+use super::kind::ValueKind;
 use super::{Item, Table};
-use crate::diagnostic::Report;
+use crate::diagnostic::DiagnosticCollector;
 
 /// What a key means that is not written.
 pub enum Unset<V> {
@@ -20,7 +20,7 @@ pub enum Unset<V> {
 }
 
 /// A key, with all that is to be said of it.
-pub struct Key<K: Kind> {
+pub struct ConfigKey<K: ValueKind> {
     /// As it is written.
     pub name: &'static str,
     /// What its value may be.
@@ -31,9 +31,9 @@ pub struct Key<K: Kind> {
     pub text: &'static str,
 }
 
-impl<K: Kind> Key<K> {
+impl<K: ValueKind> ConfigKey<K> {
     /// The item, if the key is written. If it is not and is required, that is reported.
-    pub fn item<'t>(&self, table: &Table<'t>, report: &mut Report<'_>) -> Option<Item<'t>> {
+    pub fn item<'t>(&self, table: &Table<'t>, report: &mut DiagnosticCollector<'_>) -> Option<Item<'t>> {
         let item = table.get(self.name);
         if item.is_none() && matches!(self.unset, Unset::Required) {
             let message = format!("{} is missing in {}", self.name, table.what);
@@ -57,7 +57,7 @@ impl<K: Kind> Key<K> {
     }
 
     /// The value, written or not; `None` if it is wrong or missing, which is reported.
-    pub fn take(&self, table: &Table<'_>, report: &mut Report<'_>) -> Option<K::Value> {
+    pub fn take(&self, table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<K::Value> {
         match self.item(table, report) {
             Some(item) => self.kind.read(&item, report),
             None if matches!(self.unset, Unset::Required) => None,
@@ -66,13 +66,21 @@ impl<K: Kind> Key<K> {
     }
 
     /// The value if it is written, and where it stands; `None` also if it is wrong, which is reported.
-    pub fn take_at(&self, table: &Table<'_>, report: &mut Report<'_>) -> Option<(K::Value, Range<usize>)> {
+    pub fn take_at(
+        &self,
+        table: &Table<'_>,
+        report: &mut DiagnosticCollector<'_>,
+    ) -> Option<(K::Value, Range<usize>)> {
         let item = self.item(table, report)?;
         Some((self.kind.read(&item, report)?, item.span()))
     }
 
     /// The value if it is written; the outer `None` if it is wrong, which is reported.
-    pub fn take_written(&self, table: &Table<'_>, report: &mut Report<'_>) -> Option<Option<K::Value>> {
+    pub fn take_written(
+        &self,
+        table: &Table<'_>,
+        report: &mut DiagnosticCollector<'_>,
+    ) -> Option<Option<K::Value>> {
         match table.get(self.name) {
             Some(item) => self.kind.read(&item, report).map(Some),
             None => Some(None),
@@ -80,20 +88,20 @@ impl<K: Kind> Key<K> {
     }
 
     /// The value, or its default also where it is wrong, which is reported.
-    pub fn take_or_default(&self, table: &Table<'_>, report: &mut Report<'_>) -> K::Value {
+    pub fn take_or_default(&self, table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> K::Value {
         self.take(table, report).unwrap_or_else(|| self.default())
     }
 }
 
 /// A key as pages show it.
-pub trait Row: Sync {
+pub trait DocumentedKey: Sync {
     /// As it is written.
     fn name(&self) -> &'static str;
     /// In Markdown: what may be written, what is the default, and what the key decides.
     fn cells(&self) -> [String; 3];
 }
 
-impl<K: Kind> Row for Key<K> {
+impl<K: ValueKind> DocumentedKey for ConfigKey<K> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -118,7 +126,7 @@ pub struct Section {
     /// What pages say of it.
     pub text: &'static str,
     /// Its keys, in the order of pages and messages.
-    pub rows: &'static [&'static dyn Row],
+    pub rows: &'static [&'static dyn DocumentedKey],
     /// Keys that it had once, and what to write now.
     pub gone: &'static [(&'static str, &'static str)],
 }
@@ -173,8 +181,8 @@ macro_rules! section {
         pub mod $module {
             use super::*;
 
-            $(pub static $key: Key<$kind $(<$of>)?> =
-                Key { name: $name, kind: $kind($($limits)*), unset: $unset, text: $about };)*
+            $(pub static $key: ConfigKey<$kind $(<$of>)?> =
+                ConfigKey { name: $name, kind: $kind($($limits)*), unset: $unset, text: $about };)*
 
             pub static SECTION: Section =
                 Section { header: $header, what: $what, text: $text, rows: &[$(&$key),*], gone: &[$(($gone, $instead)),*] };

@@ -1,7 +1,7 @@
 //! What the value of a key may be: its kind with what limits it, and how it is read.
 //!
 //! A kind tells readers what to refuse and pages what may be written, so that neither can say something else. A value that
-//! takes more than one kind is a [`Form`], which the reader of its key looks at by itself.
+//! takes more than one kind is a [`FreeForm`], which the reader of its key looks at by itself.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -12,10 +12,10 @@ use toml::de::DeValue;
 use super::Item;
 use super::duration::{in_units, parse_duration};
 use super::near::did_you_mean;
-use crate::diagnostic::{Report, quote};
+use crate::diagnostic::{DiagnosticCollector, quote};
 
 /// A kind of value.
-pub trait Kind: Sync {
+pub trait ValueKind: Sync {
     /// What it is read as.
     type Value: Clone + Sync;
     /// What may be written: examples, or all of it.
@@ -23,18 +23,18 @@ pub trait Kind: Sync {
     /// A value as a file has it.
     fn written(&self, value: &Self::Value) -> String;
     /// The value, if there is nothing wrong with it.
-    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<Self::Value>;
+    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Self::Value>;
 }
 
 /// The help for a value that is not of its kind.
-pub fn write<K: Kind>(kind: &K) -> String {
+pub fn write<K: ValueKind>(kind: &K) -> String {
     format!("write {}", kind.values().join(" or "))
 }
 
 /// A whole number within a range.
 pub struct Number(pub RangeInclusive<u32>);
 
-impl Kind for Number {
+impl ValueKind for Number {
     type Value = u32;
 
     fn values(&self) -> Vec<String> {
@@ -45,7 +45,7 @@ impl Kind for Number {
         value.to_string()
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<u32> {
+    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<u32> {
         let DeValue::Integer(integer) = item.value() else {
             item.wrong_kind("a whole number", report);
             return None;
@@ -62,7 +62,7 @@ impl Kind for Number {
 /// A decimal fraction of up to three digits within a range, in thousandths.
 pub struct Thousandths(pub RangeInclusive<u32>);
 
-impl Kind for Thousandths {
+impl ValueKind for Thousandths {
     type Value = u32;
 
     fn values(&self) -> Vec<String> {
@@ -74,7 +74,7 @@ impl Kind for Thousandths {
         text.trim_end_matches('0').trim_end_matches('.').to_owned()
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<u32> {
+    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<u32> {
         let text = match item.value() {
             DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str(),
             DeValue::Float(float) => float.as_str(),
@@ -105,7 +105,7 @@ fn thousandths(text: &str) -> Option<u32> {
 /// A power of two within a range.
 pub struct PowerOfTwo(pub RangeInclusive<u32>);
 
-impl Kind for PowerOfTwo {
+impl ValueKind for PowerOfTwo {
     type Value = u32;
 
     fn values(&self) -> Vec<String> {
@@ -117,7 +117,7 @@ impl Kind for PowerOfTwo {
         value.to_string()
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<u32> {
+    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<u32> {
         let number = Number(self.0.clone()).read(item, report)?;
         if !number.is_power_of_two() {
             let (above, below) = (number.next_power_of_two(), number.next_power_of_two() / 2);
@@ -131,7 +131,7 @@ impl Kind for PowerOfTwo {
 /// A time within a range: a whole number with its unit, as in `10s`.
 pub struct Time(pub RangeInclusive<Duration>);
 
-impl Kind for Time {
+impl ValueKind for Time {
     type Value = Duration;
 
     fn values(&self) -> Vec<String> {
@@ -142,7 +142,7 @@ impl Kind for Time {
         format!("\"{}\"", in_units(*value))
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<Duration> {
+    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Duration> {
         read_time(item, &self.0, write(self), report)
     }
 }
@@ -152,7 +152,7 @@ pub struct TimeOrOff(pub RangeInclusive<Duration>);
 
 const OFF: &str = "off";
 
-impl Kind for TimeOrOff {
+impl ValueKind for TimeOrOff {
     type Value = Option<Duration>;
 
     fn values(&self) -> Vec<String> {
@@ -163,7 +163,7 @@ impl Kind for TimeOrOff {
         format!("\"{}\"", value.map_or_else(|| OFF.to_owned(), in_units))
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<Option<Duration>> {
+    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Option<Duration>> {
         if item.as_str() == Some(OFF) {
             return Some(None);
         }
@@ -175,7 +175,7 @@ fn read_time(
     item: &Item<'_>,
     range: &RangeInclusive<Duration>,
     help: String,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) -> Option<Duration> {
     let Some(text) = item.as_str() else {
         item.wrong_kind_but("a string", help, report);
@@ -189,9 +189,9 @@ fn read_time(
 }
 
 /// One of some words: what they stand for, and how to name each.
-pub struct Words<T: 'static>(pub &'static [T], pub fn(T) -> &'static str);
+pub struct Keyword<T: 'static>(pub &'static [T], pub fn(T) -> &'static str);
 
-impl<T: Copy + Sync> Kind for Words<T> {
+impl<T: Copy + Sync> ValueKind for Keyword<T> {
     type Value = T;
 
     fn values(&self) -> Vec<String> {
@@ -202,7 +202,7 @@ impl<T: Copy + Sync> Kind for Words<T> {
         format!("{:?}", (self.1)(*value))
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<T> {
+    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<T> {
         let Self(all, name) = self;
         let text = item.text(report)?;
         let value = all.iter().find(|value| name(**value) == text);
@@ -221,7 +221,7 @@ pub struct Text<T>(pub &'static [&'static str], pub fn(&str) -> Result<T, Refusa
 /// What is wrong with a text, after the name of its key; and what would be right.
 pub type Refusal = (String, Option<String>);
 
-impl<T: Clone + Sync + Display> Kind for Text<T> {
+impl<T: Clone + Sync + Display> ValueKind for Text<T> {
     type Value = T;
 
     fn values(&self) -> Vec<String> {
@@ -232,15 +232,15 @@ impl<T: Clone + Sync + Display> Kind for Text<T> {
         format!("\"{value}\"")
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<T> {
+    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<T> {
         item.parse(self.1, report)
     }
 }
 
 /// `true` or `false`.
-pub struct Switch();
+pub struct Boolean();
 
-impl Kind for Switch {
+impl ValueKind for Boolean {
     type Value = bool;
 
     fn values(&self) -> Vec<String> {
@@ -251,7 +251,7 @@ impl Kind for Switch {
         value.to_string()
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<bool> {
+    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<bool> {
         let DeValue::Boolean(value) = item.value() else {
             item.wrong_kind("true or false", report);
             return None;
@@ -261,9 +261,9 @@ impl Kind for Switch {
 }
 
 /// Something that the reader of its key looks at by itself, as in these examples.
-pub struct Form(pub &'static [&'static str]);
+pub struct FreeForm(pub &'static [&'static str]);
 
-impl Kind for Form {
+impl ValueKind for FreeForm {
     type Value = ();
 
     fn values(&self) -> Vec<String> {
@@ -274,7 +274,7 @@ impl Kind for Form {
         String::new()
     }
 
-    fn read(&self, _: &Item<'_>, _: &mut Report<'_>) -> Option<()> {
+    fn read(&self, _: &Item<'_>, _: &mut DiagnosticCollector<'_>) -> Option<()> {
         Some(())
     }
 }

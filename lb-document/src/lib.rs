@@ -10,7 +10,7 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::diagnostic::{Report, quote};
+use crate::diagnostic::{DiagnosticCollector, quote};
 
 pub mod diagnostic;
 
@@ -41,7 +41,7 @@ use kind::Refusal;
 pub const MAX_RECOVERED_BYTES: usize = 1 << 20;
 
 /// Parses a document. Faults of syntax are reported, and as much as could be read is returned.
-pub fn read<'t>(text: &'t str, report: &mut Report<'_>) -> DeTable<'t> {
+pub fn read<'t>(text: &'t str, report: &mut DiagnosticCollector<'_>) -> DeTable<'t> {
     let first = match DeTable::parse(text) {
         Ok(root) => return root.into_inner(),
         Err(error) => error,
@@ -59,7 +59,7 @@ pub fn read<'t>(text: &'t str, report: &mut Report<'_>) -> DeTable<'t> {
 }
 
 /// Reports a fault of syntax in the words of the library, with help where there is some.
-pub fn add_syntax(span: Range<usize>, message: &str, report: &mut Report<'_>) {
+pub fn add_syntax(span: Range<usize>, message: &str, report: &mut DiagnosticCollector<'_>) {
     let message = message.strip_suffix(", expected nothing").unwrap_or(message);
     // An address without quotes begins like a number.
     let numeric = ["invalid float", "invalid integer", "invalid datetime"];
@@ -88,12 +88,17 @@ impl<'t> Table<'t> {
     }
 
     /// Refuses every key that is not `known`.
-    pub fn check_keys(&self, known: &[&str], report: &mut Report<'_>) {
+    pub fn check_keys(&self, known: &[&str], report: &mut DiagnosticCollector<'_>) {
         self.check_keys_and_former(known, &[], report);
     }
 
     /// The same; of keys that there were once (`gone`) it says what to write now.
-    fn check_keys_and_former(&self, known: &[&str], gone: &[(&str, &str)], report: &mut Report<'_>) {
+    fn check_keys_and_former(
+        &self,
+        known: &[&str],
+        gone: &[(&str, &str)],
+        report: &mut DiagnosticCollector<'_>,
+    ) {
         let keys = self.entries.iter().flat_map(|entries| entries.keys());
         for key in keys.filter(|key| !known.contains(&key.get_ref().as_ref())) {
             let name = key.get_ref();
@@ -111,13 +116,13 @@ impl<'t> Table<'t> {
     }
 
     /// The table headed `[name]`; one without keys if there is none.
-    pub fn table(&self, section: &Section, report: &mut Report<'_>) -> Self {
+    pub fn table(&self, section: &Section, report: &mut DiagnosticCollector<'_>) -> Self {
         let table = self.get(section.name()).and_then(|item| item.table(section, report));
         table.unwrap_or(Self { what: section.what, span: 0..0, entries: None })
     }
 
     /// The tables headed `[[name]]`, at most `limit` of them.
-    pub fn tables(&self, section: &Section, limit: usize, report: &mut Report<'_>) -> Vec<Self> {
+    pub fn tables(&self, section: &Section, limit: usize, report: &mut DiagnosticCollector<'_>) -> Vec<Self> {
         let key = section.name();
         let Some(item) = self.get(key) else { return Vec::new() };
         let DeValue::Array(elements) = item.value.get_ref() else {
@@ -165,18 +170,23 @@ impl<'t> Item<'t> {
     }
 
     /// Reports that the value is not `expected`.
-    pub fn wrong_kind(&self, expected: &str, report: &mut Report<'_>) {
+    pub fn wrong_kind(&self, expected: &str, report: &mut DiagnosticCollector<'_>) {
         self.wrong_kind_but(expected, None, report);
     }
 
     /// As [`Item::wrong_kind`], with what to write instead.
-    pub fn wrong_kind_but(&self, expected: &str, help: impl Into<Option<String>>, report: &mut Report<'_>) {
+    pub fn wrong_kind_but(
+        &self,
+        expected: &str,
+        help: impl Into<Option<String>>,
+        report: &mut DiagnosticCollector<'_>,
+    ) {
         let message = format!("{} must be {expected}, not {}", self.name, kind(self.value()));
         report.add(self.span(), message, help);
     }
 
     /// Whether it is `true`.
-    pub fn is_true(&self, report: &mut Report<'_>) -> bool {
+    pub fn is_true(&self, report: &mut DiagnosticCollector<'_>) -> bool {
         match self.value() {
             DeValue::Boolean(is_true) => *is_true,
             _ => {
@@ -187,7 +197,7 @@ impl<'t> Item<'t> {
     }
 
     /// A string.
-    pub fn text(&self, report: &mut Report<'_>) -> Option<&'t str> {
+    pub fn text(&self, report: &mut DiagnosticCollector<'_>) -> Option<&'t str> {
         let DeValue::String(text) = self.value() else {
             self.wrong_kind("a string", report);
             return None;
@@ -196,7 +206,7 @@ impl<'t> Item<'t> {
     }
 
     /// A list.
-    pub fn list(&self, report: &mut Report<'_>) -> Option<Vec<Self>> {
+    pub fn list(&self, report: &mut DiagnosticCollector<'_>) -> Option<Vec<Self>> {
         let DeValue::Array(elements) = self.value() else {
             self.wrong_kind("a list", report);
             return None;
@@ -209,7 +219,7 @@ impl<'t> Item<'t> {
     }
 
     /// A table with the keys of a section.
-    pub fn table(&self, section: &Section, report: &mut Report<'_>) -> Option<Table<'t>> {
+    pub fn table(&self, section: &Section, report: &mut DiagnosticCollector<'_>) -> Option<Table<'t>> {
         let DeValue::Table(entries) = self.value() else {
             self.wrong_kind("a table", report);
             return None;
@@ -220,7 +230,11 @@ impl<'t> Item<'t> {
     }
 
     /// What a function makes of the string.
-    pub fn parse<T>(&self, parse: fn(&str) -> Result<T, Refusal>, report: &mut Report<'_>) -> Option<T> {
+    pub fn parse<T>(
+        &self,
+        parse: fn(&str) -> Result<T, Refusal>,
+        report: &mut DiagnosticCollector<'_>,
+    ) -> Option<T> {
         match parse(self.text(report)?) {
             Ok(value) => Some(value),
             Err((why, help)) => {
@@ -254,7 +268,13 @@ impl<K> Default for Unique<K> {
 
 impl<K: Ord> Unique<K> {
     /// Refuses `key` at `span` if it was seen before; `what` names it.
-    pub fn claim(&mut self, key: K, span: Range<usize>, what: &str, report: &mut Report<'_>) -> bool {
+    pub fn claim(
+        &mut self,
+        key: K,
+        span: Range<usize>,
+        what: &str,
+        report: &mut DiagnosticCollector<'_>,
+    ) -> bool {
         if let Some(first) = self.0.get(&key) {
             report.add(span, format!("{what} is already on line {}", report.line(first)), None);
             return false;
@@ -271,9 +291,9 @@ mod tests {
     use std::time::Duration;
 
     use super::duration::parse_duration;
-    use super::key::Key;
+    use super::key::ConfigKey;
     use super::key::Unset::Means;
-    use super::kind::{Form, Number, Text, Time, TimeOrOff, Words};
+    use super::kind::{FreeForm, Keyword, Number, Text, Time, TimeOrOff};
     use super::*;
     use crate::section;
 
@@ -282,19 +302,19 @@ mod tests {
 
         NUMBER "number": Number(1..=256), Means("none"), "";
         S "s": Text<String>(&[], |text| Ok(text.to_owned())), Means("none"), "";
-        L "l": Form(&[]), Means("none"), "";
-        T "t": Form(&[]), Means("none"), "";
+        L "l": FreeForm(&[]), Means("none"), "";
+        T "t": FreeForm(&[]), Means("none"), "";
         A "a": Text<SocketAddr>(&[], address), Means("none"), "";
-        C "c": Words<&'static str>(&["first", "second"], |word| word), Means("none"), "";
+        C "c": Keyword<&'static str>(&["first", "second"], |word| word), Means("none"), "";
         D "d": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Means("none"), "";
         O "o": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(24)), Means("none"), "";
-        TABLES "tables": Form(&[]), Means("none"), "";
+        TABLES "tables": FreeForm(&[]), Means("none"), "";
     }
 
     section! { inner, "[[tables]]", "an inner table", ""; }
 
     fn faults(text: &str) -> String {
-        let mut report = Report::new(Path::new("x"), text);
+        let mut report = DiagnosticCollector::new(Path::new("x"), text);
         let root = read(text, &mut report);
         let table = Table::root("the test", &root);
         table.check_keys(&keys::SECTION.keys(), &mut report);

@@ -1,13 +1,13 @@
 //! Lists of names: of network interfaces, and of hosts.
 
-use crate::diagnostic::{Report, quote};
+use crate::diagnostic::{DiagnosticCollector, quote};
 use crate::{Item, Unique};
 
 /// Names that a list may have.
 const MAX_NAMES: usize = 64;
 
 /// What a list names.
-struct Named {
+struct NameRule {
     /// One of them, as in "interface".
     what: &'static str,
     /// What is right.
@@ -16,19 +16,19 @@ struct Named {
 }
 
 /// The names of network interfaces in a list.
-pub fn interfaces(item: &Item<'_>, report: &mut Report<'_>) -> Vec<String> {
+pub fn interfaces(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Vec<String> {
     let help = "write the name of a network interface, as `ip link` has it: 1 to 15 characters";
-    read(item, &Named { what: "interface", help, is_name: is_interface }, report)
+    read(item, &NameRule { what: "interface", help, is_name: is_interface }, report)
 }
 
 /// The names of hosts in a list, in lower case.
-pub fn hosts(item: &Item<'_>, report: &mut Report<'_>) -> Vec<String> {
+pub fn hosts(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Vec<String> {
     let help = "write the name of a host without a port, as in \"metrics.example\", or an IP address";
-    let names = read(item, &Named { what: "host", help, is_name: is_host }, report);
+    let names = read(item, &NameRule { what: "host", help, is_name: is_host }, report);
     names.into_iter().map(|name| name.to_ascii_lowercase()).collect()
 }
 
-fn read(item: &Item<'_>, named: &Named, report: &mut Report<'_>) -> Vec<String> {
+fn read(item: &Item<'_>, named: &NameRule, report: &mut DiagnosticCollector<'_>) -> Vec<String> {
     let Some(items) = item.list(report) else { return Vec::new() };
     if items.len() > MAX_NAMES {
         let message = format!("{} names {} {}s", item.name(), items.len(), named.what);

@@ -7,13 +7,13 @@ use lb_kernel::DatapathError;
 
 use crate::config::ConfigFileError;
 use crate::source::SourceError;
-use lb_document::diagnostic::Faults;
+use lb_document::diagnostic::Diagnostics;
 pub use lb_document::diagnostic::chain;
 
 /// Why a command failed.
 pub enum Failure {
     /// Faults of files, shown with the lines they are in.
-    Faults(Faults),
+    Faults(Diagnostics),
     /// Anything else.
     Other(anyhow::Error),
 }

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use lb_document::diagnostic::Faults;
+use lb_document::diagnostic::Diagnostics;
 use lb_host::log::as_error;
 use lb_view::text::Style;
 
@@ -50,7 +50,7 @@ pub fn failure(why: impl fmt::Display) {
 }
 
 /// Shows faults of a file on standard error.
-pub fn faults(faults: &Faults) {
+pub fn faults(faults: &Diagnostics) {
     let text = faults.terminal(Style::for_stderr().colour).to_string();
     let _ = io::stderr().lock().write_all(as_error(&text).as_bytes());
 }

@@ -23,7 +23,7 @@ use lb_kernel::trust::Untrusted;
 use thiserror::Error;
 
 use crate::assignments::Assignments;
-use lb_document::diagnostic::Faults;
+use lb_document::diagnostic::Diagnostics;
 
 /// The largest file that is read.
 pub const MAX_BYTES: u64 = endpoints::MAX_FILE_BYTES as u64;
@@ -63,7 +63,7 @@ pub enum SourceError {
     #[error(transparent)]
     NoAnswer(#[from] NoAnswer),
     #[error(transparent)]
-    Invalid(#[from] Faults),
+    Invalid(#[from] Diagnostics),
 }
 
 impl SourceError {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use lb_core::report_keys::{BackendKey, Keys};
 use lb_core::service::Protocol;
-use lb_document::diagnostic::{Report, quote};
+use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::{Item, Table};
 use toml::de::DeValue;
 
@@ -22,7 +22,7 @@ pub fn read(
     table: &Table<'_>,
     directory: &Path,
     keys: &mut ReadKeys<'_>,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) -> Option<Backend> {
     let address = backend::ADDRESS.take(table, report);
     let protocol = backend::PROTOCOL.take(table, report);
@@ -48,7 +48,12 @@ pub fn read(
     })
 }
 
-fn name(table: &Table<'_>, address: SocketAddr, protocol: Protocol, report: &mut Report<'_>) -> Option<Name> {
+fn name(
+    table: &Table<'_>,
+    address: SocketAddr,
+    protocol: Protocol,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<Name> {
     let refused = |why| {
         let span = backend::ADDRESS.item(table, report).map_or(table.span(), |item| item.span());
         report.add(span, format!("address \"{address}\" {why}"), None);
@@ -60,7 +65,7 @@ fn key_file(
     table: &Table<'_>,
     directory: &Path,
     keys: &mut ReadKeys<'_>,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
 ) -> Option<(PathBuf, Keys<BackendKey>)> {
     let path = backend::KEY.take(table, report)?;
     let path = directory.join(&*path);
@@ -75,7 +80,11 @@ fn key_file(
 }
 
 /// The outer `None` if it is wrong, the inner one if there is to be none.
-fn check(table: &Table<'_>, name: Option<Name>, report: &mut Report<'_>) -> Option<Option<Check>> {
+fn check(
+    table: &Table<'_>,
+    name: Option<Name>,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<Option<Check>> {
     const HELP: &str =
         "write \"tcp\", \"off\", { http = \"/healthz\" } or { command = [\"/usr/bin/app\", \"check\"] }";
     let Some(item) = backend::CHECK.item(table, report) else {
@@ -134,7 +143,7 @@ fn check(table: &Table<'_>, name: Option<Name>, report: &mut Report<'_>) -> Opti
     command(&check::COMMAND.item(&keys, report)?, report).map(|command| Some(Check::Command(command)))
 }
 
-fn command(item: &Item<'_>, report: &mut Report<'_>) -> Option<Vec<String>> {
+fn command(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<String>> {
     let words = item.list(report)?;
     if words.is_empty() {
         report.add(item.span(), "command is empty", "write a program and its arguments".to_owned());
@@ -145,7 +154,7 @@ fn command(item: &Item<'_>, report: &mut Report<'_>) -> Option<Vec<String>> {
     (words.len() == count).then_some(words)
 }
 
-fn utilization(table: &Table<'_>, report: &mut Report<'_>) -> Option<Utilization> {
+fn utilization(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Utilization> {
     let Some(item) = backend::UTILIZATION.item(table, report) else { return Some(Utilization::Application) };
     match item.as_str() {
         Some("application") => return Some(Utilization::Application),
@@ -168,7 +177,7 @@ fn utilization(table: &Table<'_>, report: &mut Report<'_>) -> Option<Utilization
 }
 
 /// In thousandths.
-fn cores(item: &Item<'_>, report: &mut Report<'_>) -> Option<u32> {
+fn cores(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<u32> {
     let number = match item.value() {
         DeValue::Integer(integer) => integer.as_str().parse::<f64>().ok(),
         DeValue::Float(float) => float.as_str().parse().ok(),

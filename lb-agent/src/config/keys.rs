@@ -9,15 +9,15 @@ use std::time::Duration;
 use lb_core::reports::{MAX_HOLD, MAX_VALID_FOR};
 use lb_core::service::Protocol;
 use lb_document::key::Unset::{Is, Means, Required};
-use lb_document::kind::{Form, Number, Refusal, Text, Time, Words};
+use lb_document::kind::{FreeForm, Keyword, Number, Refusal, Text, Time};
 use lb_document::{
     LogFormat, address,
-    key::{Key, Section},
+    key::{ConfigKey, Section},
     section,
 };
 
 /// A path, relative to the file.
-pub type Path = Key<Text<Cow<'static, str>>>;
+pub type Path = ConfigKey<Text<Cow<'static, str>>>;
 
 /// All sections, each followed by those that are values in it.
 pub static SECTIONS: [&[&Section]; 3] =
@@ -26,7 +26,7 @@ pub static SECTIONS: [&[&Section]; 3] =
 section! {
     agent, "[agent.toml]", "agent.toml", "the agent itself; they stand before all tables, and take a restart but for `backend`";
 
-    LISTEN "listen": Form(&["\"[::]:9465\"", "[\"10.0.0.1:9465\", \"[2001:db8::1]:9465\"]"]),
+    LISTEN "listen": FreeForm(&["\"[::]:9465\"", "[\"10.0.0.1:9465\", \"[2001:db8::1]:9465\"]"]),
         Means("port 9465 of all addresses"),
         "where it is asked: by UDP for reports, by TCP for HTTP; `[::]` takes IPv4 as well";
     STATE "state": Text<Cow<'static, str>>(&["/var/lib/socklb-agent"], path), Is(Cow::Borrowed("/var/lib/socklb-agent")),
@@ -35,10 +35,10 @@ section! {
         "directory of its control socket";
     GROUP "group": Text<Cow<'static, str>>(&["deploy"], path), Means("the agent's own alone"),
         "another group whose members may control it: a name or a number. The socket is given to it by an agent that is root";
-    LOG_FORMAT "log_format": Words<LogFormat>(&LogFormat::ALL, LogFormat::name), Is(LogFormat::Text),
+    LOG_FORMAT "log_format": Keyword<LogFormat>(&LogFormat::ALL, LogFormat::name), Is(LogFormat::Text),
         "the form of a line of its log: with `json` an object with `timestamp`, `level`, `target`, `message` and the fields";
-    XDP "xdp": Form(&["[xdp]"]), Means("none"), "where the kernel answers in its place, below";
-    BACKEND "backend": Form(&["[[backend]]"]), Means("none"), "the backends, below";
+    XDP "xdp": FreeForm(&["[xdp]"]), Means("none"), "where the kernel answers in its place, below";
+    BACKEND "backend": FreeForm(&["[[backend]]"]), Means("none"), "the backends, below";
 }
 
 section! {
@@ -46,9 +46,9 @@ section! {
         "where the kernel answers requests in the agent's place (XDP), also while the agent gets no processor: see \
          [the page on reports](reports.md#while-a-backends-host-is-overloaded-xdp)";
 
-    INTERFACES "interfaces": Form(&["[\"eth0\"]"]), Required,
+    INTERFACES "interfaces": FreeForm(&["[\"eth0\"]"]), Required,
         "the network interfaces on which it does, for requests to the addresses that they have themselves";
-    GENERIC "generic": Form(&["true"]), Means("`false`"),
+    GENERIC "generic": FreeForm(&["true"]), Means("`false`"),
         "whether the network stack may run the program where a device's driver cannot, which turns GRO off there";
 }
 
@@ -57,11 +57,11 @@ section! {
 
     ADDRESS "address": Text<SocketAddr>(&["10.0.0.1:8080", "[2001:db8::1]:8080"], address), Required,
         "its name: its address and port as the endpoint list has them, wherever it listens; no link-local address";
-    PROTOCOL "protocol": Words<Protocol>(&Protocol::ALL, Protocol::name), Is(Protocol::Tcp),
+    PROTOCOL "protocol": Keyword<Protocol>(&Protocol::ALL, Protocol::name), Is(Protocol::Tcp),
         "the protocol of its service, which belongs to its name";
     KEY "key": Text<Cow<'static, str>>(&["keys/10.0.0.1:8080"], path), Required,
         "the file of its keys, one or two lines `ID KEY`, as `socklb agent key --of` writes it; mode 0640 at most";
-    CHECK "check": Form(&["\"tcp\"", "\"off\"", "{ http = \"/healthz\" }", "{ command = [\"/usr/bin/app\", \"check\"] }"]),
+    CHECK "check": FreeForm(&["\"tcp\"", "\"off\"", "{ http = \"/healthz\" }", "{ command = [\"/usr/bin/app\", \"check\"] }"]),
         Means("`\"tcp\"`; of a UDP backend required"),
         "how its health is learnt: whether it accepts a connection, by what follows, or not at all (`\"off\"`: by `socklb agent run` alone)";
     INTERVAL "interval": Time(Duration::from_millis(200)..=Duration::from_hours(1)), Is(Duration::from_secs(2)),
@@ -74,7 +74,7 @@ section! {
         "for how long clients take it for a lame duck that is one and falls silent: longer than a restart takes";
     VALID_FOR "valid_for": Time(Duration::from_secs(1)..=MAX_VALID_FOR), Is(Duration::from_secs(45)),
         "how long a report is valid for a client that hears no other: three times the longest interval at which clients ask";
-    UTILIZATION "utilization": Form(&["\"application\"", "{ cgroup = \"system.slice/app.service\" }", "\"off\""]),
+    UTILIZATION "utilization": FreeForm(&["\"application\"", "{ cgroup = \"system.slice/app.service\" }", "\"off\""]),
         Means("`\"application\"`"),
         "how its load is learnt: its application says it (`socklb agent report`), which is believed first in any case but `\"off\"`; else it is measured, of the cgroup of `socklb agent run`, or of the one that follows";
 }
@@ -87,7 +87,7 @@ section! {
     HTTP "http": Text<Cow<'static, str>>(&["/healthz"], http_path), Means("none"),
         "whether a GET of this path is answered by 200 to 299; redirects are not followed and fail; of the answer the head is read, up to 64 KiB";
     AT "at": Text<SocketAddr>(&["127.0.0.1:8081"], address), Means("the backend's `address`"), "the address that is asked by `http`";
-    COMMAND "command": Form(&["[\"/usr/bin/app\", \"check\"]"]), Means("none"),
+    COMMAND "command": FreeForm(&["[\"/usr/bin/app\", \"check\"]"]), Means("none"),
         "whether this command ends with exit code 0; after `timeout` it is killed with its process group";
 }
 
@@ -96,7 +96,7 @@ section! {
 
     CGROUP "cgroup": Text<Cow<'static, str>>(&["system.slice/app.service"], cgroup), Required,
         "the cgroup whose use of processors, and wait for them, is its utilization; relative to the mount";
-    CORES "cores": Form(&["1.5"]), Means("the cgroup's limit, or that of one above it, or the host's processors"),
+    CORES "cores": FreeForm(&["1.5"]), Means("the cgroup's limit, or that of one above it, or the host's processors"),
         "how many processors it can use";
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use lb_document::diagnostic::{Faults, Report, chain, utf8};
+use lb_document::diagnostic::{DiagnosticCollector, Diagnostics, chain, utf8};
 use lb_document::{self as document};
 use lb_document::{Item, Table, Unique, address, interfaces};
 use lb_host::regular_file;
@@ -45,7 +45,7 @@ pub enum ConfigError {
     TooLong(PathBuf),
     /// The file was read and is wrong.
     #[error(transparent)]
-    Faulty(#[from] Faults),
+    Faulty(#[from] Diagnostics),
 }
 
 /// Reads the configuration file at `path`, and the key files that it names.
@@ -75,8 +75,8 @@ fn read_file(path: &Path) -> Result<Vec<u8>, ConfigError> {
 ///
 /// # Errors
 /// All its faults.
-pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<Config, Faults> {
-    let mut report = Report::new(path, text);
+pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<Config, Diagnostics> {
+    let mut report = DiagnosticCollector::new(path, text);
     let root = document::read(text, &mut report);
     let root = Table::root(SECTION.what, &root);
     root.check_keys(&SECTION.keys(), &mut report);
@@ -109,7 +109,11 @@ pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<Config,
 }
 
 /// Where the kernel is to answer, if it is.
-fn xdp(root: &Table<'_>, listen: Option<&[SocketAddr]>, report: &mut Report<'_>) -> Option<Place> {
+fn xdp(
+    root: &Table<'_>,
+    listen: Option<&[SocketAddr]>,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<Place> {
     let item = XDP.item(root, report)?;
     let table = item.table(&xdp::SECTION, report)?;
     let named = xdp::INTERFACES.item(&table, report)?;
@@ -125,7 +129,7 @@ fn xdp(root: &Table<'_>, listen: Option<&[SocketAddr]>, report: &mut Report<'_>)
     Some(Place { interfaces, allows_generic, generic_key: "generic" })
 }
 
-fn listen(item: &Item<'_>, report: &mut Report<'_>) -> Option<Vec<SocketAddr>> {
+fn listen(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<SocketAddr>> {
     if item.as_str().is_some() {
         return item.parse(address, report).map(|address| vec![address]);
     }
@@ -158,7 +162,7 @@ mod tests {
 
     const LEAST: &str = "[[backend]]\naddress = '10.0.0.1:80'\nkey = 'k'\n";
 
-    fn parsed(text: &str) -> Result<Config, Faults> {
+    fn parsed(text: &str) -> Result<Config, Diagnostics> {
         parse(text, Path::new("/x/agent.toml"), &mut |path| match path.to_str() {
             Some("/x/k") => Ok(Keys::parse(&format!("1 {}", "0f".repeat(16))).unwrap()),
             _ => Err(format!("read {}: No such file or directory", path.display())),

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use lb_core::endpoint::{EndpointState, MAX_INDEXES};
-use lb_document::diagnostic::{Report, quote};
+use lb_document::diagnostic::{DiagnosticCollector, quote};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -70,14 +70,22 @@ impl ConsulCheck {
 }
 
 /// The entries of all instances. Adds to `notes` which are there more than once.
-pub fn read(root: &JsonValue<'_>, report: &mut Report<'_>, notes: &mut Vec<String>) -> Vec<ListEntry> {
+pub fn read(
+    root: &JsonValue<'_>,
+    report: &mut DiagnosticCollector<'_>,
+    notes: &mut Vec<String>,
+) -> Vec<ListEntry> {
     let mut service = OneService::default();
     let instances = root.whole_list("an instance", report).unwrap_or_default();
     let entries = instances.iter().filter_map(|instance| entry(instance, &mut service, report));
     merge(entries.collect(), notes)
 }
 
-fn entry(value: &JsonValue<'_>, one: &mut OneService, report: &mut Report<'_>) -> Option<ListEntry> {
+fn entry(
+    value: &JsonValue<'_>,
+    one: &mut OneService,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<ListEntry> {
     let Instance { node, service, checks } = value.read(report)?;
     let name = service.service.as_deref().unwrap_or_default();
     if !one.accepts(value, name, "write the instances of one service", report) {

@@ -13,7 +13,7 @@ use toml_parser::parser::{EventReceiver, RecursionGuard, ValidateWhitespace, par
 use toml_parser::{ErrorSink, Expected, ParseError, Source, Span};
 
 use lb_document as document;
-use lb_document::diagnostic::{MAX_FAULTS, Report};
+use lb_document::diagnostic::{DiagnosticCollector, MAX_FAULTS};
 
 /// The key of the list of entries.
 const ENTRIES: &str = "endpoint";
@@ -29,7 +29,7 @@ const MAX_DEPTH: u32 = 80;
 
 /// Parses a file, of which at most `limit` entries and one more are kept. Faults of syntax are reported, and as much as
 /// could be read is returned.
-pub fn read<'t>(text: &'t str, limit: usize, report: &mut Report<'_>) -> DeTable<'t> {
+pub fn read<'t>(text: &'t str, limit: usize, report: &mut DiagnosticCollector<'_>) -> DeTable<'t> {
     let source = Source::new(text);
     let mut tokens = Vec::new();
     for token in source.lex() {

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use lb_core::endpoint::{EndpointState, MAX_INDEXES};
-use lb_document::diagnostic::{Report, quote};
+use lb_document::diagnostic::{DiagnosticCollector, quote};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Number;
@@ -151,7 +151,7 @@ fn whole(text: &str, max: u32) -> Option<u32> {
 pub fn read(
     root: &JsonValue<'_>,
     is_response: bool,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
     notes: &mut Vec<String>,
 ) -> Vec<ListEntry> {
     let assignment = if is_response { resource(root, report) } else { Some(*root) };
@@ -190,7 +190,7 @@ struct WeightedLocality {
 /// A locality and its priority.
 fn group(
     value: &JsonValue<'_>,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
     left_out: &mut LeftOut,
 ) -> Option<(u32, WeightedLocality)> {
     let LocalityLbEndpoints { locality, lb_endpoints, load_balancing_weight, priority } =
@@ -207,7 +207,7 @@ fn group(
 }
 
 /// The one assignment of a response.
-fn resource<'t>(root: &JsonValue<'t>, report: &mut Report<'_>) -> Option<JsonValue<'t>> {
+fn resource<'t>(root: &JsonValue<'t>, report: &mut DiagnosticCollector<'_>) -> Option<JsonValue<'t>> {
     let DiscoveryResponse { resources } = root.read(report)?;
     let resources = root.of_key("resources", resources?).whole_list("a resource", report)?;
     let [resource] = &*resources else {
@@ -229,7 +229,7 @@ fn resource<'t>(root: &JsonValue<'t>, report: &mut Report<'_>) -> Option<JsonVal
 /// An endpoint and its own weight.
 fn endpoint(
     value: &JsonValue<'_>,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
     left_out: &mut LeftOut,
 ) -> Option<(ListEntry, u32)> {
     let LbEndpoint { endpoint, health_status, load_balancing_weight, metadata } = value.read(report)?;

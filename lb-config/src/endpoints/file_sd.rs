@@ -15,7 +15,7 @@ use lb_core::endpoint::{EndpointState, MAX_INDEXES};
 
 use super::json::JsonValue;
 use super::{Index, ListEntry, keys};
-use lb_document::diagnostic::{Report, quote};
+use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::write;
 use lb_document::{NotAnAddress, did_you_mean, parse_address};
 
@@ -28,7 +28,7 @@ const LABELS: [&str; 5] = ["index", "weight", "state", "zone", "agent"];
 const PREFIX: &str = "socklb_";
 
 /// The entries of a list of addresses.
-pub fn addresses(elements: &[JsonValue<'_>], report: &mut Report<'_>) -> Vec<ListEntry> {
+pub fn addresses(elements: &[JsonValue<'_>], report: &mut DiagnosticCollector<'_>) -> Vec<ListEntry> {
     let target = |target: &JsonValue<'_>| {
         let target = JsonValue { name: "an address of the file", ..*target };
         ListEntry::bare(target.span(), target.address(report))
@@ -39,7 +39,7 @@ pub fn addresses(elements: &[JsonValue<'_>], report: &mut Report<'_>) -> Vec<Lis
 /// The entries of all groups, in their order. Adds to `notes` which labels are ignored, and why.
 pub fn groups(
     elements: &[JsonValue<'_>],
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
     notes: &mut Vec<String>,
 ) -> Vec<ListEntry> {
     let (mut groups, mut targets) = (Vec::new(), 0);
@@ -81,7 +81,7 @@ struct TargetGroup<'t> {
 }
 
 /// Why a label without the prefix means something else in this file, if it does.
-fn why_ignored(groups: &[TargetGroup<'_>], label: usize, report: &Report<'_>) -> Option<String> {
+fn why_ignored(groups: &[TargetGroup<'_>], label: usize, report: &DiagnosticCollector<'_>) -> Option<String> {
     let mut indexes = BTreeSet::new();
     let (mut with, mut without) = (None, None);
     for group in groups.iter().filter(|group| group.own[label].is_none()) {
@@ -106,7 +106,7 @@ fn why_ignored(groups: &[TargetGroup<'_>], label: usize, report: &Report<'_>) ->
 }
 
 impl<'t> TargetGroup<'t> {
-    fn read(group: &JsonValue<'t>, report: &mut Report<'_>) -> Option<Self> {
+    fn read(group: &JsonValue<'t>, report: &mut DiagnosticCollector<'_>) -> Option<Self> {
         let members = group.members(report)?;
         for (key, _) in members.iter().filter(|(key, _)| !KEYS.contains(&key.as_str())) {
             let help = format!("{}known keys: {}", did_you_mean(&key.name, &KEYS), KEYS.join(", "));
@@ -134,7 +134,7 @@ impl<'t> TargetGroup<'t> {
     }
 
     /// Other labels than ours are for other readers of the file.
-    fn labels(&mut self, labels: &JsonValue<'_>, report: &mut Report<'_>) {
+    fn labels(&mut self, labels: &JsonValue<'_>, report: &mut DiagnosticCollector<'_>) {
         for (key, value) in labels.members(report).unwrap_or_default() {
             // Prometheus takes null as a label that is not there.
             if value.kind() == "null" {
@@ -152,7 +152,7 @@ impl<'t> TargetGroup<'t> {
     }
 
     /// An entry for each target. Labels that are wrong are reported, and stand there as if they had not been written.
-    fn entries(&self, report: &mut Report<'_>) -> Vec<ListEntry> {
+    fn entries(&self, report: &mut DiagnosticCollector<'_>) -> Vec<ListEntry> {
         let mut labels = Labels::default();
         for (label, name) in LABELS.into_iter().enumerate() {
             let Some((span, text)) = self.own[label].as_ref().or(self.plain[label].as_ref()) else {

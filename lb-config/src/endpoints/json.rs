@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use lb_document::diagnostic::{Report, quote};
+use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::{NotAnAddress, parse_address};
 
 use super::yaml::{self, SourceMapping};
@@ -31,7 +31,7 @@ impl<'t> JsonDocument<'t> {
         Self { json: Cow::Borrowed(text), is_lenient, places: None }
     }
 
-    pub fn yaml(text: &str, report: &mut Report<'_>) -> Option<Self> {
+    pub fn yaml(text: &str, report: &mut DiagnosticCollector<'_>) -> Option<Self> {
         let yaml::Json { text, places } = yaml::read(text, report)?;
         Some(Self { json: Cow::Owned(text), is_lenient: true, places: Some(places) })
     }
@@ -72,12 +72,23 @@ impl<'t> JsonDocument<'t> {
     }
 
     /// Reports what is wrong with its syntax.
-    pub fn report_syntax(&self, error: &serde_json::Error, report: &mut Report<'_>, help: Option<String>) {
+    pub fn report_syntax(
+        &self,
+        error: &serde_json::Error,
+        report: &mut DiagnosticCollector<'_>,
+        help: Option<String>,
+    ) {
         self.report(error, self.body(), help, report);
     }
 
     /// Reports an error of `serde_json` in a part of it.
-    fn report(&self, error: &serde_json::Error, part: &str, help: Option<String>, report: &mut Report<'_>) {
+    fn report(
+        &self,
+        error: &serde_json::Error,
+        part: &str,
+        help: Option<String>,
+        report: &mut DiagnosticCollector<'_>,
+    ) {
         let before = part.split_inclusive('\n').take(error.line().saturating_sub(1));
         let at = before.map(str::len).sum::<usize>() + error.column().saturating_sub(1);
         let start = part.as_ptr().addr() - self.json.as_ptr().addr() + at;
@@ -133,7 +144,7 @@ impl<'t> JsonValue<'t> {
         &self,
         name: &str,
         expected: &str,
-        report: &mut Report<'_>,
+        report: &mut DiagnosticCollector<'_>,
     ) -> Option<T> {
         let value = serde_json::from_str(self.raw.get());
         if value.is_err() && self.kind() == expected {
@@ -148,7 +159,7 @@ impl<'t> JsonValue<'t> {
 
     /// Its text. In YAML a scalar that could be a number or a truth value is the text that was written: the formats that have text
     /// there need no quotes.
-    pub fn text_of(&self, name: &str, report: &mut Report<'_>) -> Option<String> {
+    pub fn text_of(&self, name: &str, report: &mut DiagnosticCollector<'_>) -> Option<String> {
         if self.document.is_lenient && matches!(self.kind(), "a number" | "true or false") {
             return Some(self.raw.get().to_owned());
         }
@@ -156,7 +167,7 @@ impl<'t> JsonValue<'t> {
     }
 
     /// The elements, and of those past the limit the first.
-    pub fn list(&self, report: &mut Report<'_>) -> Option<Vec<Self>> {
+    pub fn list(&self, report: &mut DiagnosticCollector<'_>) -> Option<Vec<Self>> {
         let JsonElements(elements) = self.parse(self.name, "a list", report)?;
         Some(elements.into_iter().map(|raw| Self { raw, ..*self }).collect())
     }
@@ -167,7 +178,11 @@ impl<'t> JsonValue<'t> {
     }
 
     /// As [`Self::list`], with a name for each element; a list of more elements than are read is refused.
-    pub fn whole_list(&self, element: &'static str, report: &mut Report<'_>) -> Option<Vec<Self>> {
+    pub fn whole_list(
+        &self,
+        element: &'static str,
+        report: &mut DiagnosticCollector<'_>,
+    ) -> Option<Vec<Self>> {
         let elements = self.list(report)?;
         if let Some(past) = elements.get(MAX_BACKENDS as usize) {
             let message = format!("{} has more than {MAX_BACKENDS} elements", self.name);
@@ -177,7 +192,7 @@ impl<'t> JsonValue<'t> {
         Some(elements.into_iter().map(|value| Self { name: element, ..value }).collect())
     }
 
-    pub fn members(&self, report: &mut Report<'_>) -> Option<Vec<(JsonKey, Self)>> {
+    pub fn members(&self, report: &mut DiagnosticCollector<'_>) -> Option<Vec<(JsonKey, Self)>> {
         let JsonMembers(raw_members) = self.parse(self.name, "an object", report)?;
         if let Some((key, _)) = raw_members.get(MAX_MEMBERS) {
             let span = Self { raw: key, ..*self }.span();
@@ -199,7 +214,7 @@ impl<'t> JsonValue<'t> {
     }
 
     /// Reads an object as a type of `serde`'s, which would take a list as well.
-    pub fn read<T: Deserialize<'t>>(&self, report: &mut Report<'_>) -> Option<T> {
+    pub fn read<T: Deserialize<'t>>(&self, report: &mut DiagnosticCollector<'_>) -> Option<T> {
         let text = self.raw.get();
         if self.kind() != "an object" {
             report.add(self.span(), format!("{} must be an object, not {}", self.name, self.kind()), None);
@@ -210,7 +225,7 @@ impl<'t> JsonValue<'t> {
     }
 
     /// An IP address without a port.
-    pub fn ip(&self, report: &mut Report<'_>) -> Option<IpAddr> {
+    pub fn ip(&self, report: &mut DiagnosticCollector<'_>) -> Option<IpAddr> {
         let text = self.text_of(self.name, report)?;
         let ip = text.parse().ok();
         if ip.is_none() {
@@ -226,7 +241,7 @@ impl<'t> JsonValue<'t> {
         ip
     }
 
-    pub fn address(&self, report: &mut Report<'_>) -> Option<SocketAddr> {
+    pub fn address(&self, report: &mut DiagnosticCollector<'_>) -> Option<SocketAddr> {
         let text = self.text_of(self.name, report)?;
         match parse_address(&text) {
             Ok(address) => Some(address),

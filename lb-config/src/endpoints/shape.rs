@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::net::SocketAddr;
 
-use lb_document::diagnostic::{Report, quote};
+use lb_document::diagnostic::{DiagnosticCollector, quote};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
@@ -65,7 +65,7 @@ impl<'t> Marks<'t> {
 pub fn read(
     root: &JsonValue<'_>,
     reading: &ListContext<'_>,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
     notes: &mut Vec<String>,
 ) -> Vec<ListEntry> {
     let is_object = root.kind() == "an object";
@@ -158,7 +158,7 @@ impl OneService {
         part: &JsonValue<'_>,
         service: &str,
         help: &str,
-        report: &mut Report<'_>,
+        report: &mut DiagnosticCollector<'_>,
     ) -> bool {
         let line = report.line(&part.span());
         let (first, at) = self.0.get_or_insert_with(|| (service.to_owned(), line));

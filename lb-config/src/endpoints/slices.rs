@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use lb_core::endpoint::{EndpointState, MAX_INDEXES};
-use lb_document::diagnostic::{Report, quote};
+use lb_document::diagnostic::{DiagnosticCollector, quote};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -91,7 +91,7 @@ impl Conditions {
 pub fn read(
     root: &JsonValue<'_>,
     reading: &ListContext<'_>,
-    report: &mut Report<'_>,
+    report: &mut DiagnosticCollector<'_>,
     notes: &mut Vec<String>,
 ) -> Vec<ListEntry> {
     let (version, values) = if root.kind() == "a list" {
@@ -152,7 +152,7 @@ impl EndpointSliceReader<'_> {
         &mut self,
         value: &JsonValue<'_>,
         slice: EndpointSlice<'_>,
-        report: &mut Report<'_>,
+        report: &mut DiagnosticCollector<'_>,
     ) -> Option<()> {
         let kind = slice.kind.as_deref().unwrap_or(KIND);
         let version = slice.api_version.as_ref().or(self.version.as_ref());
@@ -204,7 +204,7 @@ impl EndpointSliceReader<'_> {
         ports: &[Port],
         slice: &str,
         value: &JsonValue<'_>,
-        report: &mut Report<'_>,
+        report: &mut DiagnosticCollector<'_>,
     ) -> Option<u16> {
         let name = |port: &Port| quote(port.name.as_deref().unwrap_or_default());
         let is_meant = |port: &&Port| {
@@ -233,7 +233,12 @@ impl EndpointSliceReader<'_> {
         None
     }
 
-    fn endpoint(&mut self, value: &JsonValue<'_>, port: u16, report: &mut Report<'_>) -> Option<()> {
+    fn endpoint(
+        &mut self,
+        value: &JsonValue<'_>,
+        port: u16,
+        report: &mut DiagnosticCollector<'_>,
+    ) -> Option<()> {
         let SliceEndpoint { addresses, conditions, hostname, zone } = value.read(report)?;
         let addresses = addresses.map(|raw| value.of_key("addresses", raw).list(report));
         let Some(first) = addresses.unwrap_or_else(|| Some(Vec::new()))?.first().copied() else {

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::ops::Range;
 
-use lb_document::diagnostic::{Report, quote};
+use lb_document::diagnostic::{DiagnosticCollector, quote};
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 use serde_json::Number;
 
@@ -39,7 +39,7 @@ pub struct Json {
 const MAX_IN_BRACKETS: usize = 1 << 17;
 
 /// Parses a text; what is wrong with it is reported.
-pub fn read(text: &str, report: &mut Report<'_>) -> Option<Json> {
+pub fn read(text: &str, report: &mut DiagnosticCollector<'_>) -> Option<Json> {
     let mut signs = text.bytes().enumerate().filter(|(_, byte)| b",[]{}?".contains(byte));
     if let Some((at, _)) = signs.nth(MAX_IN_BRACKETS) {
         let message = format!("the file has more than {MAX_IN_BRACKETS} commas and brackets");

@@ -25,7 +25,7 @@ use crate::error::Failure;
 use crate::print;
 use crate::probe_cost;
 use crate::source::{self, SourceError};
-use lb_document::diagnostic::{Faults, Report};
+use lb_document::diagnostic::{DiagnosticCollector, Diagnostics};
 use lb_document::did_you_mean;
 use lb_view::explanation::TaskEvenness;
 use lb_view::status::UnusedEndpoints;
@@ -54,9 +54,9 @@ pub fn run(
     let is_named = file.is_some();
     let file = file.unwrap_or(files.file());
     let path = std::path::absolute(file)?;
-    let mut faulty: Vec<Faults> = Vec::new();
+    let mut faulty: Vec<Diagnostics> = Vec::new();
     let (mut named, mut ignored, mut unread) = (Vec::new(), BTreeSet::new(), Vec::new());
-    let look = |files: &[NamedFile], services: &[SocketAddr], report: &mut Report<'_>| {
+    let look = |files: &[NamedFile], services: &[SocketAddr], report: &mut DiagnosticCollector<'_>| {
         for NamedFile { name, service, file, span } in files {
             named.extend(service.map(|service| (service, report.line(span))));
             let file = &previewed(name.as_deref(), file, previews);

@@ -10,7 +10,7 @@ use lb_host::regular_file;
 use thiserror::Error;
 
 use lb_config::{Config, MAX_FILE_BYTES, NamedFile, Paths, ProcessEnvironment, parse_paths, parse_with};
-use lb_document::diagnostic::{Faults, Report, utf8};
+use lb_document::diagnostic::{DiagnosticCollector, Diagnostics, utf8};
 
 /// Where the configuration is, unless `--config` says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/socklb/socklb.toml";
@@ -40,7 +40,7 @@ pub enum ConfigFileError {
     },
     /// The file was read and is wrong.
     #[error(transparent)]
-    Faulty(#[from] Faults),
+    Faulty(#[from] Diagnostics),
 }
 
 /// Reads the configuration file at `path`.
@@ -69,7 +69,7 @@ pub fn read_paths(path: &Path) -> Result<Paths, ConfigFileError> {
 pub fn read_with(
     path: &Path,
     env: &dyn ProcessEnvironment,
-    look: impl FnOnce(&[NamedFile], &[SocketAddr], &mut Report<'_>),
+    look: impl FnOnce(&[NamedFile], &[SocketAddr], &mut DiagnosticCollector<'_>),
 ) -> Result<Config, ConfigFileError> {
     let bytes = read_file(path)?;
     let config = parse_with(utf8(&bytes, path)?, path, env, look)?;

@@ -26,8 +26,8 @@ fn pruned(table: &DeTable<'_>, is_root: bool) -> String {
 
 fn both(text: &str) -> [(String, String); 2] {
     let path = Path::new("e.toml");
-    let of = |read: &dyn Fn(&mut Report<'_>) -> String| {
-        let mut report = Report::new(path, text);
+    let of = |read: &dyn Fn(&mut DiagnosticCollector<'_>) -> String| {
+        let mut report = DiagnosticCollector::new(path, text);
         let tree = read(&mut report);
         let faults = report.finish(Some(())).map_or_else(|faults| faults.to_string(), |()| String::new());
         // Of a faulty file only the faults are compared.
@@ -73,7 +73,7 @@ fn a_table_that_is_there_twice_is_a_fault() {
 
 #[test]
 fn a_file_of_words_and_signs_without_end_is_refused_before_it_is_parsed() {
-    let mut report = Report::new(Path::new("e.toml"), "");
+    let mut report = DiagnosticCollector::new(Path::new("e.toml"), "");
     read(&"[".repeat(MAX_TOKENS + 1), 7, &mut report);
     let faults = report.finish(Some(())).unwrap_err().to_string();
     assert!(faults.contains("more than 1048576 words and signs"), "{faults}");
@@ -109,7 +109,7 @@ fn a_key_twice_in_a_table_that_no_entry_has_is_refused_for_the_table() {
         let [ours, whole] = both(text);
         assert!(whole.1.contains("duplicate key"), "{text}: {whole:?}");
         assert!(holds_what_is_refused(&ours.0), "{text}: {ours:?}");
-        let mut report = Report::new(Path::new("e.toml"), text);
+        let mut report = DiagnosticCollector::new(Path::new("e.toml"), text);
         super::super::read_toml(text, &mut report);
         assert!(report.finish(Some(())).is_err(), "{text}");
     }
