@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use lb_document::diagnostic::chain;
-use lb_host::store::Store;
+use lb_host::store::StateDirectory;
 use tracing::warn;
 
 /// The file in the state directory.
@@ -30,7 +30,7 @@ pub fn next(kept: Option<u32>, wall: SystemTime) -> u32 {
 
 /// Draws the number of this start, and stores it. A directory that cannot be used is told and does not
 /// stop the agent: reports matter more.
-pub fn draw(store: &Store, wall: SystemTime) -> u32 {
+pub fn draw(store: &StateDirectory, wall: SystemTime) -> u32 {
     let kept = match kept(store) {
         Ok(kept) => kept,
         Err(error) => {
@@ -52,7 +52,7 @@ pub fn draw(store: &Store, wall: SystemTime) -> u32 {
     number
 }
 
-fn kept(store: &Store) -> Result<Option<u32>> {
+fn kept(store: &StateDirectory) -> Result<Option<u32>> {
     let Some(text) = store.read(FILE, MAX_BYTES)? else { return Ok(None) };
     let number = String::from_utf8_lossy(&text).trim().parse();
     number.map(Some).with_context(|| format!("{} has no number", store.path(FILE).display()))
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn it_is_kept_from_start_to_start() {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::at(folder.path().join("state"));
+        let store = StateDirectory::at(folder.path().join("state"));
         assert_eq!(draw(&store, at(100)), 100);
         assert_eq!(draw(&store, at(50)), 101);
         fs::write(store.path(FILE), "12 monkeys").unwrap();
@@ -97,6 +97,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
-        assert_eq!(draw(&Store::at(file.join("state")), at(100)), 100);
+        assert_eq!(draw(&StateDirectory::at(file.join("state")), at(100)), 100);
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context as _, Result};
 use lb_document::diagnostic::chain;
 use lb_host::notify::Notifier;
-use lb_host::store::Store;
+use lb_host::store::StateDirectory;
 use lb_host::watch::Watch;
 use lb_http::peer;
 use tokio::sync::mpsc;
@@ -177,7 +177,7 @@ impl Stored {
 
     /// Reads the state directory, by a thread of its own: its file system may hang.
     async fn of(state: &std::path::Path, wall: SystemTime) -> Self {
-        let store = Store::at(state);
+        let store = StateDirectory::at(state);
         let (sender, read) = tokio::sync::oneshot::channel();
         let work = move || {
             let _ = sender.send(Self::read(&store, wall));
@@ -198,7 +198,7 @@ impl Stored {
         }
     }
 
-    fn read(store: &Store, wall: SystemTime) -> Self {
+    fn read(store: &StateDirectory, wall: SystemTime) -> Self {
         // What is written for this start waits for the disk, so the stored lame ducks are read first.
         let kept = Kept::read(store);
         let incarnation = incarnation::draw(store, wall);

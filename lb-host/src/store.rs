@@ -50,11 +50,11 @@ pub enum StoreError {
 
 /// A directory of stored files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Store {
+pub struct StateDirectory {
     root: PathBuf,
 }
 
-impl Store {
+impl StateDirectory {
     /// That at a path, which need not exist yet.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
@@ -177,9 +177,9 @@ mod tests {
 
     use super::*;
 
-    fn store() -> (tempfile::TempDir, Store) {
+    fn store() -> (tempfile::TempDir, StateDirectory) {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::at(folder.path().join("state"));
+        let store = StateDirectory::at(folder.path().join("state"));
         (folder, store)
     }
 
@@ -270,18 +270,18 @@ mod tests {
         assert!(error_of(store.write("load/factors", &[b"other"])).contains("symbolic link"));
         let linked = folder.path().join("linked");
         symlink(store.path(""), &linked).unwrap();
-        Store::at(&linked).write("other", &[b"ours"]).unwrap();
+        StateDirectory::at(&linked).write("other", &[b"ours"]).unwrap();
     }
 
     #[test]
     fn a_root_that_cannot_be_looked_at_is_not_an_empty_store() {
         let (folder, _) = store();
         fs::write(folder.path().join("file"), "").unwrap();
-        let error = error_of(Store::at(folder.path().join("file/state")).read("factors", 9));
+        let error = error_of(StateDirectory::at(folder.path().join("file/state")).read("factors", 9));
         assert!(error.contains("cannot read") && error.contains("Not a directory"), "{error}");
         let looped = folder.path().join("looped");
         symlink(&looped, &looped).unwrap();
-        assert!(error_of(Store::at(&looped).read("factors", 9)).contains("cannot read"));
+        assert!(error_of(StateDirectory::at(&looped).read("factors", 9)).contains("cannot read"));
     }
 
     #[test]

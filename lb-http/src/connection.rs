@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use crate::peer::Peer;
+use crate::peer::PeerCredentials;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
@@ -36,7 +36,7 @@ const READING: Duration = Duration::from_secs(10);
 
 /// What a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum State {
+enum ConnectionPhase {
     /// For a request: the other side has to do something.
     Asking,
     /// For an answer to be made: the daemon has to do something.
@@ -45,7 +45,7 @@ enum State {
     Reading,
 }
 
-impl State {
+impl ConnectionPhase {
     const fn limit(self) -> Duration {
         match self {
             Self::Asking => ASKING,
@@ -56,8 +56,8 @@ impl State {
 }
 
 /// What a connection is doing, by which the one to be cut off is chosen.
-pub struct Activity {
-    phase: watch::Sender<State>,
+pub struct ConnectionActivity {
+    phase: watch::Sender<ConnectionPhase>,
     /// When something was last read or written, by [`now`].
     progress: AtomicU64,
     moved: Arc<Notify>,
@@ -69,21 +69,21 @@ fn now() -> u64 {
     MOMENTS.fetch_add(1, Ordering::Relaxed)
 }
 
-impl Activity {
+impl ConnectionActivity {
     /// Of a connection that was just accepted.
     pub fn new(moved: Arc<Notify>) -> Self {
-        Self { phase: watch::Sender::new(State::Asking), progress: AtomicU64::new(now()), moved }
+        Self { phase: watch::Sender::new(ConnectionPhase::Asking), progress: AtomicU64::new(now()), moved }
     }
 
     /// Orders connections by how long they have done nothing, the longest first; those that have not asked come before
     /// the others. `None` while it waits for the daemon.
     pub fn idleness(&self) -> Option<impl Copy + Ord + use<>> {
         let phase = *self.phase.borrow();
-        (phase != State::Answering).then(|| (phase, self.progress.load(Ordering::Relaxed)))
+        (phase != ConnectionPhase::Answering).then(|| (phase, self.progress.load(Ordering::Relaxed)))
     }
 
-    fn enter(&self, phase: State) {
-        let changes = |now: &mut State| std::mem::replace(now, phase) != phase;
+    fn enter(&self, phase: ConnectionPhase) {
+        let changes = |now: &mut ConnectionPhase| std::mem::replace(now, phase) != phase;
         if self.phase.send_if_modified(changes) {
             self.moved.notify_one();
         }
@@ -108,7 +108,7 @@ impl Activity {
 
 /// Serves one connection that is not one of many.
 pub async fn answer(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, router: Router) {
-    serve(stream, router, Arc::new(Activity::new(Arc::default())), None).await;
+    serve(stream, router, Arc::new(ConnectionActivity::new(Arc::default())), None).await;
 }
 
 /// Serves one connection to its end. Its errors are the other side's, and are ignored. Handlers find the peer among the
@@ -116,8 +116,8 @@ pub async fn answer(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static
 pub async fn serve(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     router: Router,
-    activity: Arc<Activity>,
-    peer: Option<Peer>,
+    activity: Arc<ConnectionActivity>,
+    peer: Option<PeerCredentials>,
 ) {
     let stream = TimedStream { stream, activity: Arc::clone(&activity) };
     let service = service_fn(|mut request: Request<Incoming>| {
@@ -138,16 +138,16 @@ pub async fn serve(
 async fn respond(
     request: Request<Incoming>,
     router: Router,
-    activity: Arc<Activity>,
+    activity: Arc<ConnectionActivity>,
 ) -> Result<Response<Observed>, Infallible> {
-    activity.enter(State::Answering);
+    activity.enter(ConnectionPhase::Answering);
     let response = if request.body().is_end_stream() {
         TowerToHyperService::new(router).call(request).await?
     } else {
         (StatusCode::PAYLOAD_TOO_LARGE, "a request has no body here").into_response()
     };
     if response.body().is_end_stream() {
-        activity.enter(State::Reading);
+        activity.enter(ConnectionPhase::Reading);
     }
     Ok(response.map(|body| Observed { body, activity }))
 }
@@ -155,7 +155,7 @@ async fn respond(
 /// The body of an answer: from its first part on it has to be read.
 struct Observed {
     body: Body,
-    activity: Arc<Activity>,
+    activity: Arc<ConnectionActivity>,
 }
 
 impl hyper::body::Body for Observed {
@@ -167,7 +167,7 @@ impl hyper::body::Body for Observed {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        self.activity.enter(State::Reading);
+        self.activity.enter(ConnectionPhase::Reading);
         Poll::Ready(frame)
     }
 
@@ -183,7 +183,7 @@ impl hyper::body::Body for Observed {
 /// A stream that tells when something is read or written.
 struct TimedStream<S> {
     stream: S,
-    activity: Arc<Activity>,
+    activity: Arc<ConnectionActivity>,
 }
 
 impl<S> TimedStream<S> {

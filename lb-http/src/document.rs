@@ -25,23 +25,23 @@ const PART: usize = 64 << 10;
 
 /// A text, packed by gzip.
 #[derive(Debug, Default)]
-pub struct Document {
+pub struct CompressedDocument {
     parts: Vec<Bytes>,
     packed: u64,
     plain: u64,
 }
 
 /// Writes a document. Small writes are gathered before they are packed, and packed bytes before they are kept.
-pub struct Writer {
-    encoder: io::BufWriter<GzEncoder<io::BufWriter<Parts>>>,
+pub struct DocumentWriter {
+    encoder: io::BufWriter<GzEncoder<io::BufWriter<CompressedParts>>>,
     plain: u64,
 }
 
 /// What is packed so far.
 #[derive(Default)]
-struct Parts(Document);
+struct CompressedParts(CompressedDocument);
 
-impl Write for Parts {
+impl Write for CompressedParts {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.packed += bytes.len() as u64;
         self.0.parts.push(Bytes::copy_from_slice(bytes));
@@ -53,10 +53,10 @@ impl Write for Parts {
     }
 }
 
-impl Writer {
+impl DocumentWriter {
     /// An empty document.
     pub fn new() -> Self {
-        let parts = io::BufWriter::with_capacity(PART, Parts::default());
+        let parts = io::BufWriter::with_capacity(PART, CompressedParts::default());
         let encoder = GzEncoder::new(parts, Compression::fast());
         Self { encoder: io::BufWriter::with_capacity(PART, encoder), plain: 0 }
     }
@@ -65,20 +65,20 @@ impl Writer {
     ///
     /// # Errors
     /// None: it is in memory.
-    pub fn finish(self) -> io::Result<Document> {
+    pub fn finish(self) -> io::Result<CompressedDocument> {
         let encoder = self.encoder.into_inner().map_err(io::IntoInnerError::into_error)?;
         let parts = encoder.finish()?.into_inner().map_err(io::IntoInnerError::into_error)?;
-        Ok(Document { plain: self.plain, ..parts.0 })
+        Ok(CompressedDocument { plain: self.plain, ..parts.0 })
     }
 }
 
-impl Default for Writer {
+impl Default for DocumentWriter {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Write for Writer {
+impl Write for DocumentWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.encoder.write(bytes)?;
         self.plain += written as u64;
@@ -90,7 +90,7 @@ impl Write for Writer {
     }
 }
 
-impl fmt::Write for Writer {
+impl fmt::Write for DocumentWriter {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.write_all(text.as_bytes()).map_err(|_| fmt::Error)
     }
@@ -98,7 +98,7 @@ impl fmt::Write for Writer {
 
 /// The form in which a document is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum ContentCoding {
     /// As it is kept: gzip.
     Packed,
     /// Unpacked.
@@ -106,52 +106,61 @@ pub enum Form {
 }
 
 /// The form that a reader wants: packed, if its `Accept-Encoding` names gzip and does not forbid it.
-pub fn accepts_gzip(headers: &HeaderMap) -> Form {
+pub fn accepts_gzip(headers: &HeaderMap) -> ContentCoding {
     let mut values = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     let names_gzip = |coding: &str| {
         let (name, weight) = coding.split_once(';').unwrap_or((coding, ""));
         let weight = weight.trim().strip_prefix("q=").map(|weight| weight.trim().parse::<f32>());
         name.trim().eq_ignore_ascii_case("gzip") && weight.is_none_or(|weight| weight.is_ok_and(|q| q > 0.0))
     };
-    if values.any(|value| value.split(',').any(names_gzip)) { Form::Packed } else { Form::Plain }
+    if values.any(|value| value.split(',').any(names_gzip)) {
+        ContentCoding::Packed
+    } else {
+        ContentCoding::Plain
+    }
 }
 
 /// An answer with its length, so that one that is cut off cannot be taken for whole.
-pub fn respond(document: Arc<Document>, form: Form, content_type: &'static str) -> Response {
+pub fn respond(
+    document: Arc<CompressedDocument>,
+    form: ContentCoding,
+    content_type: &'static str,
+) -> Response {
     let length = match form {
-        Form::Packed => document.packed,
-        Form::Plain => document.plain,
+        ContentCoding::Packed => document.packed,
+        ContentCoding::Plain => document.plain,
     };
-    let mut response = headed(Body::new(Reading::Begun(Unpacked::of(document, form))), form, content_type);
+    let mut response =
+        headed(Body::new(DocumentBody::Begun(Unpacked::of(document, form))), form, content_type);
     response.headers_mut().insert(CONTENT_LENGTH, length.into());
     response
 }
 
 /// An answer that begins before the document is made. If the document cannot be made, the answer is cut off.
 pub fn pending(
-    document: oneshot::Receiver<Arc<Document>>,
-    form: Form,
+    document: oneshot::Receiver<Arc<CompressedDocument>>,
+    form: ContentCoding,
     content_type: &'static str,
 ) -> Response {
-    headed(Body::new(Reading::Awaited(document, form)), form, content_type)
+    headed(Body::new(DocumentBody::Awaited(document, form)), form, content_type)
 }
 
-fn headed(body: Body, form: Form, content_type: &'static str) -> Response {
+fn headed(body: Body, form: ContentCoding, content_type: &'static str) -> Response {
     let mut response = Response::new(body);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    if form == Form::Packed {
+    if form == ContentCoding::Packed {
         response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     }
     response
 }
 
 /// What a reader of a document holds.
-enum Reading {
-    Awaited(oneshot::Receiver<Arc<Document>>, Form),
+enum DocumentBody {
+    Awaited(oneshot::Receiver<Arc<CompressedDocument>>, ContentCoding),
     Begun(Unpacked),
 }
 
-impl hyper::body::Body for Reading {
+impl hyper::body::Body for DocumentBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -173,16 +182,16 @@ impl hyper::body::Body for Reading {
 
 /// A document, part by part, in either form.
 enum Unpacked {
-    Packed(Cursor),
-    Plain(Box<GzDecoder<Cursor>>),
+    Packed(DocumentCursor),
+    Plain(Box<GzDecoder<DocumentCursor>>),
 }
 
 impl Unpacked {
-    fn of(document: Arc<Document>, form: Form) -> Self {
-        let cursor = Cursor { document, part: 0, at: 0 };
+    fn of(document: Arc<CompressedDocument>, form: ContentCoding) -> Self {
+        let cursor = DocumentCursor { document, part: 0, at: 0 };
         match form {
-            Form::Packed => Self::Packed(cursor),
-            Form::Plain => Self::Plain(Box::new(GzDecoder::new(cursor))),
+            ContentCoding::Packed => Self::Packed(cursor),
+            ContentCoding::Plain => Self::Plain(Box::new(GzDecoder::new(cursor))),
         }
     }
 
@@ -203,13 +212,13 @@ impl Unpacked {
 }
 
 /// A position in a document.
-struct Cursor {
-    document: Arc<Document>,
+struct DocumentCursor {
+    document: Arc<CompressedDocument>,
     part: usize,
     at: usize,
 }
 
-impl BufRead for Cursor {
+impl BufRead for DocumentCursor {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         // Bound: parts of the document.
         while self.document.parts.get(self.part).is_some_and(|part| self.at >= part.len()) {
@@ -223,7 +232,7 @@ impl BufRead for Cursor {
     }
 }
 
-impl Read for Cursor {
+impl Read for DocumentCursor {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.fill_buf()?.read(buffer)?;
         self.consume(read);
@@ -235,7 +244,7 @@ impl Read for Cursor {
 mod tests {
     use super::*;
 
-    fn collect(document: &Arc<Document>, form: Form) -> Vec<u8> {
+    fn collect(document: &Arc<CompressedDocument>, form: ContentCoding) -> Vec<u8> {
         let mut reader = Unpacked::of(Arc::clone(document), form);
         let mut bytes = Vec::new();
         while let Some(part) = reader.next_part().unwrap() {
@@ -247,13 +256,13 @@ mod tests {
 
     #[track_caller]
     fn check(text: &str) {
-        let mut writer = Writer::new();
+        let mut writer = DocumentWriter::new();
         for piece in text.as_bytes().chunks(1000) {
             writer.write_all(piece).unwrap();
         }
         let document = Arc::new(writer.finish().unwrap());
-        assert_eq!(collect(&document, Form::Plain), text.as_bytes());
-        let packed = collect(&document, Form::Packed);
+        assert_eq!(collect(&document, ContentCoding::Plain), text.as_bytes());
+        let packed = collect(&document, ContentCoding::Packed);
         let mut unpacked = Vec::new();
         GzDecoder::new(&packed[..]).read_to_end(&mut unpacked).unwrap();
         assert_eq!(unpacked, text.as_bytes());
@@ -286,10 +295,10 @@ mod tests {
             accepts_gzip(&headers)
         };
         for packed in [&["gzip"][..], &["br, GZIP;q=0.5"], &["deflate", "gzip ; q=1.0"]] {
-            assert_eq!(form(packed), Form::Packed, "{packed:?}");
+            assert_eq!(form(packed), ContentCoding::Packed, "{packed:?}");
         }
         for plain in [&[][..], &[""], &["identity"], &["gzip;q=0"], &["gzip;q=x"], &["gzipped, *"]] {
-            assert_eq!(form(plain), Form::Plain, "{plain:?}");
+            assert_eq!(form(plain), ContentCoding::Plain, "{plain:?}");
         }
     }
 }

@@ -26,13 +26,13 @@ use tokio::task::{AbortHandle, Id, JoinSet};
 use tracing::{info, warn};
 
 pub use connection::answer;
-pub use document::{Document, Form, Writer, accepts_gzip, pending, respond};
+pub use document::{CompressedDocument, ContentCoding, DocumentWriter, accepts_gzip, pending, respond};
 
-use self::connection::Activity;
-use self::peer::Peer;
+use self::connection::ConnectionActivity;
+use self::peer::PeerCredentials;
 
 /// Where connections come from.
-pub trait Listener: Send + Sync {
+pub trait StreamListener: Send + Sync {
     /// A connection.
     type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
 
@@ -40,25 +40,25 @@ pub trait Listener: Send + Sync {
     fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 
     /// Who is at its other end, if that can be known.
-    fn peer(stream: &Self::Stream) -> Option<Peer> {
+    fn peer(stream: &Self::Stream) -> Option<PeerCredentials> {
         let _ = stream;
         None
     }
 }
 
-impl Listener for UnixListener {
+impl StreamListener for UnixListener {
     type Stream = UnixStream;
 
     async fn next(&self) -> io::Result<UnixStream> {
         Ok(self.accept().await?.0)
     }
 
-    fn peer(stream: &UnixStream) -> Option<Peer> {
-        Peer::of(stream).ok()
+    fn peer(stream: &UnixStream) -> Option<PeerCredentials> {
+        PeerCredentials::of(stream).ok()
     }
 }
 
-impl Listener for TcpListener {
+impl StreamListener for TcpListener {
     type Stream = TcpStream;
 
     async fn next(&self) -> io::Result<TcpStream> {
@@ -67,12 +67,17 @@ impl Listener for TcpListener {
 }
 
 /// Serves a listener until the task is aborted, to at most `limit` connections at a time.
-pub async fn serve<L: Listener>(listener: L, router: Router, limit: usize) {
+pub async fn serve<L: StreamListener>(listener: L, router: Router, limit: usize) {
     /// The pause after an error that concerns no single connection, as when no descriptor is free; doubles each time.
     const FIRST_PAUSE: Duration = Duration::from_millis(10);
     const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-    let mut hall =
-        Connections { limit, router, taken: HashMap::new(), tasks: JoinSet::new(), moved: Arc::default() };
+    let mut hall = OpenConnections {
+        limit,
+        router,
+        taken: HashMap::new(),
+        tasks: JoinSet::new(),
+        moved: Arc::default(),
+    };
     let mut pause = None;
     // Until the daemon ends.
     loop {
@@ -109,30 +114,34 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 }
 
 /// The connections of one listener.
-struct Connections {
+struct OpenConnections {
     limit: usize,
     router: Router,
-    taken: HashMap<Id, (AbortHandle, Arc<Activity>)>,
+    taken: HashMap<Id, (AbortHandle, Arc<ConnectionActivity>)>,
     /// The tasks that serve them, and those that were cut off and have not ended yet.
     tasks: JoinSet<()>,
     /// Notified when a connection may have become one that can be cut off.
     moved: Arc<Notify>,
 }
 
-impl Connections {
+impl OpenConnections {
     /// Whether one more can be accepted, if need be in place of another: for a moment there is one more than the limit.
     fn has_room(&self) -> bool {
         self.tasks.len() < self.limit || (self.tasks.len() == self.limit && self.idlest().is_some())
     }
 
-    fn admit(&mut self, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, peer: Option<Peer>) {
+    fn admit(
+        &mut self,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        peer: Option<PeerCredentials>,
+    ) {
         if self.tasks.len() >= self.limit
             && let Some(id) = self.idlest()
             && let Some((task, _)) = self.taken.remove(&id)
         {
             task.abort();
         }
-        let activity = Arc::new(Activity::new(Arc::clone(&self.moved)));
+        let activity = Arc::new(ConnectionActivity::new(Arc::clone(&self.moved)));
         let serving = connection::serve(stream, self.router.clone(), Arc::clone(&activity), peer);
         let task = self.tasks.spawn(serving);
         self.taken.insert(task.id(), (task, activity));

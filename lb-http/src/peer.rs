@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 /// The process that connected, as it was then.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub struct PeerCredentials {
     /// Its effective user.
     pub user: u32,
     /// Its groups, the effective one first.
@@ -15,7 +15,7 @@ pub struct Peer {
     pub process: u32,
 }
 
-impl Peer {
+impl PeerCredentials {
     /// Of a connected socket (`SO_PEERCRED`, `SO_PEERGROUPS`).
     ///
     /// # Errors
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn the_other_end_is_this_process() {
         let (here, _there) = UnixStream::pair().unwrap();
-        let peer = Peer::of(&here).unwrap();
+        let peer = PeerCredentials::of(&here).unwrap();
         assert_eq!(peer.user, rustix::process::geteuid().as_raw());
         assert_eq!(peer.groups[0], rustix::process::getegid().as_raw());
         assert_eq!(peer.process, std::process::id());

@@ -19,7 +19,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use lb_core::control::Switch;
-use lb_http::peer::Peer;
+use lb_http::peer::PeerCredentials;
 use lb_kernel::trust::own_user;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -31,7 +31,7 @@ pub use rounds::Rounds;
 
 use crate::facts::Facts;
 use crate::status;
-use lb_http::{Document, Writer, accepts_gzip, pending, respond};
+use lb_http::{CompressedDocument, DocumentWriter, accepts_gzip, pending, respond};
 use lb_view::configured::Configured;
 use lb_view::coverage::Coverage;
 use lb_view::explanation::Explanation;
@@ -76,11 +76,17 @@ pub enum Query {
         service: String,
         backend: SocketAddr,
         client: Option<String>,
-        who: Peer,
+        who: PeerCredentials,
         answer: Reply<Readmission>,
     },
     /// Switches what follows load, for one client task or all that have the service. The other side may do that.
-    SwitchLoad { service: String, switch: Switch, client: Option<String>, who: Peer, answer: Reply<Switched> },
+    SwitchLoad {
+        service: String,
+        switch: Switch,
+        client: Option<String>,
+        who: PeerCredentials,
+        answer: Reply<Switched>,
+    },
     /// To be answered when a client's programs are attached to one of these cgroups.
     Cover { client: String, cgroups: Vec<u64>, answer: Reply<Coverage> },
 }
@@ -145,8 +151,8 @@ pub fn router(queries: &mpsc::Sender<Query>, admins: Option<u32>) -> Router {
 
 const JSON: &str = "application/json";
 
-fn json(value: &impl Serialize) -> std::io::Result<Document> {
-    let mut writer = Writer::new();
+fn json(value: &impl Serialize) -> std::io::Result<CompressedDocument> {
+    let mut writer = DocumentWriter::new();
     serde_json::to_writer(&mut writer, value)?;
     writer.finish()
 }
@@ -216,7 +222,7 @@ struct Ejected {
 /// Lifts an ejection. Who may read may not write: that is for root, the daemon's own user, and the members of one group.
 async fn readmit(
     State(desk): State<Queries>,
-    peer: Option<Extension<Peer>>,
+    peer: Option<Extension<PeerCredentials>>,
     UrlPath(service): UrlPath<String>,
     UrlQuery(Ejected { backend, client }): UrlQuery<Ejected>,
 ) -> Response {
@@ -240,7 +246,7 @@ struct To {
 /// Switches what follows load.
 async fn switch_load(
     State(desk): State<Queries>,
-    peer: Option<Extension<Peer>>,
+    peer: Option<Extension<PeerCredentials>>,
     UrlPath(service): UrlPath<String>,
     UrlQuery(To { switch, client }): UrlQuery<To>,
 ) -> Response {
@@ -260,11 +266,11 @@ async fn switch_load(
 
 /// Who asks, if they may write. `what` they want to do with a service is told in the log, if not.
 fn who_may_write(
-    peer: Option<Extension<Peer>>,
+    peer: Option<Extension<PeerCredentials>>,
     desk: &Queries,
     service: &str,
     what: &str,
-) -> Result<Peer, (StatusCode, String)> {
+) -> Result<PeerCredentials, (StatusCode, String)> {
     let Some(Extension(who)) = peer else {
         return Err((StatusCode::FORBIDDEN, "it cannot be told who asks".to_owned()));
     };
@@ -283,7 +289,7 @@ fn who_may_write(
     ))
 }
 
-fn may_write(who: &Peer, admins: Option<u32>) -> bool {
+fn may_write(who: &PeerCredentials, admins: Option<u32>) -> bool {
     who.user == 0 || who.user == own_user() || admins.is_some_and(|group| who.groups.contains(&group))
 }
 

@@ -13,7 +13,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use lb_core::report_keys::Keys;
 use lb_host::trust::own_user;
-use lb_http::peer::Peer;
+use lb_http::peer::PeerCredentials;
 use serde::Deserialize;
 use tokio::sync::mpsc;
 use tracing::warn;
@@ -64,7 +64,7 @@ async fn show(State(desk): State<Desk>) -> Response {
     }
 }
 
-type PeerOfIt = Option<Extension<Peer>>;
+type PeerOfIt = Option<Extension<PeerCredentials>>;
 
 #[derive(Deserialize)]
 struct Which {
@@ -219,7 +219,7 @@ impl Desk {
         }
     }
 
-    fn may(&self, peer: &Peer) -> bool {
+    fn may(&self, peer: &PeerCredentials) -> bool {
         peer.user == 0
             || peer.user == own_user()
             || self.groups.iter().any(|group| peer.groups.contains(group))

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use lb_document::diagnostic::chain;
-use lb_host::store::{Store, StoreError};
+use lb_host::store::{StateDirectory, StoreError};
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -33,13 +33,13 @@ impl Kept {
     ///
     /// # Errors
     /// If a file that is there cannot be read. It must not be written then: nobody knows what would be lost.
-    pub fn read(store: &Store) -> Result<Self, StoreError> {
+    pub fn read(store: &StateDirectory) -> Result<Self, StoreError> {
         let names = |file| names(store, file);
         Ok(Self { lame_ducks: names(LAME_DUCKS)?, by_run: names(BY_RUN)? })
     }
 }
 
-fn names(store: &Store, file: &str) -> Result<BTreeSet<Name>, StoreError> {
+fn names(store: &StateDirectory, file: &str) -> Result<BTreeSet<Name>, StoreError> {
     let text = store.read(file, MAX_BYTES)?.unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
@@ -96,7 +96,7 @@ impl Keeper {
     }
 
     /// Keeps it in the state directory, which has this.
-    pub fn new(store: &Store, last: Kept) -> Self {
+    pub fn new(store: &StateDirectory, last: Kept) -> Self {
         let (sender, inbox) = mpsc::channel();
         let (running, end) = mpsc::channel::<()>();
         let (trying, tried) = watch::channel(0);
@@ -146,7 +146,7 @@ impl Drop for Keeper {
 }
 
 struct Writer {
-    store: Store,
+    store: StateDirectory,
     written: Kept,
     fault: Arc<Mutex<Option<String>>>,
     /// The last change that it has tried to write.
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn what_was_said_last_is_kept_when_the_agent_ends() {
         let folder = tempfile::tempdir().unwrap();
-        let state = Store::at(folder.path().join("state"));
+        let state = StateDirectory::at(folder.path().join("state"));
         assert_eq!(Kept::read(&state).unwrap(), Kept::default());
         let first = Kept { lame_ducks: of("10.0.0.1:80"), by_run: of("10.0.0.1:53/udp") };
         let last = Kept { lame_ducks: of("10.0.0.2:80"), ..first.clone() };
@@ -237,13 +237,13 @@ mod tests {
     #[tokio::test]
     async fn an_answer_that_waits_for_its_receipt_finds_it_on_the_disk_or_a_fault() {
         let folder = tempfile::tempdir().unwrap();
-        let mut keeper = Keeper::new(&Store::at(folder.path()), Kept::default());
+        let mut keeper = Keeper::new(&StateDirectory::at(folder.path()), Kept::default());
         let kept = Kept { lame_ducks: of("10.0.0.1:80"), ..Kept::default() };
         let first = keeper.keep(kept.clone()).unwrap();
         // The same word again is the same change.
         let second = keeper.keep(kept.clone()).unwrap();
         second.settled().await;
-        assert_eq!(Kept::read(&Store::at(folder.path())).unwrap(), kept);
+        assert_eq!(Kept::read(&StateDirectory::at(folder.path())).unwrap(), kept);
         first.settled().await;
         fs::remove_file(folder.path().join(LAME_DUCKS)).unwrap();
         fs::create_dir(folder.path().join(LAME_DUCKS)).unwrap();
@@ -256,9 +256,9 @@ mod tests {
     fn what_cannot_be_read_is_not_written_and_what_cannot_be_written_is_a_fault() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join(BY_RUN)).unwrap();
-        let error = chain(&Kept::read(&Store::at(folder.path())).unwrap_err());
+        let error = chain(&Kept::read(&StateDirectory::at(folder.path())).unwrap_err());
         assert!(error.contains("/lame-ducks-by-run: "), "{error}");
-        let mut keeper = Keeper::new(&Store::at(folder.path()), Kept::default());
+        let mut keeper = Keeper::new(&StateDirectory::at(folder.path()), Kept::default());
         assert_eq!(keeper.fault(), None);
         keeper.keep(Kept { by_run: of("10.0.0.1:80"), ..Kept::default() });
         let fault = Arc::clone(&keeper.fault);
@@ -272,7 +272,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(BY_RUN), "10.0.0.1:80\nnonsense\n").unwrap();
         assert_eq!(
-            Kept::read(&Store::at(folder.path())).unwrap(),
+            Kept::read(&StateDirectory::at(folder.path())).unwrap(),
             Kept { by_run: of("10.0.0.1:80"), ..Kept::default() }
         );
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 
-use lb_http::Document;
+use lb_http::CompressedDocument;
 
 use super::{Query, ask};
 use crate::facts::Facts;
@@ -18,19 +18,19 @@ const WAITING: usize = 64;
 /// A kind of document. The task that makes it ends with the last copy of this.
 #[derive(Clone, Debug)]
 pub struct Rounds {
-    waiting: mpsc::Sender<oneshot::Sender<Arc<Document>>>,
+    waiting: mpsc::Sender<oneshot::Sender<Arc<CompressedDocument>>>,
 }
 
 impl Rounds {
     /// Documents that `make` makes of what the event loop knows, on a thread that may block.
-    pub fn of(queries: mpsc::Sender<Query>, make: fn(Facts) -> std::io::Result<Document>) -> Self {
+    pub fn of(queries: mpsc::Sender<Query>, make: fn(Facts) -> std::io::Result<CompressedDocument>) -> Self {
         let (waiting, turns) = mpsc::channel(WAITING);
         tokio::spawn(go(turns, queries, make));
         Self { waiting }
     }
 
     /// The next document that is begun. Its sender is dropped if the document cannot be made.
-    pub async fn next(&self) -> oneshot::Receiver<Arc<Document>> {
+    pub async fn next(&self) -> oneshot::Receiver<Arc<CompressedDocument>> {
         let (turn, document) = oneshot::channel();
         // The task that receives ends only with the runtime.
         let _ = self.waiting.send(turn).await;
@@ -39,9 +39,9 @@ impl Rounds {
 }
 
 async fn go(
-    mut turns: mpsc::Receiver<oneshot::Sender<Arc<Document>>>,
+    mut turns: mpsc::Receiver<oneshot::Sender<Arc<CompressedDocument>>>,
     queries: mpsc::Sender<Query>,
-    make: fn(Facts) -> std::io::Result<Document>,
+    make: fn(Facts) -> std::io::Result<CompressedDocument>,
 ) {
     while let Some(first) = turns.recv().await {
         let mut readers = vec![first];

@@ -8,7 +8,7 @@ use lb_core::control::publication::{Proposal, within_budget};
 use lb_core::control::{Heard, Switch};
 use lb_core::reports::senders::Senders;
 use lb_core::service::Protocol;
-use lb_http::peer::Peer;
+use lb_http::peer::PeerCredentials;
 use lb_view::load::{self, Switched, SwitchedClient};
 use tracing::{debug, info};
 
@@ -57,7 +57,7 @@ impl Controller {
         service: &str,
         switch: Switch,
         client: Option<&str>,
-        who: &Peer,
+        who: &PeerCredentials,
         now: Instant,
     ) -> Switched {
         let (user, process) = (who.user, who.process);

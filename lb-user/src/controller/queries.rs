@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use lb_http::peer::Peer;
+use lb_http::peer::PeerCredentials;
 use tracing::info;
 
 use super::Controller;
@@ -88,7 +88,7 @@ impl Controller {
         service: &str,
         backend: SocketAddr,
         client: Option<&str>,
-        who: &Peer,
+        who: &PeerCredentials,
     ) -> Readmission {
         let (user, process) = (who.user, who.process);
         let mut clients = Vec::new();

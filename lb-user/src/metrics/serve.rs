@@ -21,7 +21,7 @@ use super::page::{self, Form};
 use crate::api::{Query, Rounds};
 use crate::config::Metrics;
 use crate::facts::Facts;
-use lb_http::{Document, Writer, accepts_gzip, respond};
+use lb_http::{CompressedDocument, DocumentWriter, accepts_gzip, respond};
 
 /// Pages in both forms.
 #[derive(Clone)]
@@ -91,8 +91,8 @@ fn refused(name: Option<String>, names: &[String]) -> Response {
     (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
-fn make(facts: Facts, form: Form) -> io::Result<Document> {
-    let mut writer = Writer::new();
+fn make(facts: Facts, form: Form) -> io::Result<CompressedDocument> {
+    let mut writer = DocumentWriter::new();
     page::write(facts, form, &mut writer).map_err(io::Error::other)?;
     writer.finish()
 }

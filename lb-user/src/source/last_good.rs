@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 
 use lb_config::endpoints;
-use lb_host::store::{Store, StoreError};
+use lb_host::store::{StateDirectory, StoreError};
 
 use crate::source::{self, SourceError};
 
@@ -50,9 +50,9 @@ pub fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
 }
 
 /// The store of a file, and the file's path in it.
-pub fn place(path: &Path) -> (Store, &Path) {
+pub fn place(path: &Path) -> (StateDirectory, &Path) {
     let root = path.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
-    (Store::at(root), path.strip_prefix(root).unwrap_or(path))
+    (StateDirectory::at(root), path.strip_prefix(root).unwrap_or(path))
 }
 
 /// Keeps a list. If another process is keeping a list in the directory, this fails, to be tried again.

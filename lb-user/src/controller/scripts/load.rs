@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lb_core::control::Switch;
-use lb_http::peer::Peer;
+use lb_http::peer::PeerCredentials;
 use lb_view::load::{MemberLoadStatus, ServiceLoadStatus};
 
 use super::stage::{BACKENDS, CONFIG, Stage, address, script};
@@ -62,7 +62,7 @@ impl Stage {
     /// An operator says what becomes of the service's law.
     fn switch(&mut self, switch: Switch) {
         let (answer, mut said) = Reply::new();
-        let (service, who) = ("users".to_owned(), Peer { user: 0, groups: vec![0], process: 1 });
+        let (service, who) = ("users".to_owned(), PeerCredentials { user: 0, groups: vec![0], process: 1 });
         self.tell(Event::Asked(Query::SwitchLoad { service, switch, client: None, who, answer }));
         assert_eq!(said.try_recv().expect("an answer").clients.len(), 1);
     }
