@@ -13,7 +13,7 @@ use super::palette::{DETERMINISTIC, RANDOM};
 use super::panels;
 use super::section::{Extent, Table};
 use crate::metrics::float;
-use crate::traffic::assignments::Shares;
+use crate::traffic::assignments::ShareModel;
 use crate::traffic::document::RunTable;
 use crate::traffic::document::size::SubsetSize;
 use crate::traffic::scenario::{Run, Scenario};
@@ -47,7 +47,7 @@ fn scenario(seconds: u64) -> Scenario {
         let differs = RunTable {
             algorithm: Some(AlgorithmName(Algorithm::Random)),
             size: Some(SubsetSize(Size::Fixed(size))),
-            shares: Some(Shares::Equal),
+            shares: Some(ShareModel::Equal),
             ..RunTable::default()
         };
         Run { name: name.to_owned(), differs }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 /// What decides how much of its traffic a task sends to each member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Shares {
+pub enum ShareModel {
     /// The subsets of the whole job, as in the daemon: structural weights, which begin with an aperture's arcs.
     #[default]
     Structural,
@@ -37,7 +37,7 @@ struct BackendTotals {
 
 /// A list, and what every task of a job uses of it.
 #[derive(Debug)]
-pub struct Assignments {
+pub struct JobAssignments {
     list: EndpointList,
     edges: Vec<Edge>,
     /// Where each task's edges end.
@@ -47,9 +47,9 @@ pub struct Assignments {
     size: Option<u32>,
 }
 
-impl Assignments {
+impl JobAssignments {
     /// What the `tasks` tasks of a job use of `list`.
-    pub fn of(service: &Service, tasks: u32, list: EndpointList, shares: Shares) -> Self {
+    pub fn of(service: &Service, tasks: u32, list: EndpointList, shares: ShareModel) -> Self {
         let mut columns = vec![BackendTotals::default(); list.index_space() as usize];
         let mut edges = Vec::new();
         let mut ends = Vec::new();
@@ -65,8 +65,8 @@ impl Assignments {
             {
                 let index = endpoint.index;
                 let (weight, share, load) = match shares {
-                    Shares::Structural => (weight, share, load),
-                    Shares::Equal => {
+                    ShareModel::Structural => (weight, share, load),
+                    ShareModel::Equal => {
                         let share = f64::from(endpoint.weight) / sum;
                         // The load of all tasks is added up here, task by task.
                         (endpoint.weight.into(), share, columns[index as usize].load + share)
@@ -153,7 +153,7 @@ mod tests {
         let list = list(&[1, 1, 3, 0, 1, 2, 2, 0, 0, 1, 1, 5, 1, 1, 1, 1, 1]);
         for algorithm in Algorithm::ALL {
             let service = service(algorithm, 5);
-            let job = Assignments::of(&service, 9, list.clone(), Shares::Structural);
+            let job = JobAssignments::of(&service, 9, list.clone(), ShareModel::Structural);
             for index in 0..9 {
                 let theirs = Membership::of(&service, Task { index, count: 9 }, &list);
                 let (used, ours) = job.task(index, &service, None);
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn equal_shares_follow_the_members_weights_alone() {
         let service = service(Algorithm::RoundRobin, 2);
-        let job = Assignments::of(&service, 3, list(&[2, 1, 1]), Shares::Equal);
+        let job = JobAssignments::of(&service, 3, list(&[2, 1, 1]), ShareModel::Equal);
         let shares = |task| {
             let members = job.task(task, &service, None).1.members;
             members.iter().map(|member| (member.endpoint.index, member.weight)).collect::<Vec<_>>()

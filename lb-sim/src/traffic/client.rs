@@ -46,7 +46,7 @@ use tables::ClientTables;
 /// A client's connections to the backend in one slot: the one that it keeps for requests, or those that each arrival
 /// opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct SlotConnections {
     /// The backend.
     pub backend: u32,
     /// Differs from the number of any link that was in the slot before.
@@ -91,7 +91,7 @@ pub struct SlotBackend {
 
 /// One client task.
 #[derive(Debug)]
-pub struct Client {
+pub struct SimulatedClient {
     /// The position of its job.
     pub job: usize,
     /// Its number in the job.
@@ -126,7 +126,7 @@ pub struct Client {
     /// What is in each slot.
     pub slots: Vec<Option<SlotBackend>>,
     /// The connections to the backend in each slot.
-    pub links: Vec<Option<Link>>,
+    pub links: Vec<Option<SlotConnections>>,
     /// Connects to the backend in each slot that nobody has answered yet.
     pub pending: Vec<u32>,
     /// What happened to the backend in each slot that failed.
@@ -147,7 +147,7 @@ pub struct Client {
     needs_links: bool,
 }
 
-impl Client {
+impl SimulatedClient {
     /// A client that knows of no backend yet. There are never more than `most_backends` at different addresses.
     ///
     /// # Panics
@@ -388,7 +388,7 @@ impl Client {
     }
 
     /// The link in a slot, if it still is the one with this number.
-    pub fn link(&mut self, slot: u32, serial: u32) -> Option<&mut Link> {
+    pub fn link(&mut self, slot: u32, serial: u32) -> Option<&mut SlotConnections> {
         self.links.get_mut(slot as usize)?.as_mut().filter(|link| link.serial == serial)
     }
 }

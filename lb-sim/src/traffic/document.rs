@@ -15,7 +15,7 @@ use lb_common::abi::MAX_BACKENDS;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::assignments::Shares;
+use super::assignments::ShareModel;
 use super::values::{
     ActiveLimit, AlgorithmName, EjectionChoice, ErrorDecay, LoadChoice, Name, OverflowName, PolicyName, Seed,
     SlowStart, Span, Within,
@@ -204,7 +204,7 @@ pub struct JobTable {
     pub size: SubsetSize,
     /// What decides how much goes to each member.
     #[serde(default)]
-    pub shares: Shares,
+    pub shares: ShareModel,
     /// The seed of its subsets; if left out, XXH64 of `<job>/<service>`.
     pub seed: Option<Seed>,
     /// What its tasks send.
@@ -382,7 +382,7 @@ pub struct RunTable {
     /// How large all subsets are.
     pub size: Option<SubsetSize>,
     /// What decides how much goes to each member, in all jobs.
-    pub shares: Option<Shares>,
+    pub shares: Option<ShareModel>,
     /// The time as a lame duck of all restarts and resizes.
     pub lame_duck: Option<Span>,
     /// When a backend is ejected, in all jobs whose traffic is connections.

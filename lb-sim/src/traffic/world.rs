@@ -3,7 +3,7 @@
 //! In reading order: the whole state, here; what becomes of the `backends`; what operators do with `daemons`; the `jobs` and what their
 //! `clients` hear and keep, and the `requests` that they send; the machines that do the work, `serving`; what clients make of failures,
 //! `judging`; what backends report of their load, `loads`; and the rows and totals of it, `measures`, beside what chance alone would
-//! give, `floor`. Must not choose a backend: the [`Client`] does.
+//! give, `floor`. Must not choose a backend: the [`SimulatedClient`] does.
 
 mod backends;
 
@@ -34,8 +34,8 @@ use lb_core::control::Switch;
 use lb_core::endpoint::EndpointState;
 use lb_core::subset::random::{SplitMix64, mix64};
 
-use super::assignments::Assignments;
-use super::client::Client;
+use super::assignments::JobAssignments;
+use super::client::SimulatedClient;
 use super::document::{FailMode, ReportsTable};
 use super::ejections::{EjectionRow, EjectionTotal};
 use super::machine::Machine;
@@ -43,11 +43,11 @@ use super::queue::Queue;
 use super::scenario::{NewSize, Run, Scenario};
 use super::tally::{Counts, JobCounts, LoadTotal, Row, Total};
 use floor::Floor;
-use jobs::Job;
+use jobs::SimulatedJob;
 use judging::Judged;
-use loads::Reporting;
+use loads::LoadReports;
 use requests::{RequestRef, Requests};
-use serving::Server;
+use serving::SimulatedServer;
 
 use crate::metrics::float;
 
@@ -94,7 +94,7 @@ pub fn play(scenario: &Scenario, run: &Run, seed: u64, subset_seed: Option<u64>)
 
 /// Something that happens at a time. Small, because a heap moves events all the time: what is large and rare is boxed.
 #[derive(Debug)]
-enum Event {
+enum SimulationEvent {
     /// The resize at this position.
     Resize(usize),
     /// A batch of the restart at this position enters a stage.
@@ -149,13 +149,13 @@ enum Event {
     Measure,
 }
 
-const _: () = assert!(size_of::<Event>() <= 16);
+const _: () = assert!(size_of::<SimulationEvent>() <= 16);
 
 /// A list on its way to a client.
 #[derive(Debug)]
 struct ListNotice {
     client: u32,
-    assignments: Rc<Assignments>,
+    assignments: Rc<JobAssignments>,
     version: u64,
 }
 
@@ -177,7 +177,7 @@ enum RestartStage {
 }
 
 #[derive(Debug)]
-struct Backend {
+struct SimulatedBackend {
     weight: u16,
     /// Whether the service has it, running or not.
     exists: bool,
@@ -214,16 +214,16 @@ struct World<'a> {
     /// How clients hear what backends say of themselves, if these do.
     reports: Option<ReportsTable>,
     now: u64,
-    queue: Queue<Event>,
-    backends: Vec<Backend>,
+    queue: Queue<SimulationEvent>,
+    backends: Vec<SimulatedBackend>,
     /// What each of them runs on.
-    machines: Vec<Server>,
+    machines: Vec<SimulatedServer>,
     /// What each backend has measured and sent of its load.
-    reporting: Vec<Reporting>,
+    reporting: Vec<LoadReports>,
     count: u32,
-    jobs: Vec<Job>,
+    jobs: Vec<SimulatedJob>,
     /// Every client there ever was; those that are gone are empty.
-    clients: Vec<Option<Box<Client>>>,
+    clients: Vec<Option<Box<SimulatedClient>>>,
     requests: Requests,
     version: u64,
     /// The backends that fail now.
@@ -252,7 +252,7 @@ struct World<'a> {
 
 impl<'a> World<'a> {
     fn new(scenario: &'a Scenario, run: &'a Run, seed: u64, subset_seed: Option<u64>) -> Self {
-        let backend = |weight: &u16| Backend {
+        let backend = |weight: &u16| SimulatedBackend {
             weight: *weight,
             exists: false,
             reported: None,
@@ -271,7 +271,8 @@ impl<'a> World<'a> {
             hung: 0,
         };
         let jobs = scenario.jobs.iter().enumerate();
-        let jobs = jobs.map(|(position, table)| Job::new(scenario, run, position, table, seed, subset_seed));
+        let jobs = jobs
+            .map(|(position, table)| SimulatedJob::new(scenario, run, position, table, seed, subset_seed));
         let most = u32::try_from(scenario.weights.len()).expect("backends are counted in 32 bits");
         let speeds = scenario.machines.speeds(most, &mut SplitMix64::new(mix64(&[seed, 4])));
         let table = &scenario.machines;
@@ -283,7 +284,7 @@ impl<'a> World<'a> {
         let asks = |(machine, weight): (&Machine, &f64)| if *weight > 0.0 { machine.capacity() } else { 0.0 };
         let capacities: Vec<f64> = machines[..at_start].iter().zip(&weights).map(asks).collect();
         let floor = Floor::new(&weights, &capacities, seed);
-        let server = |(index, machine)| Server::new(machine, scenario.machines.queue, seed, index);
+        let server = |(index, machine)| SimulatedServer::new(machine, scenario.machines.queue, seed, index);
         let by_job: Vec<JobCounts> =
             scenario.names.iter().map(|job| JobCounts { job: job.clone(), ..JobCounts::default() }).collect();
         let mut world = Self {
@@ -295,7 +296,7 @@ impl<'a> World<'a> {
             queue: Queue::default(),
             backends: scenario.weights.iter().map(backend).collect(),
             machines: (0..).zip(machines).map(server).collect(),
-            reporting: scenario.weights.iter().map(|_| Reporting::default()).collect(),
+            reporting: scenario.weights.iter().map(|_| LoadReports::default()).collect(),
             count: 0,
             jobs: jobs.collect(),
             clients: Vec::new(),
@@ -329,31 +330,35 @@ impl<'a> World<'a> {
             world.open_kept(clients::number(client));
         }
         for (position, resize) in scenario.resizes.iter().enumerate() {
-            world.queue.push(resize.at.us, Event::Resize(position));
+            world.queue.push(resize.at.us, SimulationEvent::Resize(position));
         }
         for (position, restart) in scenario.restarts.iter().enumerate() {
             let (batch, last, stage) = (0..restart.batch.0, u32::MAX, RestartStage::LameDuck);
             let first = BatchRestart { restart: position, batch, last, stage };
-            world.queue.push(restart.at.us, Event::Restart(Box::new(first)));
+            world.queue.push(restart.at.us, SimulationEvent::Restart(Box::new(first)));
         }
         for (position, fail) in scenario.fails.iter().enumerate() {
-            world.queue.push(fail.at.us, Event::Fail { fail: position, times: fail.times });
+            world.queue.push(fail.at.us, SimulationEvent::Fail { fail: position, times: fail.times });
         }
         for (position, reweight) in scenario.reweights.iter().enumerate() {
-            world.queue.push(reweight.at.us, Event::Reweight(position));
+            world.queue.push(reweight.at.us, SimulationEvent::Reweight(position));
         }
         for (position, switch) in scenario.switches.iter().enumerate() {
-            world.queue.push(switch.at.us, Event::Switch(position));
+            world.queue.push(switch.at.us, SimulationEvent::Switch(position));
         }
         for upgrade in &scenario.upgrades {
             let is_kept = upgrade.kept.0.is_some();
-            upgrade.kept.0.iter().for_each(|age| world.queue.push(upgrade.at.us - age.us, Event::KeepLearnt));
-            world.queue.push(upgrade.at.us, Event::Upgrade { is_kept });
+            upgrade
+                .kept
+                .0
+                .iter()
+                .for_each(|age| world.queue.push(upgrade.at.us - age.us, SimulationEvent::KeepLearnt));
+            world.queue.push(upgrade.at.us, SimulationEvent::Upgrade { is_kept });
         }
         if run.follows_load(&scenario.jobs) {
             world.begin_to_report();
         }
-        world.queue.push(scenario.measure_from.us, Event::Measure);
+        world.queue.push(scenario.measure_from.us, SimulationEvent::Measure);
         if scenario.machines.antagonist.is_some() && scenario.has_costs() {
             (0..most).for_each(|backend| world.antagonize(backend));
         }
@@ -371,46 +376,48 @@ impl<'a> World<'a> {
         self.counts_of_job(job).opened += 1;
     }
 
-    fn handle(&mut self, event: Event) {
+    fn handle(&mut self, event: SimulationEvent) {
         match event {
-            Event::Resize(position) => match self.scenario.resizes[position].to.clone() {
+            SimulationEvent::Resize(position) => match self.scenario.resizes[position].to.clone() {
                 NewSize::Backends(count, lame_duck) => {
                     self.set_backends(count, self.run.differs.lame_duck.unwrap_or(lame_duck).us);
                     self.publish();
                 }
                 NewSize::Tasks(jobs, tasks) => jobs.for_each(|job| self.set_tasks(job, tasks)),
             },
-            Event::Restart(batch) => self.restart(*batch),
-            Event::Fail { fail, times } => self.fail(fail, times),
-            Event::Recover => self.recover(),
-            Event::Reweight(position) => self.reweight(self.scenario.reweights[position]),
-            Event::Switch(position) => self.switch_laws(self.scenario.switches[position].load.0),
-            Event::KeepLearnt => self.keep_learnt(),
-            Event::Upgrade { is_kept } => self.replace_daemons(is_kept),
-            Event::Stop(indexes) => {
+            SimulationEvent::Restart(batch) => self.restart(*batch),
+            SimulationEvent::Fail { fail, times } => self.fail(fail, times),
+            SimulationEvent::Recover => self.recover(),
+            SimulationEvent::Reweight(position) => self.reweight(self.scenario.reweights[position]),
+            SimulationEvent::Switch(position) => self.switch_laws(self.scenario.switches[position].load.0),
+            SimulationEvent::KeepLearnt => self.keep_learnt(),
+            SimulationEvent::Upgrade { is_kept } => self.replace_daemons(is_kept),
+            SimulationEvent::Stop(indexes) => {
                 for index in indexes {
                     if self.backends[index as usize].stops_at == Some(self.now) {
                         self.stop(index);
                     }
                 }
             }
-            Event::Learn(notice) => self.learn(notice.client, &notice.assignments, notice.version),
-            Event::Ready { client, slot, serial } => self.ready(client, slot, serial),
-            Event::Arrive(client) => self.arrive(client),
-            Event::Hear { client, backend, report, is_lame } => self.hear(client, backend, report, is_lame),
-            Event::Think(client) => self.think(client),
-            Event::TryAgain(request) => self.try_again(request),
-            Event::Next(request) => self.next_request(request),
-            Event::Finish(request) => self.finish(request),
-            Event::GiveUp(request) => self.give_up(request),
-            Event::TimeOut(request) => self.time_out(request),
-            Event::Wake(backend) => self.wake(backend),
-            Event::Antagonize(backend) => self.antagonize(backend),
-            Event::WarmedUp(backend) => self.change_speed(backend),
-            Event::ReportLoad(backend) => self.report_load(backend),
-            Event::TickControl(client) => self.tick_control(client),
-            Event::LookAtFlows(client) => self.look_at_flows(client),
-            Event::Measure => self.measure(),
+            SimulationEvent::Learn(notice) => self.learn(notice.client, &notice.assignments, notice.version),
+            SimulationEvent::Ready { client, slot, serial } => self.ready(client, slot, serial),
+            SimulationEvent::Arrive(client) => self.arrive(client),
+            SimulationEvent::Hear { client, backend, report, is_lame } => {
+                self.hear(client, backend, report, is_lame)
+            }
+            SimulationEvent::Think(client) => self.think(client),
+            SimulationEvent::TryAgain(request) => self.try_again(request),
+            SimulationEvent::Next(request) => self.next_request(request),
+            SimulationEvent::Finish(request) => self.finish(request),
+            SimulationEvent::GiveUp(request) => self.give_up(request),
+            SimulationEvent::TimeOut(request) => self.time_out(request),
+            SimulationEvent::Wake(backend) => self.wake(backend),
+            SimulationEvent::Antagonize(backend) => self.antagonize(backend),
+            SimulationEvent::WarmedUp(backend) => self.change_speed(backend),
+            SimulationEvent::ReportLoad(backend) => self.report_load(backend),
+            SimulationEvent::TickControl(client) => self.tick_control(client),
+            SimulationEvent::LookAtFlows(client) => self.look_at_flows(client),
+            SimulationEvent::Measure => self.measure(),
         }
     }
 }
@@ -418,7 +425,7 @@ impl<'a> World<'a> {
 /// The longest latency that is told from longer ones: a day.
 const MAX_LATENCY_US: u64 = 24 * 3600 * 1_000_000;
 
-impl Backend {
+impl SimulatedBackend {
     /// Whether the source asks for traffic to it.
     fn is_wanted(&self) -> bool {
         self.weight > 0 && self.reported == Some(EndpointState::Healthy) && !self.is_lame

@@ -11,7 +11,7 @@ use lb_core::control::factor::Factors;
 use lb_core::control::flows::{Lives, OfLate};
 use lb_core::control::{Control, ControlRules, Heard, Learnt, Look, Seen, SeenRow, Switch};
 
-use super::{Client, index_of};
+use super::{SimulatedClient, index_of};
 
 /// What a client knows of its own flows, for its law.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl Following {
     }
 }
 
-impl Client {
+impl SimulatedClient {
     /// Looks at the newest reports that have come, and brings its tables up to date if that is worth it. Returns whether it was.
     pub fn follow_load(&mut self, now: Duration, heard: impl Fn(u32) -> Option<Heard>) -> bool {
         let Some(mut following) = self.following.take() else { return false };

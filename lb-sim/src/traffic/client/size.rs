@@ -7,31 +7,31 @@ use std::time::Duration;
 
 use lb_core::load_band::{BandedSize, LoadBand};
 
-use super::Client;
-use crate::traffic::assignments::Assignments;
+use super::SimulatedClient;
+use crate::traffic::assignments::JobAssignments;
 
 /// The size of a subset that follows load, and the newest assignments that the client knows.
 #[derive(Debug)]
 pub(super) struct GrowingSize {
     banded: BandedSize,
-    assignments: Option<Rc<Assignments>>,
+    assignments: Option<Rc<JobAssignments>>,
 }
 
-impl Client {
+impl SimulatedClient {
     /// Its size follows its load from now on.
     pub fn follow_flows(&mut self, band: LoadBand) {
         self.growing = Some(GrowingSize { banded: BandedSize::new(band), assignments: None });
     }
 
     /// How many members it has, if that follows its load; from these assignments on.
-    pub fn size_in(&mut self, assignments: &Rc<Assignments>) -> Option<u32> {
+    pub fn size_in(&mut self, assignments: &Rc<JobAssignments>) -> Option<u32> {
         let growing = self.growing.as_mut()?;
         growing.assignments = Some(Rc::clone(assignments));
         Some(growing.banded.size())
     }
 
     /// Looks at its open flows. Returns the assignments if it has another size from now on.
-    pub fn look_at_flows(&mut self, now: Duration) -> Option<Rc<Assignments>> {
+    pub fn look_at_flows(&mut self, now: Duration) -> Option<Rc<JobAssignments>> {
         let established: u32 = self.links.iter().flatten().map(|link| link.flows).sum();
         let open = established + self.pending.iter().sum::<u32>();
         let growing = self.growing.as_mut()?;

@@ -6,11 +6,11 @@
 use lb_common::abi::{BackendState, EjectionState, RecentErrors, StateWord, TableRef};
 use lb_common::pick::Tables;
 
-use super::{Client, LinkState};
+use super::{LinkState, SimulatedClient};
 
 /// What a pick reads.
 pub(super) struct ClientTables<'a> {
-    pub(super) client: &'a Client,
+    pub(super) client: &'a SimulatedClient,
 }
 
 impl Tables for ClientTables<'_> {

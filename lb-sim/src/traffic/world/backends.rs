@@ -7,8 +7,8 @@ use std::rc::Rc;
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::subset::random::{SplitMix64, mix64};
 
-use super::{Backend, BatchRestart, Event, ListNotice, RestartStage, World};
-use crate::traffic::assignments::Assignments;
+use super::{BatchRestart, ListNotice, RestartStage, SimulatedBackend, SimulationEvent, World};
+use crate::traffic::assignments::JobAssignments;
 use crate::traffic::client::{SERVICE, address};
 use crate::traffic::document::operator::ReweightTable;
 use crate::traffic::document::{FailMode, ReportsTable};
@@ -36,7 +36,7 @@ impl World<'_> {
             }
         }
         if lame_duck_us > 0 && count < self.count {
-            self.queue.push(self.now + lame_duck_us, Event::Stop(count..self.count));
+            self.queue.push(self.now + lame_duck_us, SimulationEvent::Stop(count..self.count));
         }
         self.count = count;
     }
@@ -87,7 +87,7 @@ impl World<'_> {
         };
         if batch.start < last {
             let next = BatchRestart { restart, batch, last, stage: next };
-            self.queue.push(self.now + after_us, Event::Restart(Box::new(next)));
+            self.queue.push(self.now + after_us, SimulationEvent::Restart(Box::new(next)));
         }
     }
 
@@ -107,10 +107,10 @@ impl World<'_> {
 
     /// What a backend says of itself now is on its way to a client.
     fn report_to(&mut self, client: u32, backend: u32, ReportsTable { delay, spread, .. }: ReportsTable) {
-        let Backend { reports: report, is_lame, .. } = self.backends[backend as usize];
+        let SimulatedBackend { reports: report, is_lame, .. } = self.backends[backend as usize];
         let mut rng = SplitMix64::new(mix64(&[self.seed, 7, self.now, backend.into(), client.into()]));
         let at_us = self.now + delay.us + rng.below(spread.us + 1);
-        self.queue.push(at_us, Event::Hear { client, backend, report, is_lame });
+        self.queue.push(at_us, SimulationEvent::Hear { client, backend, report, is_lame });
     }
 
     /// A client that has just begun asks all backends, and lame ducks say so.
@@ -142,9 +142,10 @@ impl World<'_> {
         }
         self.failing = indexes;
         (self.timeout_us, self.lie) = (fail.timeout.us, fail.utilization);
-        self.queue.push(self.now + fail.lasts.us, Event::Recover);
+        self.queue.push(self.now + fail.lasts.us, SimulationEvent::Recover);
         if times > 1 {
-            self.queue.push(self.now + fail.every.us, Event::Fail { fail: position, times: times - 1 });
+            self.queue
+                .push(self.now + fail.every.us, SimulationEvent::Fail { fail: position, times: times - 1 });
         }
     }
 
@@ -195,24 +196,24 @@ impl World<'_> {
     }
 
     /// Computes what the tasks of a job use from now on, and sends it on its way to them.
-    pub(super) fn tell(&mut self, job: usize) -> Rc<Assignments> {
+    pub(super) fn tell(&mut self, job: usize) -> Rc<JobAssignments> {
         self.version += 1;
         let version = self.version;
         let state = &self.jobs[job];
         let tasks = u32::try_from(state.clients.len()).expect("tasks are counted in 32 bits");
-        let assignments = Rc::new(Assignments::of(&state.service, tasks, self.endpoints(), state.shares));
+        let assignments = Rc::new(JobAssignments::of(&state.service, tasks, self.endpoints(), state.shares));
         let notice = self.scenario.notice;
         for &client in &state.clients {
             let mut rng = SplitMix64::new(mix64(&[self.seed, 1, version, client.into()]));
             let at_us = self.now + notice.delay.us + rng.below(notice.spread.us + 1);
             let notice = ListNotice { client, assignments: Rc::clone(&assignments), version };
-            self.queue.push(at_us, Event::Learn(Box::new(notice)));
+            self.queue.push(at_us, SimulationEvent::Learn(Box::new(notice)));
         }
         assignments
     }
 
     fn endpoints(&self) -> EndpointList {
-        let endpoint = |(index, backend): (u32, &Backend)| {
+        let endpoint = |(index, backend): (u32, &SimulatedBackend)| {
             let state = backend.reported?;
             Some(Endpoint {
                 address: address(index),

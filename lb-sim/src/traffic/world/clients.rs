@@ -11,11 +11,11 @@ use lb_core::load_band::LOOK;
 use lb_core::service::{Size, Subset};
 use lb_core::subset::random::{SplitMix64, mix64};
 
-use super::requests::{Failure, Request};
-use super::{Event, World};
+use super::requests::{RequestFailure, SimulatedRequest};
+use super::{SimulationEvent, World};
 use crate::sampling::{self, Distribution};
-use crate::traffic::assignments::Assignments;
-use crate::traffic::client::{Client, Link, LinkState, SlotBackend};
+use crate::traffic::assignments::JobAssignments;
+use crate::traffic::client::{LinkState, SimulatedClient, SlotBackend, SlotConnections};
 use crate::traffic::document::{Closing, Traffic};
 
 impl World<'_> {
@@ -40,7 +40,7 @@ impl World<'_> {
             let most = u32::try_from(self.backends.len()).expect("backends are counted in 32 bits");
             let cpus = state.table.cpus.0;
             let mut client =
-                Client::new(state.service.clone(), named, index, cpus, most, state.holds_links());
+                SimulatedClient::new(state.service.clone(), named, index, cpus, most, state.holds_links());
             client.rng = SplitMix64::new(mix64(&[self.seed, 0, job as u64, id.into()]));
             client.kept_rng = SplitMix64::new(mix64(&[self.seed, 12, job as u64, id.into()]));
             let control = state.service.control;
@@ -49,12 +49,12 @@ impl World<'_> {
                 client.switch(self.switch);
                 // Not all at the same time.
                 let first = SplitMix64::new(mix64(&[self.seed, 11, id.into()])).below(1_000_000);
-                self.queue.push(self.now + first, Event::TickControl(id));
+                self.queue.push(self.now + first, SimulationEvent::TickControl(id));
             }
             if let Subset::Sized { size: Size::Band(band), .. } = state.service.subset {
                 client.follow_flows(band);
                 let first = SplitMix64::new(mix64(&[self.seed, 13, id.into()])).below(micros(LOOK));
-                self.queue.push(self.now + first, Event::LookAtFlows(id));
+                self.queue.push(self.now + first, SimulationEvent::LookAtFlows(id));
             }
             for _ in 0..state.table.closed.map_or(1, |closed| closed.clients.0) {
                 let Some(gap_us) = state.gap_us(index) else { break };
@@ -62,7 +62,7 @@ impl World<'_> {
                     Distribution::Even => client.rng.below(gap_us),
                     Distribution::Random => sampling::sample(Distribution::Random, gap_us, &mut client.rng),
                 };
-                self.queue.push(state.due(self.now, first), Event::Arrive(id));
+                self.queue.push(state.due(self.now, first), SimulationEvent::Arrive(id));
             }
             self.clients.push(Some(Box::new(client)));
             new.push(id);
@@ -106,14 +106,14 @@ impl World<'_> {
     }
 
     /// Changes a client and whatever else it takes, unless the client is gone.
-    pub(super) fn with_client(&mut self, id: u32, change: impl FnOnce(&mut Self, &mut Client)) {
+    pub(super) fn with_client(&mut self, id: u32, change: impl FnOnce(&mut Self, &mut SimulatedClient)) {
         if let Some(mut client) = self.clients[id as usize].take() {
             change(self, &mut client);
             self.clients[id as usize] = Some(client);
         }
     }
 
-    pub(super) fn learn(&mut self, id: u32, assignments: &Rc<Assignments>, version: u64) {
+    pub(super) fn learn(&mut self, id: u32, assignments: &Rc<JobAssignments>, version: u64) {
         self.with_client(id, |world, client| {
             // Notices may overtake each other: one that is older than what the client knows is dropped.
             if client.version < version {
@@ -128,11 +128,17 @@ impl World<'_> {
             if let Some(assignments) = client.look_at_flows(Duration::from_micros(world.now)) {
                 world.assign(id, client, &assignments, client.version);
             }
-            world.queue.push(world.now + micros(LOOK), Event::LookAtFlows(id));
+            world.queue.push(world.now + micros(LOOK), SimulationEvent::LookAtFlows(id));
         });
     }
 
-    fn assign(&mut self, id: u32, client: &mut Client, assignments: &Rc<Assignments>, version: u64) {
+    fn assign(
+        &mut self,
+        id: u32,
+        client: &mut SimulatedClient,
+        assignments: &Rc<JobAssignments>,
+        version: u64,
+    ) {
         let size = client.size_in(assignments);
         let (list, membership) = assignments.task(client.index, &self.jobs[client.job].service, size);
         client.learn(Duration::from_micros(self.now), version, list, membership);
@@ -159,7 +165,7 @@ impl World<'_> {
     // ---- connections that are kept -------------------------------------------------------------------------------------
 
     /// Opens a connection to every member, and ends those to other backends.
-    fn hold_links(&mut self, id: u32, client: &mut Client) {
+    fn hold_links(&mut self, id: u32, client: &mut SimulatedClient) {
         let closing = self.jobs[client.job].table.closing;
         for slot in 0..client.slots.len() {
             let Some(SlotBackend { backend, usable }) = client.slots[slot] else { continue };
@@ -184,10 +190,10 @@ impl World<'_> {
         }
     }
 
-    fn connect(&mut self, id: u32, client: &mut Client, slot: usize, backend: u32) {
+    fn connect(&mut self, id: u32, client: &mut SimulatedClient, slot: usize, backend: u32) {
         let serial = client.next_serial();
         let state = self.establish(id, client.job, slot, backend, serial);
-        client.links[slot] = Some(Link { backend, serial, state, flows: 0 });
+        client.links[slot] = Some(SlotConnections { backend, serial, state, flows: 0 });
         self.backends[backend as usize].holders.insert((id, number(slot)));
     }
 
@@ -205,7 +211,7 @@ impl World<'_> {
             return LinkState::Ready;
         }
         let slot = number(slot);
-        self.queue.push(self.now + takes.us, Event::Ready { client: id, slot, serial });
+        self.queue.push(self.now + takes.us, SimulationEvent::Ready { client: id, slot, serial });
         LinkState::Establishing
     }
 
@@ -217,14 +223,14 @@ impl World<'_> {
     }
 
     /// The client ends a connection; what is under way on it fails.
-    pub(super) fn close(&mut self, id: u32, client: &mut Client, slot: usize, is_moved: bool) {
+    pub(super) fn close(&mut self, id: u32, client: &mut SimulatedClient, slot: usize, is_moved: bool) {
         let link = client.links[slot].expect("what is closed was open");
         if link.flows > 0 {
             let at = number(slot);
             let is_on_it =
-                |request: &Request| (request.client, request.slot) == (id, at) && request.is_on_link;
+                |request: &SimulatedRequest| (request.client, request.slot) == (id, at) && request.is_on_link;
             for request in self.requests.of(is_on_it) {
-                self.fail_request(request, Failure::Cut);
+                self.fail_request(request, RequestFailure::Cut);
             }
         }
         if link.state.is_connected() {
@@ -236,7 +242,7 @@ impl World<'_> {
         self.unlink(id, client, slot);
     }
 
-    pub(super) fn unlink(&mut self, id: u32, client: &mut Client, slot: usize) {
+    pub(super) fn unlink(&mut self, id: u32, client: &mut SimulatedClient, slot: usize) {
         if let Some(link) = client.links[slot].take() {
             self.backends[link.backend as usize].holders.remove(&(id, number(slot)));
         }
@@ -260,7 +266,7 @@ impl World<'_> {
         let holders: Vec<(u32, u32)> = backend.holders.iter().copied().collect();
         self.note_wanted(index);
         for request in self.requests.of(|request| request.backend == index && request.is_on_link) {
-            self.fail_request(request, Failure::Cut);
+            self.fail_request(request, RequestFailure::Cut);
         }
         self.clear_machine(index);
         let tick = self.tick();
@@ -273,7 +279,7 @@ impl World<'_> {
                 let flows = link.flows;
                 if world.jobs[client.job].holds_links() {
                     if is_member {
-                        *link = Link { backend: index, serial, state: LinkState::Lost, flows: 0 };
+                        *link = SlotConnections { backend: index, serial, state: LinkState::Lost, flows: 0 };
                     } else {
                         world.unlink(id, client, at);
                     }
@@ -307,7 +313,7 @@ impl World<'_> {
             self.with_client(id, |world, client| {
                 let link = client.links[slot as usize].expect("a holder has a link");
                 let state = world.establish(id, client.job, slot as usize, index, link.serial);
-                client.links[slot as usize] = Some(Link { state, ..link });
+                client.links[slot as usize] = Some(SlotConnections { state, ..link });
             });
         }
     }

@@ -7,10 +7,10 @@ use std::time::Duration;
 use lb_core::control::Switch;
 
 use super::World;
-use crate::traffic::client::Client;
+use crate::traffic::client::SimulatedClient;
 
 impl World<'_> {
-    fn of_each_client(&mut self, change: impl Fn(&mut Client, Duration)) {
+    fn of_each_client(&mut self, change: impl Fn(&mut SimulatedClient, Duration)) {
         let now = Duration::from_micros(self.now);
         self.clients.iter_mut().flatten().for_each(|client| change(client, now));
     }
@@ -23,7 +23,7 @@ impl World<'_> {
 
     /// All daemons keep what they have learnt.
     pub(super) fn keep_learnt(&mut self) {
-        self.of_each_client(Client::keep_learnt);
+        self.of_each_client(SimulatedClient::keep_learnt);
     }
 
     /// Another daemon for every client, which takes up what was kept, if anything was. Connections and the rest of what one knows go on.

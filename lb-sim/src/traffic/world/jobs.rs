@@ -10,7 +10,7 @@ use lb_core::service::{Policy, Service, Subset};
 use lb_core::subset::random::{SplitMix64, mix64, shuffle};
 
 use crate::metrics::float;
-use crate::traffic::assignments::Shares;
+use crate::traffic::assignments::ShareModel;
 use crate::traffic::client::SERVICE;
 use crate::traffic::document::{JobTable, Traffic};
 use crate::traffic::scenario::{Run, Scenario};
@@ -18,9 +18,9 @@ use crate::unequal::absent;
 
 /// A job during a run.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct SimulatedJob {
     pub table: JobTable,
-    pub shares: Shares,
+    pub shares: ShareModel,
     pub service: Service,
     /// The client of each task.
     pub clients: Vec<u32>,
@@ -35,7 +35,7 @@ pub(super) struct Job {
 /// Longer than any run: a day is the longest.
 const NEVER_US: u64 = 100 * 24 * 3600 * 1_000_000;
 
-impl Job {
+impl SimulatedJob {
     pub fn new(
         scenario: &Scenario,
         Run { differs: run, .. }: &Run,

@@ -1,6 +1,6 @@
 //! What connects show of their backends, what clients make of it, and what is counted of that.
 //!
-//! Must not know when backends fail, nor decide who is ejected: the [`Client`]'s ejector does.
+//! Must not know when backends fail, nor decide who is ejected: the [`SimulatedClient`]'s ejector does.
 
 use lb_common::ejection::{Evidence, FailureSource};
 use lb_common::ending::{End, Ending};
@@ -8,7 +8,7 @@ use lb_common::ticks::{TICK_LOG2, tick};
 use lb_core::ejection::Judgement;
 
 use super::World;
-use crate::traffic::client::Client;
+use crate::traffic::client::SimulatedClient;
 use crate::traffic::ejections::{EjectionCounts, EjectionRow, EjectionTotal, Most};
 
 /// What was counted of ejections.
@@ -34,18 +34,18 @@ impl World<'_> {
     }
 
     /// A connect begins that is a trial.
-    pub(super) fn try_backend(&mut self, client: &mut Client, slot: u32) {
+    pub(super) fn try_backend(&mut self, client: &mut SimulatedClient, slot: u32) {
         client.pairs[slot as usize].trials += 1;
         self.judged.counts.trials += 1;
     }
 
     /// A connect was established.
-    pub(super) fn succeed(&mut self, client: &mut Client, slot: u32, is_trial: bool) {
+    pub(super) fn succeed(&mut self, client: &mut SimulatedClient, slot: u32, is_trial: bool) {
         self.judge(client, slot, Evidence::established(is_trial));
     }
 
     /// A connect has failed, with this ending, or was reset as soon as it was established.
-    pub(super) fn blame(&mut self, client: &mut Client, slot: u32, is_trial: bool, ending: Ending) {
+    pub(super) fn blame(&mut self, client: &mut SimulatedClient, slot: u32, is_trial: bool, ending: Ending) {
         self.judged.counts.failed += 1;
         client.pairs[slot as usize].failed += u32::from(!is_trial);
         let was_established = ending == Ending::Reset;
@@ -61,7 +61,7 @@ impl World<'_> {
         }
     }
 
-    fn judge(&mut self, client: &mut Client, slot: u32, evidence: Evidence) {
+    fn judge(&mut self, client: &mut SimulatedClient, slot: u32, evidence: Evidence) {
         let judgement = client.report(slot, evidence, self.tick());
         let (counts, pair) = (&mut self.judged.counts, &mut client.pairs[slot as usize]);
         match judgement {
@@ -80,7 +80,7 @@ impl World<'_> {
     }
 
     /// Brings the number of ejected members up to date with one client's.
-    pub(super) fn note_ejected(&mut self, client: &mut Client) {
+    pub(super) fn note_ejected(&mut self, client: &mut SimulatedClient) {
         let before = u64::from(client.ejected);
         let (members, ejected) = client.count_ejected();
         client.ejected = ejected;
@@ -97,13 +97,13 @@ impl World<'_> {
     }
 
     /// A client is gone, and its ejections with it.
-    pub(super) fn forget_ejected(&mut self, client: &Client) {
+    pub(super) fn forget_ejected(&mut self, client: &SimulatedClient) {
         client.pairs.iter().for_each(|pair| self.judged.most.add(*pair));
         self.judged.ejected -= u64::from(client.ejected);
     }
 
     /// The backend in a slot has left for good: what happened to it is done.
-    pub(super) fn forget_pairs(&mut self, client: &mut Client) {
+    pub(super) fn forget_pairs(&mut self, client: &mut SimulatedClient) {
         client.freed.drain(..).for_each(|pair| self.judged.most.add(pair));
     }
 

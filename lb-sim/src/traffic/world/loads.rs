@@ -11,13 +11,13 @@ use lb_core::reports::Load;
 use lb_core::subset::random::{SplitMix64, mix64};
 
 use super::clients::number;
-use super::{Event, World};
+use super::{SimulationEvent, World};
 use crate::metrics::float;
 use crate::traffic::document::{FailMode, ReportsTable};
 
 /// What one backend has measured and sent.
 #[derive(Debug, Default)]
-pub(super) struct Reporting {
+pub(super) struct LoadReports {
     /// How much had happened at each measurement, oldest first: as many as a window needs.
     measured: VecDeque<Sums>,
     /// What was sent and may still be on its way, oldest first.
@@ -47,7 +47,7 @@ impl World<'_> {
         let Some(table) = self.reports else { return };
         for backend in 0..number(self.backends.len()) {
             let first = SplitMix64::new(mix64(&[self.seed, 13, backend.into()])).below(table.interval.us);
-            self.queue.push(first, Event::ReportLoad(backend));
+            self.queue.push(first, SimulationEvent::ReportLoad(backend));
         }
     }
 
@@ -55,7 +55,7 @@ impl World<'_> {
     pub(super) fn report_load(&mut self, backend: u32) {
         let Some(table) = self.reports else { return };
         let (now, index) = (self.now, backend as usize);
-        self.queue.push(now + table.interval.us, Event::ReportLoad(backend));
+        self.queue.push(now + table.interval.us, SimulationEvent::ReportLoad(backend));
         let (backend, reporting) = (&self.backends[index], &mut self.reporting[index]);
         // What reports is beside the backend: it goes on where that is ill.
         if !backend.running || backend.failing == Some(FailMode::Silent) {
@@ -114,7 +114,7 @@ impl World<'_> {
                 client.follow_load(Duration::from_micros(world.now), |backend| world.heard(id, backend));
             world.tables += u64::from(is_made);
             let next = world.now + u64::try_from(TICK.as_micros()).expect("a second");
-            world.queue.push(next, Event::TickControl(id));
+            world.queue.push(next, SimulationEvent::TickControl(id));
         });
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Counts are checked against each other at the end. Must not change what happens.
 
-use super::serving::Server;
-use super::{Backend, World};
+use super::serving::SimulatedServer;
+use super::{SimulatedBackend, World};
 use crate::metrics::{Spread, float};
 use crate::traffic::tally::{LoadTotal, Row, Total, Traces, Weights, utilization_of};
 
@@ -24,11 +24,13 @@ impl World<'_> {
         let jobs_before = std::mem::replace(&mut self.by_job_at_last_row, self.by_job.clone());
         let jobs = self.by_job.iter().zip(&jobs_before).map(|(job, before)| job.since(before));
         let jobs = if self.by_job.len() > 1 { jobs.collect() } else { Vec::new() };
-        let steady = |backend: &&Backend| backend.wanted_since.is_some_and(|since| since <= start_us);
+        let steady =
+            |backend: &&SimulatedBackend| backend.wanted_since.is_some_and(|since| since <= start_us);
         let loads = self.backends.iter().filter(steady).map(|backend| backend.per_weight(backend.step_load));
         let loads: Vec<f64> = loads.collect();
-        let used =
-            |server: &mut Server| server.take_step_us(end_us) / float(end_us - start_us) / server.cores();
+        let used = |server: &mut SimulatedServer| {
+            server.take_step_us(end_us) / float(end_us - start_us) / server.cores()
+        };
         let cpu: Vec<f64> = self.machines.iter_mut().map(used).collect();
         let cpu = cpu.iter().zip(&self.backends).filter(|(_, backend)| steady(backend)).map(|(cpu, _)| *cpu);
         let cpu: Vec<f64> = cpu.collect();
@@ -73,7 +75,7 @@ impl World<'_> {
         let latency = |part: f64| self.latency.value_at_quantile(part);
         LoadTotal {
             cpu: lasting.clone().map(|server| server.busy_us() / measured_us / server.cores()).collect(),
-            capacity: lasting.map(Server::capacity).collect(),
+            capacity: lasting.map(SimulatedServer::capacity).collect(),
             floor: self
                 .floor
                 .utilizations(is_lasting)
@@ -87,7 +89,8 @@ impl World<'_> {
     }
 
     pub(super) fn total(&self, rows: &[Row]) -> Total {
-        let lasting: Vec<&Backend> = self.backends.iter().filter(|backend| backend.is_lasting()).collect();
+        let lasting: Vec<&SimulatedBackend> =
+            self.backends.iter().filter(|backend| backend.is_lasting()).collect();
         let loads: Vec<f64> = lasting.iter().map(|backend| backend.per_weight(backend.load)).collect();
         let unused = lasting.iter().filter(|backend| backend.load == 0 && backend.connections == 0).count();
         let failed = |row: &Row| float(row.counts.errors.sum()) / float(row.counts.arrivals.max(1));

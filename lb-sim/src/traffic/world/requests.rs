@@ -9,10 +9,10 @@ use lb_common::ending::{Attempt, Ending};
 use lb_common::pick::{How, Pick};
 
 use super::clients::number;
-use super::{Backend, Event, World};
+use super::{SimulatedBackend, SimulationEvent, World};
 use crate::metrics::float;
 use crate::sampling::{self, Distribution, unit};
-use crate::traffic::client::{Client, Link, LinkState, SlotBackend};
+use crate::traffic::client::{LinkState, SimulatedClient, SlotBackend, SlotConnections};
 use crate::traffic::document::{FailMode, Traffic};
 
 /// After this long a SYN is sent again (RFC 6298; Linux's `TCP_TIMEOUT_INIT`).
@@ -20,7 +20,7 @@ const FIRST_RETRANSMIT: Duration = Duration::from_secs(1);
 
 /// One arrival that has not ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Request {
+pub(super) struct SimulatedRequest {
     pub client: u32,
     job: usize,
     /// The slot and the backend that it went to last.
@@ -39,12 +39,12 @@ pub(super) struct Request {
     is_users: bool,
     /// Whether it is counted on its client's link to the backend.
     pub is_on_link: bool,
-    stage: Stage,
+    stage: RequestStage,
 }
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum RequestStage {
     /// Not sent, or about to be tried again.
     Unsent,
     /// Nobody answers the connect, which went out then.
@@ -59,9 +59,9 @@ enum Stage {
     Forsaken,
 }
 
-impl Request {
+impl SimulatedRequest {
     const fn is_under_way(&self) -> bool {
-        !matches!(self.stage, Stage::Forsaken | Stage::Idle)
+        !matches!(self.stage, RequestStage::Forsaken | RequestStage::Idle)
     }
 }
 
@@ -75,12 +75,12 @@ pub(super) struct RequestRef {
 /// Requests that have not ended.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
-    places: Vec<(u32, Option<Request>)>,
+    places: Vec<(u32, Option<SimulatedRequest>)>,
     free: Vec<u32>,
 }
 
 impl Requests {
-    fn insert(&mut self, request: Request) -> RequestRef {
+    fn insert(&mut self, request: SimulatedRequest) -> RequestRef {
         if let Some(place) = self.free.pop() {
             let (generation, here) = &mut self.places[place as usize];
             *here = Some(request);
@@ -98,7 +98,7 @@ impl Requests {
     }
 
     /// The request in a place.
-    fn at(&mut self, place: u32) -> &mut Request {
+    fn at(&mut self, place: u32) -> &mut SimulatedRequest {
         self.places[place as usize].1.as_mut().expect("there is a request in this place")
     }
 
@@ -121,27 +121,29 @@ impl Requests {
 
     /// Whether somebody waits for the request in a place.
     pub fn is_waited_for(&self, place: u32) -> bool {
-        self.places[place as usize].1.as_ref().is_some_and(Request::is_under_way)
+        self.places[place as usize].1.as_ref().is_some_and(SimulatedRequest::is_under_way)
     }
 
     /// The places of all requests under way, and of connections that are kept for the next one, of which this is true.
-    pub fn of(&self, is_meant: impl Fn(&Request) -> bool) -> Vec<u32> {
+    pub fn of(&self, is_meant: impl Fn(&SimulatedRequest) -> bool) -> Vec<u32> {
         let places = (0..).zip(&self.places);
         let meant = places.filter(|(_, (_, request))| {
-            request.as_ref().is_some_and(|request| request.stage != Stage::Forsaken && is_meant(request))
+            request
+                .as_ref()
+                .is_some_and(|request| request.stage != RequestStage::Forsaken && is_meant(request))
         });
         meant.map(|(place, _)| place).collect()
     }
 
     /// How many are under way.
     pub fn under_way(&self) -> u64 {
-        self.of(Request::is_under_way).len() as u64
+        self.of(SimulatedRequest::is_under_way).len() as u64
     }
 }
 
 /// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failure {
+pub(super) enum RequestFailure {
     Refused,
     Limited,
     Unready,
@@ -160,14 +162,14 @@ impl World<'_> {
             if job.table.closed.is_none() {
                 let gap_us = job.gap_us(client.index).expect("what arrives has a rate");
                 let gap = sampling::sample(job.table.arrivals, gap_us, &mut client.rng);
-                world.queue.push(job.due(world.now, gap.max(1)), Event::Arrive(id));
+                world.queue.push(job.due(world.now, gap.max(1)), SimulationEvent::Arrive(id));
             }
             world.begin(id, client, 1.0);
         });
     }
 
     /// A request or connect begins. Of how long its connection is kept this part is left.
-    fn begin(&mut self, id: u32, client: &mut Client, left: f64) {
+    fn begin(&mut self, id: u32, client: &mut SimulatedClient, left: f64) {
         let table = &self.jobs[client.job].table;
         // Sampled in any case, so that all runs of a scenario see the same arrivals with the same lives and costs.
         let cost_ps = table.cost.map_or(0, |cost| cost.0.sample(&mut client.rng));
@@ -180,7 +182,7 @@ impl World<'_> {
         let gives_up_us = table.timeout.map_or(u64::MAX, |timeout| self.now + timeout.us);
         let (tries_left, is_users) = (table.retries.0, table.closed.is_some());
         self.note_arrival(client.job, cost_ps);
-        let request = self.requests.insert(Request {
+        let request = self.requests.insert(SimulatedRequest {
             client: id,
             job: client.job,
             slot: 0,
@@ -193,7 +195,7 @@ impl World<'_> {
             kept_until_us: self.now + life_us,
             is_users,
             is_on_link: false,
-            stage: Stage::Unsent,
+            stage: RequestStage::Unsent,
         });
         self.time_out_in_time(request);
         self.send(id, client, request.place);
@@ -209,7 +211,7 @@ impl World<'_> {
     fn time_out_in_time(&mut self, request: RequestRef) {
         let gives_up_us = self.requests.at(request.place).gives_up_us;
         if gives_up_us != u64::MAX {
-            self.queue.push(gives_up_us, Event::TimeOut(request));
+            self.queue.push(gives_up_us, SimulationEvent::TimeOut(request));
         }
     }
 
@@ -222,7 +224,7 @@ impl World<'_> {
     }
 
     /// A backend is chosen, and the request goes there.
-    fn send(&mut self, id: u32, client: &mut Client, request: u32) {
+    fn send(&mut self, id: u32, client: &mut SimulatedClient, request: u32) {
         let picked = client.pick(self.tick());
         if picked.how == How::Trial {
             self.try_backend(client, picked.slot);
@@ -231,14 +233,14 @@ impl World<'_> {
             How::Picked | How::Trial | How::Overflowed | How::Fallback | How::Diverted => {
                 self.send_to(id, client, picked, request);
             }
-            How::Limited => self.fail_request(request, Failure::Limited),
-            How::Refused => self.fail_request(request, Failure::Refused),
+            How::Limited => self.fail_request(request, RequestFailure::Limited),
+            How::Refused => self.fail_request(request, RequestFailure::Refused),
             How::Broken => unreachable!("a plan's tables agree with each other"),
         }
     }
 
     /// A request goes to the backend in a slot.
-    fn send_to(&mut self, id: u32, client: &mut Client, Pick { how, slot }: Pick, request: u32) {
+    fn send_to(&mut self, id: u32, client: &mut SimulatedClient, Pick { how, slot }: Pick, request: u32) {
         let (at, is_trial) = (slot as usize, how == How::Trial);
         let backend = client.slots[at].expect("a pick is of a slot that has a backend").backend;
         let sent = self.requests.at(request);
@@ -247,7 +249,7 @@ impl World<'_> {
         match self.jobs[client.job].table.traffic {
             Traffic::Requests => {
                 if client.links[at].is_none_or(|link| link.state != LinkState::Ready) {
-                    self.fail_request(request, Failure::Unready);
+                    self.fail_request(request, RequestFailure::Unready);
                     return;
                 }
             }
@@ -258,7 +260,8 @@ impl World<'_> {
                 }
                 if client.links[at].is_none() {
                     let serial = client.next_serial();
-                    client.links[at] = Some(Link { backend, serial, state: LinkState::Ready, flows: 0 });
+                    client.links[at] =
+                        Some(SlotConnections { backend, serial, state: LinkState::Ready, flows: 0 });
                     to.holders.insert((id, slot));
                 }
                 to.connections += 1;
@@ -272,23 +275,23 @@ impl World<'_> {
     }
 
     /// The backend of a request that is on its connection begins to work on it, or does not take it.
-    fn serve(&mut self, id: u32, client: &mut Client, request: u32) {
-        let Request { job, backend, cost_ps, .. } = *self.requests.at(request);
+    fn serve(&mut self, id: u32, client: &mut SimulatedClient, request: u32) {
+        let SimulatedRequest { job, backend, cost_ps, .. } = *self.requests.at(request);
         let to = &mut self.backends[backend as usize];
         to.step_load += 1;
         to.load += 1;
         let is_broken = to.failing == Some(FailMode::Errors);
         if is_broken || self.machines[backend as usize].is_full() {
             to.errors += 1;
-            self.requests.at(request).stage = Stage::Held;
+            self.requests.at(request).stage = RequestStage::Held;
             self.end_flow(id, client, request);
-            let why = if is_broken { Failure::Answered } else { Failure::Rejected };
+            let why = if is_broken { RequestFailure::Answered } else { RequestFailure::Rejected };
             self.fail_request(request, why);
         } else if to.failing == Some(FailMode::Hang) {
             to.hung += 1;
-            self.requests.at(request).stage = Stage::Held;
+            self.requests.at(request).stage = RequestStage::Held;
         } else if self.jobs[job].table.cost.is_some() {
-            self.requests.at(request).stage = Stage::OnMachine;
+            self.requests.at(request).stage = RequestStage::OnMachine;
             self.work(backend, request, cost_ps);
         } else {
             self.hold(request);
@@ -298,16 +301,16 @@ impl World<'_> {
     /// A request needs no CPU time any more.
     fn hold(&mut self, request: u32) {
         let held = self.requests.at(request);
-        held.stage = Stage::Held;
+        held.stage = RequestStage::Held;
         let ends_us = self.now + held.wait_us;
-        self.queue.push(ends_us, Event::Finish(self.requests.reference(request)));
+        self.queue.push(ends_us, SimulationEvent::Finish(self.requests.reference(request)));
     }
 
     /// A backend does nothing any more. What needs no CPU time ends as it would have.
     pub(super) fn hang(&mut self, backend: u32) {
         for request in self.take_off_machine(backend) {
             if self.requests.is_waited_for(request) {
-                self.requests.at(request).stage = Stage::Held;
+                self.requests.at(request).stage = RequestStage::Held;
             } else {
                 self.lose(request);
             }
@@ -317,8 +320,8 @@ impl World<'_> {
     /// A machine has given a request the CPU time that it needs.
     pub(super) fn worked(&mut self, request: u32) {
         match *self.requests.at(request) {
-            Request { stage: Stage::Forsaken, .. } => self.requests.remove(request),
-            Request { wait_us: 0, .. } => self.finish(self.requests.reference(request)),
+            SimulatedRequest { stage: RequestStage::Forsaken, .. } => self.requests.remove(request),
+            SimulatedRequest { wait_us: 0, .. } => self.finish(self.requests.reference(request)),
             _ => self.hold(request),
         }
     }
@@ -326,31 +329,32 @@ impl World<'_> {
     /// A request has got what it came for.
     pub(super) fn finish(&mut self, request: RequestRef) {
         let Some(place) = self.requests.find(request) else { return };
-        let Request { client: id, job, began_us, is_users, kept_until_us, .. } = *self.requests.at(place);
+        let SimulatedRequest { client: id, job, began_us, is_users, kept_until_us, .. } =
+            *self.requests.at(place);
         self.counts.served += 1;
         if self.now >= self.scenario.measure_from.us {
             self.latency.saturating_record(self.now - began_us);
         }
         let (lives, pause) = (self.jobs[job].table.lives, self.jobs[job].table.pause);
         if kept_until_us > self.now {
-            self.requests.at(place).stage = Stage::Idle;
+            self.requests.at(place).stage = RequestStage::Idle;
             self.with_client(id, |world, client| {
                 let pause_us = sampling::sample(lives, pause.us, &mut client.kept_rng);
-                world.queue.push(world.now + pause_us, Event::Next(request));
+                world.queue.push(world.now + pause_us, SimulationEvent::Next(request));
             });
             return;
         }
         self.with_client(id, |world, client| world.end_flow(id, client, place));
         self.requests.remove(place);
         if is_users {
-            self.queue.push(self.now, Event::Think(id));
+            self.queue.push(self.now, SimulationEvent::Think(id));
         }
     }
 
     /// The next request goes over a connection that is kept, unless that has lived long enough.
     pub(super) fn next_request(&mut self, request: RequestRef) {
         let Some(place) = self.requests.find(request) else { return };
-        let Request { client: id, job, kept_until_us, .. } = *self.requests.at(place);
+        let SimulatedRequest { client: id, job, kept_until_us, .. } = *self.requests.at(place);
         self.with_client(id, |world, client| {
             if kept_until_us <= world.now {
                 world.end_flow(id, client, place);
@@ -393,12 +397,12 @@ impl World<'_> {
             let job = &world.jobs[client.job];
             let gap_us = job.gap_us(client.index).expect("users arrive");
             let pause = sampling::sample(job.table.arrivals, gap_us, &mut client.rng);
-            world.queue.push(world.now + pause, Event::Arrive(id));
+            world.queue.push(world.now + pause, SimulationEvent::Arrive(id));
         });
     }
 
     /// A request that was sent is on its connection no more.
-    fn end_flow(&mut self, id: u32, client: &mut Client, request: u32) {
+    fn end_flow(&mut self, id: u32, client: &mut SimulatedClient, request: u32) {
         let ended = self.requests.at(request);
         ended.is_on_link = false;
         let at = ended.slot as usize;
@@ -421,28 +425,28 @@ impl World<'_> {
     }
 
     /// A connect to a backend that is stopped or fails.
-    fn fail_to_connect(&mut self, client: &mut Client, slot: u32, is_trial: bool, request: u32) {
+    fn fail_to_connect(&mut self, client: &mut SimulatedClient, slot: u32, is_trial: bool, request: u32) {
         let SlotBackend { backend, .. } = client.slots[slot as usize].expect("as above");
         let how = match &self.backends[backend as usize] {
-            Backend { running: true, failing: Some(how), .. } => *how,
-            Backend { .. } => FailMode::Refuse,
+            SimulatedBackend { running: true, failing: Some(how), .. } => *how,
+            SimulatedBackend { .. } => FailMode::Refuse,
         };
         match how {
             FailMode::Refuse => {
                 self.blame(client, slot, is_trial, Ending::Refused);
-                self.fail_request(request, Failure::Down);
+                self.fail_request(request, RequestFailure::Down);
             }
             FailMode::Blackhole => {
                 client.pending[slot as usize] += 1;
-                self.requests.at(request).stage = Stage::Unanswered { since_us: self.now, is_trial };
+                self.requests.at(request).stage = RequestStage::Unanswered { since_us: self.now, is_trial };
                 let given_up = self.requests.reference(request);
-                self.queue.push(self.now + self.timeout_us, Event::GiveUp(given_up));
+                self.queue.push(self.now + self.timeout_us, SimulationEvent::GiveUp(given_up));
             }
             FailMode::ResetAtOnce => {
                 self.note_opened(client.job);
                 self.counts.dropped += 1;
                 self.blame(client, slot, is_trial, Ending::Reset);
-                self.fail_request(request, Failure::Cut);
+                self.fail_request(request, RequestFailure::Cut);
             }
             FailMode::Slow | FailMode::Errors | FailMode::Hang | FailMode::Lies | FailMode::Silent => {
                 unreachable!("connects to such a backend are established")
@@ -453,7 +457,7 @@ impl World<'_> {
     /// A client gives up a connect that nobody has answered, also if somebody would by now.
     pub(super) fn give_up(&mut self, request: RequestRef) {
         let Some(place) = self.requests.find(request) else { return };
-        let Request { client: id, slot, stage: Stage::Unanswered { is_trial, .. }, .. } =
+        let SimulatedRequest { client: id, slot, stage: RequestStage::Unanswered { is_trial, .. }, .. } =
             *self.requests.at(place)
         else {
             return;
@@ -462,7 +466,7 @@ impl World<'_> {
             client.pending[slot as usize] -= 1;
             world.blame(client, slot, is_trial, Ending::TimedOut);
         });
-        self.fail_request(place, Failure::Down);
+        self.fail_request(place, RequestFailure::Down);
     }
 
     /// A client has waited long enough for a request. It is not tried again: whoever waits for it does not wait any longer.
@@ -473,21 +477,21 @@ impl World<'_> {
             return;
         }
         timed_out.tries_left = 0;
-        let Request { client: id, slot, stage, is_on_link, .. } = *timed_out;
+        let SimulatedRequest { client: id, slot, stage, is_on_link, .. } = *timed_out;
         self.with_client(id, |world, client| {
             if is_on_link {
                 world.end_flow(id, client, place);
-            } else if let Stage::Unanswered { since_us, is_trial } = stage {
+            } else if let RequestStage::Unanswered { since_us, is_trial } = stage {
                 client.pending[slot as usize] -= 1;
                 let ending = world.ending_of_wait(client, since_us);
                 world.blame(client, slot, is_trial, ending);
             }
         });
-        self.fail_request(place, Failure::TimedOut);
+        self.fail_request(place, RequestFailure::TimedOut);
     }
 
     /// How a connect ends that nobody has answered, if its client gives it up now.
-    fn ending_of_wait(&self, client: &Client, since_us: u64) -> Ending {
+    fn ending_of_wait(&self, client: &SimulatedClient, since_us: u64) -> Ending {
         let waited = Duration::from_micros(self.now - since_us);
         let due = self.jobs[client.job].service.unanswered_after;
         let retransmits = u32::from(waited >= FIRST_RETRANSMIT);
@@ -495,10 +499,10 @@ impl World<'_> {
     }
 
     /// A request has failed, and is on no connection. It is tried again if it may be.
-    pub(super) fn fail_request(&mut self, request: u32, why: Failure) {
+    pub(super) fn fail_request(&mut self, request: u32, why: RequestFailure) {
         let failed = self.requests.at(request);
         failed.is_on_link = false;
-        if failed.stage == Stage::Idle {
+        if failed.stage == RequestStage::Idle {
             // Its connection is gone, and nobody waits.
             self.forget(request);
             return;
@@ -506,35 +510,35 @@ impl World<'_> {
         if failed.tries_left > 0 {
             failed.tries_left -= 1;
             self.counts.retries += 1;
-            let again = if failed.stage == Stage::OnMachine {
+            let again = if failed.stage == RequestStage::OnMachine {
                 // What the backend works on is not what is tried again.
-                let again = Request { stage: Stage::Unsent, ..*failed };
-                failed.stage = Stage::Forsaken;
+                let again = SimulatedRequest { stage: RequestStage::Unsent, ..*failed };
+                failed.stage = RequestStage::Forsaken;
                 self.requests.insert(again)
             } else {
-                failed.stage = Stage::Unsent;
+                failed.stage = RequestStage::Unsent;
                 self.requests.renew(request)
             };
             self.time_out_in_time(again);
-            self.queue.push(self.now, Event::TryAgain(again));
+            self.queue.push(self.now, SimulationEvent::TryAgain(again));
             return;
         }
         let (id, job, is_users) = (failed.client, failed.job, failed.is_users);
         self.counts_of_job(job).errors += 1;
         let errors = &mut self.counts.errors;
         *match why {
-            Failure::Refused => &mut errors.refused,
-            Failure::Limited => &mut errors.limited,
-            Failure::Unready => &mut errors.unready,
-            Failure::Down => &mut errors.down,
-            Failure::Cut => &mut errors.cut,
-            Failure::Rejected => &mut errors.rejected,
-            Failure::Answered => &mut errors.answered,
-            Failure::TimedOut => &mut errors.timed_out,
+            RequestFailure::Refused => &mut errors.refused,
+            RequestFailure::Limited => &mut errors.limited,
+            RequestFailure::Unready => &mut errors.unready,
+            RequestFailure::Down => &mut errors.down,
+            RequestFailure::Cut => &mut errors.cut,
+            RequestFailure::Rejected => &mut errors.rejected,
+            RequestFailure::Answered => &mut errors.answered,
+            RequestFailure::TimedOut => &mut errors.timed_out,
         } += 1;
         self.forget(request);
         if is_users {
-            self.queue.push(self.now, Event::Think(id));
+            self.queue.push(self.now, SimulationEvent::Think(id));
         }
     }
 
@@ -542,8 +546,8 @@ impl World<'_> {
     pub(super) fn forget(&mut self, request: u32) {
         let forgotten = self.requests.at(request);
         forgotten.is_on_link = false;
-        if forgotten.stage == Stage::OnMachine {
-            forgotten.stage = Stage::Forsaken;
+        if forgotten.stage == RequestStage::OnMachine {
+            forgotten.stage = RequestStage::Forsaken;
         } else {
             self.requests.remove(request);
         }

@@ -4,14 +4,14 @@
 
 use lb_core::subset::random::{SplitMix64, mix64};
 
-use super::{Event, World};
+use super::{SimulationEvent, World};
 use crate::sampling::unit;
 use crate::traffic::document::machines::AntagonistTable;
 use crate::traffic::machine::Machine;
 
 /// A backend's machine, and what is known of it beside.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(super) struct SimulatedServer {
     machine: Machine,
     queue: usize,
     /// When the next event of it comes; later ones that were pushed for it are stale.
@@ -28,7 +28,7 @@ pub(super) struct Server {
     busy_at_row_us: f64,
 }
 
-impl Server {
+impl SimulatedServer {
     pub fn new(machine: Machine, queue: u32, seed: u64, index: u32) -> Self {
         Self {
             machine,
@@ -118,7 +118,7 @@ impl World<'_> {
             && next < server.wakes_us
         {
             server.wakes_us = next;
-            self.queue.push(next, Event::Wake(backend));
+            self.queue.push(next, SimulationEvent::Wake(backend));
         }
     }
 
@@ -145,7 +145,7 @@ impl World<'_> {
         let is_there = server.neighbours.below(2) == 0;
         let part = f64::from(share.0) / 100.0 * unit(&mut server.neighbours);
         server.antagonist = if is_there { part } else { 0.0 };
-        self.queue.push(self.now + lasts_us, Event::Antagonize(backend));
+        self.queue.push(self.now + lasts_us, SimulationEvent::Antagonize(backend));
         self.change_speed(backend);
     }
 
@@ -160,7 +160,7 @@ impl World<'_> {
         if let Some(cost) = self.scenario.machines.restart_cost.filter(|_| self.now > 0) {
             let until_us = self.now + cost.lasts.us;
             self.machines[backend as usize].cold = (cost.factor, until_us);
-            self.queue.push(until_us, Event::WarmedUp(backend));
+            self.queue.push(until_us, SimulationEvent::WarmedUp(backend));
             self.change_speed(backend);
         }
     }
