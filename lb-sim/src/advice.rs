@@ -72,7 +72,7 @@ impl From<Churn> for ChangeCost {
 
 /// A subset, and the fleet that it makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct SubsetChoice {
     /// What to configure.
     pub subset: Subset,
     /// The fleet with the size that follows from the subset; `None` if every client uses all backends.
@@ -83,9 +83,9 @@ pub struct Choice {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
     /// What to use.
-    pub answer: Choice,
+    pub answer: SubsetChoice,
     /// The other sensible choices.
-    pub alternatives: Vec<Choice>,
+    pub alternatives: Vec<SubsetChoice>,
     /// The smallest sensible size: the client's part of the backends, and enough of them to lose some.
     pub least: u32,
     /// The smallest size that unequal or absent clients ask for; [`MIN_AUTO_SIZE`] where they ask for nothing.
@@ -124,7 +124,7 @@ impl Advice {
     }
 }
 
-impl Choice {
+impl SubsetChoice {
     /// With which size arcs overlap, if those of this choice lie side by side: only then can their shares be fitted to backends of
     /// unequal weights.
     pub fn overlapping_size(&self, question: &Question) -> Option<u32> {
@@ -148,7 +148,7 @@ impl Question {
     }
 
     /// The fleet that a subset makes.
-    fn choice(&self, subset: Subset) -> Choice {
+    fn choice(&self, subset: Subset) -> SubsetChoice {
         let size_of = |algorithm, size| match size {
             Size::Fixed(size) => size,
             Size::Band(band) => band.min,
@@ -158,7 +158,7 @@ impl Question {
             Subset::All => None,
             Subset::Sized { algorithm, size } => Some(self.fleet(algorithm, size_of(algorithm, size))),
         };
-        Choice { subset, fleet }
+        SubsetChoice { subset, fleet }
     }
 
     /// How many neighbours a restart takes down at once: a tenth of the backends.
@@ -167,7 +167,7 @@ impl Question {
     }
 
     /// What a choice is worth.
-    pub fn assess(&self, choice: &Choice) -> Assessment {
+    pub fn assess(&self, choice: &SubsetChoice) -> Assessment {
         let Some(fleet) = choice.fleet else { return self.assess_all() };
         let graph = fleet.graph();
         let weighted = || {

@@ -41,11 +41,11 @@ use serde::Serialize;
 use ejections::Ejections;
 use figures::RunFigures;
 use scenario::Scenario;
-use tally::{Row, Total};
+use tally::{StepRow, Total};
 
 /// What was counted while a scenario was played. Serializes as the document of `socklb-sim traffic --json`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Report {
+pub struct TrafficReport {
     /// Version of this document.
     pub schema: u32,
     /// The scenario's name.
@@ -55,7 +55,7 @@ pub struct Report {
     /// How many seeds were played: this one and those that follow it.
     pub seeds: u32,
     /// A row for every step of every run, run after run.
-    pub steps: Vec<Row>,
+    pub steps: Vec<StepRow>,
     /// What was counted over whole runs.
     pub summary: Totals,
     /// Ejections, if any run ejects backends.
@@ -81,7 +81,7 @@ pub struct Totals {
 }
 
 /// Plays all runs of a scenario with all its seeds, each in a fleet of its own; those with the same seed with the same arrivals.
-pub fn play(scenario: &Scenario, seed: u64) -> Report {
+pub fn play(scenario: &Scenario, seed: u64) -> TrafficReport {
     play_with(scenario, seed, || ())
 }
 
@@ -91,7 +91,7 @@ pub fn plays(scenario: &Scenario) -> u64 {
 }
 
 /// As [`play`]. `done` is called after each run with each seed.
-pub fn play_with(scenario: &Scenario, seed: u64, done: impl Fn() + Sync) -> Report {
+pub fn play_with(scenario: &Scenario, seed: u64, done: impl Fn() + Sync) -> TrafficReport {
     let seeds = u64::from(scenario.seeds);
     let plays: Vec<(usize, u64)> =
         (0..scenario.runs.len()).flat_map(|run| (0..seeds).map(move |number| (run, number))).collect();
@@ -107,7 +107,7 @@ pub fn play_with(scenario: &Scenario, seed: u64, done: impl Fn() + Sync) -> Repo
         played
     });
     let mut played = played.collect::<Vec<_>>().into_iter();
-    let mut report = Report {
+    let mut report = TrafficReport {
         schema: crate::output::SCHEMA,
         scenario: scenario.name.clone(),
         seed: seed.to_string(),

@@ -2,10 +2,10 @@
 //! members.
 
 use lb_sim::traffic::scenario::Scenario;
-use lb_sim::traffic::{Report, play};
+use lb_sim::traffic::{TrafficReport, play};
 
 /// Requests of 100 ms at these rates a second, so that a tenth of the rate is open on average.
-fn played(rate: u32, more: &str) -> Report {
+fn played(rate: u32, more: &str) -> TrafficReport {
     let text = format!(
         r#"
 title = "sizes that follow load"
@@ -31,7 +31,7 @@ const BACKENDS: f64 = 60.0;
 const TASKS: f64 = 10.0;
 
 /// Members of a task, on average, at the end of each step.
-fn sizes(report: &Report) -> Vec<f64> {
+fn sizes(report: &TrafficReport) -> Vec<f64> {
     report.steps.iter().map(|row| row.connections.mean * BACKENDS / TASKS).collect()
 }
 
@@ -53,7 +53,7 @@ fn subsets_grow_when_load_rises_and_shrink_when_it_falls() {
 
 #[test]
 fn under_constant_load_subsets_stay_as_they_are() {
-    let moved = |report: &Report| {
+    let moved = |report: &TrafficReport| {
         report.steps[12..].iter().map(|row| row.counts.moved + row.counts.opened).sum::<u64>()
     };
     // Far below the least size; in the middle of the band at it; and 20 open requests, for sizes of 18 to 22. Requests come by chance,

@@ -1,8 +1,8 @@
 //! Clients that eject backends: files that ask for it, and what must hold whatever fails.
 
 use lb_sim::traffic::scenario::Scenario;
-use lb_sim::traffic::tally::Counts;
-use lb_sim::traffic::{Report, play};
+use lb_sim::traffic::tally::TrafficCounts;
+use lb_sim::traffic::{TrafficReport, play};
 use proptest::prelude::*;
 
 const START: &str = "title = \"t\"\nduration = \"10s\"\nstep = \"1s\"\nbackends = { count = 4 }\n";
@@ -12,7 +12,7 @@ fn read(text: &str) -> Result<Scenario, String> {
     Scenario::read("x", "x.toml", text).map_err(|fault| fault.to_string())
 }
 
-fn played(text: &str, seed: u64) -> Report {
+fn played(text: &str, seed: u64) -> TrafficReport {
     play(&read(text).unwrap_or_else(|fault| panic!("{fault}\n{text}")), seed)
 }
 
@@ -152,7 +152,7 @@ proptest! {
     fn nothing_is_lost_while_backends_are_ejected(text in busy(true), seed in any::<u64>()) {
         let report = played(&text, seed);
         let total = &report.summary.runs[0];
-        let Counts { arrivals, served, abandoned, errors, opened, closed, dropped, .. } = total.counts;
+        let TrafficCounts { arrivals, served, abandoned, errors, opened, closed, dropped, .. } = total.counts;
         prop_assert_eq!(arrivals, served + abandoned + errors.sum() + total.under_way);
         prop_assert_eq!(opened, closed + dropped + total.connections_at_end);
         let ejections = report.ejection.as_ref().expect("it ejects");

@@ -1,10 +1,10 @@
 //! Backends that fail while they are reported: what connects meet, compared with arithmetic by hand.
 
 use lb_sim::traffic::scenario::Scenario;
-use lb_sim::traffic::tally::{Counts, Errors};
-use lb_sim::traffic::{Report, play};
+use lb_sim::traffic::tally::{RequestErrors, TrafficCounts};
+use lb_sim::traffic::{TrafficReport, play};
 
-fn played(text: &str) -> Report {
+fn played(text: &str) -> TrafficReport {
     let scenario =
         Scenario::read("test", "test.toml", text).unwrap_or_else(|fault| panic!("{fault}\n{text}"));
     play(&scenario, 1)
@@ -19,15 +19,23 @@ fn one_client(lines: &str) -> String {
     )
 }
 
-fn steps(report: &Report) -> Vec<(u32, Counts)> {
+fn steps(report: &TrafficReport) -> Vec<(u32, TrafficCounts)> {
     report.steps.iter().map(|row| (row.backends, row.counts)).collect()
 }
 
-const NONE: Errors =
-    Errors { refused: 0, unready: 0, down: 0, cut: 0, limited: 0, rejected: 0, answered: 0, timed_out: 0 };
+const NONE: RequestErrors = RequestErrors {
+    refused: 0,
+    unready: 0,
+    down: 0,
+    cut: 0,
+    limited: 0,
+    rejected: 0,
+    answered: 0,
+    timed_out: 0,
+};
 
 /// As long as all is well.
-const WELL: Counts = Counts {
+const WELL: TrafficCounts = TrafficCounts {
     arrivals: 4,
     served: 4,
     abandoned: 0,
@@ -44,16 +52,16 @@ fn a_backend_that_refuses_takes_half_of_the_connects() {
     let report = played(&one_client("[[fail]]\nat = \"4s\"\nfor = \"4s\"\nshare = 1\n"));
     // Two are open when it begins, one to each backend, of which one is cut. Of four connects two fail; one of those that do
     // not, and the one that was open, end in time, and so does the first of the two.
-    let first = Counts { served: 2, closed: 2, ..WELL };
-    let second = Counts {
+    let first = TrafficCounts { served: 2, closed: 2, ..WELL };
+    let second = TrafficCounts {
         served: 2,
-        errors: Errors { cut: 1, down: 2, ..Errors::default() },
+        errors: RequestErrors { cut: 1, down: 2, ..RequestErrors::default() },
         opened: 2,
         closed: 2,
         dropped: 1,
         ..WELL
     };
-    let third = Counts { served: 3, closed: 3, ..WELL };
+    let third = TrafficCounts { served: 3, closed: 3, ..WELL };
     assert_eq!(steps(&report), [(2, first), (1, second), (2, third)]);
     // Nobody is told: nothing moves.
     assert_eq!(report.summary.runs[0].counts.moved, 0);
@@ -64,12 +72,16 @@ fn a_backend_that_is_silent_keeps_its_connects_until_they_are_given_up() {
     let report = played(&one_client(
         "[[fail]]\nat = \"4s\"\nfor = \"4s\"\nbackends = 1\nmode = \"blackhole\"\ntimeout = \"2s\"\n",
     ));
-    let errors: Vec<Errors> = report.steps.iter().map(|row| row.counts.errors).collect();
+    let errors: Vec<RequestErrors> = report.steps.iter().map(|row| row.counts.errors).collect();
     // Of the two connects that nobody answers one is given up before the backend is well, and one after it.
-    let cut = Errors { cut: 1, ..Errors::default() };
+    let cut = RequestErrors { cut: 1, ..RequestErrors::default() };
     assert_eq!(
         errors,
-        [Errors::default(), Errors { down: 1, ..cut }, Errors { down: 1, ..Errors::default() }]
+        [
+            RequestErrors::default(),
+            RequestErrors { down: 1, ..cut },
+            RequestErrors { down: 1, ..RequestErrors::default() }
+        ]
     );
 }
 

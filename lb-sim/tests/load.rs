@@ -2,20 +2,20 @@
 
 use lb_sim::traffic::figures::RunFigures;
 use lb_sim::traffic::scenario::Scenario;
-use lb_sim::traffic::tally::{Counts, Errors};
-use lb_sim::traffic::{Report, play};
+use lb_sim::traffic::tally::{RequestErrors, TrafficCounts};
+use lb_sim::traffic::{TrafficReport, play};
 use proptest::prelude::*;
 
-fn played(text: &str) -> Report {
+fn played(text: &str) -> TrafficReport {
     let scenario = Scenario::read("test", "test.toml", text);
     play(&scenario.unwrap_or_else(|fault| panic!("{fault}\n{text}")), 1)
 }
 
-fn figures(report: &Report, run: usize) -> &RunFigures {
+fn figures(report: &TrafficReport, run: usize) -> &RunFigures {
     &report.figures.as_ref().expect("requests cost something").runs[run]
 }
 
-fn counts(report: &Report) -> Counts {
+fn counts(report: &TrafficReport) -> TrafficCounts {
     report.summary.runs[0].counts
 }
 
@@ -139,10 +139,10 @@ fn a_backend_that_resets_at_once_looks_idle_unless_errors_count() {
 fn a_limit_spares_a_backend_and_may_leave_nobody() {
     let busy = STEADY.replace("count = 2", "count = 2\nspeed = [1.0, 0.01]");
     let errors = |lines: &str| counts(&played(&format!("{busy}{lines}"))).errors;
-    assert_eq!(errors("active_limit = 5\n"), Errors::default(), "the fast one has room");
+    assert_eq!(errors("active_limit = 5\n"), RequestErrors::default(), "the fast one has room");
     // Everybody is at it: one request of 31 ms at a time each, and 100 in a second.
     let long = "wait = \"30ms\"\nlives = \"even\"\nactive_limit = 1\n";
-    assert_eq!(errors(&format!("{long}overflow = \"least-loaded\"\n")), Errors::default());
+    assert_eq!(errors(&format!("{long}overflow = \"least-loaded\"\n")), RequestErrors::default());
     let refused = errors(&format!("{long}overflow = \"refuse\"\n"));
     assert!(refused.limited > 1_000 && refused.sum() == refused.limited, "{refused:?}");
 }
@@ -187,7 +187,7 @@ fn a_slow_backend_is_slow_while_it_fails_and_serves() {
     for (mean, expected) in means.iter().zip([0.05, 0.25, 0.05, 0.05]) {
         near(*mean, expected, 0.03);
     }
-    assert_eq!(counts(&report).errors, Errors::default());
+    assert_eq!(counts(&report).errors, RequestErrors::default());
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn users_who_wait_send_no_more_than_is_served() {
     // A machine that does 20 requests in a second holds them up: one turn of two takes its time.
     let slow = counts(&played(&text.replace("count = 2", "count = 2\nspeed = 0.01")));
     near(f64::from(u32::try_from(slow.served).expect("few")), 20.0 * 20.0, 0.05);
-    assert_eq!(slow.errors, Errors::default());
+    assert_eq!(slow.errors, RequestErrors::default());
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn lame_ducks_that_say_so_themselves_are_left_in_time() {
     let late = down("notice = { delay = \"1s\" }");
     assert!(late.down > 20, "{late:?}");
     let told = down("notice = { delay = \"1s\" }\nreports = { delay = \"2ms\", spread = \"20ms\" }");
-    assert_eq!(told, Errors::default());
+    assert_eq!(told, RequestErrors::default());
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn a_client_that_starts_hears_of_the_lame_ducks_that_there_are() {
         .replace("duration", "notice = { delay = \"10s\" }\nreports = { delay = \"2ms\" }\nduration")
         + "[[resize]]\nat = \"5s\"\njob = \"one\"\ntasks = 3\n"
         + "[[restart]]\nat = \"4s\"\nbatch = 1\nlame_duck = \"2s\"\ndown = \"20s\"\n";
-    assert_eq!(counts(&played(&text)).errors, Errors::default());
+    assert_eq!(counts(&played(&text)).errors, RequestErrors::default());
 }
 
 #[test]
@@ -538,7 +538,7 @@ proptest! {
         let scenario = Scenario::read("busy", "busy.toml", &text).unwrap_or_else(|fault| panic!("{fault}\n{text}"));
         let report = play(&scenario, seed);
         let total = &report.summary.runs[0];
-        let Counts { arrivals, served, abandoned, errors, .. } = total.counts;
+        let TrafficCounts { arrivals, served, abandoned, errors, .. } = total.counts;
         prop_assert_eq!(arrivals, served + abandoned + errors.sum() + total.under_way);
         if let Some(figures) = &report.figures {
             prop_assert!(figures.runs[0].cpu.iter().all(|cpu| (0.0..=1.000_001).contains(cpu)));

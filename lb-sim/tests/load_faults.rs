@@ -4,9 +4,9 @@ mod fleet;
 
 use fleet::{FLEET, busiest_over_least, most, played, rows, weights};
 use lb_sim::metrics::float;
-use lb_sim::traffic::Report;
+use lb_sim::traffic::TrafficReport;
 use lb_sim::traffic::figures::RunFigures;
-use lb_sim::traffic::tally::Row;
+use lb_sim::traffic::tally::StepRow;
 
 /// Weights by which the fleet is played, also in `load.rs`.
 const RUNS: &str = include_str!("fleet/runs.toml");
@@ -20,13 +20,13 @@ fn fail(lines: &str) -> String {
     format!("[[fail]]\nat = \"30s\"\nfor = \"10m\"\nbackends = 1\n{lines}\n")
 }
 
-fn figures<'a>(report: &'a Report, run: &str) -> &'a RunFigures {
+fn figures<'a>(report: &'a TrafficReport, run: &str) -> &'a RunFigures {
     let figures = report.figures.as_ref().expect("requests cost something");
     figures.runs.iter().find(|figures| figures.run == run).expect("a run of the scenario")
 }
 
 /// The utilization of the busiest backend, and the others' from the least to the most.
-fn busiest_and_others(report: &Report, run: &str) -> (f64, f64, f64) {
+fn busiest_and_others(report: &TrafficReport, run: &str) -> (f64, f64, f64) {
     let mut cpu = figures(report, run).cpu.clone();
     cpu.sort_by(f64::total_cmp);
     let (busiest, others) = cpu.split_last().expect("there are backends");
@@ -34,8 +34,8 @@ fn busiest_and_others(report: &Report, run: &str) -> (f64, f64, f64) {
 }
 
 /// What part of all arrivals failed in these rows.
-fn failed(rows: &[&Row]) -> f64 {
-    let sum = |of: fn(&Row) -> u64| float(rows.iter().map(|row| of(row)).sum());
+fn failed(rows: &[&StepRow]) -> f64 {
+    let sum = |of: fn(&StepRow) -> u64| float(rows.iter().map(|row| of(row)).sum());
     sum(|row| row.counts.errors.sum()) / sum(|row| row.counts.arrivals)
 }
 

@@ -4,12 +4,12 @@ mod fleet;
 
 use fleet::{FLEET, busiest_over_least, most, played, rows, weights};
 use lb_sim::metrics::mean;
-use lb_sim::traffic::tally::Row;
+use lb_sim::traffic::tally::StepRow;
 
 const FEEDBACK: &str = "load = \"feedback\"\n";
 
 /// The utilization of the least busy backend over the mean, step by step.
-fn least_over_mean(rows: &[&Row]) -> Vec<f64> {
+fn least_over_mean(rows: &[&StepRow]) -> Vec<f64> {
     rows.iter().filter_map(|row| row.cpu).map(|cpu| cpu.min / cpu.mean).collect()
 }
 

@@ -4,19 +4,19 @@ use lb_core::subset::random::SplitMix64;
 use lb_sim::traffic::ejections::{EjectionRow, EjectionTotal};
 use lb_sim::traffic::figures::RunFigures;
 use lb_sim::traffic::scenario::Scenario;
-use lb_sim::traffic::tally::{JobCounts, Row, Total};
-use lb_sim::traffic::{Report, play, shipped};
+use lb_sim::traffic::tally::{JobCounts, StepRow, Total};
+use lb_sim::traffic::{TrafficReport, play, shipped};
 
-fn played(name: &str) -> Report {
+fn played(name: &str) -> TrafficReport {
     let scenario = shipped::scenario(name);
     play(&scenario, scenario.seed)
 }
 
-fn total<'a>(report: &'a Report, run: &str) -> &'a Total {
+fn total<'a>(report: &'a TrafficReport, run: &str) -> &'a Total {
     report.summary.runs.iter().find(|total| total.run == run).expect("a run of the scenario")
 }
 
-fn rows<'a>(report: &'a Report, run: &str) -> Vec<&'a Row> {
+fn rows<'a>(report: &'a TrafficReport, run: &str) -> Vec<&'a StepRow> {
     report.steps.iter().filter(|row| row.run == run).collect()
 }
 
@@ -146,7 +146,7 @@ fn small_jobs_leave_no_backend_unused_with_rocksteadier() {
 /// A scenario in which backends fail, played with ejection and without.
 struct Failures {
     scenario: Scenario,
-    report: Report,
+    report: TrafficReport,
 }
 
 impl Failures {
@@ -163,7 +163,7 @@ impl Failures {
     }
 
     /// The rows of the run that ejects.
-    fn rows(&self) -> impl Iterator<Item = (&Row, &EjectionRow)> {
+    fn rows(&self) -> impl Iterator<Item = (&StepRow, &EjectionRow)> {
         let ejections = &self.report.ejection.as_ref().expect("a run ejects").steps;
         self.report.steps.iter().zip(ejections).filter(|(row, _)| row.run == "ejection")
     }

@@ -3,8 +3,8 @@
 use lb_core::subset::Algorithm;
 use lb_sim::metrics::Spread;
 use lb_sim::traffic::scenario::Scenario;
-use lb_sim::traffic::tally::{Counts, Errors, Row, Total};
-use lb_sim::traffic::{Report, play};
+use lb_sim::traffic::tally::{RequestErrors, StepRow, Total, TrafficCounts};
+use lb_sim::traffic::{TrafficReport, play};
 use proptest::prelude::*;
 
 fn scenario(text: &str) -> Scenario {
@@ -12,7 +12,7 @@ fn scenario(text: &str) -> Scenario {
 }
 
 #[track_caller]
-fn check(text: &str, steps: &[Row], total: &Total) {
+fn check(text: &str, steps: &[StepRow], total: &Total) {
     let report = play(&scenario(text), 1);
     assert_eq!(report.steps, steps);
     // What chance alone gives is no arithmetic.
@@ -47,7 +47,7 @@ fn a_backend_that_goes_takes_its_connections_and_its_part_with_it() {
     let text = format!("{ONE_CLIENT}\n[[resize]]\nat = \"4s\"\nbackends = 1\n");
     // The first arrival is somewhere in the first second, at s; four come before the resize, two to each backend. Those
     // at s and s + 1 have ended by then, the two others are one to each backend.
-    let first = Row {
+    let first = StepRow {
         run: "as written".into(),
         at_us: 4_000_000,
         backends: 2,
@@ -57,31 +57,31 @@ fn a_backend_that_goes_takes_its_connections_and_its_part_with_it() {
         utilization: 1.0,
         cpu: None,
         weights: None,
-        counts: Counts { arrivals: 4, served: 2, opened: 4, closed: 2, ..Counts::default() },
+        counts: TrafficCounts { arrivals: 4, served: 2, opened: 4, closed: 2, ..TrafficCounts::default() },
         jobs: Vec::new(),
         traces: None,
     };
     // One of them is cut; the other ends, and so do those of s + 4 and s + 5. The last two are under way.
-    let cut = Errors { cut: 1, ..Errors::default() };
-    let second = Row {
+    let cut = RequestErrors { cut: 1, ..RequestErrors::default() };
+    let second = StepRow {
         at_us: 8_000_000,
         backends: 1,
         connections: all(2.0),
         load: all(4.0),
-        counts: Counts {
+        counts: TrafficCounts {
             arrivals: 4,
             served: 3,
             errors: cut,
             opened: 4,
             closed: 3,
             dropped: 1,
-            ..Counts::default()
+            ..TrafficCounts::default()
         },
         ..first.clone()
     };
     let total = Total {
         run: "as written".into(),
-        counts: Counts {
+        counts: TrafficCounts {
             arrivals: 8,
             served: 5,
             abandoned: 0,
@@ -113,14 +113,14 @@ fn a_client_that_does_not_know_yet_connects_to_a_backend_that_is_gone() {
     let text = text.replace("step", "notice = { delay = \"2s\" }\nstep");
     let report = play(&scenario(&text), 1);
     // As above, but of the arrivals at s + 4 and s + 5 one goes to the backend that is gone.
-    let expected = Counts {
+    let expected = TrafficCounts {
         arrivals: 4,
         served: 2,
-        errors: Errors { cut: 1, down: 1, ..Errors::default() },
+        errors: RequestErrors { cut: 1, down: 1, ..RequestErrors::default() },
         opened: 3,
         closed: 2,
         dropped: 1,
-        ..Counts::default()
+        ..TrafficCounts::default()
     };
     assert_eq!(report.steps[1].counts, expected);
     assert_eq!((report.steps[1].connections, report.steps[1].load), (all(2.0), all(3.0)));
@@ -160,9 +160,9 @@ fn connections_that_are_kept_follow_the_subset() {
         backends = 5
     "#;
     let report = play(&scenario(text), 1);
-    let moved = Counts { opened: 2, closed: 2, moved: 2, ..Counts::default() };
-    let counts: Vec<Counts> = report.steps.iter().map(|row| row.counts).collect();
-    assert_eq!(counts, [Counts::default(), moved]);
+    let moved = TrafficCounts { opened: 2, closed: 2, moved: 2, ..TrafficCounts::default() };
+    let counts: Vec<TrafficCounts> = report.steps.iter().map(|row| row.counts).collect();
+    assert_eq!(counts, [TrafficCounts::default(), moved]);
     assert_eq!(report.steps[0].connections, all(2.0));
     // 2, 2, 2, 1 and 1.
     let connections = report.steps[1].connections;
@@ -175,7 +175,11 @@ fn a_service_without_capacity_refuses_every_connect() {
     let total = &play(&scenario(&text), 1).summary.runs[0];
     assert_eq!(
         total.counts,
-        Counts { arrivals: 8, errors: Errors { refused: 8, ..Errors::default() }, ..Counts::default() }
+        TrafficCounts {
+            arrivals: 8,
+            errors: RequestErrors { refused: 8, ..RequestErrors::default() },
+            ..TrafficCounts::default()
+        }
     );
 }
 
@@ -238,7 +242,7 @@ fn busy() -> impl Strategy<Value = String> {
     )
 }
 
-fn sum(rows: &[Row], of: impl Fn(&Counts) -> u64) -> u64 {
+fn sum(rows: &[StepRow], of: impl Fn(&TrafficCounts) -> u64) -> u64 {
     rows.iter().map(|row| of(&row.counts)).sum()
 }
 
@@ -249,9 +253,9 @@ proptest! {
     /// or open, and the rows are the whole.
     #[test]
     fn everything_is_counted_once(text in busy(), seed in any::<u64>()) {
-        let Report { steps, summary, .. } = play(&scenario(&text), seed);
+        let TrafficReport { steps, summary, .. } = play(&scenario(&text), seed);
         for total in &summary.runs {
-            let Counts { arrivals, served, abandoned, errors, opened, closed, moved, dropped, .. } = total.counts;
+            let TrafficCounts { arrivals, served, abandoned, errors, opened, closed, moved, dropped, .. } = total.counts;
             prop_assert_eq!(arrivals, served + abandoned + errors.sum() + total.under_way);
             prop_assert_eq!(total.connections_at_start + opened, closed + dropped + total.connections_at_end);
             prop_assert!(moved <= closed);

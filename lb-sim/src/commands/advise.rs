@@ -15,7 +15,7 @@ use lb_core::weights::MIN_AUTO_SIZE;
 use serde::Serialize;
 
 use super::arguments::{backends, clients, variation};
-use crate::advice::{Advice, Assessment, ChangeCost, Choice, Question};
+use crate::advice::{Advice, Assessment, ChangeCost, Question, SubsetChoice};
 use crate::fleet::Fleet;
 use crate::output;
 use crate::table::{TextTable, percent};
@@ -134,7 +134,7 @@ pub fn run(options: &AdviseOptions) -> Result<()> {
 }
 
 impl ChoiceDocument {
-    fn of(question: &Question, choice: &Choice) -> Self {
+    fn of(question: &Question, choice: &SubsetChoice) -> Self {
         let Assessment { each, all, even, weighted, backend, client, restart, unequal } =
             question.assess(choice);
         let (algorithm, size) = match choice.subset {
@@ -248,7 +248,7 @@ fn why_so_large(question: &Question, advice: &Advice) -> String {
 }
 
 /// The answer in a sentence, with its reason.
-fn why(question: &Question, answer: &Choice, least: u32, assessment: &Assessment) -> String {
+fn why(question: &Question, answer: &SubsetChoice, least: u32, assessment: &Assessment) -> String {
     let Question { clients, backends, .. } = *question;
     match answer.subset {
         Subset::All if clients == 1 => "Use all backends: nobody else would use the rest.".to_owned(),

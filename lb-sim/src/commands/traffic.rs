@@ -14,8 +14,8 @@ use crate::table::{TextTable, percent};
 use crate::traffic::ejections::{EjectionCounts, EjectionRow, EjectionTotal};
 use crate::traffic::figures::RunFigures;
 use crate::traffic::scenario::Scenario;
-use crate::traffic::tally::{JobCounts, Row, Total};
-use crate::traffic::{Figures, Report, play, shipped};
+use crate::traffic::tally::{JobCounts, StepRow, Total};
+use crate::traffic::{Figures, TrafficReport, play, shipped};
 
 /// A scenario, and how to show it.
 #[derive(Debug, Args)]
@@ -63,7 +63,7 @@ const HEAD: [&str; 2] = [
     "                            |    min    mean    max     rsd |     rsd    util. |                   |",
 ];
 
-fn text(scenario: &Scenario, report: &Report) -> String {
+fn text(scenario: &Scenario, report: &TrafficReport) -> String {
     let mut lines = vec![
         scenario.title.clone(),
         format!(
@@ -165,7 +165,7 @@ fn seconds(us: u64) -> String {
 }
 
 /// All runs side by side: what failed, and what clients did about it.
-fn comparison(report: &Report, runs: &[EjectionTotal]) -> String {
+fn comparison(report: &TrafficReport, runs: &[EjectionTotal]) -> String {
     let mut table = TextTable::new([
         "run",
         "failed",
@@ -204,8 +204,8 @@ fn comparison(report: &Report, runs: &[EjectionTotal]) -> String {
     )
 }
 
-fn line(row: &Row) -> String {
-    let Row { backends, clients, connections, load, utilization, counts, .. } = row;
+fn line(row: &StepRow) -> String {
+    let StepRow { backends, clients, connections, load, utilization, counts, .. } = row;
     let percent = |part: f64| format!("{:.2}%", 100.0 * part);
     // Without a backend that was there all the time, or without arrivals, nothing can be said.
     let (rsd, utilization) =

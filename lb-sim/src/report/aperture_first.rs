@@ -16,7 +16,7 @@ use crate::metrics::float;
 use crate::traffic::assignments::ShareModel;
 use crate::traffic::document::RunTable;
 use crate::traffic::document::size::SubsetSize;
-use crate::traffic::scenario::{Run, Scenario};
+use crate::traffic::scenario::{Scenario, ScenarioRun};
 use crate::traffic::shipped;
 use crate::traffic::values::{AlgorithmName, Span, Within};
 
@@ -50,7 +50,7 @@ fn scenario(seconds: u64) -> Scenario {
             shares: Some(ShareModel::Equal),
             ..RunTable::default()
         };
-        Run { name: name.to_owned(), differs }
+        ScenarioRun { name: name.to_owned(), differs }
     };
     scenario.runs = [("mesh", BACKENDS), ("random", SIZE)].map(run).into();
     scenario.duration = Span { us: seconds * 1_000_000 };

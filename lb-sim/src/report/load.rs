@@ -13,7 +13,7 @@ use super::section::{Extent, Section, Table};
 use crate::metrics::float;
 use crate::traffic::figures::RunFigures;
 use crate::traffic::scenario::Scenario;
-use crate::traffic::tally::Row;
+use crate::traffic::tally::StepRow;
 use crate::traffic::values::Span;
 use crate::traffic::{self, play_with, shipped};
 
@@ -143,7 +143,7 @@ fn usage() -> Axis<'static> {
 /// Room above 100 % for the names.
 const USAGE: Scale = Scale::Linear(0.0, 1.25);
 
-fn over_time(rows: &[Row], duration: Span) -> Figure {
+fn over_time(rows: &[StepRow], duration: Span) -> Figure {
     let last = float(duration.us) / 1e6;
     let mut drawing = Drawing::new(WIDTH, HEIGHT);
     let ticks = Axis::worded("seconds", &[0.0, last / 2.0, last], |seconds| format!("{seconds:.0}"));

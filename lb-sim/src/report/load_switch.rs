@@ -13,7 +13,7 @@ use crate::metrics::{Spread, float, mean};
 use crate::traffic::document::operator::SwitchTable;
 use crate::traffic::scenario::Scenario;
 use crate::traffic::values::{Span, SwitchName};
-use crate::traffic::{Report, play};
+use crate::traffic::{TrafficReport, play};
 
 const RUN: &str = "feedback";
 
@@ -22,7 +22,7 @@ const STEPS: u64 = 40;
 
 /// The fleet around the switch.
 pub struct SwitchedLoad {
-    report: Report,
+    report: TrafficReport,
     duration: Span,
 }
 

@@ -5,7 +5,7 @@
 use lb_svg::{Anchor, Area, Axis, Drawing, Lettering, LineStyle, Paint, Plot, Scale};
 
 use crate::metrics::float;
-use crate::traffic::tally::{Row, Traces};
+use crate::traffic::tally::{StepRow, Traces};
 
 /// Left and right edges of the two drawings, which share the axis on the left.
 const EDGES: [(f64, f64); 2] = [(50.0, 206.0), (228.0, 384.0)];
@@ -30,7 +30,7 @@ pub fn pair(
 }
 
 /// The seconds at which steps of a run end, and what each backend did in them.
-pub fn steps<'a>(rows: &'a [Row], run: &str) -> Vec<(f64, &'a Traces)> {
+pub fn steps<'a>(rows: &'a [StepRow], run: &str) -> Vec<(f64, &'a Traces)> {
     let rows = rows.iter().filter(|row| row.run == run);
     rows.filter_map(|row| Some((float(row.at_us) / 1e6, row.traces.as_ref()?))).collect()
 }

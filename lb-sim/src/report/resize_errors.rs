@@ -6,14 +6,14 @@ use lb_svg::{Area, Axis, Drawing, Figure, Paint, Plot, Scale, WIDTH};
 
 use super::palette::{DETERMINISTIC, ROCKSTEADIER};
 use crate::metrics::float;
-use crate::traffic::tally::{JobCounts, Row};
-use crate::traffic::{Report, play, shipped};
+use crate::traffic::tally::{JobCounts, StepRow};
+use crate::traffic::{TrafficReport, play, shipped};
 
 const SCENARIO: &str = "figure-5";
 
 /// The two jobs while their service is resized.
 pub struct ResizeErrors {
-    report: Report,
+    report: TrafficReport,
     minutes: f64,
 }
 
@@ -57,7 +57,7 @@ impl ResizeErrors {
 
     fn bars(&self, drawing: &mut Drawing, plot: &Plot, paint: Paint, algorithm: &str) {
         let mut from = 0.0;
-        for Row { at_us, jobs, .. } in &self.report.steps {
+        for StepRow { at_us, jobs, .. } in &self.report.steps {
             let to = float(*at_us) / 60e6;
             let JobCounts { arrivals, errors, .. } = of(jobs, algorithm);
             if *errors > 0 {

@@ -17,8 +17,8 @@ use toml::Spanned;
 
 use super::assignments::ShareModel;
 use super::values::{
-    ActiveLimit, AlgorithmName, EjectionChoice, ErrorDecay, LoadChoice, Name, OverflowName, PolicyName, Seed,
-    SlowStart, Span, Within,
+    ActiveLimit, AlgorithmName, EjectionChoice, ErrorDecay, LoadChoice, OverflowName, PolicyName,
+    ScenarioName, Seed, SlowStart, Span, Within,
 };
 use crate::sampling::Distribution;
 use demand::{BurstChoice, ClosedTable, CostChoice, Rate, SkewChoice};
@@ -56,12 +56,12 @@ pub struct ScenarioDocument {
     pub measure_from: Spanned<Span>,
     /// How long it takes until clients know of a change.
     #[serde(default)]
-    pub notice: Notice,
+    pub notice: PropagationDelay,
     /// How clients hear what backends say of themselves; without it, the list says who is a lame duck, and nobody says its load.
     pub reports: Option<Spanned<ReportsTable>>,
     /// The name of the service that all clients connect to.
     #[serde(default = "service_name")]
-    pub service: Name,
+    pub service: ScenarioName,
     /// The backends at the start.
     pub backends: BackendsTable,
     /// The clients: at least one job.
@@ -92,7 +92,7 @@ pub struct ScenarioDocument {
 /// How long it takes until clients know of a change: each of them `delay` and a random part of `spread`.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Notice {
+pub struct PropagationDelay {
     /// At least this.
     pub delay: Span,
     /// At most this much more.
@@ -191,7 +191,7 @@ pub enum Closing {
 #[serde(deny_unknown_fields)]
 pub struct JobTable {
     /// Its name.
-    pub name: Name,
+    pub name: ScenarioName,
     /// How many tasks it has at the start.
     pub tasks: Tasks,
     /// How many such jobs there are, named `<name>-0` and so on.
@@ -287,7 +287,7 @@ pub struct ResizeTable {
     #[serde(default)]
     pub lame_duck: Span,
     /// The job whose tasks change. A job with copies is named without their numbers.
-    pub job: Option<Name>,
+    pub job: Option<ScenarioName>,
     /// How many tasks from then on.
     pub tasks: Option<Tasks>,
 }
@@ -376,7 +376,7 @@ impl FailMode {
 #[serde(deny_unknown_fields)]
 pub struct RunTable {
     /// Its name; its algorithm's, if it has none.
-    pub name: Option<Name>,
+    pub name: Option<ScenarioName>,
     /// How all jobs choose subsets.
     pub algorithm: Option<AlgorithmName>,
     /// How large all subsets are.
@@ -453,8 +453,8 @@ const fn seed_0() -> Seed {
     Seed(0)
 }
 
-fn service_name() -> Name {
-    Name("service".into())
+fn service_name() -> ScenarioName {
+    ScenarioName("service".into())
 }
 
 const fn rocksteadier() -> AlgorithmName {

@@ -10,7 +10,7 @@ use crate::metrics::{float, mean};
 
 /// How even the utilization of backends was.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Evenness {
+pub struct UtilizationEvenness {
     /// CPU of the busiest backend over that of the least busy one.
     pub cpu_max_over_min: Interval,
     /// CPU of the busiest backend over the mean.
@@ -19,7 +19,7 @@ pub struct Evenness {
     pub raw_utilization: Interval,
 }
 
-impl Evenness {
+impl UtilizationEvenness {
     /// Of the utilizations of all backends, for each seed.
     fn of<'a>(seeds: impl Iterator<Item = &'a [f64]> + Clone) -> Self {
         let extreme = |cpu: &[f64], start: f64, of: fn(f64, f64) -> f64| cpu.iter().copied().fold(start, of);
@@ -37,7 +37,7 @@ impl Evenness {
 
 /// How long requests took, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Latency {
+pub struct RequestLatency {
     /// Half of them.
     pub p50: Interval,
     /// 99 of 100.
@@ -54,9 +54,9 @@ pub struct RunFigures {
     pub run: String,
     /// How even backends were used.
     #[serde(flatten)]
-    pub evenness: Evenness,
+    pub evenness: UtilizationEvenness,
     /// The same if chance alone spread the requests, by capacity.
-    pub floor: Evenness,
+    pub floor: UtilizationEvenness,
     /// The part of all that the machines can do that is done when the first of them is full, if all get proportionally more.
     pub usable: Interval,
     /// Busy core time over cores that may be used, all backends together.
@@ -64,7 +64,7 @@ pub struct RunFigures {
     /// CPU time of all arrivals over what the machines at the start can give when nothing makes them slower.
     pub asked: Interval,
     /// How long requests took that were served.
-    pub latency_ms: Latency,
+    pub latency_ms: RequestLatency,
     /// Requests that failed.
     pub errors: Interval,
     /// Part of the arrivals that failed.
@@ -95,12 +95,12 @@ impl RunFigures {
         let errors = |load: &LoadTotal| float(load.counts.errors.sum());
         Self {
             run: total.run.clone(),
-            evenness: Evenness::of(loads().map(|load| load.cpu.as_slice())),
-            floor: Evenness::of(loads().map(|load| load.floor.as_slice())),
+            evenness: UtilizationEvenness::of(loads().map(|load| load.cpu.as_slice())),
+            floor: UtilizationEvenness::of(loads().map(|load| load.floor.as_slice())),
             usable: Interval::of(loads().map(|load| usable(&load.cpu, &load.capacity))),
             cpu_mean: Interval::of(loads().map(|load| mean(load.cpu.iter().copied()))),
             asked: Interval::of(loads().map(|load| load.asked)),
-            latency_ms: Latency { p50: latency(0), p99: latency(1), p999: latency(2) },
+            latency_ms: RequestLatency { p50: latency(0), p99: latency(1), p999: latency(2) },
             errors: Interval::of(loads().map(errors)),
             error_share: Interval::of(loads().map(|load| errors(load) / float(load.counts.arrivals.max(1)))),
             moved_connections: Interval::of(seeds.iter().map(|(total, _)| float(total.counts.moved))),
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn evenness_is_of_each_seed_and_then_averaged() {
-        let evenness = Evenness::of([&[1.0, 2.0][..], &[1.0, 1.0][..]].into_iter());
+        let evenness = UtilizationEvenness::of([&[1.0, 2.0][..], &[1.0, 1.0][..]].into_iter());
         assert!((evenness.cpu_max_over_min.mean - 1.5).abs() < 1e-12);
         assert!((evenness.cpu_max_over_mean.mean - (4.0 / 3.0 + 1.0) / 2.0).abs() < 1e-12);
         assert!((evenness.raw_utilization.mean - 0.875).abs() < 1e-12);

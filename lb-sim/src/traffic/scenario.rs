@@ -21,8 +21,8 @@ use toml::Spanned;
 
 use super::document::operator::{ReweightTable, SwitchTable, UpgradeTable};
 use super::document::{
-    Backends, JobTable, Notice, ReportsTable, ResizeTable, RestartTable, RunTable, ScenarioDocument, Traffic,
-    WeightTable,
+    Backends, JobTable, PropagationDelay, ReportsTable, ResizeTable, RestartTable, RunTable,
+    ScenarioDocument, Traffic, WeightTable,
 };
 use super::values::Span;
 pub use fails::{Fail, FailPart};
@@ -46,7 +46,7 @@ pub struct Scenario {
     /// From when on load and latency are measured.
     pub measure_from: Span,
     /// How long it takes until clients know of a change.
-    pub notice: Notice,
+    pub notice: PropagationDelay,
     /// How clients hear what backends say of themselves, if these do.
     pub reports: Option<ReportsTable>,
     /// The service's name.
@@ -76,7 +76,7 @@ pub struct Scenario {
     /// Daemons that are replaced, in the order of time.
     pub upgrades: Vec<UpgradeTable>,
     /// The variants, at least one.
-    pub runs: Vec<Run>,
+    pub runs: Vec<ScenarioRun>,
     /// Whether rows keep the numbers of each backend. A file cannot ask for it: rows and backends may both be many.
     pub keeps_traces: bool,
 }
@@ -101,14 +101,14 @@ pub enum NewSize {
 
 /// One variant of a scenario.
 #[derive(Clone, Debug, Default)]
-pub struct Run {
+pub struct ScenarioRun {
     /// Its name.
     pub name: String,
     /// What differs from the scenario.
     pub differs: RunTable,
 }
 
-impl Run {
+impl ScenarioRun {
     /// Whether the weights of any of these jobs follow load in it.
     pub fn follows_load(&self, jobs: &[JobTable]) -> bool {
         jobs.iter().any(|job| self.differs.load.unwrap_or(job.load).0.is_some())
@@ -123,7 +123,7 @@ impl Run {
 /// Why a file is no scenario.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{file}:{line}:{column}: {message} (in: {text})")]
-pub struct Fault {
+pub struct ScenarioError {
     /// The file, or the name of a shipped scenario.
     pub file: String,
     /// The line, from 1.
@@ -144,7 +144,7 @@ impl Scenario {
     ///
     /// # Errors
     /// The first fault.
-    pub fn read(name: &str, file: &str, text: &str) -> Result<Self, Fault> {
+    pub fn read(name: &str, file: &str, text: &str) -> Result<Self, ScenarioError> {
         let document: Result<ScenarioDocument, _> = toml::from_str(text);
         let read = match document {
             Ok(document) => Self::of(name, document),
@@ -435,8 +435,8 @@ fn resizes(
     Ok(sorted(tables, end, |table| table.at)?.into_iter().map(resize).collect())
 }
 
-fn runs(tables: &[Spanned<RunTable>]) -> Result<Vec<Run>, SpannedFault> {
-    let mut runs: Vec<Run> = Vec::with_capacity(tables.len());
+fn runs(tables: &[Spanned<RunTable>]) -> Result<Vec<ScenarioRun>, SpannedFault> {
+    let mut runs: Vec<ScenarioRun> = Vec::with_capacity(tables.len());
     for spanned in tables {
         let table = spanned.get_ref();
         let of_algorithm = table.algorithm.map(|algorithm| algorithm.0.name());
@@ -452,19 +452,19 @@ fn runs(tables: &[Spanned<RunTable>]) -> Result<Vec<Run>, SpannedFault> {
         if runs.iter().any(|run| run.name == name) {
             return Err((spanned.span(), format!("a run {name:?} is there already: write another name")));
         }
-        runs.push(Run { name, differs: table.clone() });
+        runs.push(ScenarioRun { name, differs: table.clone() });
     }
     if runs.is_empty() {
-        runs.push(Run { name: "as written".into(), ..Run::default() });
+        runs.push(ScenarioRun { name: "as written".into(), ..ScenarioRun::default() });
     }
     Ok(runs)
 }
 
-fn fault(file: &str, text: &str, at: usize, message: &str) -> Fault {
+fn fault(file: &str, text: &str, at: usize, message: &str) -> ScenarioError {
     let at = at.min(text.len());
     let before = text.get(..at).unwrap_or_default();
     let start = before.rfind('\n').map_or(0, |newline| newline + 1);
-    Fault {
+    ScenarioError {
         file: file.to_owned(),
         line: before.matches('\n').count() + 1,
         column: before[start..].chars().count() + 1,

@@ -8,7 +8,7 @@ use crate::metrics::{Spread, raw_utilization};
 
 /// Arrivals that failed, by their reasons.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Errors {
+pub struct RequestErrors {
     /// The client had no backend to choose.
     pub refused: u64,
     /// No connection to the backends that were tried was up.
@@ -27,7 +27,7 @@ pub struct Errors {
     pub timed_out: u64,
 }
 
-impl Errors {
+impl RequestErrors {
     /// All of them.
     pub const fn sum(self) -> u64 {
         let Self { refused, unready, down, cut, limited, rejected, answered, timed_out } = self;
@@ -50,7 +50,7 @@ impl Errors {
 
 /// What has happened up to now. Counts only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Counts {
+pub struct TrafficCounts {
     /// Connects or requests that began.
     pub arrivals: u64,
     /// Arrivals that ended well.
@@ -58,7 +58,7 @@ pub struct Counts {
     /// Arrivals that were under way when their client went away.
     pub abandoned: u64,
     /// Arrivals that failed.
-    pub errors: Errors,
+    pub errors: RequestErrors,
     /// Times that a client tried one again.
     pub retries: u64,
     /// Connections that clients opened.
@@ -71,7 +71,7 @@ pub struct Counts {
     pub dropped: u64,
 }
 
-impl Counts {
+impl TrafficCounts {
     /// What has happened since earlier counts.
     pub const fn since(self, before: Self) -> Self {
         Self {
@@ -118,7 +118,7 @@ impl JobCounts {
 
 /// One step of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
+pub struct StepRow {
     /// The run.
     pub run: String,
     /// The end of the step.
@@ -139,10 +139,10 @@ pub struct Row {
     pub cpu: Option<Spread>,
     /// What became of clients' weights, in a run in which something moves them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub weights: Option<Weights>,
+    pub weights: Option<WeightChanges>,
     /// What happened during the step.
     #[serde(flatten)]
-    pub counts: Counts,
+    pub counts: TrafficCounts,
     /// The same of each job, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<JobCounts>,
@@ -162,7 +162,7 @@ pub struct Traces {
 
 /// What became of clients' weights in a step, where these follow load or members start slowly.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Weights {
+pub struct WeightChanges {
     /// Tables that clients made because factors had moved.
     pub tables: u64,
     /// The factors of all members of all clients, at its end.
@@ -176,7 +176,7 @@ pub struct Total {
     pub run: String,
     /// What happened.
     #[serde(flatten)]
-    pub counts: Counts,
+    pub counts: TrafficCounts,
     /// The same of each job, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<JobCounts>,
@@ -214,7 +214,7 @@ pub struct LoadTotal {
     /// How long requests took that were served, in microseconds: of a thousand of them 500, 990 and 999 took no longer.
     pub latency_us: [u64; 3],
     /// What happened meanwhile.
-    pub counts: Counts,
+    pub counts: TrafficCounts,
 }
 
 /// Utilization of some loads, and 1 if there were none: nothing is wasted.

@@ -45,13 +45,13 @@ macro_rules! read_from_text {
 read_from_text! {
     Span: "a time in quotes, as in \"90s\"",
     Seed: "a decimal number of 64 bits in quotes, as in \"7\"",
-    Name: "a name in quotes",
+    ScenarioName: "a name in quotes",
     AlgorithmName: "the name of a subsetting algorithm in quotes",
     PolicyName: "the name of a policy in quotes",
     OverflowName: "\"least-loaded\" or \"refuse\"",
     LoadChoice: "\"a58\", \"feedback\", or \"off\"",
     SwitchName: "\"on\", \"freeze\", or \"off\"",
-    Kept: "a time in quotes, as in \"10s\", or \"nothing\"",
+    LearntStateAge: "a time in quotes, as in \"10s\", or \"nothing\"",
     SlowStart: "a time in quotes, as in \"10s\", or \"off\"",
     ErrorDecay: "a time in quotes, as in \"5s\", or \"off\"",
 }
@@ -150,9 +150,9 @@ impl TryFrom<String> for Seed {
 
 /// A name: 1 to 63 letters, digits, `-`, `_` and `.`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Name(pub String);
+pub struct ScenarioName(pub String);
 
-impl TryFrom<String> for Name {
+impl TryFrom<String> for ScenarioName {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -241,9 +241,9 @@ impl TryFrom<String> for SwitchName {
 
 /// How old is what a daemon has kept for the next one, or `"nothing"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kept(pub Option<Span>);
+pub struct LearntStateAge(pub Option<Span>);
 
-impl TryFrom<String> for Kept {
+impl TryFrom<String> for LearntStateAge {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {

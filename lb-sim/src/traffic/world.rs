@@ -40,8 +40,8 @@ use super::document::{FailMode, ReportsTable};
 use super::ejections::{EjectionRow, EjectionTotal};
 use super::machine::Machine;
 use super::queue::Queue;
-use super::scenario::{NewSize, Run, Scenario};
-use super::tally::{Counts, JobCounts, LoadTotal, Row, Total};
+use super::scenario::{NewSize, Scenario, ScenarioRun};
+use super::tally::{JobCounts, LoadTotal, StepRow, Total, TrafficCounts};
 use floor::Floor;
 use jobs::SimulatedJob;
 use judging::Judged;
@@ -55,7 +55,7 @@ use crate::metrics::float;
 #[derive(Debug)]
 pub struct Played {
     /// A row for every step.
-    pub rows: Vec<Row>,
+    pub rows: Vec<StepRow>,
     /// The whole.
     pub total: Total,
     /// What was measured of machines and requests.
@@ -65,7 +65,7 @@ pub struct Played {
 }
 
 /// Plays one run of a scenario.
-pub fn play(scenario: &Scenario, run: &Run, seed: u64, subset_seed: Option<u64>) -> Played {
+pub fn play(scenario: &Scenario, run: &ScenarioRun, seed: u64, subset_seed: Option<u64>) -> Played {
     let mut world = World::new(scenario, run, seed, subset_seed);
     let end = scenario.duration.us;
     let (mut rows, mut ejections) = (Vec::new(), Vec::new());
@@ -209,7 +209,7 @@ struct SimulatedBackend {
 
 struct World<'a> {
     scenario: &'a Scenario,
-    run: &'a Run,
+    run: &'a ScenarioRun,
     seed: u64,
     /// How clients hear what backends say of themselves, if these do.
     reports: Option<ReportsTable>,
@@ -238,10 +238,10 @@ struct World<'a> {
     /// Times of the requests that were served since measuring began, in microseconds.
     latency: Histogram<u64>,
     floor: Floor,
-    counts: Counts,
+    counts: TrafficCounts,
     /// What was counted before measuring began.
-    counts_before: Counts,
-    at_last_row: (u64, Counts),
+    counts_before: TrafficCounts,
+    at_last_row: (u64, TrafficCounts),
     /// What has happened to each job of the file, and had happened at the last row.
     by_job: Vec<JobCounts>,
     by_job_at_last_row: Vec<JobCounts>,
@@ -251,7 +251,7 @@ struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    fn new(scenario: &'a Scenario, run: &'a Run, seed: u64, subset_seed: Option<u64>) -> Self {
+    fn new(scenario: &'a Scenario, run: &'a ScenarioRun, seed: u64, subset_seed: Option<u64>) -> Self {
         let backend = |weight: &u16| SimulatedBackend {
             weight: *weight,
             exists: false,
@@ -310,9 +310,9 @@ impl<'a> World<'a> {
             // Three digits, and whatever is longer counts as the longest.
             latency: Histogram::new_with_max(MAX_LATENCY_US, 3).expect("the bounds are fine"),
             floor,
-            counts: Counts::default(),
-            counts_before: Counts::default(),
-            at_last_row: (0, Counts::default()),
+            counts: TrafficCounts::default(),
+            counts_before: TrafficCounts::default(),
+            at_last_row: (0, TrafficCounts::default()),
             by_job_at_last_row: by_job.clone(),
             by_job,
             connections_at_start: 0,
@@ -324,7 +324,7 @@ impl<'a> World<'a> {
         }
         world.connections_at_start = world.open();
         // What is open at the start counts as opened before it.
-        world.counts = Counts::default();
+        world.counts = TrafficCounts::default();
         world.by_job.clone_from(&world.by_job_at_last_row);
         for client in 0..world.clients.len() {
             world.open_kept(clients::number(client));

@@ -1,31 +1,31 @@
 //! A small fleet in which machines, clients and subsets differ, without what chance makes uneven: of what weights do that follow load.
 
 use lb_sim::traffic::scenario::Scenario;
-use lb_sim::traffic::tally::{Row, Weights};
-use lb_sim::traffic::{Report, play};
+use lb_sim::traffic::tally::{StepRow, WeightChanges};
+use lb_sim::traffic::{TrafficReport, play};
 
 /// Half of the machines can do less than half of what the others can, and a third of all is asked for.
 pub const FLEET: &str = include_str!("fleet.toml");
 
-pub fn played(text: &str) -> Report {
+pub fn played(text: &str) -> TrafficReport {
     let scenario = Scenario::read("test", "test.toml", text);
     play(&scenario.unwrap_or_else(|fault| panic!("{fault}\n{text}")), 1)
 }
 
 /// The rows of a run that end later than `from` and not after `to`, in seconds.
-pub fn rows<'a>(report: &'a Report, run: &str, (from, to): (u64, u64)) -> Vec<&'a Row> {
-    let is_within = |row: &&Row| row.at_us > from * 1_000_000 && row.at_us <= to * 1_000_000;
-    let rows: Vec<&Row> = report.steps.iter().filter(|row| row.run == run).filter(is_within).collect();
+pub fn rows<'a>(report: &'a TrafficReport, run: &str, (from, to): (u64, u64)) -> Vec<&'a StepRow> {
+    let is_within = |row: &&StepRow| row.at_us > from * 1_000_000 && row.at_us <= to * 1_000_000;
+    let rows: Vec<&StepRow> = report.steps.iter().filter(|row| row.run == run).filter(is_within).collect();
     assert!(!rows.is_empty(), "{run}: no row from {from} to {to} s");
     rows
 }
 
-pub fn weights(row: &Row) -> Weights {
+pub fn weights(row: &StepRow) -> WeightChanges {
     row.weights.expect("something moves weights")
 }
 
 /// CPU of the busiest backend over that of the least busy one, in each of these rows.
-pub fn busiest_over_least(rows: &[&Row]) -> Vec<f64> {
+pub fn busiest_over_least(rows: &[&StepRow]) -> Vec<f64> {
     rows.iter().filter_map(|row| row.cpu).map(|cpu| cpu.max / cpu.min).collect()
 }
 

@@ -3,7 +3,7 @@
 use lb_common::abi::MAX_BACKENDS;
 use serde::Deserialize;
 
-use crate::traffic::values::{Kept, Span, SwitchName, Within};
+use crate::traffic::values::{LearntStateAge, Span, SwitchName, Within};
 
 /// Backends that have another weight in the list from then on.
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -36,5 +36,5 @@ pub struct UpgradeTable {
     /// When.
     pub at: Span,
     /// How old is what the one before it has kept of what its laws have learnt.
-    pub kept: Kept,
+    pub kept: LearntStateAge,
 }

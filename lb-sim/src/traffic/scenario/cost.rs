@@ -8,7 +8,7 @@ use std::ops::Range;
 use lb_core::service::Size;
 use toml::Spanned;
 
-use super::{Fail, NewSize, Run, Scenario, SpannedFault};
+use super::{Fail, NewSize, Scenario, ScenarioRun, SpannedFault};
 use crate::metrics::float;
 use crate::traffic::document::{FailMode, JobTable, MAX_CLIENTS, ScenarioDocument};
 
@@ -189,7 +189,12 @@ struct Demand {
 
 /// What one task of a job asks for in a run. Where more is asked for than machines can do, what they work on at a time is bounded by
 /// their queues.
-fn demand(scenario: &Scenario, job: &JobTable, Run { differs: run, .. }: &Run, unanswered_us: u64) -> Demand {
+fn demand(
+    scenario: &Scenario,
+    job: &JobTable,
+    ScenarioRun { differs: run, .. }: &ScenarioRun,
+    unanswered_us: u64,
+) -> Demand {
     let bursts = job.burst.map_or(1.0, |burst| burst.0.mean_factor().max(1.0));
     let peak = job.burst.map_or(1.0, |burst| burst.0.factor.max(1.0));
     let rate = job.rate.map(|rate| run.rate.unwrap_or(rate).0);
@@ -245,7 +250,12 @@ fn clients(scenario: &Scenario, job: &JobTable, positions: Range<usize>) -> Clie
 
 /// The most members that a task's subset may have when the job has so many tasks. With fewer tasks each may have more
 /// members, but all of them together have not.
-fn most_members(scenario: &Scenario, job: &JobTable, Run { differs: run, .. }: &Run, tasks: u64) -> u64 {
+fn most_members(
+    scenario: &Scenario,
+    job: &JobTable,
+    ScenarioRun { differs: run, .. }: &ScenarioRun,
+    tasks: u64,
+) -> u64 {
     let backends = u64::from(scenario.most_backends());
     match run.size.unwrap_or(job.size).0 {
         // An arc is at most a task's part of the ring longer than the size, and has two edges more.
@@ -258,7 +268,7 @@ fn most_members(scenario: &Scenario, job: &JobTable, Run { differs: run, .. }: &
 }
 
 /// Whether the sizes of a job's subsets follow load in a run.
-fn follows_load(job: &JobTable, Run { differs: run, .. }: &Run) -> bool {
+fn follows_load(job: &JobTable, ScenarioRun { differs: run, .. }: &ScenarioRun) -> bool {
     matches!(run.size.unwrap_or(job.size).0, Size::Band(_))
 }
 

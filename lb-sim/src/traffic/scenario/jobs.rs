@@ -6,7 +6,7 @@ use lb_core::service::{MAX_SCAN, Policy, ScanCause, Size, Subset};
 use lb_core::subset::Algorithm;
 use toml::Spanned;
 
-use super::{Run, Scenario, SpannedFault};
+use super::{Scenario, ScenarioRun, SpannedFault};
 use crate::traffic::document::{JobTable, Traffic};
 
 /// Refuses keys that contradict each other.
@@ -87,10 +87,10 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
 fn check_load(
     scenario: &Scenario,
     job: &JobTable,
-    of_run: &Run,
+    of_run: &ScenarioRun,
     span: &Range<usize>,
 ) -> Result<(), SpannedFault> {
-    let Run { name, differs: run } = of_run;
+    let ScenarioRun { name, differs: run } = of_run;
     let law = run.load.unwrap_or(job.load).0;
     let key = match (law, run.slow_start.unwrap_or(job.slow_start).0) {
         (Some(_), _) => "load",
@@ -128,7 +128,7 @@ fn check_load(
 /// Refuses a size that follows load where subsets are fitted to each other, as the configuration does.
 fn check_size(
     job: &JobTable,
-    Run { name, differs: run }: &Run,
+    ScenarioRun { name, differs: run }: &ScenarioRun,
     span: &Range<usize>,
 ) -> Result<(), SpannedFault> {
     let algorithm = run.algorithm.unwrap_or(job.algorithm).0;
@@ -149,7 +149,7 @@ fn check_size(
 fn check_policy(
     scenario: &Scenario,
     job: &JobTable,
-    Run { name, differs: run }: &Run,
+    ScenarioRun { name, differs: run }: &ScenarioRun,
     span: &Range<usize>,
 ) -> Result<(), SpannedFault> {
     let policy = run.policy.unwrap_or(job.policy).0;

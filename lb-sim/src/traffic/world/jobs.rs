@@ -13,7 +13,7 @@ use crate::metrics::float;
 use crate::traffic::assignments::ShareModel;
 use crate::traffic::client::SERVICE;
 use crate::traffic::document::{JobTable, Traffic};
-use crate::traffic::scenario::{Run, Scenario};
+use crate::traffic::scenario::{Scenario, ScenarioRun};
 use crate::unequal::absent;
 
 /// A job during a run.
@@ -38,7 +38,7 @@ const NEVER_US: u64 = 100 * 24 * 3600 * 1_000_000;
 impl SimulatedJob {
     pub fn new(
         scenario: &Scenario,
-        Run { differs: run, .. }: &Run,
+        ScenarioRun { differs: run, .. }: &ScenarioRun,
         position: usize,
         table: &JobTable,
         seed: u64,

@@ -5,7 +5,7 @@
 use super::serving::SimulatedServer;
 use super::{SimulatedBackend, World};
 use crate::metrics::{Spread, float};
-use crate::traffic::tally::{LoadTotal, Row, Total, Traces, Weights, utilization_of};
+use crate::traffic::tally::{LoadTotal, StepRow, Total, Traces, WeightChanges, utilization_of};
 
 impl World<'_> {
     /// Connections that are open now.
@@ -18,7 +18,7 @@ impl World<'_> {
         Spread::of(&wanted.map(|backend| float(backend.connections)).collect::<Vec<_>>())
     }
 
-    pub(super) fn row(&mut self, end_us: u64) -> Row {
+    pub(super) fn row(&mut self, end_us: u64) -> StepRow {
         let (start_us, before) = self.at_last_row;
         self.at_last_row = (end_us, self.counts);
         let jobs_before = std::mem::replace(&mut self.by_job_at_last_row, self.by_job.clone());
@@ -37,7 +37,7 @@ impl World<'_> {
         self.backends.iter_mut().for_each(|backend| backend.step_load = 0);
         let running = self.backends.iter().filter(|backend| backend.is_up()).count();
         let clients = self.clients.iter().flatten().count();
-        Row {
+        StepRow {
             run: self.run.name.clone(),
             at_us: end_us,
             backends: u32::try_from(running).expect("backends are counted in 32 bits"),
@@ -54,10 +54,10 @@ impl World<'_> {
     }
 
     /// What has become of clients' weights since the last row, if something moves them.
-    fn weights(&mut self) -> Option<Weights> {
+    fn weights(&mut self) -> Option<WeightChanges> {
         let tables = std::mem::take(&mut self.tables);
         let factors: Vec<f64> = self.clients.iter().flatten().flat_map(|client| client.factors()).collect();
-        (!factors.is_empty()).then(|| Weights { tables, factors: Spread::of(&factors) })
+        (!factors.is_empty()).then(|| WeightChanges { tables, factors: Spread::of(&factors) })
     }
 
     /// Measuring begins.
@@ -88,12 +88,12 @@ impl World<'_> {
         }
     }
 
-    pub(super) fn total(&self, rows: &[Row]) -> Total {
+    pub(super) fn total(&self, rows: &[StepRow]) -> Total {
         let lasting: Vec<&SimulatedBackend> =
             self.backends.iter().filter(|backend| backend.is_lasting()).collect();
         let loads: Vec<f64> = lasting.iter().map(|backend| backend.per_weight(backend.load)).collect();
         let unused = lasting.iter().filter(|backend| backend.load == 0 && backend.connections == 0).count();
-        let failed = |row: &Row| float(row.counts.errors.sum()) / float(row.counts.arrivals.max(1));
+        let failed = |row: &StepRow| float(row.counts.errors.sum()) / float(row.counts.arrivals.max(1));
         let counts = self.counts;
         let ended = counts.served + counts.abandoned + counts.errors.sum();
         let total = Total {
