@@ -57,7 +57,7 @@ use rayon::iter::{IndexedParallelIterator as _, IntoParallelIterator as _, Paral
 
 use directory::MARK;
 pub use section::Extent;
-use section::Section;
+use section::ReportSection;
 
 /// How many steps of progress [`sections`] makes: one for each number of backends of a sweep, and more for what takes longer.
 pub fn steps(extent: Extent) -> u64 {
@@ -75,12 +75,12 @@ const OTHER: u64 = 400;
 const OTHERS: u64 = 9;
 
 /// All sections, in reading order.
-pub fn sections(extent: Extent, bar: &ProgressBar) -> Vec<Section> {
-    let other = |section: Section| {
+pub fn sections(extent: Extent, bar: &ProgressBar) -> Vec<ReportSection> {
+    let other = |section: ReportSection| {
         bar.inc(OTHER);
         section
     };
-    let sections: [&(dyn Fn() -> Section + Sync); 12] = [
+    let sections: [&(dyn Fn() -> ReportSection + Sync); 12] = [
         &|| other(book::section(extent)),
         &|| other(balance::section(extent)),
         &|| utilization::section(extent, bar),
@@ -99,7 +99,7 @@ pub fn sections(extent: Extent, bar: &ProgressBar) -> Vec<Section> {
 }
 
 /// The files of a report: the page first, then every figure.
-pub fn files(sections: &[Section]) -> Vec<(String, String)> {
+pub fn files(sections: &[ReportSection]) -> Vec<(String, String)> {
     let figures = sections.iter().flat_map(|section| &section.figures);
     let alone = figures
         .map(|figure| (format!("{}.svg", figure.id), format!("{MARK}\n{}", figure.alone(&palette::PAINTS))));

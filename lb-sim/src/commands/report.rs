@@ -10,7 +10,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output;
-use crate::report::directory::Directory;
+use crate::report::directory::ReportDirectory;
 use crate::report::{Extent, files, sections, steps};
 
 /// Where the page is written.
@@ -24,7 +24,7 @@ pub struct ReportOptions {
 /// Computes and writes the report.
 pub fn run(options: &ReportOptions) -> Result<()> {
     // Before the work, which takes a while.
-    let directory = Directory::open(&options.out)?;
+    let directory = ReportDirectory::open(&options.out)?;
     let extent = Extent::default();
     let bar = ProgressBar::new(steps(extent));
     // On standard error, and only if that is a terminal.

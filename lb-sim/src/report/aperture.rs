@@ -10,7 +10,7 @@ use super::aperture_first::FirstChange;
 use super::aperture_rings::{self, BACKENDS, CLIENTS, LEAST, SIZE, small};
 use super::numbers::{grouped, percent, whole_percent};
 use super::palette::{DETERMINISTIC, RANDOM, RINGSTEADY};
-use super::section::{Extent, Section, Table};
+use super::section::{Extent, NumberTable, ReportSection};
 use crate::fleet::{Fleet, Sharing};
 use crate::metrics::{Spread, mean};
 use crate::unequal::{Inequality, UnequalLoads};
@@ -40,7 +40,7 @@ fn deviation_of_unequal(fleet: Fleet) -> f64 {
 }
 
 /// The section.
-pub fn section(extent: Extent) -> Section {
+pub fn section(extent: Extent) -> ReportSection {
     let discrete = small(Algorithm::Ring, SIZE).graph().connections();
     let twice = discrete.iter().filter(|&&count| count == 2).count();
     let weights = |client: u32| {
@@ -60,7 +60,7 @@ pub fn section(extent: Extent) -> Section {
     let even = Spread::of(&loads(aperture)).rsd;
     let [unequal, unequal_even] = [random, aperture].map(deviation_of_unequal);
     let first = FirstChange::play(extent);
-    let mut table = Table::new(&["quantity", "post", "here"]);
+    let mut table = NumberTable::new(&["quantity", "post", "here"]);
     first.rows(&mut table);
     table.row(["3 on 7, discrete: backends with two sessions", "2", &twice.to_string()]);
     let none = discrete.iter().filter(|&&count| count == 0 || count > 2).count();
@@ -99,7 +99,7 @@ pub fn section(extent: Extent) -> Section {
             deviations.len()
         ),
     ];
-    Section {
+    ReportSection {
         id: "aperture",
         heading: "Apertures: random ones, rings and sessions",
         figures: vec![

@@ -7,11 +7,11 @@ use lb_core::service::Size;
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at};
 
-use super::aperture_over_time::{Rates, least, most, rates};
+use super::aperture_over_time::{RequestRates, least, most, rates};
 use super::numbers::{grouped, percent};
 use super::palette::{DETERMINISTIC, RANDOM};
 use super::panels;
-use super::section::{Extent, Table};
+use super::section::{Extent, NumberTable};
 use crate::metrics::float;
 use crate::traffic::assignments::ShareModel;
 use crate::traffic::document::RunTable;
@@ -35,8 +35,8 @@ const TRACES: usize = 30;
 
 /// Before the change and after it.
 pub struct FirstChange {
-    mesh: Rates,
-    random: Rates,
+    mesh: RequestRates,
+    random: RequestRates,
 }
 
 fn scenario(seconds: u64) -> Scenario {
@@ -80,11 +80,11 @@ impl FirstChange {
     }
 
     /// Rows for the section's table: quantity, post, here.
-    pub fn rows(&self, table: &mut Table) {
+    pub fn rows(&self, table: &mut NumberTable) {
         let [before, after] = self.connections().map(grouped);
         let words = format!("{before} to {after}, \u{2212}{}", self.saved());
         table.row(["connections, full mesh to random aperture", "over 99\u{a0}% fewer", &words]);
-        for (name, post, Rates { steps, .. }) in [
+        for (name, post, RequestRates { steps, .. }) in [
             ("full mesh: requests per second at a backend", "\u{201c}neatly stacked\u{201d}", &self.mesh),
             ("random aperture: the same", "almost none to nearly 400", &self.random),
         ] {
@@ -132,7 +132,9 @@ impl FirstChange {
         let chosen = self.chosen();
         let names = [(&self.mesh, "full mesh", DETERMINISTIC), (&self.random, "random, 12 each", RANDOM)];
         let mut from = 0.0;
-        for ((Rates { traces, .. }, name, paint), connections) in names.into_iter().zip(self.connections()) {
+        for ((RequestRates { traces, .. }, name, paint), connections) in
+            names.into_iter().zip(self.connections())
+        {
             let half = Plot { x: Scale::Linear(from, from + seconds), ..plot };
             let (left, right) = (plot.point(from, 0.0).x, plot.point(from + seconds, 0.0).x);
             let half = Plot { area: lb_svg::Area { left, right, ..plot.area }, ..half };

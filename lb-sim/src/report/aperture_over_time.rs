@@ -9,7 +9,7 @@ use lb_svg::{
 
 use super::numbers::percent;
 use super::palette::{DETERMINISTIC, RANDOM};
-use super::section::{Extent, Section, Table};
+use super::section::{Extent, NumberTable, ReportSection};
 use crate::metrics::{Spread, float, mean};
 use crate::traffic::scenario::Scenario;
 use crate::traffic::tally::Total;
@@ -34,7 +34,7 @@ fn step_of(seconds: u64) -> u64 {
 
 /// What one run gives each backend in a second.
 #[derive(Debug)]
-pub struct Rates {
+pub struct RequestRates {
     /// By step: its end in seconds, and rates over the backends.
     pub steps: Vec<(f64, Spread)>,
     /// The same with the rate of each backend, if the scenario keeps traces.
@@ -50,7 +50,7 @@ fn per_second(requests: Spread, seconds: f64) -> Spread {
 }
 
 /// Plays both runs, each for so many seconds.
-fn played(seconds: u64) -> [Rates; 2] {
+fn played(seconds: u64) -> [RequestRates; 2] {
     let mut scenario = shipped::scenario(SCENARIO);
     let span = |seconds: u64| Span { us: seconds * 1_000_000 };
     (scenario.duration, scenario.step) = (span(seconds), span(step_of(seconds)));
@@ -59,7 +59,7 @@ fn played(seconds: u64) -> [Rates; 2] {
 }
 
 /// Plays all runs of a scenario.
-pub fn rates(scenario: &Scenario) -> Vec<Rates> {
+pub fn rates(scenario: &Scenario) -> Vec<RequestRates> {
     let report = play(scenario, scenario.seed);
     let of_run = |total: &Total| {
         let mut before = 0.0;
@@ -71,17 +71,17 @@ pub fn rates(scenario: &Scenario) -> Vec<Rates> {
             let rates = row.traces.iter().flat_map(|traces| &traces.load).map(|load| load / length);
             traces.push((end, rates.collect()));
         }
-        Rates { steps, traces, whole: per_second(total.load, before) }
+        RequestRates { steps, traces, whole: per_second(total.load, before) }
     };
     report.summary.runs.iter().map(of_run).collect()
 }
 
 /// The section.
-pub fn section(extent: Extent) -> Section {
+pub fn section(extent: Extent) -> ReportSection {
     let seconds = MOST_SECONDS.min(extent.load_seconds / 2).max(1);
     let runs = played(seconds);
-    let mut table = Table::new(&["requests per second", "least", "mean", "most", "deviation"]);
-    for (name, Rates { steps, whole, .. }) in
+    let mut table = NumberTable::new(&["requests per second", "least", "mean", "most", "deviation"]);
+    for (name, RequestRates { steps, whole, .. }) in
         ["random aperture", "deterministic aperture"].into_iter().zip(&runs)
     {
         let rate = |rate: f64| format!("{rate:.1}");
@@ -120,7 +120,7 @@ pub fn section(extent: Extent) -> Section {
         "The two halves are two fleets: what clients close and open during the change is not in the drawing."
             .to_owned(),
     ];
-    Section {
+    ReportSection {
         id: "aperture-over-time",
         heading: "Deterministic aperture: load before and after",
         figures: vec![figure(&runs, float(seconds))],
@@ -139,7 +139,7 @@ pub fn most(steps: &[(f64, Spread)]) -> f64 {
     steps.iter().map(|(_, spread)| spread.max).fold(0.0, f64::max)
 }
 
-fn figure(runs: &[Rates; 2], seconds: f64) -> Figure {
+fn figure(runs: &[RequestRates; 2], seconds: f64) -> Figure {
     let plot = Plot::usual(Scale::Linear(0.0, 2.0 * seconds), Scale::Linear(0.0, 64.0));
     let mut drawing = Drawing::new(WIDTH, HEIGHT);
     let ticks = [0.0, 0.5, 1.0, 1.5, 2.0].map(|part| part * seconds);
@@ -149,7 +149,9 @@ fn figure(runs: &[Rates; 2], seconds: f64) -> Figure {
         &Axis::new("requests per second at a backend", &[0.0, 16.0, 32.0, 48.0, 64.0]),
     );
     let paints = [(RANDOM, "random"), (DETERMINISTIC, "deterministic")];
-    for ((Rates { steps, whole, .. }, (paint, name)), from) in runs.iter().zip(paints).zip([0.0, seconds]) {
+    for ((RequestRates { steps, whole, .. }, (paint, name)), from) in
+        runs.iter().zip(paints).zip([0.0, seconds])
+    {
         // A step's rate holds from its beginning to its end: stairs.
         let stairs = |rate: fn(&Spread) -> f64| {
             let mut begin = from;
@@ -196,7 +198,7 @@ mod tests {
     #[test]
     fn rates_are_those_of_the_scenario_and_the_second_band_lies_within_the_first() {
         let [before, after] = played(4);
-        for Rates { steps, whole, .. } in [&before, &after] {
+        for RequestRates { steps, whole, .. } in [&before, &after] {
             assert_eq!(steps.iter().map(|(end, _)| *end).collect::<Vec<f64>>(), [1.0, 2.0, 3.0, 4.0]);
             // 16 requests a second of each of two clients per backend, in the mean.
             assert!((whole.mean - 32.0).abs() < 0.1, "{whole:?}");

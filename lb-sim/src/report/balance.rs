@@ -7,7 +7,7 @@ use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint,
 
 use super::numbers::{percent, utilization};
 use super::palette::RANDOM;
-use super::section::{Extent, Section, Table};
+use super::section::{Extent, NumberTable, ReportSection};
 use crate::fleet::Fleet;
 use crate::metrics::{Spread, mean, percentile, raw_utilization};
 
@@ -25,7 +25,7 @@ fn used(connections: &[u32]) -> f64 {
 }
 
 /// The section.
-pub fn section(extent: Extent) -> Section {
+pub fn section(extent: Extent) -> ReportSection {
     let random = connections(Algorithm::Random, 0);
     let spread = Spread::of_counts(&random);
     let usable = used(&random);
@@ -33,7 +33,7 @@ pub fn section(extent: Extent) -> Section {
         (0..extent.trials).map(|seed| used(&connections(Algorithm::Random, seed))).collect();
     let even = connections(Algorithm::Rocksteadier, 0);
     let even_spread = Spread::of_counts(&even);
-    let mut table = Table::new(&["256 clients, 256 backends, 20 each", "random", "rocksteadier"]);
+    let mut table = NumberTable::new(&["256 clients, 256 backends, 20 each", "random", "rocksteadier"]);
     let mut row = |words: &str, of: fn(&Spread) -> f64| {
         table.row([words, &format!("{:.0}", of(&spread)), &format!("{:.0}", of(&even_spread))]);
     };
@@ -57,7 +57,7 @@ pub fn section(extent: Extent) -> Section {
             percent(percentile(&usual, 95))
         ),
     ];
-    Section {
+    ReportSection {
         id: "chance",
         heading: "What chance does to connections",
         figures: vec![figure(&random, &spread, usable)],

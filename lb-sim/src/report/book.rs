@@ -8,7 +8,7 @@ use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint,
 
 use super::numbers::whole_percent;
 use super::palette::paint;
-use super::section::{Extent, Section, Table};
+use super::section::{Extent, NumberTable, ReportSection};
 use super::shuffles;
 use crate::fleet::Fleet;
 use crate::metrics::{Spread, mean, percentile};
@@ -16,7 +16,7 @@ use crate::metrics::{Spread, mean, percentile};
 /// The book's fleet.
 const TASKS: u32 = 300;
 
-struct Subsets {
+struct PublishedFigure {
     id: &'static str,
     name: &'static str,
     algorithm: Algorithm,
@@ -25,10 +25,22 @@ struct Subsets {
     published: [u32; 2],
 }
 
-const FIGURES: [Subsets; 3] = [
-    Subsets { id: "fig-20-3", name: "20-3", algorithm: Algorithm::Random, size: 90, published: [57, 109] },
-    Subsets { id: "fig-20-4", name: "20-4", algorithm: Algorithm::Random, size: 30, published: [15, 45] },
-    Subsets {
+const FIGURES: [PublishedFigure; 3] = [
+    PublishedFigure {
+        id: "fig-20-3",
+        name: "20-3",
+        algorithm: Algorithm::Random,
+        size: 90,
+        published: [57, 109],
+    },
+    PublishedFigure {
+        id: "fig-20-4",
+        name: "20-4",
+        algorithm: Algorithm::Random,
+        size: 30,
+        published: [15, 45],
+    },
+    PublishedFigure {
         id: "fig-20-5",
         name: "20-5",
         algorithm: Algorithm::Deterministic,
@@ -38,7 +50,7 @@ const FIGURES: [Subsets; 3] = [
 ];
 
 /// Connections of every backend, as shares of their mean, fewest first.
-fn shares(subsets: &Subsets, seed: u64) -> Vec<f64> {
+fn shares(subsets: &PublishedFigure, seed: u64) -> Vec<f64> {
     let fleet =
         Fleet { algorithm: subsets.algorithm, clients: TASKS, backends: TASKS, size: subsets.size, seed };
     let mut connections = fleet.graph().connections();
@@ -47,8 +59,8 @@ fn shares(subsets: &Subsets, seed: u64) -> Vec<f64> {
 }
 
 /// The section.
-pub fn section(extent: Extent) -> Section {
-    let mut table = Table::new(&["figure", "book", "here, seed\u{a0}0", "here, usual"]);
+pub fn section(extent: Extent) -> ReportSection {
+    let mut table = NumberTable::new(&["figure", "book", "here, seed\u{a0}0", "here, usual"]);
     let mut figures = Vec::new();
     for subsets in &FIGURES {
         let shares = shares(subsets, 0);
@@ -87,7 +99,7 @@ pub fn section(extent: Extent) -> Section {
         ),
         shuffles::reading(),
     ];
-    Section {
+    ReportSection {
         id: "book",
         heading: "Random subsets are uneven, deterministic ones are not",
         figures,
@@ -97,11 +109,11 @@ pub fn section(extent: Extent) -> Section {
 }
 
 /// A share with the number of connections that it is.
-fn counted(subsets: &Subsets, share: f64) -> String {
+fn counted(subsets: &PublishedFigure, share: f64) -> String {
     format!("{}\u{a0}({:.0})", whole_percent(share), share * f64::from(subsets.size))
 }
 
-fn figure(subsets: &Subsets, shares: &[f64]) -> Figure {
+fn figure(subsets: &PublishedFigure, shares: &[f64]) -> Figure {
     let (paint, spread) = (paint(subsets.algorithm), Spread::of(shares));
     let last = f64::from(TASKS);
     let plot = Plot::usual(Scale::Linear(0.0, last), Scale::Linear(0.0, 2.0));

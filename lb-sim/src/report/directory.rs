@@ -21,11 +21,11 @@ const HEAD: u64 = 256;
 
 /// A directory into which a report may be written.
 #[derive(Debug)]
-pub struct Directory {
+pub struct ReportDirectory {
     path: PathBuf,
 }
 
-impl Directory {
+impl ReportDirectory {
     /// Makes the directory if it does not exist, and looks whether what it holds is a report.
     pub fn open(path: &Path) -> Result<Self> {
         fs::create_dir_all(path).with_context(|| format!("create the directory {}", path.display()))?;
@@ -126,7 +126,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("made/with/parents");
         for text in ["first", "second"] {
-            Directory::open(&path).unwrap().write(&files(text)).unwrap();
+            ReportDirectory::open(&path).unwrap().write(&files(text)).unwrap();
             assert_eq!(names(&path), ["a.svg", "index.html"]);
             assert_eq!(fs::read_to_string(path.join("a.svg")).unwrap(), format!("{MARK}\n{text}\n"));
         }
@@ -136,7 +136,7 @@ mod tests {
     fn a_directory_of_somebody_else_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("thesis.tex"), "years of work").unwrap();
-        let error = format!("{:#}", Directory::open(folder.path()).unwrap_err());
+        let error = format!("{:#}", ReportDirectory::open(folder.path()).unwrap_err());
         assert_eq!(
             error,
             format!(
@@ -150,11 +150,13 @@ mod tests {
     #[test]
     fn a_file_of_somebody_else_is_kept_and_nothing_is_written() {
         let folder = tempfile::tempdir().unwrap();
-        let directory = Directory::open(folder.path()).unwrap();
+        let directory = ReportDirectory::open(folder.path()).unwrap();
         directory.write(&files("first")).unwrap();
         fs::write(folder.path().join("a.svg"), "<svg/>").unwrap();
-        let error =
-            format!("{:#}", Directory::open(folder.path()).unwrap().write(&files("second")).unwrap_err());
+        let error = format!(
+            "{:#}",
+            ReportDirectory::open(folder.path()).unwrap().write(&files("second")).unwrap_err()
+        );
         let path = folder.path().join("a.svg");
         assert_eq!(
             error,
@@ -168,7 +170,7 @@ mod tests {
     fn what_a_killed_run_left_is_no_hindrance() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(".socklb-sim-index.html"), "half").unwrap();
-        Directory::open(folder.path()).unwrap().write(&files("whole")).unwrap();
+        ReportDirectory::open(folder.path()).unwrap().write(&files("whole")).unwrap();
         assert_eq!(names(folder.path()), ["a.svg", "index.html"]);
     }
 
@@ -177,7 +179,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "").unwrap();
-        let error = format!("{:#}", Directory::open(&path).unwrap_err());
+        let error = format!("{:#}", ReportDirectory::open(&path).unwrap_err());
         assert!(error.starts_with(&format!("create the directory {}: ", path.display())), "{error}");
     }
 }

@@ -9,7 +9,7 @@ use super::load_switch::SwitchedLoad;
 use super::numbers::whole_percent;
 use super::palette::{RANDOM, ROCKSTEADIER};
 use super::panels;
-use super::section::{Extent, Section, Table};
+use super::section::{Extent, NumberTable, ReportSection};
 use crate::metrics::float;
 use crate::traffic::figures::RunFigures;
 use crate::traffic::scenario::Scenario;
@@ -47,7 +47,7 @@ pub fn plays(extent: Extent) -> u64 {
 }
 
 /// The section. `played` is called after each play.
-pub fn section(extent: Extent, played: impl Fn() + Sync) -> Section {
+pub fn section(extent: Extent, played: impl Fn() + Sync) -> ReportSection {
     let scenario = scenario(extent);
     let (switched, report) = rayon::join(
         || {
@@ -61,7 +61,7 @@ pub fn section(extent: Extent, played: impl Fn() + Sync) -> Section {
     let [from, to] = [scenario.measure_from, scenario.duration].map(|span| span.us / 1_000_000);
     let policy = format!("policy, seconds {from} to {to}");
     let mut table =
-        Table::new(&[&policy, "busiest over least busy", "usable of what machines can do", "p99"]);
+        NumberTable::new(&[&policy, "busiest over least busy", "usable of what machines can do", "p99"]);
     for figures in runs {
         let RunFigures { run, evenness, usable, latency_ms, .. } = figures;
         table.row([
@@ -119,7 +119,7 @@ pub fn section(extent: Extent, played: impl Fn() + Sync) -> Section {
             to / 4
         ),
     ];
-    Section {
+    ReportSection {
         id: "load",
         heading: "Equally many requests are not equal load",
         figures: vec![over_time(&report.steps, scenario.duration), used(runs), switched.figure()],

@@ -7,7 +7,7 @@ use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Point, 
 
 use super::numbers::{percent, whole_percent};
 use super::palette::{RANDOM, paint};
-use super::section::{Section, Table};
+use super::section::{NumberTable, ReportSection};
 use crate::fleet::Fleet;
 use crate::metrics::churn::{Churn, churn, minimum};
 use crate::metrics::dropped;
@@ -46,9 +46,13 @@ fn replaced(seed: u64) -> Vec<u32> {
 }
 
 /// The section.
-pub fn section() -> Section {
-    let mut table =
-        Table::new(&["10 to 11 backends, 4 per client", "mean dropped", "worst client", "replaced whole"]);
+pub fn section() -> ReportSection {
+    let mut table = NumberTable::new(&[
+        "10 to 11 backends, 4 per client",
+        "mean dropped",
+        "worst client",
+        "replaced whole",
+    ]);
     let mut figures = Vec::new();
     for case in &FIGURES {
         let (old, new) = (fleet(case.algorithm, 10), fleet(case.algorithm, 11));
@@ -84,7 +88,7 @@ pub fn section() -> Section {
              these more than one: that holds for any seed and for any one backend that is added."
         ),
     ];
-    Section { id: "one-more", heading: "One backend more", figures, reading, table }
+    ReportSection { id: "one-more", heading: "One backend more", figures, reading, table }
 }
 
 fn figure(case: &ChangeFigure, dropped_of_all: &Churn) -> Figure {

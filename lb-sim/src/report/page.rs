@@ -8,7 +8,7 @@ use lb_svg::{Figure, Paint, escaped};
 
 use super::directory::MARK;
 use super::palette::PAINTS;
-use super::section::{Section, Table};
+use super::section::{NumberTable, ReportSection};
 
 /// A publication with figures in the report, and where to read it.
 struct Citation {
@@ -43,7 +43,7 @@ pub fn citations() -> impl Iterator<Item = &'static str> {
 const STYLE: &str = include_str!("page.css");
 
 /// The whole page.
-pub fn page(sections: &[Section]) -> String {
+pub fn page(sections: &[ReportSection]) -> String {
     let contents: String = sections
         .iter()
         .map(|section| format!("<li><a href=\"#{}\">{}</a></li>\n", section.id, escaped(section.heading)))
@@ -99,7 +99,7 @@ fn prose(words: &str) -> String {
     escaped(&words.replace('\'', "\u{2019}"))
 }
 
-fn section(section: &Section) -> String {
+fn section(section: &ReportSection) -> String {
     let figures: String = section.figures.iter().map(figure).collect();
     let reading: String = section.reading.iter().map(|words| format!("<p>{}</p>\n", prose(words))).collect();
     // With an odd number of figures the words stand beside the last one.
@@ -123,7 +123,7 @@ fn figure(figure: &Figure) -> String {
     )
 }
 
-fn table(table: &Table) -> String {
+fn table(table: &NumberTable) -> String {
     let head: String =
         table.head.iter().map(|word| format!("<th scope=\"col\">{}</th>", escaped(word))).collect();
     let row = |cells: &Vec<String>| {

@@ -8,7 +8,7 @@ use lb_svg::{Anchor, Area, Axis, Drawing, Figure, Lettering, LineStyle, Paint, P
 
 use super::numbers::{percent, whole_percent};
 use super::palette::paint;
-use super::section::{Extent, Section, Table};
+use super::section::{Extent, NumberTable, ReportSection};
 use crate::fleet::Fleet;
 use crate::metrics::churn::churn;
 use crate::metrics::{block_shares, mean};
@@ -104,10 +104,10 @@ impl Properties {
 }
 
 /// The section.
-pub fn section(extent: Extent) -> Section {
+pub fn section(extent: Extent) -> ReportSection {
     let seeds = extent.trials.min(MOST_SEEDS);
     let all = ALGORITHMS.map(|algorithm| Properties::of(algorithm, seeds));
-    let mut table = Table::new(&[
+    let mut table = NumberTable::new(&[
         "mean lost",
         "one client more",
         "ten clients more",
@@ -193,7 +193,7 @@ pub fn section(extent: Extent) -> Section {
             all.each_ref().map(|properties| properties.tenth),
         ),
     ];
-    Section {
+    ReportSection {
         id: "properties",
         heading: "More clients, larger subsets, rolling restarts",
         figures,

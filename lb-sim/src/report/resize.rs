@@ -9,7 +9,7 @@ use lb_svg::{Anchor, Area, Axis, Drawing, Figure, LineStyle, Paint, Plot, Scale,
 use super::numbers::{grouped, percent, whole_percent};
 use super::palette::paint;
 use super::resize_errors::ResizeErrors;
-use super::section::{Section, Table};
+use super::section::{NumberTable, ReportSection};
 use crate::fleet::Fleet;
 use crate::metrics::churn::{Churn, churn, minimum};
 use crate::metrics::mean;
@@ -42,9 +42,9 @@ fn steps(algorithm: Algorithm) -> Vec<ResizeStep> {
 }
 
 /// The section.
-pub fn section() -> Section {
+pub fn section() -> ReportSection {
     let [deterministic, rocksteadier] = ALGORITHMS.map(steps);
-    let mut table = Table::new(&["backends", "deterministic", "rocksteadier", "for evenness"]);
+    let mut table = NumberTable::new(&["backends", "deterministic", "rocksteadier", "for evenness"]);
     for (one, other) in deterministic.iter().zip(&rocksteadier) {
         let [theirs, ours, evenness] = [one.dropped.mean, other.dropped.mean, one.minimum].map(percent);
         table.row([&format!("{} to {}", one.from, one.to), &theirs, &ours, &evenness]);
@@ -77,7 +77,7 @@ pub fn section() -> Section {
         ),
     ];
     let figures = vec![played.figure(), figure(&[deterministic, rocksteadier])];
-    Section { id: "resize", heading: "A backend job that is resized in steps", figures, reading, table }
+    ReportSection { id: "resize", heading: "A backend job that is resized in steps", figures, reading, table }
 }
 
 fn figure(all: &[Vec<ResizeStep>; 2]) -> Figure {

@@ -8,7 +8,7 @@ use lb_core::subset::van_der_corput::{rank, vdc};
 use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Point, at, on_circle};
 
 use super::palette::paint;
-use super::section::{Section, Table};
+use super::section::{NumberTable, ReportSection};
 use crate::fleet::Fleet;
 use crate::metrics::overlap::distinct;
 
@@ -86,8 +86,8 @@ fn words(order: &[u32]) -> String {
 }
 
 /// The section.
-pub fn section() -> Section {
-    let mut table = Table::new(&["6 backends, clockwise", "article", "here"]);
+pub fn section() -> ReportSection {
+    let mut table = NumberTable::new(&["6 backends, clockwise", "article", "here"]);
     let ours = order(Algorithm::RingsteadyBothScaled, 1);
     table.row(["4c, order of client 1", "1,\u{a0}5,\u{a0}3,\u{a0}0,\u{a0}4,\u{a0}2", &words(&ours)]);
     let hashed = fleet(Algorithm::Consistent).subset(0);
@@ -114,7 +114,7 @@ pub fn section() -> Section {
          ten different ways."
             .to_owned(),
     ];
-    Section {
+    ReportSection {
         id: "rings",
         heading: "Places on a ring",
         figures: RINGS.iter().map(figure).collect(),

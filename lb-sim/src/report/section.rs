@@ -26,7 +26,7 @@ impl Default for Extent {
 
 /// One question.
 #[derive(Clone, Debug)]
-pub struct Section {
+pub struct ReportSection {
     /// Its name in links.
     pub id: &'static str,
     /// One line.
@@ -36,19 +36,19 @@ pub struct Section {
     /// How to read them: paragraphs.
     pub reading: Vec<String>,
     /// Numbers.
-    pub table: Table,
+    pub table: NumberTable,
 }
 
 /// Numbers in rows.
 #[derive(Clone, Debug)]
-pub struct Table {
+pub struct NumberTable {
     /// What the columns are.
     pub head: Vec<String>,
     /// As many cells as there are columns; the first says what the row is.
     pub rows: Vec<Vec<String>>,
 }
 
-impl Table {
+impl NumberTable {
     /// A table without rows yet.
     pub fn new(head: &[&str]) -> Self {
         Self { head: head.iter().map(|&word| word.to_owned()).collect(), rows: Vec::new() }

@@ -8,7 +8,7 @@ use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Plot, 
 
 use super::numbers::whole_percent;
 use super::palette::{DETERMINISTIC, RANDOM};
-use super::section::Table;
+use super::section::NumberTable;
 use crate::fleet::Fleet;
 use crate::metrics::{mean, percentile};
 
@@ -64,7 +64,7 @@ fn bearers(shuffles: Shuffles) -> usize {
 }
 
 /// Rows for the section's table: figure, book, seed 0, usual.
-pub fn rows(table: &mut Table, trials: u64) {
+pub fn rows(table: &mut NumberTable, trials: u64) {
     for (words, book, shuffles) in
         [("one shuffle", "200\u{a0}%", Shuffles::One), ("one per round", "\u{2013}", Shuffles::PerRound)]
     {

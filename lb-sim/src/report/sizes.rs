@@ -9,7 +9,7 @@ use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 
 use super::numbers::{grouped, utilization};
 use super::palette::{DETERMINISTIC, RANDOM, ROCKSTEADIER, WEIGHTED};
-use super::section::{Extent, Section, Table};
+use super::section::{Extent, NumberTable, ReportSection};
 use crate::fleet::{Fleet, Sharing};
 use crate::metrics::raw_utilization;
 
@@ -74,8 +74,8 @@ fn line(series: &Series, case: &SizesFigure, most: u32) -> Vec<(f64, f64)> {
 }
 
 /// The section.
-pub fn section(extent: Extent) -> Section {
-    let mut table = Table::new(&["smallest size that uses", "90 %", "95 %", "99 %"]);
+pub fn section(extent: Extent) -> ReportSection {
+    let mut table = NumberTable::new(&["smallest size that uses", "90 %", "95 %", "99 %"]);
     let mut figures = Vec::new();
     for case in &FIGURES {
         let most = case.most.min(extent.most_size);
@@ -104,7 +104,7 @@ pub fn section(extent: Extent) -> Section {
             utilization(three_quarters)
         ),
     ];
-    Section { id: "sizes", heading: "How large a subset has to be", figures, reading, table }
+    ReportSection { id: "sizes", heading: "How large a subset has to be", figures, reading, table }
 }
 
 fn figure(case: &SizesFigure, lines: &[Vec<(f64, f64)>]) -> Figure {

@@ -19,9 +19,9 @@ use crate::sweep::summary::Summary;
 const LITTLE: Extent = Extent { most_tasks: 40, most_size: 30, trials: 3, load_seconds: 10 };
 
 /// Their sections, which most tests read: computed once.
-static SECTIONS: LazyLock<Vec<Section>> = LazyLock::new(|| sections(LITTLE, &ProgressBar::hidden()));
+static SECTIONS: LazyLock<Vec<ReportSection>> = LazyLock::new(|| sections(LITTLE, &ProgressBar::hidden()));
 
-fn little() -> &'static [Section] {
+fn little() -> &'static [ReportSection] {
     &SECTIONS
 }
 
@@ -199,7 +199,7 @@ fn no_table_is_wider_than_a_phone() {
     // pixels without the page's margins.
     let (letter, between, most) = (16.0 * 0.72 * 0.62, 16.0 * 0.4, 360.0 - 32.0);
     for section in little() {
-        let Section { id, table, .. } = section;
+        let ReportSection { id, table, .. } = section;
         let widest = |column: usize| {
             let cells = table.rows.iter().chain([&table.head]).map(|row| row[column].as_str());
             // A line ends at a space or after a hyphen, never at a no-break space.
@@ -220,7 +220,7 @@ fn another_run_gives_the_same_bytes_and_its_progress_ends_at_its_end() {
 }
 
 /// The cells of a table's row, by the words in its first.
-fn row<'a>(sections: &'a [Section], section: &str, first: &str) -> Vec<&'a str> {
+fn row<'a>(sections: &'a [ReportSection], section: &str, first: &str) -> Vec<&'a str> {
     let section = sections.iter().find(|known| known.id == section).unwrap();
     let row = section.table.rows.iter().find(|row| row[0] == first).unwrap();
     row[1..].iter().map(String::as_str).collect()

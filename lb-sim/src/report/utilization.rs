@@ -9,7 +9,7 @@ use lb_svg::{Figure, Scale};
 use super::cloud::Cloud;
 use super::numbers::{grouped, utilization};
 use super::palette::paint;
-use super::section::{Extent, Section, Table};
+use super::section::{Extent, NumberTable, ReportSection};
 use crate::metrics::mean;
 use crate::sweep::summary::Summary;
 use crate::sweep::{Cell, Sweep};
@@ -49,7 +49,7 @@ struct Means {
 }
 
 /// The section.
-pub fn section(extent: Extent, bar: &ProgressBar) -> Section {
+pub fn section(extent: Extent, bar: &ProgressBar) -> ReportSection {
     let head = [
         "adjusted utilization",
         "mean",
@@ -58,7 +58,7 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> Section {
         "mean, M/N < \u{bd}",
         "mean, M/N \u{2265} 4",
     ];
-    let mut table = Table::new(&head);
+    let mut table = NumberTable::new(&head);
     let mut figures = Vec::new();
     let mut means = Vec::new();
     for case in &FIGURES {
@@ -106,7 +106,7 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> Section {
          back."
             .to_owned(),
     ];
-    Section { id: "sweep", heading: "Balance for all sizes of jobs", figures, reading, table }
+    ReportSection { id: "sweep", heading: "Balance for all sizes of jobs", figures, reading, table }
 }
 
 fn figure(case: &SweepFigure, cells: &[Cell]) -> Figure {

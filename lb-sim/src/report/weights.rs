@@ -9,7 +9,7 @@ use lb_svg::{Figure, Paint, Scale};
 use super::cloud::Cloud;
 use super::numbers::{grouped, utilization};
 use super::palette::{ROCKSTEADIER, WEIGHTED};
-use super::section::{Extent, Section, Table};
+use super::section::{Extent, NumberTable, ReportSection};
 use super::utilization::{SIZE, sweep};
 use crate::sweep::Cell;
 use crate::sweep::summary::Summary;
@@ -64,10 +64,10 @@ fn within(cells: &[Cell], from: f64, to: f64) -> Summary {
 }
 
 /// The section.
-pub fn section(extent: Extent, bar: &ProgressBar) -> Section {
+pub fn section(extent: Extent, bar: &ProgressBar) -> ReportSection {
     let [without, with] =
         FIGURES.map(|case| sweep(extent, case.weighted).run(Algorithm::Rocksteadier, || bar.inc(1)));
-    let mut table = Table::new(&[
+    let mut table = NumberTable::new(&[
         "connections per backend",
         "mean, unweighted \u{2192} weighted",
         "worst, unweighted \u{2192} weighted",
@@ -98,7 +98,7 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> Section {
         ),
     ];
     let figures = FIGURES.iter().zip([&without, &with]).map(|(case, cells)| figure(case, cells)).collect();
-    Section {
+    ReportSection {
         id: "weights",
         heading: "Structural weights make the same subsets even",
         figures,
