@@ -11,18 +11,18 @@ use lb_kernel::{
     Cgroup, ClientKernel, DatapathError, Features, HostMaps, Kernel, Lock, Pins, Purpose, Runs, Tables,
 };
 
-use crate::faults::Faults;
+use crate::faults::FaultInjection;
 use crate::maps::{ClientMaps, SharedMaps};
 
 /// A kernel. Copies are of the same one.
 #[derive(Clone)]
 pub struct FakeKernel {
-    host: Arc<Mutex<Host>>,
-    faults: Arc<Faults>,
+    host: Arc<Mutex<FakeHost>>,
+    faults: Arc<FaultInjection>,
 }
 
 /// What the kernel has.
-pub(crate) struct Host {
+pub(crate) struct FakeHost {
     pub now_ns: u64,
     /// By full path.
     cgroups: BTreeMap<PathBuf, u64>,
@@ -33,22 +33,22 @@ pub(crate) struct Host {
     last_link: u64,
     pub host_maps: SharedMaps,
     /// By the directory of their pins.
-    pub clients: BTreeMap<PathBuf, Client>,
+    pub clients: BTreeMap<PathBuf, FakePinnedClient>,
 }
 
 /// A client that is pinned.
-pub(crate) struct Client {
+pub(crate) struct FakePinnedClient {
     /// No other has it, before or after.
     pub number: u64,
     pins: Pins,
     pub maps: ClientMaps,
     /// By the id of the cgroup.
-    pub links: BTreeMap<u64, Link>,
+    pub links: BTreeMap<u64, FakeLink>,
 }
 
 /// All links of a client to a cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Link {
+pub(crate) struct FakeLink {
     /// The programs, which are loaded together.
     program: u64,
     /// Whether flows begin there.
@@ -59,7 +59,7 @@ pub(crate) struct Link {
 
 /// Where a process is: the id of its cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(pub u64);
+pub struct FakeCgroup(pub u64);
 
 impl FakeKernel {
     /// A kernel that has no cgroup.
@@ -68,7 +68,7 @@ impl FakeKernel {
     /// If there is no memory.
     pub fn new() -> io::Result<Self> {
         let faults = Arc::default();
-        let host = Host {
+        let host = FakeHost {
             now_ns: 1_000_000_000,
             cgroups: BTreeMap::new(),
             last_cgroup: 0,
@@ -82,7 +82,7 @@ impl FakeKernel {
     }
 
     /// What fails.
-    pub fn faults(&self) -> &Faults {
+    pub fn faults(&self) -> &FaultInjection {
         &self.faults
     }
 
@@ -92,12 +92,12 @@ impl FakeKernel {
     }
 
     /// Makes a cgroup at a full path, another one if there is one.
-    pub fn make_cgroup(&self, path: &Path) -> Place {
+    pub fn make_cgroup(&self, path: &Path) -> FakeCgroup {
         let mut host = self.host();
         host.last_cgroup += 1;
         let id = host.last_cgroup;
         host.cgroups.insert(path.to_owned(), id);
-        Place(id)
+        FakeCgroup(id)
     }
 
     /// Removes the cgroup at a full path. Sockets that were made there may still dial.
@@ -122,7 +122,7 @@ impl FakeKernel {
         }
     }
 
-    pub(crate) fn host(&self) -> MutexGuard<'_, Host> {
+    pub(crate) fn host(&self) -> MutexGuard<'_, FakeHost> {
         self.host.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -216,7 +216,7 @@ impl FakeClient {
     }
 
     /// What is pinned of the client. After an operator has removed it there is nothing.
-    fn with<T: Default>(&self, act: impl FnOnce(&mut Client) -> T) -> Result<T, DatapathError> {
+    fn with<T: Default>(&self, act: impl FnOnce(&mut FakePinnedClient) -> T) -> Result<T, DatapathError> {
         self.step()?;
         Ok(self.kernel.host().clients.get_mut(&self.pins.maps()).map(act).unwrap_or_default())
     }
@@ -237,7 +237,7 @@ impl ClientKernel for FakeClient {
             let maps = maps.map_err(|error| self.fail(error))?;
             host.last_client += 1;
             let (number, pins) = (host.last_client, self.pins.clone());
-            host.clients.insert(key.clone(), Client { number, pins, maps, links: BTreeMap::new() });
+            host.clients.insert(key.clone(), FakePinnedClient { number, pins, maps, links: BTreeMap::new() });
         }
         let (maps, verdicts) = host.clients[&key].maps.opened();
         Ok(Tables::over(maps, verdicts, self.pins.clone()))
@@ -283,7 +283,7 @@ impl ClientKernel for FakeClient {
         };
         self.with(|client| {
             client.links.values_mut().for_each(|link| link.program = self.program);
-            let new = Link { program: self.program, begins: true, attached };
+            let new = FakeLink { program: self.program, begins: true, attached };
             client.links.entry(cgroup.id).and_modify(|link| link.begins = true).or_insert(new);
         })
     }

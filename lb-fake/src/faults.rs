@@ -5,19 +5,19 @@ use std::sync::{Mutex, PoisonError};
 
 /// Which operations fail. Each that may fail takes one step.
 #[derive(Debug, Default)]
-pub struct Faults {
-    state: Mutex<State>,
+pub struct FaultInjection {
+    state: Mutex<FaultInjectionState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FaultInjectionState {
     steps: u64,
     failed: u64,
-    plan: Plan,
+    plan: FaultPlan,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-enum Plan {
+enum FaultPlan {
     #[default]
     Never,
     At(u64),
@@ -27,20 +27,20 @@ enum Plan {
     },
 }
 
-impl Faults {
+impl FaultInjection {
     /// No operation fails from now on.
     pub fn stop(&self) {
-        self.change(|state| state.plan = Plan::Never);
+        self.change(|state| state.plan = FaultPlan::Never);
     }
 
     /// The operation that comes after so many others fails, and no further one.
     pub fn fail_after(&self, others: u64) {
-        self.change(|state| state.plan = Plan::At(state.steps + others));
+        self.change(|state| state.plan = FaultPlan::At(state.steps + others));
     }
 
     /// So many of a thousand operations fail, chosen by a seed.
     pub fn fail_some(&self, per_mille: u64, seed: u64) {
-        self.change(|state| state.plan = Plan::Some { per_mille, state: seed });
+        self.change(|state| state.plan = FaultPlan::Some { per_mille, state: seed });
     }
 
     /// Operations that could have failed until now.
@@ -60,9 +60,9 @@ impl Faults {
     pub(crate) fn step(&self) -> io::Result<()> {
         self.change(|state| {
             let fails = match &mut state.plan {
-                Plan::Never => false,
-                Plan::At(step) => *step == state.steps,
-                Plan::Some { per_mille, state } => random(state) % 1000 < *per_mille,
+                FaultPlan::Never => false,
+                FaultPlan::At(step) => *step == state.steps,
+                FaultPlan::Some { per_mille, state } => random(state) % 1000 < *per_mille,
             };
             state.steps += 1;
             state.failed += u64::from(fails);
@@ -70,7 +70,7 @@ impl Faults {
         })
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut FaultInjectionState) -> T) -> T {
         change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -1,6 +1,6 @@
 //! A kernel in memory: what the daemon needs of the kernel without one, for tests.
 //!
-//! Maps are arrays in this process (`memory`), links are a table (`client`), and [`FakeKernel::connect`] and its methods that take a [`Flow`]
+//! Maps are arrays in this process (`memory`), links are a table (`client`), and [`FakeKernel::connect`] and its methods that take a [`FakeFlow`]
 //! follow the steps of the kernel programs by the code that these share with the host (`lb_common`: the table of addresses, picks,
 //! ejection, load). Time stands still until [`FakeKernel::pass`]. Any operation that the real kernel may refuse can be made to fail, see
 //! [`faults`].
@@ -18,6 +18,6 @@ mod client;
 
 mod programs;
 
-pub use client::{FakeKernel, Place};
-pub use faults::Faults;
-pub use programs::{Connect, Flow};
+pub use client::{FakeCgroup, FakeKernel};
+pub use faults::FaultInjection;
+pub use programs::{Connect, FakeFlow};

@@ -12,7 +12,7 @@ use lb_kernel::{
     Counters, HostArrays, Mapped, Maps, PerCpuArray, RetiredBackends, Verdicts, entries_of_maps,
 };
 
-use crate::faults::Faults;
+use crate::faults::FaultInjection;
 use crate::memory::{Array, Hash};
 
 /// The maps that all client tasks of a host share.
@@ -26,7 +26,7 @@ pub struct SharedMaps {
 
 impl SharedMaps {
     /// Empty maps.
-    pub fn new(faults: &Arc<Faults>) -> io::Result<Self> {
+    pub fn new(faults: &Arc<FaultInjection>) -> io::Result<Self> {
         Ok(Self {
             verdicts: Mapped::in_memory(REPORT_IDS as usize)?,
             last_reports: Mapped::in_memory(REPORT_IDS as usize)?,
@@ -67,7 +67,11 @@ pub struct ClientMaps {
 
 impl ClientMaps {
     /// Empty maps of the sizes that the kernel's have.
-    pub fn new(limits: &Limits, verdicts: &Mapped<Verdict>, faults: &Arc<Faults>) -> io::Result<Self> {
+    pub fn new(
+        limits: &Limits,
+        verdicts: &Mapped<Verdict>,
+        faults: &Arc<FaultInjection>,
+    ) -> io::Result<Self> {
         let entries = entries_of_maps(limits);
         let length = |name: &str| entries[name] as usize;
         let array = |name: &str, bytes: usize| Array::new(entries[name], bytes, faults);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use lb_kernel::{Elements, Mapped};
 
-use crate::faults::Faults;
+use crate::faults::FaultInjection;
 
 /// An array of elements of whole words. What calls write, programs read by [`Array::words`], and the other way round.
 #[derive(Clone)]
@@ -15,12 +15,12 @@ pub struct Array {
     words: Arc<Mapped<u64>>,
     /// Words of an element.
     length: usize,
-    faults: Arc<Faults>,
+    faults: Arc<FaultInjection>,
 }
 
 impl Array {
     /// An array of so many zeros, each of so many bytes.
-    pub fn new(elements: u32, bytes: usize, faults: &Arc<Faults>) -> io::Result<Self> {
+    pub fn new(elements: u32, bytes: usize, faults: &Arc<FaultInjection>) -> io::Result<Self> {
         assert!(bytes.is_multiple_of(8), "the values of such maps are words");
         let words = Mapped::in_memory(elements as usize * bytes / 8)?;
         Ok(Self { words: Arc::new(words), length: bytes / 8, faults: Arc::clone(faults) })
@@ -101,12 +101,12 @@ impl Elements for Array {
 pub struct Hash {
     entries: Arc<Mutex<BTreeMap<Vec<u8>, Vec<u8>>>>,
     capacity: u32,
-    faults: Arc<Faults>,
+    faults: Arc<FaultInjection>,
 }
 
 impl Hash {
     /// An empty hash for so many entries.
-    pub fn new(capacity: u32, faults: &Arc<Faults>) -> Self {
+    pub fn new(capacity: u32, faults: &Arc<FaultInjection>) -> Self {
         Self { entries: Arc::default(), capacity, faults: Arc::clone(faults) }
     }
 

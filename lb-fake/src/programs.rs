@@ -21,7 +21,7 @@ use lb_common::pick::{self, How, Pick, Survey, Tables};
 use lb_common::ticks::tick;
 use lb_common::vip_table::{Destination, VipTable, find};
 
-use crate::client::{Client, FakeKernel, Host, Place};
+use crate::client::{FakeCgroup, FakeHost, FakeKernel, FakePinnedClient};
 use crate::maps::ClientMaps;
 
 /// What becomes of a connect.
@@ -32,12 +32,12 @@ pub enum Connect {
     /// It fails with an errno.
     Refused(u16),
     /// It goes to a backend.
-    Sent(Flow),
+    Sent(FakeFlow),
 }
 
 /// A connection of a client's, from the choice to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Flow {
+pub struct FakeFlow {
     /// Where it goes.
     pub backend: SocketAddr,
     client: u64,
@@ -53,9 +53,9 @@ pub struct Flow {
 impl FakeKernel {
     /// A process in a cgroup connects a TCP socket to an address. If the programs of several clients are attached there, they run in the
     /// order in which they were attached, and each sees the destination that the one before has stored.
-    pub fn connect(&self, from: Place, process: u32, to: SocketAddr) -> Connect {
+    pub fn connect(&self, from: FakeCgroup, process: u32, to: SocketAddr) -> Connect {
         let host = self.host();
-        let mut attached: Vec<(u64, &Client)> = host
+        let mut attached: Vec<(u64, &FakePinnedClient)> = host
             .clients
             .values()
             .filter_map(|client| {
@@ -80,7 +80,7 @@ impl FakeKernel {
     }
 
     /// The SYN of a connection leaves this host.
-    pub fn send_syn(&self, flow: &Flow) {
+    pub fn send_syn(&self, flow: &FakeFlow) {
         self.with(flow, |programs| {
             if programs.load8(offset_of!(Service, awaits_syn)) != 0 {
                 programs.store16(offset_of!(Service, send_failures), SendFailures::NONE.0);
@@ -93,7 +93,7 @@ impl FakeKernel {
     }
 
     /// A connection is established.
-    pub fn establish(&self, flow: &mut Flow) {
+    pub fn establish(&self, flow: &mut FakeFlow) {
         flow.was_established = true;
         self.with(flow, |programs| {
             programs.maps.counts.add(flow.slot, offset_of!(SlotCounters, established), 1);
@@ -105,7 +105,7 @@ impl FakeKernel {
     }
 
     /// The backend has answered what was sent on a connection.
-    pub fn answer(&self, flow: &Flow) {
+    pub fn answer(&self, flow: &FakeFlow) {
         self.with(flow, |programs| {
             if programs.awaits_answer() {
                 programs.store32(offset_of!(Service, answered_at), programs.now());
@@ -117,7 +117,7 @@ impl FakeKernel {
     }
 
     /// A connection ends, after so many bytes that the backend has sent, and acknowledged.
-    pub fn end(&self, flow: Flow, ending: Ending, received: u64, sent: u64) {
+    pub fn end(&self, flow: FakeFlow, ending: Ending, received: u64, sent: u64) {
         let end = End::of(ending, flow.was_established)
             .with_bytes(received, sent)
             .send_failed_if(matches!(ending, Ending::NotSent));
@@ -146,29 +146,37 @@ impl FakeKernel {
     }
 
     /// Runs the programs for a connection, if they are still attached where its socket was made.
-    fn with(&self, flow: &Flow, act: impl FnOnce(&Programs<'_>)) {
+    fn with(&self, flow: &FakeFlow, act: impl FnOnce(&FakePrograms<'_>)) {
         let host = self.host();
         let mut clients = host.clients.values();
         let client = clients.find(|client| client.number == flow.client);
-        if let Some(Client { maps, .. }) = client.filter(|client| client.links.contains_key(&flow.cgroup)) {
-            act(&Programs { maps, index: flow.service, now_ns: host.now_ns });
+        if let Some(FakePinnedClient { maps, .. }) =
+            client.filter(|client| client.links.contains_key(&flow.cgroup))
+        {
+            act(&FakePrograms { maps, index: flow.service, now_ns: host.now_ns });
         }
     }
 }
 
 /// Runs a client's programs for a connect.
-fn run(host: &Host, client: &Client, from: Place, process: u32, to: SocketAddr) -> Connect {
+fn run(
+    host: &FakeHost,
+    client: &FakePinnedClient,
+    from: FakeCgroup,
+    process: u32,
+    to: SocketAddr,
+) -> Connect {
     let maps = &client.maps;
     let destination = Destination {
         address: Address::from(to.ip()),
         port: Be16::from_host(to.port()),
         protocol: IPPROTO_TCP,
     };
-    let Some(index) = find(&Services(maps), destination) else {
+    let Some(index) = find(&FakeVipTable(maps), destination) else {
         maps.outcomes.add(NOT_A_SERVICE, offset_of!(Outcomes, not_a_service), 1);
         return Connect::Unchanged;
     };
-    let programs = Programs { maps, index, now_ns: host.now_ns };
+    let programs = FakePrograms { maps, index, now_ns: host.now_ns };
     let (pick, _) = programs.decide();
     let outcome = |offset: usize| maps.outcomes.add(index, offset, 1);
     let refused = || Connect::Refused(programs.service().errno);
@@ -194,7 +202,7 @@ fn run(host: &Host, client: &Client, from: Place, process: u32, to: SocketAddr) 
     maps.chosen.add(slot, 0, 1);
     maps.backends.add64(slot as usize, offset_of!(Backend, flows), 1);
     let endpoint = maps.backends.get(slot as usize).endpoint;
-    Connect::Sent(Flow {
+    Connect::Sent(FakeFlow {
         backend: socket_addr(endpoint.address, endpoint.port),
         client: client.number,
         cgroup: from.0,
@@ -208,9 +216,9 @@ fn run(host: &Host, client: &Client, from: Place, process: u32, to: SocketAddr) 
 }
 
 /// The table of addresses.
-struct Services<'m>(&'m ClientMaps);
+struct FakeVipTable<'m>(&'m ClientMaps);
 
-impl VipTable for Services<'_> {
+impl VipTable for FakeVipTable<'_> {
     fn cell(&self, position: u32) -> Option<VipCell> {
         let position = position as usize;
         (position < self.0.vip_table.length())
@@ -227,13 +235,13 @@ impl VipTable for Services<'_> {
 }
 
 /// The programs of a client, as they run for one call to a service.
-struct Programs<'m> {
+struct FakePrograms<'m> {
     maps: &'m ClientMaps,
     index: u32,
     now_ns: u64,
 }
 
-impl Programs<'_> {
+impl FakePrograms<'_> {
     fn now(&self) -> u32 {
         tick(self.now_ns)
     }
@@ -332,7 +340,7 @@ impl Programs<'_> {
     }
 }
 
-impl Tables for Programs<'_> {
+impl Tables for FakePrograms<'_> {
     type Backend = u32;
     type Members = u32;
     type Position = (u32, usize);
@@ -394,7 +402,7 @@ impl Tables for Programs<'_> {
     }
 }
 
-impl EjectionStore for Programs<'_> {
+impl EjectionStore for FakePrograms<'_> {
     type Backend = u32;
 
     fn backend(&self, slot: u32) -> Option<u32> {

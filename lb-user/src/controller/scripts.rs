@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use lb_common::abi::BackendState;
 use lb_common::ending::Ending;
-use lb_fake::{Connect, Place};
+use lb_fake::{Connect, FakeCgroup};
 use lb_kernel::Kernel as _;
 
 pub use self::stage::WireEnd;
@@ -156,7 +156,7 @@ fn a_cgroup_that_is_made_anew_is_followed_and_the_old_one_until_its_flows_end() 
         stage.stop_faults();
         assert_eq!(stage.dial(3), 0);
         let new = stage.place;
-        assert!(stage.task().cgroup().is_some_and(|cgroup| Place(cgroup.id) == new));
+        assert!(stage.task().cgroup().is_some_and(|cgroup| FakeCgroup(cgroup.id) == new));
         let kernel = |stage: &Stage| {
             let kernel = stage.task().datapath().kernel();
             (kernel.begins_at().expect("no fault"), kernel.has_old_links(new.0).expect("no fault"))

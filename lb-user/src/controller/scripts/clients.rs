@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lb_common::ending::Ending;
-use lb_fake::{Connect, Flow, Place};
+use lb_fake::{Connect, FakeCgroup, FakeFlow};
 
 use super::stage::{BACKENDS, CONFIG, SERVICE, Stage, address, cgroup_path, script};
 use crate::controller::{Event, Notice, Work};
@@ -26,12 +26,12 @@ impl Stage {
         self.write_text(&(before + text));
     }
 
-    fn reaches(&mut self, place: Place) -> bool {
+    fn reaches(&mut self, place: FakeCgroup) -> bool {
         self.reached(place, SERVICE).is_some()
     }
 
     /// Opens a connection to the second service.
-    fn open_to_more(&mut self) -> Flow {
+    fn open_to_more(&mut self) -> FakeFlow {
         let Connect::Sent(mut flow) = self.kernel.connect(self.place, 1, address(MORE)) else {
             panic!("it is balanced");
         };
@@ -43,7 +43,7 @@ impl Stage {
 
     /// The second service was removed: the flow goes on, no other begins, and getpeername(2) finds what was dialled. With its end nothing
     /// is left.
-    fn ends_after_more_was_removed(&mut self, flow: Flow) {
+    fn ends_after_more_was_removed(&mut self, flow: FakeFlow) {
         assert_eq!(self.kernel.connect(self.place, 1, address(MORE)), Connect::Unchanged);
         assert_eq!(self.task().datapath().tables().active(self.slot(flow.backend).at.slot), 1);
         let services = self.task().datapath().tables().services();
@@ -280,7 +280,7 @@ fn clients_that_change_places_are_balanced_all_the_time() {
         (0..70).for_each(|_| stage.pass(SECOND));
         for (name, place) in [("one", places[0]), ("two", places[1])] {
             let task = stage.controller().clients.task(name).expect("it runs");
-            assert_eq!(task.cgroup().map(|cgroup| Place(cgroup.id)), Some(place));
+            assert_eq!(task.cgroup().map(|cgroup| FakeCgroup(cgroup.id)), Some(place));
         }
         assert_eq!(stage.faults(), [""; 0]);
     });

@@ -19,7 +19,7 @@ use lb_core::reports::Name;
 use lb_core::reports::reported::Base;
 use lb_core::reports::senders::Target;
 use lb_core::service::Protocol;
-use lb_fake::{Connect, FakeKernel, Flow, Place};
+use lb_fake::{Connect, FakeCgroup, FakeFlow, FakeKernel};
 use lb_kernel::{Features, Kernel as _, Pass, Pins, SlotView};
 
 use crate::config::{self, Config};
@@ -400,7 +400,7 @@ pub struct Stage {
     pub disk: Arc<Disk>,
     pub wire: Wire,
     /// The cgroup of the client `web`.
-    pub place: Place,
+    pub place: FakeCgroup,
     pub controller: Option<Controller>,
     /// Lines of the service.
     lines: String,
@@ -424,7 +424,7 @@ pub struct Stage {
     pub dead: BTreeSet<SocketAddr>,
     /// Connects that were sent to each backend.
     pub sent: BTreeMap<SocketAddr, u64>,
-    pub open: Vec<Flow>,
+    pub open: Vec<FakeFlow>,
     /// Whether `sent` and `open` are all flows that the maps of the client `web` have counted.
     pub is_counted: bool,
 }
@@ -786,7 +786,7 @@ impl Stage {
     }
 
     /// Begins a connection: its SYN leaves.
-    pub fn begin(&mut self) -> Result<Flow, u16> {
+    pub fn begin(&mut self) -> Result<FakeFlow, u16> {
         match self.kernel.connect(self.place, 1, address(SERVICE)) {
             Connect::Unchanged => Err(0),
             Connect::Refused(errno) => Err(errno),
@@ -812,7 +812,7 @@ impl Stage {
     }
 
     /// Where a connection goes that a process in this cgroup opens to an address and ends at once; `None` if it is not balanced.
-    pub fn reached(&mut self, from: Place, to: &str) -> Option<SocketAddr> {
+    pub fn reached(&mut self, from: FakeCgroup, to: &str) -> Option<SocketAddr> {
         match self.kernel.connect(from, 1, address(to)) {
             Connect::Unchanged | Connect::Refused(_) => None,
             Connect::Sent(mut flow) => {
