@@ -21,7 +21,7 @@ fn time_of(kind: &ProbeKind) -> Duration {
 }
 
 /// What the client tasks of a host make of one service.
-struct Probed<'a> {
+struct ProbedService<'a> {
     probe: &'a ProbeConfig,
     /// Each is probed once, however many client tasks of the host use it.
     backends: BTreeSet<SocketAddr>,
@@ -35,7 +35,7 @@ struct Probed<'a> {
 
 /// A line for each service that is probed, by the balancers of the clients.
 pub fn notes(clients: &[(&ClientConfig, Balancer<Duration>)]) -> Vec<String> {
-    let mut services: BTreeMap<&str, Probed<'_>> = BTreeMap::new();
+    let mut services: BTreeMap<&str, ProbedService<'_>> = BTreeMap::new();
     for (client, balancer) in clients {
         for (configured, (_, _, in_use)) in client.services.iter().zip(balancer.services()) {
             let (Some(probe), Some((list, membership))) = (&configured.probe, in_use) else { continue };
@@ -43,7 +43,7 @@ pub fn notes(clients: &[(&ClientConfig, Balancer<Duration>)]) -> Vec<String> {
             let backends: BTreeSet<SocketAddr> = probed.map(|member| member.endpoint.address).collect();
             let (of_task, listed) = (backends.len(), list.as_slice().len());
             let tasks = client.task.count;
-            let new = Probed { probe, backends: BTreeSet::new(), of_task, listed, tasks };
+            let new = ProbedService { probe, backends: BTreeSet::new(), of_task, listed, tasks };
             // Services of one name are one service, however many clients use it.
             services.entry(&configured.service.name).or_insert(new).backends.extend(backends);
         }
@@ -51,7 +51,7 @@ pub fn notes(clients: &[(&ClientConfig, Balancer<Duration>)]) -> Vec<String> {
     services.iter().map(|(name, probed)| format!("service {name}: {}", probed.text())).collect()
 }
 
-impl Probed<'_> {
+impl ProbedService<'_> {
     #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52")]
     fn text(&self) -> String {
         let Self { probe, backends, of_task, listed, tasks } = self;
@@ -104,7 +104,7 @@ mod tests {
         let kind = ProbeKind::Connect { path: None, timeout: Duration::from_secs(1), rise: 2, fall: 3 };
         let probe = ProbeConfig { kind, port: None, interval: Duration::from_secs(2) };
         let backends = (1..=24).map(|port| SocketAddr::from(([10, 0, 0, 1], port))).collect();
-        let mut probed = Probed { probe: &probe, backends, of_task: 24, listed: 1000, tasks: 1 };
+        let mut probed = ProbedService { probe: &probe, backends, of_task: 24, listed: 1000, tasks: 1 };
         assert_eq!(
             probed.text(),
             "24 backends probed by tcp every 2s: at most 12 a second, some 0.12 % of a processor"

@@ -66,7 +66,7 @@ pub struct ConnectTarget {
 
 /// How a backend is by its probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct ProbedHealth {
     /// Healthy or refusing.
     pub health: Health,
     /// Why, if it is refusing.
@@ -170,7 +170,7 @@ impl Probes {
 
     fn start(&self, target: ConnectTarget, service: &str) -> AbortHandle {
         lock(&self.findings).insert(target.clone(), Findings::default());
-        let probing = Probing {
+        let probing = ProbeTask {
             target,
             findings: Arc::clone(&self.findings),
             places: Arc::clone(&self.places.services[service].0),
@@ -208,7 +208,7 @@ impl Probes {
     }
 
     /// The targets that have a result, with it.
-    pub fn results(&self) -> BTreeMap<ConnectTarget, Found> {
+    pub fn results(&self) -> BTreeMap<ConnectTarget, ProbedHealth> {
         let findings = lock(&self.findings);
         let results =
             findings.iter().filter_map(|(target, findings)| Some((target.clone(), findings.result()?)));
@@ -218,7 +218,7 @@ impl Probes {
 
 impl Findings {
     /// How the backend is by its probes; `None` if that is not known yet.
-    fn result(&self) -> Option<Found> {
+    fn result(&self) -> Option<ProbedHealth> {
         let why = if self.accepts { Why::Answer } else { Why::Probe };
         let health = match self.probed.is_refusing() {
             Some(true) => Health::Refusing,
@@ -227,7 +227,7 @@ impl Findings {
             None if self.is_confirmed => Health::Healthy,
             None => return None,
         };
-        Some(Found { health, why, is_unconfirmed: health == Health::Refusing && !self.is_confirmed })
+        Some(ProbedHealth { health, why, is_unconfirmed: health == Health::Refusing && !self.is_confirmed })
     }
 }
 
@@ -241,7 +241,7 @@ fn lock(findings: &Shared) -> MutexGuard<'_, BTreeMap<ConnectTarget, Findings>> 
     findings.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-struct Probing {
+struct ProbeTask {
     target: ConnectTarget,
     findings: Shared,
     places: Arc<Semaphore>,
@@ -251,7 +251,7 @@ struct Probing {
     random: RandomState,
 }
 
-impl Probing {
+impl ProbeTask {
     async fn run(self) {
         let mut turn = 0_u64;
         // The first comes at once, the others nine to eleven tenths of the interval after the one before. Until it is not
@@ -278,24 +278,24 @@ impl Probing {
         fraction
     }
 
-    fn note(&self, result: Result<(), Failure>, took: Duration) {
+    fn note(&self, result: Result<(), ProbeFailure>, took: Duration) {
         let mut all = lock(&self.findings);
         let Some(findings) = all.get_mut(&self.target) else { return };
         let before = findings.result();
-        if !matches!(result, Err(Failure::Host(_))) {
+        if !matches!(result, Err(ProbeFailure::Host(_))) {
             findings.probed.take(result.is_ok(), self.target.rise, self.target.fall);
         }
         match result {
-            Err(Failure::Connect(_)) => findings.accepts = false,
-            Err(Failure::Answer(_)) => findings.accepts = true,
-            Ok(()) | Err(Failure::Host(_)) => {}
+            Err(ProbeFailure::Connect(_)) => findings.accepts = false,
+            Err(ProbeFailure::Answer(_)) => findings.accepts = true,
+            Ok(()) | Err(ProbeFailure::Host(_)) => {}
         }
         findings.probes += 1;
         findings.is_confirmed = findings.probes >= u64::from(self.target.fall);
         findings.failures += u64::from(result.is_err());
         findings.failure = result.err().map(|failure| match failure {
-            Failure::Connect(why) | Failure::Answer(why) => why,
-            Failure::Host(why) => format!("this host cannot probe it: {why}"),
+            ProbeFailure::Connect(why) | ProbeFailure::Answer(why) => why,
+            ProbeFailure::Host(why) => format!("this host cannot probe it: {why}"),
         });
         findings.took = Some(took);
         let is_news = findings.result() != before;
@@ -311,7 +311,7 @@ impl Probing {
 
 /// Why a probe has failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Failure {
+enum ProbeFailure {
     /// There was no connection: by the backend, or on the way to it.
     Connect(String),
     /// There was one, and no answer, or a bad one.
@@ -321,29 +321,29 @@ enum Failure {
 }
 
 /// One probe.
-async fn probe(target: &ConnectTarget) -> Result<(), Failure> {
+async fn probe(target: &ConnectTarget) -> Result<(), ProbeFailure> {
     let is_connected = AtomicBool::new(false);
     let result = tokio::time::timeout(target.timeout, ask(target, &is_connected)).await;
     result.unwrap_or_else(|_| {
         let late = format!("no answer in {} ms", target.timeout.as_millis());
-        Err(if is_connected.into_inner() { Failure::Answer(late) } else { Failure::Connect(late) })
+        Err(if is_connected.into_inner() { ProbeFailure::Answer(late) } else { ProbeFailure::Connect(late) })
     })
 }
 
 /// The same, however long it takes; it sets `is_connected` as soon as it is.
-async fn ask(target: &ConnectTarget, is_connected: &AtomicBool) -> Result<(), Failure> {
+async fn ask(target: &ConnectTarget, is_connected: &AtomicBool) -> Result<(), ProbeFailure> {
     let socket = if target.at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
-    let socket = socket.map_err(|error| Failure::Host(error.to_string()))?;
+    let socket = socket.map_err(|error| ProbeFailure::Host(error.to_string()))?;
     let stream = socket.connect(target.at).await.map_err(|error| unconnected(&error))?;
     is_connected.store(true, Ordering::Relaxed);
     let Some(path) = &target.path else { return Ok(()) };
     let answer = lb_http::probe::probe(stream, target.at, path, "socklb").await;
-    answer.map_err(|error| Failure::Answer(chain(&error)))
+    answer.map_err(|error| ProbeFailure::Answer(chain(&error)))
 }
 
 /// What a failed connect says: of the backend, or of this host. A route may refuse by any of several errors: a blackhole by
 /// `EINVAL`, a prohibit by `EACCES`; so what this host lacks is named, and the rest is the backend's.
-fn unconnected(error: &io::Error) -> Failure {
+fn unconnected(error: &io::Error) -> ProbeFailure {
     const OF_HOST: [i32; 8] = [
         libc::EMFILE,
         libc::ENFILE,
@@ -355,8 +355,8 @@ fn unconnected(error: &io::Error) -> Failure {
         libc::EINTR,
     ];
     match error.raw_os_error() {
-        Some(errno) if !OF_HOST.contains(&errno) => Failure::Connect(error.to_string()),
-        Some(_) | None => Failure::Host(error.to_string()),
+        Some(errno) if !OF_HOST.contains(&errno) => ProbeFailure::Connect(error.to_string()),
+        Some(_) | None => ProbeFailure::Host(error.to_string()),
     }
 }
 
@@ -408,7 +408,7 @@ mod tests {
     async fn an_answer_is_judged_if_one_is_wanted() {
         let at = server(b"HTTP/1.1 503 Service Unavailable\r\n\r\n").await;
         assert_eq!(probe(&target(at, None)).await, Ok(()));
-        let unwell = Failure::Answer("it answers 503 Service Unavailable".to_owned());
+        let unwell = ProbeFailure::Answer("it answers 503 Service Unavailable".to_owned());
         assert_eq!(probe(&target(at, Some("/healthz"))).await, Err(unwell));
     }
 
@@ -429,7 +429,7 @@ mod tests {
             (libc::EPERM, false),
         ] {
             let failure = unconnected(&io::Error::from_raw_os_error(errno));
-            assert_eq!(matches!(failure, Failure::Connect(_)), is_of_backend, "{failure:?}");
+            assert_eq!(matches!(failure, ProbeFailure::Connect(_)), is_of_backend, "{failure:?}");
         }
     }
 
@@ -493,7 +493,7 @@ mod tests {
         assert_eq!(refusing(&probes), [(target.clone(), Why::Probe)]);
         let _listener = TcpListener::bind(at).await.unwrap();
         tokio::time::timeout(limit, news.notified()).await.expect("news");
-        let well = Found { health: Health::Healthy, why: Why::Probe, is_unconfirmed: false };
+        let well = ProbedHealth { health: Health::Healthy, why: Why::Probe, is_unconfirmed: false };
         assert_eq!(probes.results(), [(target.clone(), well)].into());
         let found = probes.findings(&target).unwrap();
         assert!(found.probes > found.failures && found.failures >= 1 && found.took.is_some());

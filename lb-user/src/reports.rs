@@ -24,12 +24,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::Notify;
 use tracing::warn;
 
-pub use self::datagrams::Datagrams;
-use self::datagrams::{BATCH, Received};
-use self::pace::{APART, Pace};
+pub use self::datagrams::ReportSocket;
+use self::datagrams::{BATCH, ReceivedBatch};
+use self::pace::{APART, TokenBucket};
 
 /// Where connects look, and what a later daemon takes over.
-pub trait Kernel: Send {
+pub trait ReportStore: Send {
     /// What was believed of a backend. Times are those of CLOCK_MONOTONIC.
     fn store(&mut self, what: &ToStore<'_, Duration>);
 
@@ -39,7 +39,7 @@ pub trait Kernel: Send {
 
 /// What has come and gone.
 #[derive(Clone, Debug, Default)]
-pub struct Counts {
+pub struct ExchangeCounts {
     /// Requests that were sent.
     pub requests: u64,
     /// Requests that could not be sent.
@@ -53,8 +53,8 @@ pub struct Counts {
 /// The exchange with agents, but for the socket and the clock: whom to ask, and what of the answers is believed and stored.
 pub struct Exchange {
     pub senders: Senders<Duration>,
-    pub counts: Counts,
-    kernel: Box<dyn Kernel>,
+    pub counts: ExchangeCounts,
+    kernel: Box<dyn ReportStore>,
     nonce: Box<dyn FnMut() -> u64 + Send>,
 }
 
@@ -67,8 +67,8 @@ pub struct Turn {
 
 impl Exchange {
     /// With nobody yet. Nonces are never 0, which is that of no request, and nobody can guess them.
-    pub fn new(seed: u64, kernel: Box<dyn Kernel>, nonce: Box<dyn FnMut() -> u64 + Send>) -> Self {
-        Self { senders: Senders::new(seed), counts: Counts::default(), kernel, nonce }
+    pub fn new(seed: u64, kernel: Box<dyn ReportStore>, nonce: Box<dyn FnMut() -> u64 + Send>) -> Self {
+        Self { senders: Senders::new(seed), counts: ExchangeCounts::default(), kernel, nonce }
     }
 
     /// Asks whoever is due.
@@ -109,14 +109,14 @@ impl Exchange {
 }
 
 /// What the thread and the loop share. Neither holds it for longer than a batch of datagrams takes.
-struct Shared {
+struct SharedExchange {
     exchange: Exchange,
     is_stopping: bool,
 }
 
 /// The thread, and what it knows.
-pub struct Listener {
-    shared: Arc<Mutex<Shared>>,
+pub struct ReportExchanger {
+    shared: Arc<Mutex<SharedExchange>>,
     /// Wakes the thread.
     wake: Wake,
     /// Woken when something else is said of somebody.
@@ -124,12 +124,16 @@ pub struct Listener {
     address: SocketAddr,
 }
 
-impl Listener {
+impl ReportExchanger {
     /// Begins to listen. `news` is woken when something else is said of somebody.
     ///
     /// # Errors
     /// If no thread can be made.
-    pub fn start(socket: Datagrams, news: Arc<Notify>, kernel: impl Kernel + 'static) -> io::Result<Self> {
+    pub fn start(
+        socket: ReportSocket,
+        news: Arc<Notify>,
+        kernel: impl ReportStore + 'static,
+    ) -> io::Result<Self> {
         let address = socket.address()?;
         let (random, mut nonces) = (RandomState::new(), 0_u64);
         let seed = random.hash_one("turns");
@@ -138,10 +142,10 @@ impl Listener {
             random.hash_one(nonces).max(1)
         };
         let exchange = Exchange::new(seed, Box::new(kernel), Box::new(nonce));
-        let shared = Arc::new(Mutex::new(Shared { exchange, is_stopping: false }));
+        let shared = Arc::new(Mutex::new(SharedExchange { exchange, is_stopping: false }));
         let wake = Wake::new()?;
         let thread =
-            Thread { socket, shared: Arc::clone(&shared), wake: wake.clone(), news: Arc::clone(&news) };
+            ReportThread { socket, shared: Arc::clone(&shared), wake: wake.clone(), news: Arc::clone(&news) };
         std::thread::Builder::new().name("reports".to_owned()).spawn(move || thread.run())?;
         Ok(Self { shared, wake, news, address })
     }
@@ -181,20 +185,20 @@ impl Listener {
     }
 
     /// What `look` makes of all that are asked.
-    pub fn look<R>(&self, look: impl FnOnce(&Senders<Duration>, &Counts, Duration) -> R) -> R {
+    pub fn look<R>(&self, look: impl FnOnce(&Senders<Duration>, &ExchangeCounts, Duration) -> R) -> R {
         let shared = lock(&self.shared);
         look(&shared.exchange.senders, &shared.exchange.counts, now())
     }
 }
 
-impl Drop for Listener {
+impl Drop for ReportExchanger {
     fn drop(&mut self) {
         lock(&self.shared).is_stopping = true;
         self.wake.wake();
     }
 }
 
-fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+fn lock(shared: &Mutex<SharedExchange>) -> MutexGuard<'_, SharedExchange> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -203,18 +207,18 @@ fn now() -> Duration {
     Duration::from_nanos(lb_kernel::monotonic_ns())
 }
 
-struct Thread {
-    socket: Datagrams,
-    shared: Arc<Mutex<Shared>>,
+struct ReportThread {
+    socket: ReportSocket,
+    shared: Arc<Mutex<SharedExchange>>,
     wake: Wake,
     news: Arc<Notify>,
 }
 
-impl Thread {
+impl ReportThread {
     fn run(mut self) {
-        let mut received = Received::default();
+        let mut received = ReceivedBatch::default();
         let mut has_failed = false;
-        let mut pace = Pace::new(now());
+        let mut pace = TokenBucket::new(now());
         // Until the daemon ends.
         loop {
             let has_rested = self.rest(pace.turn(now()));
@@ -282,7 +286,7 @@ impl Thread {
     }
 
     /// Takes in what has come.
-    fn take(&mut self, received: &mut Received) -> io::Result<()> {
+    fn take(&mut self, received: &mut ReceivedBatch) -> io::Result<()> {
         // Bound: whoever is due is asked after as many batches, however many come.
         for _ in 0..16 {
             let count = self.socket.receive(received)?;
@@ -323,7 +327,7 @@ mod tests {
 
     struct Told(Sender<(Name, Option<Duration>)>);
 
-    impl Kernel for Told {
+    impl ReportStore for Told {
         fn store(&mut self, what: &ToStore<'_, Duration>) {
             self.0.send((what.target.name, what.lame_until)).expect("the test listens");
         }
@@ -333,10 +337,10 @@ mod tests {
         }
     }
 
-    fn start() -> (Listener, Receiver<(Name, Option<Duration>)>) {
+    fn start() -> (ReportExchanger, Receiver<(Name, Option<Duration>)>) {
         let (told, stored) = channel();
-        let socket = Datagrams::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        (Listener::start(socket, Arc::default(), Told(told)).expect("it listens"), stored)
+        let socket = ReportSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        (ReportExchanger::start(socket, Arc::default(), Told(told)).expect("it listens"), stored)
     }
 
     fn target(agent: &UdpSocket) -> Target {

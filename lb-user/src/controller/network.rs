@@ -15,8 +15,8 @@ use lb_kernel::xdp::Place;
 use lb_view::status;
 
 use super::Stores;
-use crate::probes::{ConnectTarget, Findings, Found};
-use crate::reports::Counts;
+use crate::probes::{ConnectTarget, Findings, ProbedHealth};
+use crate::reports::ExchangeCounts;
 
 /// What probes and receives beside the controller. It works by itself, and wakes the controller with
 /// [`Event::Heard`](super::Event::Heard) when it has found a backend otherwise than before. Nothing here blocks.
@@ -31,7 +31,7 @@ pub trait Network: Send {
     fn version(&self) -> u64;
 
     /// How all targets of which something is known are by their probes.
-    fn results(&self) -> BTreeMap<ConnectTarget, Found>;
+    fn results(&self) -> BTreeMap<ConnectTarget, ProbedHealth>;
 
     /// What the probes of a target have found.
     fn findings(&self, target: &ConnectTarget) -> Option<Findings>;
@@ -56,7 +56,7 @@ pub trait Network: Send {
 }
 
 /// What [`ReportListener::look`] shows: who is polled, what came, and the time by CLOCK_MONOTONIC.
-pub type LookAtReports<'l> = dyn FnMut(&Senders<Duration>, &Counts, Duration) + 'l;
+pub type LookAtReports<'l> = dyn FnMut(&Senders<Duration>, &ExchangeCounts, Duration) + 'l;
 
 /// Polls agents and receives their reports.
 pub trait ReportListener {
@@ -81,7 +81,7 @@ pub trait ReportListener {
 
 impl dyn ReportListener + '_ {
     /// What `of` makes of what is known.
-    pub fn of<R>(&self, of: impl FnOnce(&Senders<Duration>, &Counts, Duration) -> R) -> R {
+    pub fn of<R>(&self, of: impl FnOnce(&Senders<Duration>, &ExchangeCounts, Duration) -> R) -> R {
         let (mut of, mut made) = (Some(of), None);
         self.look(&mut |senders, counts, now| made = of.take().map(|of| of(senders, counts, now)));
         made.expect("a look shows once")

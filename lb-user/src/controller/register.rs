@@ -22,7 +22,7 @@ use lb_core::service::Protocol;
 use lb_kernel::{DatapathError, HostMaps, Kernel};
 use tracing::warn;
 
-use crate::reports::Kernel as Entries;
+use crate::reports::ReportStore as Entries;
 
 /// The register.
 pub struct Register {

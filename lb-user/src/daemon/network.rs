@@ -17,13 +17,13 @@ use tokio::sync::Notify;
 
 use super::receiving::Receiving;
 use crate::controller::{LookAtReports, Network, ReceiveAt, ReportListener, Stores};
-use crate::probes::{ConnectTarget, Findings, Found, Probes};
-use crate::reports::{Datagrams, Listener};
+use crate::probes::{ConnectTarget, Findings, ProbedHealth, Probes};
+use crate::reports::{ReportExchanger, ReportSocket};
 
 /// What of this host probes and receives.
 pub struct HostNetwork {
     probes: Probes,
-    listener: Option<Listener>,
+    listener: Option<ReportExchanger>,
     receiving: Receiving,
     news: Arc<Notify>,
     pins: PathBuf,
@@ -51,7 +51,7 @@ impl Network for HostNetwork {
         self.probes.version()
     }
 
-    fn results(&self) -> BTreeMap<ConnectTarget, Found> {
+    fn results(&self) -> BTreeMap<ConnectTarget, ProbedHealth> {
         self.probes.results()
     }
 
@@ -60,8 +60,8 @@ impl Network for HostNetwork {
     }
 
     fn listen(&mut self, address: SocketAddr, stores: Stores) -> io::Result<()> {
-        let socket = Datagrams::bind(address)?;
-        self.listener = Some(Listener::start(socket, Arc::clone(&self.news), stores)?);
+        let socket = ReportSocket::bind(address)?;
+        self.listener = Some(ReportExchanger::start(socket, Arc::clone(&self.news), stores)?);
         Ok(())
     }
 
@@ -82,7 +82,7 @@ impl Network for HostNetwork {
     }
 }
 
-impl ReportListener for Listener {
+impl ReportListener for ReportExchanger {
     fn address(&self) -> SocketAddr {
         self.address()
     }

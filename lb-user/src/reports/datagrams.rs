@@ -19,25 +19,25 @@ const BUFFER: usize = 8 << 20;
 
 /// The socket.
 #[derive(Debug)]
-pub struct Datagrams {
+pub struct ReportSocket {
     socket: UdpSocket,
     /// Whether IPv4 addresses are written in v4-mapped form.
     is_v6: bool,
 }
 
 /// What was received by one system call.
-pub struct Received {
+pub struct ReceivedBatch {
     bytes: Box<[[u8; ROOM]; BATCH]>,
     lengths: [usize; BATCH],
 }
 
-impl Default for Received {
+impl Default for ReceivedBatch {
     fn default() -> Self {
         Self { bytes: Box::new([[0; ROOM]; BATCH]), lengths: [0; BATCH] }
     }
 }
 
-impl Datagrams {
+impl ReportSocket {
     /// Binds a socket. One at `[::]` takes both families; where the host has no IPv6, it is one at `0.0.0.0`.
     ///
     /// # Errors
@@ -66,12 +66,12 @@ impl Datagrams {
     ///
     /// # Errors
     /// If the kernel refuses; that nothing has come is none.
-    pub fn receive(&self, received: &mut Received) -> io::Result<usize> {
+    pub fn receive(&self, received: &mut ReceivedBatch) -> io::Result<usize> {
         let mut parts = received
             .bytes
             .each_mut()
             .map(|bytes| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: ROOM });
-        let mut headers = parts.each_mut().map(|part| header(part, &mut Name::None));
+        let mut headers = parts.each_mut().map(|part| header(part, &mut SocketName::None));
         // SAFETY: the headers name parts, and these buffers, that outlive the call; no address is asked for.
         let count = unsafe {
             libc::recvmmsg(
@@ -110,7 +110,8 @@ impl Datagrams {
         let mut at = 0;
         while at < batch.len() {
             let rest = &batch[at..];
-            let mut names: Vec<Name> = rest.iter().map(|(to, _)| Name::of(*to, self.is_v6)).collect();
+            let mut names: Vec<SocketName> =
+                rest.iter().map(|(to, _)| SocketName::of(*to, self.is_v6)).collect();
             let mut parts: Vec<libc::iovec> = rest
                 .iter()
                 .map(|(_, bytes)| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: BYTES })
@@ -135,13 +136,13 @@ impl Datagrams {
     }
 }
 
-impl AsFd for Datagrams {
+impl AsFd for ReportSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-impl Received {
+impl ReceivedBatch {
     /// The bytes of one; of a longer one the first of them.
     pub fn get(&self, at: usize) -> &[u8] {
         &self.bytes[at][..self.lengths[at].min(ROOM)]
@@ -169,14 +170,14 @@ fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
 }
 
 /// An address as the socket's family has it.
-enum Name {
+enum SocketName {
     /// Not asked for.
     None,
     V4(libc::sockaddr_in),
     V6(libc::sockaddr_in6),
 }
 
-impl Name {
+impl SocketName {
     fn of(address: SocketAddr, is_v6: bool) -> Self {
         match address {
             SocketAddr::V4(v4) if is_v6 => {
@@ -212,14 +213,14 @@ const FAMILY_V4: libc::sa_family_t = libc::AF_INET as libc::sa_family_t;
 #[expect(clippy::cast_possible_truncation, reason = "families are small numbers")]
 const FAMILY_V6: libc::sa_family_t = libc::AF_INET6 as libc::sa_family_t;
 
-fn header(part: &mut libc::iovec, name: &mut Name) -> libc::mmsghdr {
+fn header(part: &mut libc::iovec, name: &mut SocketName) -> libc::mmsghdr {
     // SAFETY: all zero is a header without addresses, parts and control data.
     let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
     (header.msg_hdr.msg_iov, header.msg_hdr.msg_iovlen) = (part, 1);
     let (address, length): (*mut libc::c_void, usize) = match name {
-        Name::None => (std::ptr::null_mut(), 0),
-        Name::V4(v4) => (std::ptr::from_mut(v4).cast(), size_of::<libc::sockaddr_in>()),
-        Name::V6(v6) => (std::ptr::from_mut(v6).cast(), size_of::<libc::sockaddr_in6>()),
+        SocketName::None => (std::ptr::null_mut(), 0),
+        SocketName::V4(v4) => (std::ptr::from_mut(v4).cast(), size_of::<libc::sockaddr_in>()),
+        SocketName::V6(v6) => (std::ptr::from_mut(v6).cast(), size_of::<libc::sockaddr_in6>()),
     };
     header.msg_hdr.msg_name = address;
     header.msg_hdr.msg_namelen = libc::socklen_t::try_from(length).expect("a few bytes");
@@ -232,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    fn wait(socket: &Datagrams) {
+    fn wait(socket: &ReportSocket) {
         let mut waiting = [PollFd::new(socket, PollFlags::IN)];
         let limit = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
         assert_eq!(poll(&mut waiting, Some(&limit)).unwrap(), 1, "something comes");
@@ -240,13 +241,13 @@ mod tests {
 
     #[test]
     fn datagrams_go_to_both_families_and_come_whole() {
-        let here = Datagrams::bind("[::]:0".parse().unwrap()).unwrap();
+        let here = ReportSocket::bind("[::]:0".parse().unwrap()).unwrap();
         for local in ["127.0.0.1:0", "[::1]:0"] {
-            let there = Datagrams::bind(local.parse().unwrap()).unwrap();
+            let there = ReportSocket::bind(local.parse().unwrap()).unwrap();
             let to = there.address().unwrap();
             let datagrams: Vec<_> = (0..100_u8).map(|n| (to, [n; BYTES])).collect();
             assert_eq!(here.send(&datagrams), 100);
-            let mut received = Received::default();
+            let mut received = ReceivedBatch::default();
             let mut seen = Vec::new();
             while seen.len() < 100 {
                 wait(&there);
@@ -260,12 +261,12 @@ mod tests {
 
     #[test]
     fn what_is_too_long_or_too_short_is_seen_to_be() {
-        let there = Datagrams::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let there = ReportSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
         for length in [0, 1, BYTES - 1, BYTES, BYTES + 1, 9_000] {
             sender.send_to(&vec![7; length], there.address().unwrap()).unwrap();
             wait(&there);
-            let mut received = Received::default();
+            let mut received = ReceivedBatch::default();
             assert_eq!(there.receive(&mut received).unwrap(), 1);
             assert_eq!(received.get(0).len(), length.min(BYTES + 1));
         }
@@ -273,21 +274,21 @@ mod tests {
 
     #[test]
     fn one_that_cannot_be_sent_holds_no_other_up() {
-        let here = Datagrams::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let there = Datagrams::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let here = ReportSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let there = ReportSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let to = there.address().unwrap();
         let other_family: SocketAddr = "[::1]:9".parse().unwrap();
         assert_eq!(here.send(&[(to, [1; BYTES]), (other_family, [2; BYTES]), (to, [3; BYTES])]), 2);
         // Nobody listens: what the kernel says of that later is no fault of the next.
         drop(there);
         here.send(&[(to, [4; BYTES])]);
-        assert_eq!(here.receive(&mut Received::default()).unwrap(), 0);
+        assert_eq!(here.receive(&mut ReceivedBatch::default()).unwrap(), 0);
     }
 
     #[test]
     fn a_port_that_is_taken_is_an_error() {
-        let one = Datagrams::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let error = Datagrams::bind(one.address().unwrap()).unwrap_err();
+        let one = ReportSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let error = ReportSocket::bind(one.address().unwrap()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
     }
 }

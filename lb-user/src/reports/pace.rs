@@ -12,13 +12,13 @@ const AT_ONCE: u32 = 16;
 
 /// A bucket of turns, by CLOCK_MONOTONIC.
 #[derive(Debug)]
-pub struct Pace {
+pub struct TokenBucket {
     /// Turns that may be taken at once, in time.
     saved: Duration,
     at: Duration,
 }
 
-impl Pace {
+impl TokenBucket {
     /// All of them may be taken.
     pub fn new(now: Duration) -> Self {
         Self { saved: APART * AT_ONCE, at: now }
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn few_turns_are_taken_at_once() {
-        let mut pace = Pace::new(Duration::ZERO);
+        let mut pace = TokenBucket::new(Duration::ZERO);
         for turn in 0..10_000 {
             assert_eq!(pace.turn(APART * turn), Duration::ZERO);
         }
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn many_are_as_far_apart_as_is_said() {
-        let mut pace = Pace::new(Duration::ZERO);
+        let mut pace = TokenBucket::new(Duration::ZERO);
         let (mut now, mut turns) = (Duration::ZERO, 0);
         while now < MS * 1_000 {
             // Whoever is woken finds something to do at once.

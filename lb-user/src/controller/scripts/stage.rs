@@ -29,7 +29,7 @@ use crate::controller::{
     Notice, ReceiveAt, ReportListener, StateFiles, Stored, StoredLoads, Stores, Work,
 };
 use crate::daemon::{Files, Watches, Worker};
-use crate::probes::{ConnectTarget, Findings, Found};
+use crate::probes::{ConnectTarget, Findings, ProbedHealth};
 use crate::reports::Exchange;
 use crate::source::{SourceError, Stamp, last_good};
 
@@ -168,7 +168,7 @@ struct WireState {
     /// By CLOCK_MONOTONIC.
     now: Duration,
     targets: BTreeSet<ConnectTarget>,
-    found: BTreeMap<SocketAddr, Found>,
+    found: BTreeMap<SocketAddr, ProbedHealth>,
     version: u64,
     /// The daemon's side of the exchange with agents, if it listens.
     listener: Option<Arc<Exchanging>>,
@@ -318,7 +318,7 @@ impl Network for WireEnd {
         self.wire.with(|state| state.version)
     }
 
-    fn results(&self) -> BTreeMap<ConnectTarget, Found> {
+    fn results(&self) -> BTreeMap<ConnectTarget, ProbedHealth> {
         self.wire.with(|state| {
             let targets = state.targets.iter();
             targets.filter_map(|target| Some((target.clone(), *state.found.get(&target.at)?))).collect()
@@ -712,7 +712,7 @@ impl Stage {
     /// Probes find these backends well, or as refusing connections.
     pub fn find(&mut self, backends: &[&str], is_well: bool) {
         let health = if is_well { Health::Healthy } else { Health::Refusing };
-        let found = Found { health, why: Why::Probe, is_unconfirmed: false };
+        let found = ProbedHealth { health, why: Why::Probe, is_unconfirmed: false };
         self.wire.with(|state| {
             state.version += 1;
             state.found.extend(backends.iter().map(|backend| (address(backend), found)));
