@@ -37,20 +37,20 @@ use std::time::Duration;
 
 use self::status::Shown;
 use crate::config::{self, Config, HostEnvironment, Paths};
-use crate::error::Failure;
+use crate::error::CommandFailure;
 use lb_view::filter::Filter;
-pub use options::{Cli, Command, Files};
+pub use options::{Cli, Command, PathOptions};
 
 /// The exit code for degraded: something works, and an operator should look.
 const DEGRADED: u8 = 3;
 
 /// Runs a command.
-pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
+pub fn run(cli: Cli) -> Result<ExitCode, CommandFailure> {
     let files = cli.files;
     match cli.command {
         Command::Run => run::run(&files),
         Command::Check { file, against_running, endpoints, json } => {
-            let form = if json { check::Form::Json } else { check::Form::Text };
+            let form = if json { check::OutputFormat::Json } else { check::OutputFormat::Text };
             check::run(file.as_deref(), against_running.then_some(form), &endpoints, &files)
         }
         Command::Status { client, service, backend, failing, sort, json, watch } => {
@@ -80,7 +80,7 @@ fn seconds(seconds: u32) -> Duration {
     Duration::from_secs(seconds.into())
 }
 
-fn read_config(files: &Files) -> Result<Config, Failure> {
+fn read_config(files: &PathOptions) -> Result<Config, CommandFailure> {
     // Paths in the file are relative to it, and are compared with paths that the kernel reports, which are absolute.
     let mut config = config::read(&std::path::absolute(files.file())?, &HostEnvironment)?;
     config.paths = files.over(config.paths)?;
@@ -88,7 +88,7 @@ fn read_config(files: &Files) -> Result<Config, Failure> {
 }
 
 /// The paths of commands that need nothing else of the configuration: they work whatever else is wrong with it.
-fn paths_of(files: &Files) -> Result<Paths, Failure> {
+fn paths_of(files: &PathOptions) -> Result<Paths, CommandFailure> {
     let paths = match &files.config {
         Some(file) => config::read_paths(&std::path::absolute(file)?)?,
         // The default file may be missing, or not readable for this user: then the default paths hold.

@@ -14,7 +14,7 @@ use crate::assignments::AssignmentsByService;
 use crate::config::{ClientConfig, Config, Paths};
 use crate::configured::{configured, from_pins};
 use crate::controller::fixed;
-use crate::error::{Failure, chain};
+use crate::error::{CommandFailure, chain};
 use crate::{dry_run, status};
 
 /// What runs, as far as it can be known.
@@ -26,7 +26,7 @@ struct Running {
 }
 
 impl Running {
-    fn find(paths: &Paths) -> Result<Self, Failure> {
+    fn find(paths: &Paths) -> Result<Self, CommandFailure> {
         let why = match api::ask_daemon::<StatusDocument>(paths, "/v1/status")? {
             Answer::Given(status) => match api::ask_daemon(paths, "/v1/configuration")? {
                 Answer::Given(configured @ Configured { schema: KEYS_SCHEMA, .. }) => {
@@ -102,7 +102,7 @@ pub fn compare(
     config: &Config,
     by_service: &AssignmentsByService,
     paths: &Paths,
-) -> Result<Comparison, Failure> {
+) -> Result<Comparison, CommandFailure> {
     let running = Running::find(paths)?;
     let wanted = configured(config);
     let mut clients = comparison::changes(&running.configured.clients, &wanted.clients);
@@ -130,7 +130,7 @@ fn shares(
     running: &Running,
     config: &Config,
     by_service: &AssignmentsByService,
-) -> Result<Vec<ShareChanges>, Failure> {
+) -> Result<Vec<ShareChanges>, CommandFailure> {
     let mut changes = Vec::new();
     let mut told = BTreeSet::new();
     let mut tell = |client: &str, service: &str, after: &BackendShares| {
@@ -161,7 +161,7 @@ fn parts(
     config: &Config,
     client: &ClientConfig,
     by_service: &AssignmentsByService,
-) -> Result<Vec<(String, BackendShares)>, Failure> {
+) -> Result<Vec<(String, BackendShares)>, CommandFailure> {
     let balancer = dry_run::balancer(config, client, by_service)?;
     let plan = balancer.plan();
     let mut all = Vec::new();

@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use crate::assignments::{self, AssignmentsByService};
 use crate::config::{ClientConfig, Config, EndpointSource};
-use crate::error::Failure;
+use crate::error::CommandFailure;
 use crate::source::FileSource;
 
 /// The sources of all services that come from files, each once.
@@ -35,7 +35,7 @@ pub fn file_sources(config: &Config) -> Vec<FileSource> {
 pub fn assignments(
     clients: &[ClientConfig],
     sources: &[FileSource],
-) -> Result<AssignmentsByService, Failure> {
+) -> Result<AssignmentsByService, CommandFailure> {
     let mut by_service = assignments::statics(clients, &AssignmentsByService::new());
     for configured in clients.iter().flat_map(|client| &client.services) {
         let EndpointSource::File(file) = &configured.source else { continue };
@@ -94,7 +94,7 @@ pub fn balancer(
     config: &Config,
     client: &ClientConfig,
     by_service: &AssignmentsByService,
-) -> Result<Balancer<Duration>, Failure> {
+) -> Result<Balancer<Duration>, CommandFailure> {
     let limits = config.limits;
     let services = client.services.iter().map(|service| service.service.clone()).collect();
     let mut balancer = Balancer::new(services, limits, Adopted::default(), Duration::ZERO)?;

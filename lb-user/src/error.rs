@@ -11,14 +11,14 @@ use lb_document::diagnostic::Diagnostics;
 pub use lb_document::diagnostic::chain;
 
 /// Why a command failed.
-pub enum Failure {
+pub enum CommandFailure {
     /// Faults of files, shown with the lines they are in.
     Faults(Diagnostics),
     /// Anything else.
     Other(anyhow::Error),
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CommandFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Faults(faults) => write!(f, "{faults}"),
@@ -27,7 +27,7 @@ impl fmt::Display for Failure {
     }
 }
 
-impl<E: Into<anyhow::Error>> From<E> for Failure {
+impl<E: Into<anyhow::Error>> From<E> for CommandFailure {
     fn from(error: E) -> Self {
         let error = match error.into().downcast::<ConfigFileError>() {
             Ok(ConfigFileError::Faulty(faults)) => return Self::Faults(faults),

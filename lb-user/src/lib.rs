@@ -67,18 +67,18 @@ pub mod cli;
 
 use std::process::ExitCode;
 
-use crate::error::{Failure, is_permission};
+use crate::error::{CommandFailure, is_permission};
 
 /// Runs the command line.
 pub fn main() -> ExitCode {
     let cli = cli::Cli::of_command_line();
     match cli::run(cli) {
         Ok(code) => code,
-        Err(Failure::Faults(faults)) => {
+        Err(CommandFailure::Faults(faults)) => {
             print::faults(&faults);
             ExitCode::FAILURE
         }
-        Err(Failure::Other(error)) => {
+        Err(CommandFailure::Other(error)) => {
             print::failure(format_args!("{error:#}"));
             // A missing privilege has an exit code of its own: no change of the configuration would help.
             if is_permission(&error) { ExitCode::from(4) } else { ExitCode::FAILURE }

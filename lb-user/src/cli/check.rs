@@ -13,7 +13,7 @@ use lb_core::control::Law;
 use lb_core::membership::Membership;
 use lb_core::service::{Accounting, Service};
 
-use super::{Files, paths_of};
+use super::{PathOptions, paths_of};
 use crate::assignments::AssignmentsByService;
 use crate::comparison;
 use crate::config::{
@@ -21,7 +21,7 @@ use crate::config::{
 };
 use crate::doctor::load::WITH_RATES;
 use crate::dry_run::{self, DoesNotFit, file_sources};
-use crate::error::Failure;
+use crate::error::CommandFailure;
 use crate::print;
 use crate::probe_cost;
 use crate::source::{self, SourceError};
@@ -32,7 +32,7 @@ use lb_view::status::UnusedEndpoints;
 use lb_view::text::{self, Style};
 
 /// How a comparison is printed.
-pub enum Form {
+pub enum OutputFormat {
     /// For people, below what is said of the file.
     Text,
     /// JSON, and nothing else.
@@ -47,10 +47,10 @@ pub enum Form {
 /// If it cannot be read, does not fit its limits, there is nothing to compare it with, or a preview is of no service with a file.
 pub fn run(
     file: Option<&Path>,
-    compared: Option<Form>,
+    compared: Option<OutputFormat>,
     previews: &[(String, PathBuf)],
-    files: &Files,
-) -> Result<ExitCode, Failure> {
+    files: &PathOptions,
+) -> Result<ExitCode, CommandFailure> {
     let is_named = file.is_some();
     let file = file.unwrap_or(files.file());
     let path = std::path::absolute(file)?;
@@ -113,8 +113,10 @@ pub fn run(
         let config = Config { paths: files.over(config.paths.clone())?, ..config };
         let comparison = comparison::compare(&config, &by_service, &paths)?;
         match form {
-            Form::Json => return print::json(&comparison).map(|_| ExitCode::SUCCESS).map_err(Failure::from),
-            Form::Text => text.push_str(&text::comparison(&comparison, Style::for_stdout())),
+            OutputFormat::Json => {
+                return print::json(&comparison).map(|_| ExitCode::SUCCESS).map_err(CommandFailure::from);
+            }
+            OutputFormat::Text => text.push_str(&text::comparison(&comparison, Style::for_stdout())),
         }
     }
     print::text(&text)?;
@@ -131,7 +133,7 @@ fn previewed(service: Option<&str>, file: &ListFile, previews: &[(String, PathBu
 ///
 /// # Errors
 /// If a preview is of no service whose endpoints come from a file.
-fn with_previews(config: &Config, previews: &[(String, PathBuf)]) -> Result<Config, Failure> {
+fn with_previews(config: &Config, previews: &[(String, PathBuf)]) -> Result<Config, CommandFailure> {
     let mut config = config.clone();
     let mut names = BTreeSet::new();
     for configured in config.clients.iter_mut().flat_map(|client| &mut client.services) {
@@ -153,8 +155,8 @@ fn with_previews(config: &Config, previews: &[(String, PathBuf)]) -> Result<Conf
 }
 
 /// The failure with the line that names the list which does not fit, and what would make room.
-fn located(failure: Failure, path: &Path, named: &[(SocketAddr, usize)]) -> Failure {
-    let Failure::Other(error) = &failure else { return failure };
+fn located(failure: CommandFailure, path: &Path, named: &[(SocketAddr, usize)]) -> CommandFailure {
+    let CommandFailure::Other(error) = &failure else { return failure };
     let Some(misfit) = error.downcast_ref::<DoesNotFit>() else { return failure };
     let line = named.iter().find(|(service, _)| *service == misfit.address).map_or(1, |(_, line)| *line);
     let help = match misfit.refused {
@@ -165,7 +167,7 @@ fn located(failure: Failure, path: &Path, named: &[(SocketAddr, usize)]) -> Fail
         Refused::Services => "configure fewer services for it",
     };
     let text = format!("{}:{line}: {} ({help})", path.display(), crate::error::chain(misfit));
-    Failure::Other(anyhow::anyhow!(text))
+    CommandFailure::Other(anyhow::anyhow!(text))
 }
 
 /// Notes on endpoints that no task uses, and on connections that indexes would make more even; once for each job and service.

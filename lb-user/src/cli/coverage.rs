@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The client whose programs shall cover this process, and where to ask for it.
-pub struct Waiting<'a> {
+pub struct CoverageWait<'a> {
     client: &'a str,
     paths: &'a Paths,
     /// How long to wait for one answer.
@@ -38,9 +38,9 @@ pub fn in_time(
     client: &str,
     paths: &Paths,
     timeout: Duration,
-    work: impl AsyncFnOnce(&Waiting<'_>) -> Result<()>,
+    work: impl AsyncFnOnce(&CoverageWait<'_>) -> Result<()>,
 ) -> Result<()> {
-    let waiting = Waiting { client, paths, look: LOOK.min(timeout / 4) };
+    let waiting = CoverageWait { client, paths, look: LOOK.min(timeout / 4) };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let end = tokio::time::sleep(timeout);
@@ -64,7 +64,7 @@ pub fn in_time(
     })
 }
 
-impl Waiting<'_> {
+impl CoverageWait<'_> {
     pub async fn until_covered(&self) -> Result<()> {
         let Self { client, paths, look } = *self;
         let cgroups = lb_kernel::ours_and_above().context("find the cgroup of this process")?;

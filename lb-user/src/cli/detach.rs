@@ -4,15 +4,15 @@ use std::process::ExitCode;
 
 use lb_kernel::Pins;
 
-use super::{Files, paths_of};
-use crate::error::Failure;
+use super::{PathOptions, paths_of};
+use crate::error::CommandFailure;
 use crate::print;
 
 /// Removes a client, or all.
 ///
 /// # Errors
 /// If there is no such client, another socklb writes to it, or the kernel refuses.
-pub fn run(client: Option<&str>, files: &Files) -> Result<ExitCode, Failure> {
+pub fn run(client: Option<&str>, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let directory = paths_of(files)?.pins;
     // Of every version: clients that an upgrade has left until their last flow ends are removed as well.
     let mut clients = Pins::all_versions(&directory)?;

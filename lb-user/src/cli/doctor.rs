@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-use super::{DEGRADED, Files, paths_of, read_config};
+use super::{DEGRADED, PathOptions, paths_of, read_config};
 use crate::api::{self, Answer};
 use crate::config::Paths;
-use crate::error::Failure;
+use crate::error::CommandFailure;
 use crate::{doctor, print};
 use lb_view::status::StatusDocument;
 use lb_view::text::{self, Style};
@@ -15,7 +15,7 @@ use lb_view::text::{self, Style};
 /// # Errors
 /// If a path cannot be made absolute, the output cannot be written, there is no such process, or it cannot be seen what
 /// is attached to its cgroup.
-pub fn run(pid: Option<u32>, json: bool, files: &Files) -> Result<ExitCode, Failure> {
+pub fn run(pid: Option<u32>, json: bool, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let mut files = files.clone();
     // The whole examination asks the daemon for itself.
     let is_asked = files.config.is_none() || pid.is_some();

@@ -10,8 +10,8 @@ use anyhow::Context;
 use lb_kernel::CgroupTree;
 
 use super::coverage::in_time;
-use super::{Files, paths_of};
-use crate::error::Failure;
+use super::{PathOptions, paths_of};
+use crate::error::CommandFailure;
 use crate::print;
 
 /// Exit codes of shells for a command that is not there, and for one that cannot be started.
@@ -27,8 +27,8 @@ pub fn run(
     client: &str,
     command: &[OsString],
     timeout: Duration,
-    files: &Files,
-) -> Result<ExitCode, Failure> {
+    files: &PathOptions,
+) -> Result<ExitCode, CommandFailure> {
     let (program, arguments) = command.split_first().context("no command is given")?;
     in_time(client, &paths_of(files)?, timeout, async |waiting| {
         let cgroup = waiting.cgroup().await?;

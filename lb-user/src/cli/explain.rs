@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use super::{Files, paths_of, read_config, status};
+use super::{PathOptions, paths_of, read_config, status};
 use crate::api::{self, Answer};
 use crate::config::Config;
 use crate::dry_run;
-use crate::error::Failure;
+use crate::error::CommandFailure;
 use crate::explain::{self, Dials};
 use crate::print;
 use lb_view::explanation::Explanation;
@@ -17,10 +17,15 @@ use lb_view::text::{self, Style};
 ///
 /// # Errors
 /// If there is no such service or client, or the files cannot be used.
-pub fn run(service: &str, client: Option<&str>, json: bool, files: &Files) -> Result<ExitCode, Failure> {
+pub fn run(
+    service: &str,
+    client: Option<&str>,
+    json: bool,
+    files: &PathOptions,
+) -> Result<ExitCode, CommandFailure> {
     let paths = paths_of(files)?;
     let query = client.map_or_else(String::new, |client| format!("?client={}", api::quoted(client)));
-    let from_config = || -> Result<(Vec<Explanation>, Vec<Dials>), Failure> {
+    let from_config = || -> Result<(Vec<Explanation>, Vec<Dials>), CommandFailure> {
         let config = read_config(files)?;
         let dials = config.clients.iter().map(Dials::of_config).collect();
         Ok((explain_from_config(&config, service, client)?, dials))
@@ -57,7 +62,7 @@ fn explain_from_config(
     config: &Config,
     service: &str,
     client: Option<&str>,
-) -> Result<Vec<Explanation>, Failure> {
+) -> Result<Vec<Explanation>, CommandFailure> {
     let mut clients = config.clients.clone();
     clients.retain(|other| client.is_none_or(|client| client == other.name));
     let by_service = dry_run::assignments(&clients, &dry_run::file_sources(config))?;

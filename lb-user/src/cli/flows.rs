@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use super::{DEGRADED, Files, paths_of};
-use crate::error::Failure;
+use super::{DEGRADED, PathOptions, paths_of};
+use crate::error::CommandFailure;
 use lb_view::filter::Filter;
 
 use crate::flows;
@@ -14,7 +14,7 @@ use lb_view::text::{self, Style};
 ///
 /// # Errors
 /// If a permission is missing, or the filter names something that does not exist.
-pub fn run(filter: &Filter, json: bool, files: &Files) -> Result<ExitCode, Failure> {
+pub fn run(filter: &Filter, json: bool, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let report = flows::find(&paths_of(files)?.pins, filter)?;
     if json {
         print::json(&report)?;

@@ -9,31 +9,31 @@ use lb_view::filter::Filter;
 use lb_view::load::{self, ClientLoad, LoadDocument, Switched};
 use lb_view::text::{self, Style};
 
-use super::{Files, paths_of};
+use super::{PathOptions, paths_of};
 use crate::api::{self, Answer, quoted};
-use crate::error::Failure;
+use crate::error::CommandFailure;
 use crate::print;
 
 /// What becomes of a service's weights that follow load.
 #[derive(Clone, Debug, Subcommand)]
-pub enum Command {
+pub enum LoadCommand {
     /// Keep the weights of a service as they are, whatever is reported
     ///
     /// The daemon keeps that over restarts and upgrades, until `socklb load on`, or
     /// until the service has no `load` any more. Who is in slow start goes on to come to its share.
-    Freeze(Target),
+    Freeze(LoadTarget),
     /// Give every member of a service its structural weight, whatever is reported
     ///
     /// What was learnt is forgotten. The daemon keeps that over restarts and upgrades, until `socklb load on`, or
     /// until the service has no `load` any more.
-    Off(Target),
+    Off(LoadTarget),
     /// Let the weights of a service follow load again, as configured
-    On(Target),
+    On(LoadTarget),
 }
 
 /// Of which service.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Target {
+pub struct LoadTarget {
     /// The service
     pub service: String,
     /// Only for this client, and not for all that have it
@@ -51,7 +51,7 @@ pub const MISPLACED: &str = "--client, --service and --json before freeze, off a
 ///
 /// # Errors
 /// If no daemon answers: only it knows. Or if no service here has weights that change.
-pub fn show(filter: &Filter, json: bool, files: &Files) -> Result<ExitCode, Failure> {
+pub fn show(filter: &Filter, json: bool, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let paths = paths_of(files)?;
     let mut status = match api::ask_daemon::<lb_view::status::StatusDocument>(&paths, "/v1/status")? {
         Answer::Given(status) => status,
@@ -92,11 +92,11 @@ pub fn show(filter: &Filter, json: bool, files: &Files) -> Result<ExitCode, Fail
 ///
 /// # Errors
 /// If no daemon answers, it does not do it for this user, or no client has such a service.
-pub fn switch(command: &Command, files: &Files) -> Result<ExitCode, Failure> {
-    let (switch, Target { service, client, json }) = match command {
-        Command::Freeze(target) => (Switch::Frozen, target),
-        Command::Off(target) => (Switch::Off, target),
-        Command::On(target) => (Switch::On, target),
+pub fn switch(command: &LoadCommand, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
+    let (switch, LoadTarget { service, client, json }) = match command {
+        LoadCommand::Freeze(target) => (Switch::Frozen, target),
+        LoadCommand::Off(target) => (Switch::Off, target),
+        LoadCommand::On(target) => (Switch::On, target),
     };
     let paths = paths_of(files)?;
     let of_client = client.as_ref().map(|client| format!("&client={}", quoted(client))).unwrap_or_default();

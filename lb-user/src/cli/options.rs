@@ -31,7 +31,7 @@ pub struct Cli {
     pub command: Command,
     /// The files and directories that are meant.
     #[command(flatten)]
-    pub files: Files,
+    pub files: PathOptions,
 }
 
 impl Cli {
@@ -114,7 +114,7 @@ fn hint_of_ipvsadm(error: &clap::Error) -> Option<&'static str> {
 
 /// The configuration, and what overrides its `[paths]`.
 #[derive(Clone, Debug, Args)]
-pub struct Files {
+pub struct PathOptions {
     /// The configuration [default: /etc/socklb/socklb.toml]
     #[arg(short, long, global = true, value_name = "FILE", env = "SOCKLB_CONFIG", hide_env_values = true)]
     pub config: Option<PathBuf>,
@@ -274,7 +274,7 @@ pub enum Command {
     /// Asks the daemon; what switches it does for root, its own user, and the members of the group that `[admin]` names.
     Load {
         #[command(subcommand)]
-        command: Option<load::Command>,
+        command: Option<load::LoadCommand>,
         /// Only of this client
         #[arg(long)]
         client: Option<String>,
@@ -301,7 +301,7 @@ pub enum Command {
     },
 }
 
-impl Files {
+impl PathOptions {
     /// The configuration.
     pub fn file(&self) -> &Path {
         self.config.as_deref().unwrap_or(Path::new(DEFAULT_PATH))

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use lb_view::readmission::Readmission;
 
-use super::{Files, paths_of};
+use super::{PathOptions, paths_of};
 use crate::api::{self, Answer, quoted};
-use crate::error::Failure;
+use crate::error::CommandFailure;
 use crate::print;
 
 /// Lifts the ejection of a service's backend, for one client task or all that have it.
@@ -20,8 +20,8 @@ pub fn run(
     backend: SocketAddr,
     client: Option<&str>,
     json: bool,
-    files: &Files,
-) -> Result<ExitCode, Failure> {
+    files: &PathOptions,
+) -> Result<ExitCode, CommandFailure> {
     let paths = paths_of(files)?;
     let of_client = client.map(|client| format!("&client={}", quoted(client))).unwrap_or_default();
     let path = format!("/v1/readmit/{}?backend={}{of_client}", quoted(service), quoted(&backend.to_string()));

@@ -10,9 +10,9 @@ use lb_core::feed::ReadFailure;
 use lb_document::LogFormat;
 use lb_kernel::trust::{self, Untrusted};
 
-use super::{Files, read_config};
+use super::{PathOptions, read_config};
 use crate::daemon;
-use crate::error::{Failure, is_permission};
+use crate::error::{CommandFailure, is_permission};
 use crate::print;
 use crate::source::Stamp;
 use lb_view::text::Style;
@@ -21,7 +21,7 @@ use lb_view::text::Style;
 ///
 /// # Errors
 /// If it cannot start.
-pub fn run(files: &Files) -> Result<ExitCode, Failure> {
+pub fn run(files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let (read, waiting) = mpsc::channel::<()>();
     let name = files.file().to_owned();
     // The file may be on a file system that does not answer. Without a configuration there is nothing else to do.
@@ -52,13 +52,15 @@ pub fn run(files: &Files) -> Result<ExitCode, Failure> {
 }
 
 /// How a running daemon classes a failure to read its configuration again.
-fn failure_of(failure: &Failure) -> ReadFailure {
+fn failure_of(failure: &CommandFailure) -> ReadFailure {
     let is_missing = |error: &(dyn std::error::Error + 'static)| {
         error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
     };
     match failure {
-        Failure::Other(error) if !error.chain().any(is_missing) => ReadFailure::Unread(failure.to_string()),
-        Failure::Other(_) | Failure::Faults(_) => ReadFailure::Faulty(failure.to_string()),
+        CommandFailure::Other(error) if !error.chain().any(is_missing) => {
+            ReadFailure::Unread(failure.to_string())
+        }
+        CommandFailure::Other(_) | CommandFailure::Faults(_) => ReadFailure::Faulty(failure.to_string()),
     }
 }
 

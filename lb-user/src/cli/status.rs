@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::Context;
 use lb_core::endpoint::EndpointList;
 
-use super::{DEGRADED, Files, paths_of, read_config, watch};
+use super::{DEGRADED, PathOptions, paths_of, read_config, watch};
 use crate::api::{self, Answer};
 use crate::dry_run;
-use crate::error::Failure;
+use crate::error::CommandFailure;
 use crate::names::{self, BackendsByService};
 use crate::print;
 use crate::status;
@@ -49,9 +49,14 @@ impl Shown {
 ///
 /// # Errors
 /// If the daemon is not trusted, the pins cannot be read, or there is nothing of a name that is asked for.
-pub fn run(shown: Shown, json: bool, watch: Option<u32>, files: &Files) -> Result<ExitCode, Failure> {
+pub fn run(
+    shown: Shown,
+    json: bool,
+    watch: Option<u32>,
+    files: &PathOptions,
+) -> Result<ExitCode, CommandFailure> {
     let files = files.clone();
-    let look = move || -> Result<StatusDocument, Failure> {
+    let look = move || -> Result<StatusDocument, CommandFailure> {
         let mut status = read(&files)?;
         shown.check(&status).map_err(anyhow::Error::msg)?;
         status.retain(&shown.filter, shown.only_failing);
@@ -74,7 +79,7 @@ pub fn run(shown: Shown, json: bool, watch: Option<u32>, files: &Files) -> Resul
 }
 
 /// The status, from the daemon if one runs and answers, else from the pins.
-pub fn read(files: &Files) -> Result<StatusDocument, Failure> {
+pub fn read(files: &PathOptions) -> Result<StatusDocument, CommandFailure> {
     let paths = paths_of(files)?;
     let why = match api::ask_daemon::<StatusDocument>(&paths, "/v1/status")? {
         Answer::Given(status) => match other_pins(&status, files) {
@@ -97,7 +102,7 @@ pub fn read(files: &Files) -> Result<StatusDocument, Failure> {
 
 /// The lists that the daemon had in force. None if the configuration is missing, faulty, or not readable for this user, or if a file system
 /// does not answer: the pins are shown all the same.
-fn stored_lists(files: &Files) -> BTreeMap<String, Arc<EndpointList>> {
+fn stored_lists(files: &PathOptions) -> BTreeMap<String, Arc<EndpointList>> {
     const PATIENCE: Duration = Duration::from_secs(2);
     let (sender, read) = mpsc::channel();
     let files = files.clone();
@@ -110,7 +115,7 @@ fn stored_lists(files: &Files) -> BTreeMap<String, Arc<EndpointList>> {
 }
 
 /// Where the daemon has its pins, if others were asked for.
-fn other_pins(status: &StatusDocument, files: &Files) -> Option<PathBuf> {
+fn other_pins(status: &StatusDocument, files: &PathOptions) -> Option<PathBuf> {
     let (wanted, daemon) = (files.pins.as_ref()?, status.daemon.as_ref()?.pins.as_ref()?);
     let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
     (real(wanted) != real(daemon)).then(|| daemon.clone())

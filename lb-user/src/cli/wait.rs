@@ -4,14 +4,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use super::coverage::in_time;
-use super::{Files, paths_of};
-use crate::error::Failure;
+use super::{PathOptions, paths_of};
+use crate::error::CommandFailure;
 
 /// Returns once a client's programs are attached to the cgroup of this process, or to one above it.
 ///
 /// # Errors
 /// If that does not happen in time, or cannot.
-pub fn run(client: &str, timeout: Duration, files: &Files) -> Result<ExitCode, Failure> {
+pub fn run(client: &str, timeout: Duration, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     in_time(client, &paths_of(files)?, timeout, async |waiting| waiting.until_covered().await)?;
     Ok(ExitCode::SUCCESS)
 }

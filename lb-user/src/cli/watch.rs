@@ -22,27 +22,27 @@ use lb_view::text::{self, Screen, Style};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 
-use self::keys::Key;
-use self::signals::{Asked, Signals};
-use self::terminal::{Keyboard, Terminal};
-use crate::error::Failure;
+use self::keys::KeyAction;
+use self::signals::{SignalAction, WatchSignals};
+use self::terminal::{AlternateScreen, Keyboard};
+use crate::error::CommandFailure;
 use crate::print;
 
 /// Reads the status.
-pub type Look = Arc<dyn Fn() -> Result<StatusDocument, Failure> + Send + Sync>;
+pub type Look = Arc<dyn Fn() -> Result<StatusDocument, CommandFailure> + Send + Sync>;
 
 /// Shows the status every so often, until it is told to stop or the reader of the output is gone.
 ///
 /// # Errors
 /// If it cannot be read the first time, or not be written. On a terminal a status that cannot be read later is said there,
 /// and read again.
-pub fn run(look: Look, every: Duration) -> Result<ExitCode, Failure> {
+pub fn run(look: Look, every: Duration) -> Result<ExitCode, CommandFailure> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     if !std::io::stdout().is_terminal() {
         return texts(&runtime, &look, every);
     }
     // Before the screen is taken: a name that is misspelt is told where it was typed.
-    let view = View { status: look()?, error: None, top: 0 };
+    let view = WatchView { status: look()?, error: None, top: 0 };
     let code = runtime.block_on(screen(view, look, every));
     // A reading that is under way is not waited for.
     runtime.shutdown_background();
@@ -50,7 +50,7 @@ pub fn run(look: Look, every: Duration) -> Result<ExitCode, Failure> {
 }
 
 /// One text after the other.
-fn texts(runtime: &Runtime, look: &Look, every: Duration) -> Result<ExitCode, Failure> {
+fn texts(runtime: &Runtime, look: &Look, every: Duration) -> Result<ExitCode, CommandFailure> {
     let mut tick = runtime.block_on(async { tokio::time::interval(every) });
     // Ends with the process: by ^C, or when the reader of the output is gone.
     loop {
@@ -62,7 +62,7 @@ fn texts(runtime: &Runtime, look: &Look, every: Duration) -> Result<ExitCode, Fa
 }
 
 /// What is shown, and which part of it.
-struct View {
+struct WatchView {
     /// The last that could be read.
     status: StatusDocument,
     /// Why it could not be read again.
@@ -71,7 +71,7 @@ struct View {
     top: usize,
 }
 
-impl View {
+impl WatchView {
     /// As it is seen on the terminal as that is now.
     fn screen(&self) -> Screen {
         let (style, size) = (Style::for_stdout(), terminal::size());
@@ -81,7 +81,7 @@ impl View {
         Screen::new(&text, self.error.as_deref(), size, self.top)
     }
 
-    fn read(&mut self, status: Result<StatusDocument, Failure>) {
+    fn read(&mut self, status: Result<StatusDocument, CommandFailure>) {
         match status {
             Ok(status) => (self.status, self.error) = (status, None),
             Err(failure) => {
@@ -91,26 +91,26 @@ impl View {
     }
 
     /// Moves what is seen.
-    fn scroll(&mut self, key: Key) {
+    fn scroll(&mut self, key: KeyAction) {
         let screen = self.screen();
         let (top, page) = (screen.top(), screen.room().max(1));
         let wanted = match key {
-            Key::Up => top.saturating_sub(1),
-            Key::Down => top + 1,
-            Key::PageUp => top.saturating_sub(page),
-            Key::PageDown => top + page,
-            Key::Home | Key::Quit => 0,
-            Key::End => usize::MAX,
+            KeyAction::Up => top.saturating_sub(1),
+            KeyAction::Down => top + 1,
+            KeyAction::PageUp => top.saturating_sub(page),
+            KeyAction::PageDown => top + page,
+            KeyAction::Home | KeyAction::Quit => 0,
+            KeyAction::End => usize::MAX,
         };
         self.top = wanted.min(screen.last_top());
     }
 }
 
 /// The screen, until it is left.
-async fn screen(mut view: View, look: Look, every: Duration) -> Result<ExitCode> {
+async fn screen(mut view: WatchView, look: Look, every: Duration) -> Result<ExitCode> {
     // Before the terminal is changed: from here on no signal ends the process before that is given back.
-    let mut signals = Signals::new()?;
-    let mut terminal = Terminal::enter()?;
+    let mut signals = WatchSignals::new()?;
+    let mut terminal = AlternateScreen::enter()?;
     let mut keyboard = Keyboard::open()?;
     let mut tick = tokio::time::interval(every);
     tick.reset();
@@ -119,18 +119,18 @@ async fn screen(mut view: View, look: Look, every: Duration) -> Result<ExitCode>
         terminal.show(&view.screen().rows())?;
         tokio::select! {
             asked = signals.next() => match asked {
-                Asked::Redraw => {}
-                Asked::Stop => {
+                SignalAction::Redraw => {}
+                SignalAction::Stop => {
                     terminal.leave();
                     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)?;
-                    terminal = Terminal::enter()?;
+                    terminal = AlternateScreen::enter()?;
                 }
-                Asked::End(signal) => return Ok(ExitCode::from(128 + signal)),
+                SignalAction::End(signal) => return Ok(ExitCode::from(128 + signal)),
             },
             keys = keyboard.keys() => {
                 // Bound: what was typed at once.
                 for key in keys {
-                    if key == Key::Quit {
+                    if key == KeyAction::Quit {
                         return Ok(ExitCode::SUCCESS);
                     }
                     view.scroll(key);

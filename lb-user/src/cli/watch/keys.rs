@@ -2,7 +2,7 @@
 
 /// What a key asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Key {
+pub enum KeyAction {
     Quit,
     Up,
     Down,
@@ -14,36 +14,36 @@ pub enum Key {
 
 /// The sequences of terminals, those of `less` for who is used to them, and of cursor keys both kinds, for an application
 /// that ran before may have left the terminal in either mode.
-const KEYS: [(&[u8], Key); 24] = [
-    (b"q", Key::Quit),
-    (b"Q", Key::Quit),
+const KEYS: [(&[u8], KeyAction); 24] = [
+    (b"q", KeyAction::Quit),
+    (b"Q", KeyAction::Quit),
     // ^D.
-    (b"\x04", Key::Quit),
-    (b"\x1b[A", Key::Up),
-    (b"\x1bOA", Key::Up),
-    (b"k", Key::Up),
-    (b"\x1b[B", Key::Down),
-    (b"\x1bOB", Key::Down),
-    (b"j", Key::Down),
-    (b"\r", Key::Down),
-    (b"\n", Key::Down),
-    (b"\x1b[5~", Key::PageUp),
-    (b"b", Key::PageUp),
-    (b"\x1b[6~", Key::PageDown),
-    (b" ", Key::PageDown),
-    (b"f", Key::PageDown),
-    (b"\x1b[H", Key::Home),
-    (b"\x1bOH", Key::Home),
-    (b"\x1b[1~", Key::Home),
-    (b"g", Key::Home),
-    (b"\x1b[F", Key::End),
-    (b"\x1bOF", Key::End),
-    (b"\x1b[4~", Key::End),
-    (b"G", Key::End),
+    (b"\x04", KeyAction::Quit),
+    (b"\x1b[A", KeyAction::Up),
+    (b"\x1bOA", KeyAction::Up),
+    (b"k", KeyAction::Up),
+    (b"\x1b[B", KeyAction::Down),
+    (b"\x1bOB", KeyAction::Down),
+    (b"j", KeyAction::Down),
+    (b"\r", KeyAction::Down),
+    (b"\n", KeyAction::Down),
+    (b"\x1b[5~", KeyAction::PageUp),
+    (b"b", KeyAction::PageUp),
+    (b"\x1b[6~", KeyAction::PageDown),
+    (b" ", KeyAction::PageDown),
+    (b"f", KeyAction::PageDown),
+    (b"\x1b[H", KeyAction::Home),
+    (b"\x1bOH", KeyAction::Home),
+    (b"\x1b[1~", KeyAction::Home),
+    (b"g", KeyAction::Home),
+    (b"\x1b[F", KeyAction::End),
+    (b"\x1bOF", KeyAction::End),
+    (b"\x1b[4~", KeyAction::End),
+    (b"G", KeyAction::End),
 ];
 
 /// The keys among what was typed. Others are passed over: of an escape sequence as far as it goes.
-pub fn keys(typed: &[u8]) -> Vec<Key> {
+pub fn keys(typed: &[u8]) -> Vec<KeyAction> {
     let mut keys = Vec::new();
     let mut rest = typed;
     // Bound: each turn takes a byte off, at least.
@@ -77,14 +77,14 @@ mod tests {
 
     #[test]
     fn what_is_typed_at_once_is_told_apart() {
-        let check = |typed: &[u8], expected: &[Key]| assert_eq!(keys(typed), expected, "{typed:?}");
+        let check = |typed: &[u8], expected: &[KeyAction]| assert_eq!(keys(typed), expected, "{typed:?}");
         check(b"", &[]);
-        check(b"q", &[Key::Quit]);
-        check(b"\x1b[A\x1b[Bj\x1bOA", &[Key::Up, Key::Down, Key::Down, Key::Up]);
-        check(b"\x1b[5~ \x1b[6~", &[Key::PageUp, Key::PageDown, Key::PageDown]);
-        check(b"gG\x1b[H\x1b[F", &[Key::Home, Key::End, Key::Home, Key::End]);
+        check(b"q", &[KeyAction::Quit]);
+        check(b"\x1b[A\x1b[Bj\x1bOA", &[KeyAction::Up, KeyAction::Down, KeyAction::Down, KeyAction::Up]);
+        check(b"\x1b[5~ \x1b[6~", &[KeyAction::PageUp, KeyAction::PageDown, KeyAction::PageDown]);
+        check(b"gG\x1b[H\x1b[F", &[KeyAction::Home, KeyAction::End, KeyAction::Home, KeyAction::End]);
         // F5, cursor left with a modifier, a letter that is none, ESC alone, and a sequence that is cut off.
-        check(b"\x1b[15~\x1b[1;5Dx\xc3\xa4\x1bq", &[Key::Quit]);
+        check(b"\x1b[15~\x1b[1;5Dx\xc3\xa4\x1bq", &[KeyAction::Quit]);
         check(b"\x1b[1;5", &[]);
     }
 }

@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
 /// What a signal asks for.
-pub enum Asked {
+pub enum SignalAction {
     /// The terminal has another size, or this process was stopped and goes on.
     Redraw,
     /// To be stopped, as by ^Z.
@@ -16,7 +16,7 @@ pub enum Asked {
 }
 
 /// The signals.
-pub struct Signals {
+pub struct WatchSignals {
     resized: unix::Signal,
     continued: unix::Signal,
     stop: unix::Signal,
@@ -26,7 +26,7 @@ pub struct Signals {
     hang_up: unix::Signal,
 }
 
-impl Signals {
+impl WatchSignals {
     /// Waits for them from now on.
     ///
     /// # Errors
@@ -45,16 +45,16 @@ impl Signals {
     }
 
     /// The next.
-    pub async fn next(&mut self) -> Asked {
+    pub async fn next(&mut self) -> SignalAction {
         let end = tokio::select! {
-            _ = self.resized.recv() => return Asked::Redraw,
-            _ = self.continued.recv() => return Asked::Redraw,
-            _ = self.stop.recv() => return Asked::Stop,
+            _ = self.resized.recv() => return SignalAction::Redraw,
+            _ = self.continued.recv() => return SignalAction::Redraw,
+            _ = self.stop.recv() => return SignalAction::Stop,
             _ = self.interrupt.recv() => Signal::INT,
             _ = self.quit.recv() => Signal::QUIT,
             _ = self.terminate.recv() => Signal::TERM,
             _ = self.hang_up.recv() => Signal::HUP,
         };
-        Asked::End(u8::try_from(end.as_raw()).unwrap_or(0))
+        SignalAction::End(u8::try_from(end.as_raw()).unwrap_or(0))
     }
 }

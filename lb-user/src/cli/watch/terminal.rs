@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios};
 use tokio::sync::mpsc;
 
-use super::keys::{Key, keys};
+use super::keys::{KeyAction, keys};
 use crate::print;
 
 /// The alternate screen, no cursor, and no line that goes on in the next: a letter that is wider than others would else
@@ -19,13 +19,13 @@ const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 
 /// The terminal of standard output while a screen is on it.
-pub struct Terminal {
+pub struct AlternateScreen {
     /// How the terminal of standard input was.
     before: Option<Termios>,
     is_left: bool,
 }
 
-impl Terminal {
+impl AlternateScreen {
     /// Takes the screen.
     ///
     /// # Errors
@@ -77,7 +77,7 @@ impl Terminal {
     }
 }
 
-impl Drop for Terminal {
+impl Drop for AlternateScreen {
     fn drop(&mut self) {
         self.leave();
     }
@@ -100,7 +100,7 @@ pub fn size() -> TerminalSize {
 
 /// Keys of standard input.
 pub struct Keyboard {
-    typed: mpsc::Receiver<Vec<Key>>,
+    typed: mpsc::Receiver<Vec<KeyAction>>,
 }
 
 impl Keyboard {
@@ -118,7 +118,7 @@ impl Keyboard {
     }
 
     /// What is typed next.
-    pub async fn keys(&mut self) -> Vec<Key> {
+    pub async fn keys(&mut self) -> Vec<KeyAction> {
         match self.typed.recv().await {
             Some(keys) => keys,
             None => std::future::pending().await,
@@ -127,14 +127,14 @@ impl Keyboard {
 }
 
 /// Reads keys, until nobody wants them or nothing can be typed any more, which is to quit.
-fn read(wanted: &mpsc::Sender<Vec<Key>>) {
+fn read(wanted: &mpsc::Sender<Vec<KeyAction>>) {
     let mut typed = [0; 256];
     // Bound: the process.
     loop {
         let (keys, is_last) = match rustix::io::read(io::stdin(), &mut typed) {
             Ok(count) if count > 0 => (keys(&typed[..count]), false),
             Err(Errno::INTR) => continue,
-            Ok(_) | Err(_) => (vec![Key::Quit], true),
+            Ok(_) | Err(_) => (vec![KeyAction::Quit], true),
         };
         if wanted.blocking_send(keys).is_err() || is_last {
             return;
