@@ -62,7 +62,7 @@ impl<T> Reply<T> {
 
 /// A query to the event loop.
 #[derive(Debug)]
-pub enum Query {
+pub enum ControllerQuery {
     /// What the loop knows that the maps do not hold.
     Facts(Reply<Facts>),
     /// The names of the client tasks that run.
@@ -121,7 +121,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// What queries are answered with.
 #[derive(Clone)]
 struct Queries {
-    queries: mpsc::Sender<Query>,
+    queries: mpsc::Sender<ControllerQuery>,
     status: Rounds,
     /// One explanation is made at a time: that of a large service may take some hundred megabytes.
     explaining: Arc<Semaphore>,
@@ -131,7 +131,7 @@ struct Queries {
 }
 
 /// Answers queries.
-pub fn router(queries: &mpsc::Sender<Query>, admins: Option<u32>) -> Router {
+pub fn router(queries: &mpsc::Sender<ControllerQuery>, admins: Option<u32>) -> Router {
     let desk = Queries {
         queries: queries.clone(),
         status: Rounds::of(queries.clone(), |facts| json(&status::of(facts))),
@@ -160,28 +160,28 @@ fn json(value: &impl Serialize) -> std::io::Result<CompressedDocument> {
 /// The answer begins as soon as the loop has shown that it lives: a status of many clients takes a second to make,
 /// which a command must not take for a daemon that hangs.
 async fn status(State(desk): State<Queries>, headers: HeaderMap) -> Response {
-    match ask(&desk.queries, Query::Clients).await {
+    match ask(&desk.queries, ControllerQuery::Clients).await {
         Some(_) => pending(desk.status.next().await, accepts_gzip(&headers), JSON),
         None => stopping(),
     }
 }
 
 async fn configuration(State(desk): State<Queries>) -> Response {
-    match ask(&desk.queries, Query::Configured).await {
+    match ask(&desk.queries, ControllerQuery::Configured).await {
         Some(configured) => Json(configured).into_response(),
         None => stopping(),
     }
 }
 
 #[derive(Deserialize)]
-struct Which {
+struct ClientFilter {
     client: Option<String>,
 }
 
 async fn explain(
     State(desk): State<Queries>,
     UrlPath(service): UrlPath<String>,
-    UrlQuery(which): UrlQuery<Which>,
+    UrlQuery(which): UrlQuery<ClientFilter>,
     headers: HeaderMap,
 ) -> Response {
     let _turn = desk.explaining.acquire().await;
@@ -196,19 +196,20 @@ async fn explain(
 
 /// Asks client by client, so that the loop handles other events in between.
 async fn explanations(
-    queries: &mpsc::Sender<Query>,
+    queries: &mpsc::Sender<ControllerQuery>,
     service: &str,
     client: Option<String>,
 ) -> Option<Vec<Explanation>> {
     let clients = match client {
         Some(client) => vec![client],
-        None => ask(queries, Query::Clients).await?,
+        None => ask(queries, ControllerQuery::Clients).await?,
     };
     let mut explanations = Vec::new();
     // Bound: the clients of a host.
     for client in clients {
         let service = service.to_owned();
-        explanations.extend(ask(queries, |answer| Query::Explain { service, client, answer }).await?);
+        explanations
+            .extend(ask(queries, |answer| ControllerQuery::Explain { service, client, answer }).await?);
     }
     Some(explanations)
 }
@@ -231,7 +232,9 @@ async fn readmit(
         Ok(who) => who,
         Err(refused) => return refused.into_response(),
     };
-    match ask(&desk.queries, |answer| Query::Readmit { service, backend, client, who, answer }).await {
+    match ask(&desk.queries, |answer| ControllerQuery::Readmit { service, backend, client, who, answer })
+        .await
+    {
         Some(readmission) => Json(readmission).into_response(),
         None => stopping(),
     }
@@ -258,7 +261,9 @@ async fn switch_load(
         let names = Switch::ALL.map(Switch::name).join(", ");
         return (StatusCode::BAD_REQUEST, format!("switch: one of {names} is wanted")).into_response();
     };
-    match ask(&desk.queries, |answer| Query::SwitchLoad { service, switch, client, who, answer }).await {
+    match ask(&desk.queries, |answer| ControllerQuery::SwitchLoad { service, switch, client, who, answer })
+        .await
+    {
         Some(switched) => Json(switched).into_response(),
         None => stopping(),
     }
@@ -316,7 +321,7 @@ async fn cover(
         let text = format!("{WAITERS} others are waiting for cgroups to be covered: ask again");
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
-    let asked = ask(&desk.queries, |answer| Query::Cover { client, cgroups, answer });
+    let asked = ask(&desk.queries, |answer| ControllerQuery::Cover { client, cgroups, answer });
     match tokio::time::timeout(LONGEST_WAIT, asked).await {
         Ok(Some(coverage)) => Json(coverage).into_response(),
         Ok(None) => stopping(),
@@ -325,7 +330,10 @@ async fn cover(
 }
 
 /// Asks the event loop; nothing, if the daemon is stopping.
-pub async fn ask<T>(queries: &mpsc::Sender<Query>, query: impl FnOnce(Reply<T>) -> Query) -> Option<T> {
+pub async fn ask<T>(
+    queries: &mpsc::Sender<ControllerQuery>,
+    query: impl FnOnce(Reply<T>) -> ControllerQuery,
+) -> Option<T> {
     let (answer, reply) = Reply::new();
     queries.send(query(answer)).await.ok()?;
     reply.await.ok()

@@ -18,14 +18,14 @@ use crate::error::{CommandFailure, chain};
 use crate::{dry_run, status};
 
 /// What runs, as far as it can be known.
-struct Running {
+struct RunningState {
     configured: Configured,
     /// Whether `configured` is the daemon's own and has all keys.
     is_whole: bool,
     status: StatusDocument,
 }
 
-impl Running {
+impl RunningState {
     fn find(paths: &Paths) -> Result<Self, CommandFailure> {
         let why = match api::ask_daemon::<StatusDocument>(paths, "/v1/status")? {
             Answer::Given(status) => match api::ask_daemon(paths, "/v1/configuration")? {
@@ -103,7 +103,7 @@ pub fn compare(
     by_service: &AssignmentsByService,
     paths: &Paths,
 ) -> Result<Comparison, CommandFailure> {
-    let running = Running::find(paths)?;
+    let running = RunningState::find(paths)?;
     let wanted = configured(config);
     let mut clients = comparison::changes(&running.configured.clients, &wanted.clients);
     let mut services = comparison::changes(&running.configured.services, &wanted.services);
@@ -127,7 +127,7 @@ pub fn compare(
 
 /// The shares that change, by client and service.
 fn shares(
-    running: &Running,
+    running: &RunningState,
     config: &Config,
     by_service: &AssignmentsByService,
 ) -> Result<Vec<ShareChanges>, CommandFailure> {

@@ -92,7 +92,7 @@ use self::reload::Reload;
 pub use self::reload::{Load, LoadRequest, Loaded};
 pub use self::state_files::{StateFiles, Stored};
 pub use self::unstarted::{OpenRequest, Opened, Opener, Tried};
-use crate::api::Query;
+use crate::api::ControllerQuery;
 use crate::assignments::Consumer;
 use crate::config::Config;
 use crate::source::{Contents, FileSource, NoAnswer, SourceError, Stamp};
@@ -141,7 +141,7 @@ pub enum Event {
     /// The network namespaces of clients were searched for.
     NamespacesFound(Vec<NamespaceFound>),
     /// A process asks on the socket or the port for metrics.
-    Asked(Query),
+    Asked(ControllerQuery),
     /// Probes or reports have found a backend otherwise than before.
     Heard,
     /// An operator asks to read the configuration again, by SIGHUP.

@@ -50,7 +50,7 @@ pub fn of(facts: Facts) -> StatusDocument {
     let pinned = Pinned::below(&pins);
     for facts in &all {
         let maps = Tables::open(&facts.pins, false)
-            .and_then(|tables| Maps::read(&tables, facts.lately.as_ref()))
+            .and_then(|tables| MapContents::read(&tables, facts.lately.as_ref()))
             .map_err(|error| {
                 // That the client's pins were removed is a fault already.
                 if !facts.is_unpinned {
@@ -125,13 +125,13 @@ impl ClientFacts {
 
 /// What the maps of a client tell.
 #[derive(Default)]
-struct Maps {
+struct MapContents {
     not_a_service: u64,
     anomalies: AnomalyCounts,
     services: Vec<ServiceStatus>,
 }
 
-impl Maps {
+impl MapContents {
     /// Reads them; with what was counted of late, if a daemon has sampled the counters.
     fn read(tables: &Tables, lately: Option<&Lately>) -> Result<Self, DatapathError> {
         let Snapshot { not_a_service, anomalies, services } = Snapshot::read(tables)?;
@@ -142,8 +142,8 @@ impl Maps {
 }
 
 /// A client of which nothing but this is known.
-fn client_of(pins: &Pins, maps: Maps) -> ClientStatus {
-    let Maps { not_a_service, anomalies, services } = maps;
+fn client_of(pins: &Pins, maps: MapContents) -> ClientStatus {
+    let MapContents { not_a_service, anomalies, services } = maps;
     ClientStatus {
         name: pins.client.clone(),
         configured_cgroup: None,
@@ -421,7 +421,7 @@ fn pinned_interfaces(directory: &Path) -> Result<Vec<InterfaceStatus>, DatapathE
 }
 
 fn from_maps(pins: &Pins) -> Result<ClientStatus, DatapathError> {
-    let maps = Maps::read(&Tables::open(pins, false)?, None)?;
+    let maps = MapContents::read(&Tables::open(pins, false)?, None)?;
     let attached = lb_kernel::balanced_cgroup(pins)?.and_then(|id| Some((id, lb_kernel::cgroup_of_id(id)?)));
     let (cgroup_id, cgroup) = attached.unzip();
     Ok(ClientStatus { cgroup, cgroup_id, ..client_of(pins, maps) })

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use lb_http::CompressedDocument;
 
-use super::{Query, ask};
+use super::{ControllerQuery, ask};
 use crate::facts::Facts;
 
 /// Requests that may queue for the next round; further ones wait until there is room in the queue.
@@ -23,7 +23,10 @@ pub struct Rounds {
 
 impl Rounds {
     /// Documents that `make` makes of what the event loop knows, on a thread that may block.
-    pub fn of(queries: mpsc::Sender<Query>, make: fn(Facts) -> std::io::Result<CompressedDocument>) -> Self {
+    pub fn of(
+        queries: mpsc::Sender<ControllerQuery>,
+        make: fn(Facts) -> std::io::Result<CompressedDocument>,
+    ) -> Self {
         let (waiting, turns) = mpsc::channel(WAITING);
         tokio::spawn(go(turns, queries, make));
         Self { waiting }
@@ -40,7 +43,7 @@ impl Rounds {
 
 async fn go(
     mut turns: mpsc::Receiver<oneshot::Sender<Arc<CompressedDocument>>>,
-    queries: mpsc::Sender<Query>,
+    queries: mpsc::Sender<ControllerQuery>,
     make: fn(Facts) -> std::io::Result<CompressedDocument>,
 ) {
     while let Some(first) = turns.recv().await {
@@ -53,7 +56,7 @@ async fn go(
         if readers.is_empty() {
             continue;
         }
-        let Some(facts) = ask(&queries, Query::Facts).await else { continue };
+        let Some(facts) = ask(&queries, ControllerQuery::Facts).await else { continue };
         match tokio::task::spawn_blocking(move || make(facts)).await {
             Ok(Ok(document)) => {
                 let document = Arc::new(document);

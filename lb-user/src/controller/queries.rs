@@ -10,7 +10,7 @@ use super::Controller;
 use lb_view::coverage::Coverage;
 use lb_view::readmission::{self, Readmission, Readmitted};
 
-use crate::api::{Query, Reply};
+use crate::api::{ControllerQuery, Reply};
 use crate::configured::configured;
 use crate::controller::client_task::ClientTask;
 use crate::explain;
@@ -39,20 +39,20 @@ impl Controller {
         summary
     }
 
-    pub fn answer(&mut self, query: Query, now: Instant) {
+    pub fn answer(&mut self, query: ControllerQuery, now: Instant) {
         match query {
-            Query::Facts(answer) => {
+            ControllerQuery::Facts(answer) => {
                 answer.send(self.facts(now));
             }
-            Query::Clients(answer) => {
+            ControllerQuery::Clients(answer) => {
                 answer.send(
                     self.clients.tasks.iter().map(|client_task| client_task.client.name.clone()).collect(),
                 );
             }
-            Query::Configured(answer) => {
+            ControllerQuery::Configured(answer) => {
                 answer.send(configured(&self.config));
             }
-            Query::Explain { service, client, answer } => {
+            ControllerQuery::Explain { service, client, answer } => {
                 let client_task = self.clients.task(&client);
                 let explain = |client_task: &ClientTask| {
                     let loads = client_task.loads();
@@ -60,19 +60,19 @@ impl Controller {
                 };
                 answer.send(client_task.map(explain).unwrap_or_default());
             }
-            Query::Readmit { service, backend, client, who, answer } => {
+            ControllerQuery::Readmit { service, backend, client, who, answer } => {
                 // Who has given up was told that it is not done.
                 if !answer.is_closed() {
                     let readmission = self.readmit(&service, backend, client.as_deref(), &who);
                     answer.send(readmission);
                 }
             }
-            Query::SwitchLoad { service, switch, client, who, answer } => {
+            ControllerQuery::SwitchLoad { service, switch, client, who, answer } => {
                 if !answer.is_closed() {
                     answer.send(self.switch_load(&service, switch, client.as_deref(), &who, now));
                 }
             }
-            Query::Cover { client, cgroups, answer } => {
+            ControllerQuery::Cover { client, cgroups, answer } => {
                 // Requests whose sender has given up are dropped.
                 self.waiters.retain(|waiter| !waiter.answer.is_closed());
                 self.waiters.push(Waiter { client, cgroups, answer });

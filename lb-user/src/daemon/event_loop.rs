@@ -13,7 +13,7 @@ use tokio::sync::{Notify, mpsc};
 use tracing::{info, warn};
 
 use super::Reread;
-use super::files::Disk;
+use super::files::HostFiles;
 use super::network::HostNetwork;
 use super::start::{self, Listeners};
 use super::watches::Watches;
@@ -97,7 +97,7 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
     let (state, file, kernel) =
         (config.paths.state.clone(), config.path.clone(), Arc::clone(&environment.kernel));
     let worker =
-        Worker::new(Arc::new(Disk), file, reread, state, watches.clone(), kernel, features.knows_mptcp);
+        Worker::new(Arc::new(HostFiles), file, reread, state, watches.clone(), kernel, features.knows_mptcp);
     let (stopping, news) = (Arc::clone(&environment.stopping), Arc::new(Notify::new()));
     let network = HostNetwork::new(Arc::clone(&news), config.paths.pins.clone(), features);
     let mut controller =

@@ -37,9 +37,9 @@ pub trait Files: Send + Sync {
 }
 
 /// Those of this host.
-pub struct Disk;
+pub struct HostFiles;
 
-impl Files for Disk {
+impl Files for HostFiles {
     fn stamp(&self, path: &Path) -> Option<Stamp> {
         Stamp::at(path)
     }

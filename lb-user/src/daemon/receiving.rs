@@ -18,7 +18,7 @@ use crate::error::chain;
 /// How reports come in on the interfaces of the configuration, and whoever sees to that.
 #[derive(Default)]
 pub struct Receiving {
-    follower: Option<Follower<Reception>>,
+    follower: Option<Follower<ReceiverWork>>,
     wanted: Option<ReceiveAt>,
     /// Why there is no thread.
     error: Option<String>,
@@ -42,7 +42,7 @@ impl Receiving {
         }
         match &self.follower {
             Some(follower) => follower.want(wanted.clone()),
-            None => match Follower::start(Reception::new(pins, features), wanted.clone()) {
+            None => match Follower::start(ReceiverWork::new(pins, features), wanted.clone()) {
                 Ok(follower) => (self.follower, self.error) = (Some(follower), None),
                 Err(error) => {
                     self.error = Some(format!("cannot follow network interfaces: {error}"));
@@ -91,14 +91,14 @@ fn is_same(one: &ReceiveAt, other: &ReceiveAt) -> bool {
 }
 
 /// What the thread that follows interfaces does for reports.
-struct Reception {
+struct ReceiverWork {
     pins: PathBuf,
     features: Features,
     /// The program as it is loaded, and for which port.
     program: Option<(u16, Receiver)>,
 }
 
-impl Work for Reception {
+impl Work for ReceiverWork {
     type Wanted = ReceiveAt;
 
     fn follow(&mut self, wanted: Option<&ReceiveAt>, all: &[Interface]) -> Found {
@@ -157,7 +157,7 @@ impl Work for Reception {
     }
 }
 
-impl Reception {
+impl ReceiverWork {
     fn new(pins: &Path, features: Features) -> Self {
         Self { pins: pins.to_owned(), features, program: None }
     }

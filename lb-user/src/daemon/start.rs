@@ -16,7 +16,7 @@ use tracing::warn;
 use lb_host::notify::Notifier;
 use lb_http::peer;
 
-use crate::api::{self, Query};
+use crate::api::{self, ControllerQuery};
 use crate::config::{Config, Metrics};
 use crate::controller::{Controller, Event};
 use crate::descriptors;
@@ -42,7 +42,7 @@ pub fn check_host(config: &Config) -> Result<Features> {
 /// that a failure to bind changes nothing, and they accept once the daemon can answer.
 pub struct Listeners {
     path: PathBuf,
-    queries: mpsc::Sender<Query>,
+    queries: mpsc::Sender<ControllerQuery>,
     /// The group whose members may write.
     admins: Option<u32>,
     bound: Option<(api::Bound, Option<TcpListener>)>,
@@ -59,7 +59,7 @@ impl Listeners {
     /// # Errors
     /// If another process has the socket or the port, or the directory of the socket cannot be written or is not
     /// trusted.
-    pub fn bind(config: &Config, queries: mpsc::Sender<Query>) -> Result<Self> {
+    pub fn bind(config: &Config, queries: mpsc::Sender<ControllerQuery>) -> Result<Self> {
         let (limit, clients) = (descriptors::raise(), config.clients.len() as u64);
         if let Some(shortage) = descriptors::shortage(limit, clients) {
             warn!("{shortage}");

@@ -11,10 +11,10 @@ use tracing::{info, warn};
 
 /// Adds and removes watches, on any thread. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct Watches(Arc<Mutex<State>>);
+pub struct Watches(Arc<Mutex<WatchState>>);
 
 #[derive(Default)]
-struct State {
+struct WatchState {
     /// `None` if there is no inotify instance.
     watcher: Option<Watcher>,
     /// Directories of which it was reported that they cannot be watched.
@@ -29,7 +29,7 @@ impl Watches {
         watches
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut WatchState) -> T) -> T {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

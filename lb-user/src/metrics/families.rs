@@ -8,7 +8,7 @@
 pub struct Family {
     /// The name without what the type adds to it (`_total`, `_info`, `_bucket`). Ends with the unit, if there is one.
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: FamilyType,
     pub unit: Option<&'static str>,
     /// Names of the labels, in the order in which values are given.
     pub labels: &'static [&'static str],
@@ -17,7 +17,7 @@ pub struct Family {
 
 /// How values of a metric behave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FamilyType {
     /// Only grows, until what it counts is gone.
     Counter,
     /// Goes up and down.
@@ -34,7 +34,7 @@ const SERVICE: &[&str] = &["client", "service"];
 const BACKEND: &[&str] = &["client", "service", "backend"];
 
 const fn of(
-    kind: Kind,
+    kind: FamilyType,
     name: &'static str,
     unit: Option<&'static str>,
     labels: &'static [&'static str],
@@ -44,11 +44,11 @@ const fn of(
 }
 
 const fn counter(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
-    of(Kind::Counter, name, None, labels, help)
+    of(FamilyType::Counter, name, None, labels, help)
 }
 
 const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
-    of(Kind::Gauge, name, None, labels, help)
+    of(FamilyType::Gauge, name, None, labels, help)
 }
 
 const S: Option<&str> = Some("seconds");
@@ -66,12 +66,12 @@ macro_rules! families {
 
 families! {
     // ---- the daemon ------------------------------------------------------------------------------------------------
-    BUILD = of(Kind::Info, "socklb_build", None, &["version", "abi"],
+    BUILD = of(FamilyType::Info, "socklb_build", None, &["version", "abi"],
         "Version of the daemon and of its kernel maps.");
-    START_TIME = of(Kind::Gauge, "socklb_start_time_seconds", S, NONE, "When the daemon started, as Unix time.");
+    START_TIME = of(FamilyType::Gauge, "socklb_start_time_seconds", S, NONE, "When the daemon started, as Unix time.");
     RELOADS = counter("socklb_reloads", &["result"],
         "Configurations read since the daemon started that were taken on (ok) or could not be used (failed).");
-    RELOAD_TIME = of(Kind::Gauge, "socklb_config_time_seconds", S, NONE,
+    RELOAD_TIME = of(FamilyType::Gauge, "socklb_config_time_seconds", S, NONE,
         "Since when the configuration in force is, as Unix time.");
     CONFIG_FAULTY = gauge("socklb_config_faulty", NONE,
         "1 if the configuration file cannot be used and the one before is in force, else 0.");
@@ -102,7 +102,7 @@ families! {
         "Flow records that were reclaimed since the daemon started, because their sockets were gone.");
     RECORDS_KEPT = gauge("socklb_records_kept", &["client", "reason"],
         "Open flows that the last pass over the records kept although no list of the kernel showed their sockets.");
-    PROGRAM_RUN = of(Kind::Counter, "socklb_program_run_seconds", S, &["client", "program"],
+    PROGRAM_RUN = of(FamilyType::Counter, "socklb_program_run_seconds", S, &["client", "program"],
         "Time in a kernel program since it was loaded; only while kernel.bpf_stats_enabled is 1.");
     PROGRAM_RUNS = counter("socklb_program_runs", &["client", "program"],
         "Runs of a kernel program since it was loaded; only while kernel.bpf_stats_enabled is 1.");
@@ -120,7 +120,7 @@ families! {
         "Those of them whose utilization is known and new. With fewer than half, weights do not follow.");
     LOAD_SWITCHED = gauge("socklb_load_switched", &["client", "service", "switch"],
         "1 for what an operator has said of it, else 0; switch is on, freeze or off.");
-    LOAD_SETTLING = of(Kind::Gauge, "socklb_load_settling_seconds", S, SERVICE,
+    LOAD_SETTLING = of(FamilyType::Gauge, "socklb_load_settling_seconds", S, SERVICE,
         "About how long it takes until a difference is made good: weights act on new flows alone.");
     LOAD_TABLES = counter("socklb_load_tables", SERVICE, "Tables that were made because weights followed load, or in slow start.");
     OUTCOMES = counter("socklb_outcomes", &["client", "service", "outcome"],
@@ -128,7 +128,7 @@ families! {
     TABLE_GENERATION = gauge("socklb_table_generation", SERVICE,
         "Publications of the service's table, modulo 65536.");
     TABLE_ENTRIES = gauge("socklb_table_entries", SERVICE, "Entries of the service's table.");
-    SOURCE_AGE = of(Kind::Gauge, "socklb_source_age_seconds", S, SERVICE,
+    SOURCE_AGE = of(FamilyType::Gauge, "socklb_source_age_seconds", S, SERVICE,
         "Since the endpoint file was last read and found good. It is read when it changes; missing for a list in the configuration.");
     SOURCE_FAILURES = counter("socklb_source_failures", SERVICE,
         "How often the service's endpoints could not be used since the daemon started.");
@@ -151,9 +151,9 @@ families! {
         "Failures after which the backend was not ejected, because it was the last.");
     PROBE_STATE = gauge("socklb_backend_probe_state", &["client", "service", "backend", "kind", "state"],
         "1 for what the last probe of the backend or its reports say, 0 for what they may say else.");
-    PROBE_TIME = of(Kind::Gauge, "socklb_backend_probe_seconds", S, BACKEND,
+    PROBE_TIME = of(FamilyType::Gauge, "socklb_backend_probe_seconds", S, BACKEND,
         "How long the last probe of the backend took that was answered.");
-    REPORT_AGE = of(Kind::Gauge, "socklb_backend_report_age_seconds", S, BACKEND, "Since the backend's last report came.");
+    REPORT_AGE = of(FamilyType::Gauge, "socklb_backend_report_age_seconds", S, BACKEND, "Since the backend's last report came.");
     UTILIZATION = gauge("socklb_backend_utilization", BACKEND,
         "How much of what it can do the backend does, as it reports; 1 is all.");
     LOAD_FACTOR = gauge("socklb_backend_load_factor", BACKEND,
@@ -175,12 +175,12 @@ families! {
         "Flows that went to another address: another program rewrote it after the choice.");
     RECLAIMED = counter("socklb_flows_reclaimed", BACKEND, "Flows whose records were reclaimed, because their sockets were gone.");
     ENDED = counter("socklb_flows_ended", &["client", "service", "backend", "ending"], "Flows that ended, by how.");
-    RTT = of(Kind::Histogram, "socklb_rtt_seconds", S, BACKEND, "Round-trip time of the handshake.");
-    CONNECT = of(Kind::Histogram, "socklb_connect_seconds", S, BACKEND,
+    RTT = of(FamilyType::Histogram, "socklb_rtt_seconds", S, BACKEND, "Round-trip time of the handshake.");
+    CONNECT = of(FamilyType::Histogram, "socklb_connect_seconds", S, BACKEND,
         "From the choice until the flow was established.");
-    LIFETIME = of(Kind::Counter, "socklb_flows_lifetime_seconds", S, BACKEND, "How long ended flows lasted, together.");
-    RECEIVED = of(Kind::Counter, "socklb_flows_received_bytes", B, BACKEND, "What ended flows received.");
-    SENT = of(Kind::Counter, "socklb_flows_sent_bytes", B, BACKEND, "What ended flows sent and the peer acknowledged.");
+    LIFETIME = of(FamilyType::Counter, "socklb_flows_lifetime_seconds", S, BACKEND, "How long ended flows lasted, together.");
+    RECEIVED = of(FamilyType::Counter, "socklb_flows_received_bytes", B, BACKEND, "What ended flows received.");
+    SENT = of(FamilyType::Counter, "socklb_flows_sent_bytes", B, BACKEND, "What ended flows sent and the peer acknowledged.");
     RETRANSMITS = counter("socklb_flows_retransmits", BACKEND, "Segments of ended flows that were sent again.");
 }
 
@@ -193,10 +193,10 @@ mod tests {
         let mut table = String::from("| metric | type | labels | unit | meaning |\n|---|---|---|---|---|\n");
         for Family { name, kind, unit, labels, help } in ALL {
             let (suffix, kind) = match kind {
-                Kind::Counter => ("_total", "counter"),
-                Kind::Gauge => ("", "gauge"),
-                Kind::Histogram => ("", "histogram"),
-                Kind::Info => ("_info", "info"),
+                FamilyType::Counter => ("_total", "counter"),
+                FamilyType::Gauge => ("", "gauge"),
+                FamilyType::Histogram => ("", "histogram"),
+                FamilyType::Info => ("_info", "info"),
             };
             let unit = unit.unwrap_or_default();
             table += &format!("| `{name}{suffix}` | {kind} | {} | {unit} | {help} |\n", labels.join(", "));

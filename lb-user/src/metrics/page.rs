@@ -15,17 +15,17 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::collect::{ClientMetrics, collect};
-use super::families::{Family, Kind};
+use super::families::{Family, FamilyType};
 use crate::facts::Facts;
 
 /// In which form a page is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum ExpositionFormat {
     OpenMetrics,
     Text,
 }
 
-impl Form {
+impl ExpositionFormat {
     /// The form that a reader accepts, by its `Accept` header.
     pub fn accepted(header: Option<&str>) -> Self {
         let open = |range: &str| range.trim_start().starts_with("application/openmetrics-text");
@@ -44,33 +44,33 @@ impl Form {
 ///
 /// # Errors
 /// If the writer takes no more.
-pub fn write(mut facts: Facts, form: Form, writer: &mut impl Write) -> fmt::Result {
+pub fn write(mut facts: Facts, form: ExpositionFormat, writer: &mut impl Write) -> fmt::Result {
     let clients = std::mem::take(&mut facts.clients).into_iter().map(collect).collect();
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Page { facts, clients, form }));
+    registry.register_collector(Box::new(MetricsPage { facts, clients, form }));
     text::encode_registry(writer, &registry)?;
     match form {
-        Form::OpenMetrics => text::encode_eof(writer),
-        Form::Text => Ok(()),
+        ExpositionFormat::OpenMetrics => text::encode_eof(writer),
+        ExpositionFormat::Text => Ok(()),
     }
 }
 
 /// Everything that a page tells.
 #[derive(Debug)]
-struct Page {
+struct MetricsPage {
     facts: Facts,
     clients: Vec<ClientMetrics>,
-    form: Form,
+    form: ExpositionFormat,
 }
 
 /// The value of a series.
-enum Value<'v> {
+enum SeriesValue<'v> {
     Whole(u64),
     Real(f64),
     Times(&'v Histogram),
 }
 
-impl From<bool> for Value<'_> {
+impl From<bool> for SeriesValue<'_> {
     fn from(is_so: bool) -> Self {
         Self::Whole(is_so.into())
     }
@@ -79,7 +79,7 @@ impl From<bool> for Value<'_> {
 /// What series are written with.
 struct Sheet<'e> {
     encoder: DescriptorEncoder<'e>,
-    form: Form,
+    form: ExpositionFormat,
 }
 
 impl Sheet<'_> {
@@ -87,7 +87,7 @@ impl Sheet<'_> {
     fn family<'v, const N: usize>(
         &mut self,
         family: &Family,
-        series: impl Iterator<Item = ([&'v str; N], Value<'v>)>,
+        series: impl Iterator<Item = ([&'v str; N], SeriesValue<'v>)>,
     ) -> fmt::Result {
         assert_eq!(family.labels.len(), N, "a value for each label of {}", family.name);
         let unit = family.unit.map(|unit| if unit == "bytes" { Unit::Bytes } else { Unit::Seconds });
@@ -96,20 +96,30 @@ impl Sheet<'_> {
             stem.expect("a test sees that names end with their units")
         });
         let (name, unit, kind) = match (self.form, family.kind) {
-            (Form::OpenMetrics, Kind::Counter) => (stem.to_owned(), unit, MetricType::Counter),
-            (Form::OpenMetrics, Kind::Gauge) => (stem.to_owned(), unit, MetricType::Gauge),
-            (Form::OpenMetrics, Kind::Histogram) => (stem.to_owned(), unit, MetricType::Histogram),
-            (Form::OpenMetrics, Kind::Info) => (stem.to_owned(), unit, MetricType::Info),
-            (Form::Text, Kind::Counter) => (format!("{}_total", family.name), None, MetricType::Counter),
-            (Form::Text, Kind::Gauge) => (family.name.to_owned(), None, MetricType::Gauge),
-            (Form::Text, Kind::Histogram) => (family.name.to_owned(), None, MetricType::Histogram),
-            (Form::Text, Kind::Info) => (format!("{}_info", family.name), None, MetricType::Gauge),
+            (ExpositionFormat::OpenMetrics, FamilyType::Counter) => {
+                (stem.to_owned(), unit, MetricType::Counter)
+            }
+            (ExpositionFormat::OpenMetrics, FamilyType::Gauge) => (stem.to_owned(), unit, MetricType::Gauge),
+            (ExpositionFormat::OpenMetrics, FamilyType::Histogram) => {
+                (stem.to_owned(), unit, MetricType::Histogram)
+            }
+            (ExpositionFormat::OpenMetrics, FamilyType::Info) => (stem.to_owned(), unit, MetricType::Info),
+            (ExpositionFormat::Text, FamilyType::Counter) => {
+                (format!("{}_total", family.name), None, MetricType::Counter)
+            }
+            (ExpositionFormat::Text, FamilyType::Gauge) => (family.name.to_owned(), None, MetricType::Gauge),
+            (ExpositionFormat::Text, FamilyType::Histogram) => {
+                (family.name.to_owned(), None, MetricType::Histogram)
+            }
+            (ExpositionFormat::Text, FamilyType::Info) => {
+                (format!("{}_info", family.name), None, MetricType::Gauge)
+            }
         };
         let mut metric = self.encoder.encode_descriptor(&name, family.help, unit.as_ref(), kind)?;
         for (values, value) in series {
             let labels: [(&str, &str); N] = std::array::from_fn(|i| (family.labels[i], values[i]));
             match (self.form, family.kind) {
-                (Form::OpenMetrics, Kind::Info) => metric.encode_info(&labels)?,
+                (ExpositionFormat::OpenMetrics, FamilyType::Info) => metric.encode_info(&labels)?,
                 (form, kind) if N == 0 => put(&mut metric, form, kind, &value)?,
                 (form, kind) => put(&mut metric.encode_family(&labels)?, form, kind, &value)?,
             }
@@ -119,18 +129,23 @@ impl Sheet<'_> {
 }
 
 /// Writes one series.
-fn put(series: &mut MetricEncoder<'_>, form: Form, kind: Kind, value: &Value<'_>) -> fmt::Result {
+fn put(
+    series: &mut MetricEncoder<'_>,
+    form: ExpositionFormat,
+    kind: FamilyType,
+    value: &SeriesValue<'_>,
+) -> fmt::Result {
     match (value, form, kind) {
-        (Value::Whole(n), Form::OpenMetrics, Kind::Counter) => {
+        (SeriesValue::Whole(n), ExpositionFormat::OpenMetrics, FamilyType::Counter) => {
             series.encode_counter::<NoLabelSet, _, f64>(n, None)
         }
-        (Value::Real(x), Form::OpenMetrics, Kind::Counter) => {
+        (SeriesValue::Real(x), ExpositionFormat::OpenMetrics, FamilyType::Counter) => {
             series.encode_counter::<NoLabelSet, _, f64>(x, None)
         }
         // The text form writes counters as gauges do: their name has its suffix already.
-        (Value::Whole(n), ..) => series.encode_gauge(n),
-        (Value::Real(x), ..) => series.encode_gauge(x),
-        (Value::Times(times), ..) => {
+        (SeriesValue::Whole(n), ..) => series.encode_gauge(n),
+        (SeriesValue::Real(x), ..) => series.encode_gauge(x),
+        (SeriesValue::Times(times), ..) => {
             let buckets: [(f64, u64); TIME_BUCKETS] = std::array::from_fn(|i| (bound(i), times.buckets[i]));
             let count = times.buckets.iter().sum();
             series.encode_histogram::<NoLabelSet>(seconds_of_us(times.sum_us), count, &buckets, None)
@@ -161,7 +176,7 @@ fn unix_time(time: SystemTime) -> f64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-impl Collector for Page {
+impl Collector for MetricsPage {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut sheet = Sheet { encoder, form: self.form };
         self.daemon(&mut sheet)?;

@@ -17,8 +17,8 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use super::page::{self, Form};
-use crate::api::{Query, Rounds};
+use super::page::{self, ExpositionFormat};
+use crate::api::{ControllerQuery, Rounds};
 use crate::config::Metrics;
 use crate::facts::Facts;
 use lb_http::{CompressedDocument, DocumentWriter, accepts_gzip, respond};
@@ -41,10 +41,10 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Answers requests for `/metrics`.
-pub fn router(queries: &mpsc::Sender<Query>) -> Router {
+pub fn router(queries: &mpsc::Sender<ControllerQuery>) -> Router {
     let pages = Pages {
-        open_metrics: Rounds::of(queries.clone(), |facts| make(facts, Form::OpenMetrics)),
-        text: Rounds::of(queries.clone(), |facts| make(facts, Form::Text)),
+        open_metrics: Rounds::of(queries.clone(), |facts| make(facts, ExpositionFormat::OpenMetrics)),
+        text: Rounds::of(queries.clone(), |facts| make(facts, ExpositionFormat::Text)),
     };
     Router::new().route("/metrics", get(metrics)).with_state(pages)
 }
@@ -91,17 +91,17 @@ fn refused(name: Option<String>, names: &[String]) -> Response {
     (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
-fn make(facts: Facts, form: Form) -> io::Result<CompressedDocument> {
+fn make(facts: Facts, form: ExpositionFormat) -> io::Result<CompressedDocument> {
     let mut writer = DocumentWriter::new();
     page::write(facts, form, &mut writer).map_err(io::Error::other)?;
     writer.finish()
 }
 
 async fn metrics(State(pages): State<Pages>, headers: HeaderMap) -> Response {
-    let form = Form::accepted(headers.get(ACCEPT).and_then(|value| value.to_str().ok()));
+    let form = ExpositionFormat::accepted(headers.get(ACCEPT).and_then(|value| value.to_str().ok()));
     let rounds = match form {
-        Form::OpenMetrics => &pages.open_metrics,
-        Form::Text => &pages.text,
+        ExpositionFormat::OpenMetrics => &pages.open_metrics,
+        ExpositionFormat::Text => &pages.text,
     };
     match rounds.next().await.await {
         Ok(page) => respond(page, accepts_gzip(&headers), form.content_type()),

@@ -7,7 +7,7 @@ use lb_http::peer::PeerCredentials;
 use lb_view::load::{MemberLoadStatus, ServiceLoadStatus};
 
 use super::stage::{BACKENDS, CONFIG, Stage, address, script};
-use crate::api::{Query, Reply};
+use crate::api::{ControllerQuery, Reply};
 use crate::controller::Event;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -63,7 +63,7 @@ impl Stage {
     fn switch(&mut self, switch: Switch) {
         let (answer, mut said) = Reply::new();
         let (service, who) = ("users".to_owned(), PeerCredentials { user: 0, groups: vec![0], process: 1 });
-        self.tell(Event::Asked(Query::SwitchLoad { service, switch, client: None, who, answer }));
+        self.tell(Event::Asked(ControllerQuery::SwitchLoad { service, switch, client: None, who, answer }));
         assert_eq!(said.try_recv().expect("an answer").clients.len(), 1);
     }
 }

@@ -10,33 +10,37 @@ use lb_kernel::{BackendSnapshot, ServiceSnapshot, Snapshot};
 use lb_view::backend::BackendHealth;
 use lb_view::load::ServiceLoadStatus;
 
-use super::{Page, Sheet, Value, seconds_of_ns, unix_time};
+use super::{MetricsPage, SeriesValue, Sheet, seconds_of_ns, unix_time};
 use crate::metrics::collect::{ClientMetrics, MapMetrics};
 use crate::metrics::families as f;
 use crate::status;
 
-impl Page {
+impl MetricsPage {
     pub fn daemon(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
         let reloads = self.facts.reloads;
         let abi = ABI_VERSION.to_string();
         let one = |value| std::iter::once(([], value));
-        sheet.family(&f::BUILD, [([env!("CARGO_PKG_VERSION"), &abi], Value::Whole(1))].into_iter())?;
-        sheet.family(&f::START_TIME, one(Value::Real(unix_time(self.facts.started))))?;
+        sheet.family(&f::BUILD, [([env!("CARGO_PKG_VERSION"), &abi], SeriesValue::Whole(1))].into_iter())?;
+        sheet.family(&f::START_TIME, one(SeriesValue::Real(unix_time(self.facts.started))))?;
         let results = [("ok", reloads.taken_on), ("failed", reloads.refused)];
-        sheet.family(&f::RELOADS, results.into_iter().map(|(result, n)| ([result], Value::Whole(n))))?;
-        sheet.family(&f::RELOAD_TIME, one(Value::Real(unix_time(reloads.in_force_since))))?;
+        sheet
+            .family(&f::RELOADS, results.into_iter().map(|(result, n)| ([result], SeriesValue::Whole(n))))?;
+        sheet.family(&f::RELOAD_TIME, one(SeriesValue::Real(unix_time(reloads.in_force_since))))?;
         sheet.family(&f::CONFIG_FAULTY, one(reloads.is_faulty.into()))?;
         let reports = &self.facts.reports;
         let sent = [("sent", reports.requests), ("unsent", reports.unsent)];
-        sheet.family(&f::REPORT_REQUESTS, sent.into_iter().map(|(result, n)| ([result], Value::Whole(n))))?;
-        let datagrams = reports.datagrams.iter().map(|(result, n)| ([*result], Value::Whole(*n)));
+        sheet.family(
+            &f::REPORT_REQUESTS,
+            sent.into_iter().map(|(result, n)| ([result], SeriesValue::Whole(n))),
+        )?;
+        let datagrams = reports.datagrams.iter().map(|(result, n)| ([*result], SeriesValue::Whole(*n)));
         sheet.family(&f::REPORT_DATAGRAMS, datagrams)?;
-        let by_kernel = reports.by_kernel.iter().map(|(result, n)| ([*result], Value::Whole(*n)));
+        let by_kernel = reports.by_kernel.iter().map(|(result, n)| ([*result], SeriesValue::Whole(*n)));
         sheet.family(&f::XDP_DATAGRAMS, by_kernel)?;
         let interfaces = self.facts.interfaces.iter();
         sheet.family(
             &f::XDP_INTERFACE,
-            interfaces.map(|one| ([one.name.as_str(), one.mode.as_str()], Value::Whole(1))),
+            interfaces.map(|one| ([one.name.as_str(), one.mode.as_str()], SeriesValue::Whole(1))),
         )
     }
 
@@ -53,25 +57,27 @@ impl Page {
     pub fn each_map(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
         sheet.family(
             &f::NOT_A_SERVICE,
-            self.maps().map(|(client, m)| ([client], Value::Whole(m.snapshot.not_a_service))),
+            self.maps().map(|(client, m)| ([client], SeriesValue::Whole(m.snapshot.not_a_service))),
         )?;
         let fullness =
             || self.maps().flat_map(|(client, maps)| maps.fullness.iter().map(move |map| (client, map)));
-        sheet.family(&f::MAP_USED, fullness().map(|(c, map)| ([c, map.map], Value::Whole(map.used))))?;
+        sheet
+            .family(&f::MAP_USED, fullness().map(|(c, map)| ([c, map.map], SeriesValue::Whole(map.used))))?;
         sheet.family(
             &f::MAP_CAPACITY,
-            fullness().map(|(c, map)| ([c, map.map], Value::Whole(map.capacity))),
+            fullness().map(|(c, map)| ([c, map.map], SeriesValue::Whole(map.capacity))),
         )?;
         sheet.family(
             &f::ANOMALIES,
             self.maps().flat_map(|(client, maps)| {
-                anomalies(&maps.snapshot.anomalies).map(|(kind, count)| ([client, kind], Value::Whole(count)))
+                anomalies(&maps.snapshot.anomalies)
+                    .map(|(kind, count)| ([client, kind], SeriesValue::Whole(count)))
             }),
         )?;
         let clients = || self.clients.iter();
         sheet.family(
             &f::RECORDS_RECLAIMED,
-            clients().map(|client| ([client.name()], Value::Whole(client.facts.reclaim.reclaimed))),
+            clients().map(|client| ([client.name()], SeriesValue::Whole(client.facts.reclaim.reclaimed))),
         )?;
         sheet.family(
             &f::RECORDS_KEPT,
@@ -82,7 +88,7 @@ impl Page {
                     ("open", reclaim.kept_open),
                     ("elsewhere", reclaim.kept_elsewhere),
                 ]
-                .map(|(reason, count)| ([client.name(), reason], Value::Whole(count)))
+                .map(|(reason, count)| ([client.name(), reason], SeriesValue::Whole(count)))
             }),
         )?;
         let runs = || {
@@ -92,9 +98,9 @@ impl Page {
         };
         sheet.family(
             &f::PROGRAM_RUN,
-            runs().map(|(labels, r)| (labels, Value::Real(seconds_of_ns(r.time_ns)))),
+            runs().map(|(labels, r)| (labels, SeriesValue::Real(seconds_of_ns(r.time_ns)))),
         )?;
-        sheet.family(&f::PROGRAM_RUNS, runs().map(|(labels, r)| (labels, Value::Whole(r.count))))
+        sheet.family(&f::PROGRAM_RUNS, runs().map(|(labels, r)| (labels, SeriesValue::Whole(r.count))))
     }
 
     pub fn each_service(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
@@ -114,15 +120,15 @@ impl Page {
             self.services().flat_map(|(client, service)| {
                 Outcome::OF_A_SERVICE.map(|outcome| {
                     let count = service.outcomes.of(outcome);
-                    ([client, service.view.name.as_str(), outcome.name()], Value::Whole(count))
+                    ([client, service.view.name.as_str(), outcome.name()], SeriesValue::Whole(count))
                 })
             }),
         )?;
         sheet.family(
             &f::TABLE_GENERATION,
-            self.of_services(|s| Value::Whole(s.view.table.generation.into())),
+            self.of_services(|s| SeriesValue::Whole(s.view.table.generation.into())),
         )?;
-        sheet.family(&f::TABLE_ENTRIES, self.of_services(|s| Value::Whole(s.view.table.len().into())))
+        sheet.family(&f::TABLE_ENTRIES, self.of_services(|s| SeriesValue::Whole(s.view.table.len().into())))
     }
 
     fn each_load(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
@@ -134,7 +140,7 @@ impl Page {
         };
         let followed = || all().filter(|(_, load)| load.control.is_some());
         let count = |of: fn(&ServiceLoadStatus) -> u32| {
-            followed().map(move |(labels, load)| (labels, Value::Whole(of(load).into())))
+            followed().map(move |(labels, load)| (labels, SeriesValue::Whole(of(load).into())))
         };
         sheet.family(&f::LOAD_MEMBERS, count(|load| load.expected))?;
         sheet.family(&f::LOAD_REPORTING, count(|load| load.reporting))?;
@@ -145,9 +151,10 @@ impl Page {
                     .map(|switch| ([client, service, switch.name()], (load.switch == switch.name()).into()))
             }),
         )?;
-        let settling = followed().filter_map(|(labels, load)| Some((labels, Value::Real(load.settling_s?))));
+        let settling =
+            followed().filter_map(|(labels, load)| Some((labels, SeriesValue::Real(load.settling_s?))));
         sheet.family(&f::LOAD_SETTLING, settling)?;
-        sheet.family(&f::LOAD_TABLES, all().map(|(labels, load)| (labels, Value::Whole(load.tables))))
+        sheet.family(&f::LOAD_TABLES, all().map(|(labels, load)| (labels, SeriesValue::Whole(load.tables))))
     }
 
     pub fn each_source(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
@@ -157,9 +164,12 @@ impl Page {
                 sources.map(|(service, source)| ([client.name(), service.as_str()], source))
             })
         };
-        let age = sources().filter_map(|(labels, s)| Some((labels, Value::Whole(s.good_for_s?))));
+        let age = sources().filter_map(|(labels, s)| Some((labels, SeriesValue::Whole(s.good_for_s?))));
         sheet.family(&f::SOURCE_AGE, age)?;
-        sheet.family(&f::SOURCE_FAILURES, sources().map(|(labels, s)| (labels, Value::Whole(s.failures))))?;
+        sheet.family(
+            &f::SOURCE_FAILURES,
+            sources().map(|(labels, s)| (labels, SeriesValue::Whole(s.failures))),
+        )?;
         sheet.family(&f::SOURCE_ERROR, sources().map(|(labels, s)| (labels, s.error.is_some().into())))
     }
 
@@ -187,10 +197,11 @@ impl Page {
         });
         sheet.family(&f::FAILING, failing)?;
         sheet.family(&f::EJECTED, self.of_backends(|b| b.slot.is_ejected.into()))?;
-        sheet.family(&f::EJECTIONS, self.of_backends(|b| Value::Whole(b.counts.sums.ejections)))?;
-        sheet.family(&f::TRIALS, self.of_backends(|b| Value::Whole(b.counts.sums.trials)))?;
-        sheet.family(&f::READMISSIONS, self.of_backends(|b| Value::Whole(b.counts.sums.readmissions)))?;
-        sheet.family(&f::WITHHELD, self.of_backends(|b| Value::Whole(b.counts.sums.withheld)))?;
+        sheet.family(&f::EJECTIONS, self.of_backends(|b| SeriesValue::Whole(b.counts.sums.ejections)))?;
+        sheet.family(&f::TRIALS, self.of_backends(|b| SeriesValue::Whole(b.counts.sums.trials)))?;
+        sheet
+            .family(&f::READMISSIONS, self.of_backends(|b| SeriesValue::Whole(b.counts.sums.readmissions)))?;
+        sheet.family(&f::WITHHELD, self.of_backends(|b| SeriesValue::Whole(b.counts.sums.withheld)))?;
         self.each_probe(sheet)?;
         let loads = || {
             self.backends().filter_map(|(labels @ [client, service, _], backend)| {
@@ -202,7 +213,7 @@ impl Page {
         };
         sheet.family(
             &f::LOAD_FACTOR,
-            loads().map(|(labels, _, member)| (labels, Value::Real(member.factor))),
+            loads().map(|(labels, _, member)| (labels, SeriesValue::Real(member.factor))),
         )?;
         let followed = || loads().filter(|(_, load, _)| load.control.is_some());
         sheet.family(
@@ -211,11 +222,11 @@ impl Page {
         )?;
         sheet.family(
             &f::LOAD_WANTED,
-            followed().map(|(labels, _, member)| (labels, Value::Real(member.wanted))),
+            followed().map(|(labels, _, member)| (labels, SeriesValue::Real(member.wanted))),
         )?;
-        sheet.family(&f::WEIGHT, self.of_backends(|b| Value::Whole(b.slot.weight.into())))?;
-        sheet.family(&f::SHARE_WANTED, self.of_backends(|b| Value::Real(b.share_wanted)))?;
-        sheet.family(&f::ACTIVE, self.of_backends(|b| Value::Whole(b.counts.active)))
+        sheet.family(&f::WEIGHT, self.of_backends(|b| SeriesValue::Whole(b.slot.weight.into())))?;
+        sheet.family(&f::SHARE_WANTED, self.of_backends(|b| SeriesValue::Real(b.share_wanted)))?;
+        sheet.family(&f::ACTIVE, self.of_backends(|b| SeriesValue::Whole(b.counts.active)))
     }
 
     fn each_probe(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
@@ -237,7 +248,7 @@ impl Page {
             }),
         )?;
         let of = |value: fn(&BackendHealth) -> Option<f64>| {
-            probed().filter_map(move |(labels, probe)| Some((labels, Value::Real(value(probe)?))))
+            probed().filter_map(move |(labels, probe)| Some((labels, SeriesValue::Real(value(probe)?))))
         };
         sheet.family(&f::PROBE_TIME, of(|probe| probe.round_trip_ms.map(|time| time / 1e3)))?;
         sheet.family(&f::REPORT_AGE, of(|probe| probe.age_s))?;
@@ -245,30 +256,30 @@ impl Page {
     }
 
     pub fn each_flow_count(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
-        sheet.family(&f::STARTED, self.of_backends(|b| Value::Whole(b.counts.sums.chosen)))?;
-        sheet.family(&f::UNTRACKED, self.of_backends(|b| Value::Whole(b.counts.sums.untracked)))?;
-        sheet.family(&f::CONNECTING, self.of_backends(|b| Value::Whole(b.counts.sums.connecting)))?;
-        sheet.family(&f::ESTABLISHED, self.of_backends(|b| Value::Whole(b.counts.sums.established)))?;
-        sheet.family(&f::DIVERTED, self.of_backends(|b| Value::Whole(b.counts.sums.diverted)))?;
-        sheet.family(&f::RECLAIMED, self.of_backends(|b| Value::Whole(b.counts.reclaimed)))?;
+        sheet.family(&f::STARTED, self.of_backends(|b| SeriesValue::Whole(b.counts.sums.chosen)))?;
+        sheet.family(&f::UNTRACKED, self.of_backends(|b| SeriesValue::Whole(b.counts.sums.untracked)))?;
+        sheet.family(&f::CONNECTING, self.of_backends(|b| SeriesValue::Whole(b.counts.sums.connecting)))?;
+        sheet.family(&f::ESTABLISHED, self.of_backends(|b| SeriesValue::Whole(b.counts.sums.established)))?;
+        sheet.family(&f::DIVERTED, self.of_backends(|b| SeriesValue::Whole(b.counts.sums.diverted)))?;
+        sheet.family(&f::RECLAIMED, self.of_backends(|b| SeriesValue::Whole(b.counts.reclaimed)))?;
         sheet.family(
             &f::ENDED,
             self.backends().flat_map(|([client, service, address], backend)| {
                 Ending::ALL.map(|ending| {
                     let count = backend.counts.sums.endings[ending as usize];
-                    ([client, service, address, ending.name()], Value::Whole(count))
+                    ([client, service, address, ending.name()], SeriesValue::Whole(count))
                 })
             }),
         )?;
-        sheet.family(&f::RTT, self.of_backends(|b| Value::Times(&b.counts.sums.rtt)))?;
-        sheet.family(&f::CONNECT, self.of_backends(|b| Value::Times(&b.counts.sums.connect)))?;
+        sheet.family(&f::RTT, self.of_backends(|b| SeriesValue::Times(&b.counts.sums.rtt)))?;
+        sheet.family(&f::CONNECT, self.of_backends(|b| SeriesValue::Times(&b.counts.sums.connect)))?;
         sheet.family(
             &f::LIFETIME,
-            self.of_backends(|b| Value::Real(seconds_of_ns(b.counts.sums.lifetime_ns))),
+            self.of_backends(|b| SeriesValue::Real(seconds_of_ns(b.counts.sums.lifetime_ns))),
         )?;
-        sheet.family(&f::RECEIVED, self.of_backends(|b| Value::Whole(b.counts.sums.bytes_received)))?;
-        sheet.family(&f::SENT, self.of_backends(|b| Value::Whole(b.counts.sums.bytes_sent)))?;
-        sheet.family(&f::RETRANSMITS, self.of_backends(|b| Value::Whole(b.counts.sums.retransmits)))
+        sheet.family(&f::RECEIVED, self.of_backends(|b| SeriesValue::Whole(b.counts.sums.bytes_received)))?;
+        sheet.family(&f::SENT, self.of_backends(|b| SeriesValue::Whole(b.counts.sums.bytes_sent)))?;
+        sheet.family(&f::RETRANSMITS, self.of_backends(|b| SeriesValue::Whole(b.counts.sums.retransmits)))
     }
 
     // ---- iterators over clients, services and backends -------------------------------------------------------------
@@ -289,15 +300,15 @@ impl Page {
 
     fn of_services<'p>(
         &'p self,
-        value: fn(&'p ServiceSnapshot) -> Value<'p>,
-    ) -> impl Iterator<Item = ([&'p str; 2], Value<'p>)> {
+        value: fn(&'p ServiceSnapshot) -> SeriesValue<'p>,
+    ) -> impl Iterator<Item = ([&'p str; 2], SeriesValue<'p>)> {
         self.services().map(move |(client, service)| ([client, service.view.name.as_str()], value(service)))
     }
 
     fn of_backends<'p>(
         &'p self,
-        value: fn(&'p BackendSnapshot) -> Value<'p>,
-    ) -> impl Iterator<Item = ([&'p str; 3], Value<'p>)> {
+        value: fn(&'p BackendSnapshot) -> SeriesValue<'p>,
+    ) -> impl Iterator<Item = ([&'p str; 3], SeriesValue<'p>)> {
         self.backends().map(move |(labels, backend)| (labels, value(backend)))
     }
 }

@@ -170,9 +170,9 @@ fn client() -> ClientMetrics {
     }
 }
 
-fn page(form: Form, clients: Vec<ClientMetrics>) -> String {
+fn page(form: ExpositionFormat, clients: Vec<ClientMetrics>) -> String {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Page { facts: facts(), clients, form }));
+    registry.register_collector(Box::new(MetricsPage { facts: facts(), clients, form }));
     let mut text = String::new();
     text::encode_registry(&mut text, &registry).unwrap();
     text
@@ -188,7 +188,7 @@ fn a_backend_that_fails_every_connect_is_told() {
     for (failing, expected) in [(BTreeSet::from([at(1)]), 1), (BTreeSet::from([at(0)]), 0)] {
         let mut client = client();
         client.maps.as_mut().expect("they were read").failing = failing;
-        let page = page(Form::Text, vec![client]);
+        let page = page(ExpositionFormat::Text, vec![client]);
         let labels = r#"{client="web",service="users",backend="[2001:db8::1]:80"}"#;
         let line = format!("socklb_backend_failing{labels} {expected}");
         assert_eq!(lines(&page, "socklb_backend_failing{"), [line]);
@@ -198,25 +198,25 @@ fn a_backend_that_fails_every_connect_is_told() {
 #[test]
 fn what_a_reader_accepts_decides_the_form() {
     let cases = [
-        (None, Form::Text),
-        (Some("*/*"), Form::Text),
-        (Some("text/plain;version=0.0.4"), Form::Text),
-        (Some("application/openmetrics-text;version=1.0.0"), Form::OpenMetrics),
+        (None, ExpositionFormat::Text),
+        (Some("*/*"), ExpositionFormat::Text),
+        (Some("text/plain;version=0.0.4"), ExpositionFormat::Text),
+        (Some("application/openmetrics-text;version=1.0.0"), ExpositionFormat::OpenMetrics),
         (
             Some(
                 "text/plain;version=0.0.4;q=0.5, application/openmetrics-text;version=0.0.1;q=0.75,*/*;q=0.1",
             ),
-            Form::OpenMetrics,
+            ExpositionFormat::OpenMetrics,
         ),
     ];
     for (header, form) in cases {
-        assert_eq!(Form::accepted(header), form, "{header:?}");
+        assert_eq!(ExpositionFormat::accepted(header), form, "{header:?}");
     }
 }
 
 #[test]
 fn the_daemon_alone_is_a_page_in_either_form() {
-    let described: String = page(Form::OpenMetrics, Vec::new())
+    let described: String = page(ExpositionFormat::OpenMetrics, Vec::new())
         .lines()
         .filter(|line| !line.starts_with("# HELP"))
         .take(26)
@@ -242,7 +242,7 @@ fn the_daemon_alone_is_a_page_in_either_form() {
          # TYPE socklb_client_readable gauge\n"
     );
     assert_eq!(described, expected);
-    let text = page(Form::Text, Vec::new());
+    let text = page(ExpositionFormat::Text, Vec::new());
     assert!(!text.contains("# UNIT"), "the older form knows no units: {text}");
     let told = lines(&text, "# TYPE socklb_build");
     assert_eq!(told, ["# TYPE socklb_build_info gauge"]);
@@ -252,13 +252,13 @@ fn the_daemon_alone_is_a_page_in_either_form() {
 
 #[test]
 fn a_page_has_every_metric_that_is_defined_and_each_has_a_series() {
-    for form in [Form::OpenMetrics, Form::Text] {
+    for form in [ExpositionFormat::OpenMetrics, ExpositionFormat::Text] {
         let page = page(form, vec![client()]);
         let described = lines(&page, "# TYPE ");
         let described: Vec<&str> = described.iter().filter_map(|line| line.split(' ').nth(2)).collect();
         let suffix = |kind| match (form, kind) {
-            (Form::Text, Kind::Counter) => "_total",
-            (Form::Text, Kind::Info) => "_info",
+            (ExpositionFormat::Text, FamilyType::Counter) => "_total",
+            (ExpositionFormat::Text, FamilyType::Info) => "_info",
             _ => "",
         };
         let defined: Vec<String> =
@@ -272,7 +272,7 @@ fn a_page_has_every_metric_that_is_defined_and_each_has_a_series() {
 
 #[test]
 fn a_histogram_is_cumulative_and_its_bounds_double() {
-    for form in [Form::OpenMetrics, Form::Text] {
+    for form in [ExpositionFormat::OpenMetrics, ExpositionFormat::Text] {
         let page = page(form, vec![client()]);
         let lines = lines(&page, "socklb_rtt_seconds");
         let of = r#"client="web",service="users",backend="[2001:db8::1]:80""#;
@@ -289,7 +289,7 @@ fn a_histogram_is_cumulative_and_its_bounds_double() {
 
 #[test]
 fn a_backend_has_one_state_and_every_ending() {
-    let page = page(Form::OpenMetrics, vec![client()]);
+    let page = page(ExpositionFormat::OpenMetrics, vec![client()]);
     let value = |line: &&str| line.ends_with(" 1");
     let states = lines(&page, "socklb_backend_state{");
     assert_eq!(states.len(), 6);
@@ -306,7 +306,7 @@ fn a_backend_has_one_state_and_every_ending() {
 
 #[test]
 fn what_load_makes_of_weights_is_told() {
-    let page = page(Form::Text, vec![client()]);
+    let page = page(ExpositionFormat::Text, vec![client()]);
     let of = r#"{client="web",service="users",backend="[2001:db8::1]:80"}"#;
     assert_eq!(lines(&page, "socklb_backend_load_factor{"), [format!("socklb_backend_load_factor{of} 1.25")]);
     assert_eq!(
@@ -325,7 +325,7 @@ fn what_load_makes_of_weights_is_told() {
     let slow = ServiceLoadStatus { control: None, ..load() };
     let mut client = client();
     client.facts.loads = BTreeMap::from([("users".to_owned(), slow)]);
-    let page = self::page(Form::Text, vec![client]);
+    let page = self::page(ExpositionFormat::Text, vec![client]);
     assert!(lines(&page, "socklb_load_members{").is_empty(), "slow start alone follows no load");
     assert!(!lines(&page, "socklb_backend_load_factor{").is_empty());
 }
@@ -333,7 +333,7 @@ fn what_load_makes_of_weights_is_told() {
 #[test]
 fn a_client_whose_maps_cannot_be_read_says_so_and_has_nothing_else() {
     let client = ClientMetrics { maps: None, ..client() };
-    let page = page(Form::Text, vec![client]);
+    let page = page(ExpositionFormat::Text, vec![client]);
     assert_eq!(lines(&page, "socklb_client_readable"), [r#"socklb_client_readable{client="web"} 0"#]);
     assert!(lines(&page, "socklb_flows").is_empty() && lines(&page, "socklb_map").is_empty());
 }
