@@ -263,7 +263,7 @@ impl<'t> Reader<'t> {
                 self.value(Spanned::new(start..span.end(), DeValue::Table(table)), error);
             }
             Some(OpenContainer::Other(start, value)) => {
-                self.value(Spanned::new(start..span.end(), value), error)
+                self.value(Spanned::new(start..span.end(), value), error);
             }
             None => {}
         }

@@ -403,7 +403,7 @@ impl<'a> World<'a> {
             SimulationEvent::Ready { client, slot, serial } => self.ready(client, slot, serial),
             SimulationEvent::Arrive(client) => self.arrive(client),
             SimulationEvent::Hear { client, backend, report, is_lame } => {
-                self.hear(client, backend, report, is_lame)
+                self.hear(client, backend, report, is_lame);
             }
             SimulationEvent::Think(client) => self.think(client),
             SimulationEvent::TryAgain(request) => self.try_again(request),
