@@ -7,18 +7,18 @@ use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use lb_agent::name::Name;
-use lb_agent::reports::entry::{CheckRules, Rules};
-use lb_agent::reports::load::Load;
-use lb_agent::reports::streak::Outcome;
-use lb_agent::reports::{Asker, Reports, Via};
 use lb_common::abi::host::SenderName;
 use lb_common::abi::responder::{PreparedAnswer, Station, Subscriber, SubscriberName};
-use lb_common::fixtures::{Frame, Shape};
 use lb_common::net::{Address, Be16, Be32};
-use lb_common::respond::{Found, Maps, Response, Workspace, respond};
-use lb_common::wire::{BYTES, Cookies, Datagram, Key, Kind, Readiness};
-use lb_core::report_keys::{BackendKey, Keys, Numbered};
+use lb_report::agent::entry::{CheckRules, Rules};
+use lb_report::agent::load::Load;
+use lb_report::agent::name::Name;
+use lb_report::agent::streak::Outcome;
+use lb_report::agent::{Asker, Reports, Via};
+use lb_report::fixtures::{Frame, Shape};
+use lb_report::keys::{BackendKey, Keys, Numbered};
+use lb_report::respond::{Found, Maps, Response, Workspace, respond};
+use lb_report::wire::{BYTES, Cookies, Datagram, Key, Kind, Readiness};
 
 use crate::operations::Operations;
 use crate::shapes::{holds_udp, shape};
@@ -82,7 +82,8 @@ pub fn agent(text: &[u8]) {
 }
 
 fn names() -> [Name; 3] {
-    ["10.0.0.1:1", "10.0.0.1:1/udp", "[2001:db8::1]:2"].map(|name| name.parse().expect("a name"))
+    ["10.0.0.1:1", "10.0.0.1:1/udp", "[2001:db8::1]:2"]
+        .map(|name| lb_agent::name::parse(name).expect("a name"))
 }
 
 fn key(name: Name, id: u16) -> Numbered<BackendKey> {
@@ -118,7 +119,7 @@ impl Maps for Kernel<'_> {
     }
 
     fn is_own(&self, station: Station) -> bool {
-        station == Station::from(lb_common::fixtures::HERE)
+        station == Station::from(lb_report::fixtures::HERE)
     }
 
     fn prepared(&self, name: &SenderName, into: &mut PreparedAnswer) -> Found {

@@ -6,15 +6,16 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use lb_common::abi::host::LastReport;
-use lb_common::fixtures::{Frame, OneBackend, Shape};
 use lb_common::net::{Be16, Be32};
-use lb_common::receive::{Received, Reception, receive};
-use lb_common::wire::{BYTES, Datagram, Kind, Readiness};
-use lb_core::report_keys::{BackendKey, Keys, Numbered, ServiceKey};
-use lb_core::reports::reported::Base;
-use lb_core::reports::senders::{Refusal, Senders, Target};
-use lb_core::reports::{MAX_HOLD, Name};
+use lb_core::reports::Name;
 use lb_core::service::Protocol;
+use lb_report::client::reported::Base;
+use lb_report::client::senders::{Refusal, Senders, Target};
+use lb_report::fixtures::{Frame, OneBackend, Shape};
+use lb_report::keys::{BackendKey, Keys, Numbered, ServiceKey};
+use lb_report::receive::{Received, Reception, receive};
+use lb_report::wire::MAX_HOLD;
+use lb_report::wire::{BYTES, Datagram, Kind, Readiness};
 
 use crate::operations::Operations;
 use crate::shapes::{holds_udp, shape};

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use lb_core::report_keys::{BackendKey, Keys, MAX_KEYS, Secret, ServiceKey};
 use lb_core::service::Protocol;
+use lb_report::keys::{BackendKey, Keys, MAX_KEYS, Secret, ServiceKey};
 
 /// Reads a text as a file of keys, of both kinds.
 pub fn keys(text: &[u8]) {

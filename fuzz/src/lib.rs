@@ -11,8 +11,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use lb_config::endpoints::{self, ListContext};
-use lb_core::report_keys::{BackendKey, Keys, ServiceKey};
 use lb_document::diagnostic::{Diagnostics, utf8};
+use lb_report::keys::{BackendKey, Keys, ServiceKey};
 use lb_user::config::{self, ProcessEnvironment};
 
 mod agent;
@@ -107,13 +107,13 @@ fn agent_configuration(text: &[u8]) {
         || utf8(text, path).and_then(|text| lb_agent::config::parse(text, path, &mut |path| key_file(path)));
     match read() {
         Ok(config) => {
-            assert!(config.backends.len() <= lb_agent::reports::MAX_BACKENDS);
+            assert!(config.backends.len() <= lb_report::agent::MAX_BACKENDS);
             let mut names: Vec<_> = config.backends.iter().map(|backend| backend.name).collect();
             names.sort();
             assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "a name is one backend's");
             for backend in &config.backends {
                 // What a client's host follows at most: reports.md.
-                assert!(backend.hold <= lb_core::reports::MAX_HOLD);
+                assert!(backend.hold <= lb_report::wire::MAX_HOLD);
                 if let Some(check) = &backend.check {
                     assert!(check.stale_after() > check.interval, "a check that goes on never grows too old");
                 }

@@ -7,13 +7,15 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use lb_common::net::{Be16, Be32};
-use lb_common::wire::{Datagram, Kind};
 use lb_core::health::Health;
-use lb_core::report_keys::{BackendKey, Keys, Numbered, ServiceKey};
-use lb_core::reports::reported::{Base, Disbelieved, ReportState};
-use lb_core::reports::senders::{Refusal, Request, Senders, Target};
-use lb_core::reports::{MAX_HOLD, MAX_VALID_FOR, Name};
+use lb_core::reports::Name;
 use lb_core::service::Protocol;
+use lb_report::client::reported::{Base, Disbelieved, ReportState};
+use lb_report::client::senders::{Refusal, Request, Senders, Target};
+use lb_report::keys::{BackendKey, Keys, Numbered, ServiceKey};
+use lb_report::name::name_in;
+use lb_report::wire::{Datagram, Kind};
+use lb_report::wire::{MAX_HOLD, MAX_VALID_FOR};
 
 use crate::operations::Operations;
 
@@ -162,7 +164,7 @@ impl World {
         };
         let requests = self.senders.requests(BATCH, nonce, self.now);
         for Request { to, datagram: request, .. } in &requests {
-            let name = Name::of(request).expect("a name");
+            let name = name_in(request).expect("a name");
             let target = self.target(name).expect("one that is asked");
             assert_eq!(*to, target.agent, "requests go to agents alone");
             assert_eq!(request.kind(), Some(Kind::Request));
@@ -259,7 +261,7 @@ impl World {
         let result = self.senders.take(bytes, self.now);
         let after = self.shown();
         let datagram = Datagram::parse(bytes).ok();
-        let name = datagram.as_ref().and_then(Name::of);
+        let name = datagram.as_ref().and_then(name_in);
         let is_authentic = name.zip(datagram).is_some_and(|(name, datagram)| {
             let key = self.target(name).and_then(|target| target.keys.get(datagram.key_id.to_host()));
             key.is_some_and(|key| datagram.is_authentic(key.wire()))

@@ -1,6 +1,6 @@
 //! Shapes of frames, from the bytes of a text.
 
-use lb_common::fixtures::Shape;
+use lb_report::fixtures::Shape;
 
 /// The shape that four bytes and a length stand for.
 pub fn shape([tags, options, fragment, protocol]: [u8; 4], length_off: i16) -> Shape {

@@ -9,10 +9,9 @@ use std::time::Duration;
 
 use lb_document::diagnostic::chain;
 use lb_http::probe::probe;
+use lb_report::agent::name::Name;
+use lb_report::agent::streak::Outcome;
 use tokio::net::TcpStream;
-
-use crate::name::Name;
-use crate::reports::streak::Outcome;
 
 mod command;
 
@@ -146,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_check_of_the_command_line() {
-        let backend: Name = "10.0.0.1:80".parse().unwrap();
+        let backend = crate::name::parse("10.0.0.1:80").unwrap();
         let at = |text: &str| text.parse().unwrap();
         let http = |text, path: &str| Ok(Check::Http { at: at(text), path: path.to_owned() });
         for (text, expected) in [

@@ -7,12 +7,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow};
 use clap::{Args, Subcommand};
 use lb_document::LogFormat;
+use lb_report::agent::name::Name;
 use lb_view::text::Style;
 
 use crate::check::Check;
 use crate::client::Client;
 use crate::config::{self, Backend, Config, DEFAULT_PATH, HealthCheck};
-use crate::name::Name;
+use crate::name;
 use crate::run::Status;
 use crate::serve::list;
 use crate::serve::query::Told;
@@ -59,6 +60,7 @@ pub enum Command {
     /// Holds until `ready` takes it back, also over a restart of the agent.
     LameDuck {
         /// The backend, as in 10.0.0.1:8080 or 10.0.0.1:53/udp [default: all of this host]
+        #[arg(value_parser = name::parse)]
         backend: Option<Name>,
         /// Print JSON
         #[arg(long)]
@@ -67,6 +69,7 @@ pub enum Command {
     /// Take back what `lame-duck` has said: the backend is ready again if its health check says so
     Ready {
         /// The backend [default: all of this host]
+        #[arg(value_parser = name::parse)]
         backend: Option<Name>,
         /// Print JSON
         #[arg(long)]
@@ -77,6 +80,7 @@ pub enum Command {
     /// Exit codes: 0 all that are shown are ready and nothing is wrong; 3 otherwise; 1 no agent answers; 4 permission.
     Status {
         /// Only this backend [default: all of this host]
+        #[arg(value_parser = name::parse)]
         backend: Option<Name>,
         /// Print JSON
         #[arg(long)]
@@ -95,7 +99,7 @@ pub enum Command {
         #[arg(long, value_name = "FILE", requires = "backend")]
         of: Option<PathBuf>,
         /// The backend, as in 10.0.0.1:8080 or 10.0.0.1:53/udp
-        #[arg(requires = "of")]
+        #[arg(requires = "of", value_parser = name::parse)]
         backend: Option<Name>,
     },
 }
@@ -109,7 +113,7 @@ pub struct Serve {
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<SocketAddr>,
     /// Serve this one backend, without a file
-    #[arg(long, value_name = "BACKEND", conflicts_with = "file", requires = "key")]
+    #[arg(long, value_name = "BACKEND", conflicts_with = "file", requires = "key", value_parser = name::parse)]
     pub backend: Option<Name>,
     /// The file of the backend's keys
     #[arg(long, value_name = "FILE", requires = "backend")]
@@ -133,7 +137,7 @@ pub struct Report {
     #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
     pub eps: Option<f64>,
     /// The backend, if there are several here
-    #[arg(long)]
+    #[arg(long, value_parser = name::parse)]
     pub backend: Option<Name>,
     /// How long this is believed, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 10_000)]

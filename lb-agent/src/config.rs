@@ -7,13 +7,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lb_core::report_keys::{BackendKey, Keys};
 use lb_document::LogFormat;
 use lb_kernel::xdp::Place;
+use lb_report::agent::entry::{CheckRules, Rules};
+use lb_report::agent::name::Name;
+use lb_report::keys::{BackendKey, Keys};
 
 use crate::check::Check;
-use crate::name::Name;
-use crate::reports::entry::{CheckRules, Rules};
 
 mod keys;
 

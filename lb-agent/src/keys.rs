@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use lb_core::report_keys::{BackendKey, Keys, ServiceKey};
+use lb_report::agent::name::Name;
+use lb_report::keys::{BackendKey, Keys, ServiceKey};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::config::read_key_file;
-use crate::name::Name;
 
 /// Fills bytes with what nobody can guess.
 ///
@@ -75,7 +75,7 @@ mod tests {
         let text = new_line(7).unwrap() + &new_line(8).unwrap();
         std::fs::write(&path, &text).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-        let name: Name = "10.0.0.1:53/udp".parse().unwrap();
+        let name = crate::name::parse("10.0.0.1:53/udp").unwrap();
         let derived = derived(&path, name).unwrap();
         let expected = Keys::<ServiceKey>::parse(&text).unwrap().of_backend(name.protocol(), name.address());
         assert_eq!(Keys::<BackendKey>::parse(&derived).unwrap(), expected);

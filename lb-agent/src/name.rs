@@ -1,103 +1,21 @@
-//! What a backend is called: its protocol, address and port as the endpoint list has them. Requests ask by it.
+//! A backend's name in text: `ADDRESS:PORT`, with `/udp` behind it where that is its protocol.
 
-use std::fmt;
-use std::net::SocketAddr;
-use std::str::FromStr;
-
-use lb_common::abi::host::SenderName;
-use lb_common::net::{Be16, socket_addr};
-use lb_common::wire::Datagram;
-use lb_core::reports;
 use lb_core::service::Protocol;
 use lb_document::parse_address;
+use lb_report::agent::name::Name;
 
-/// A backend's name. Written `ADDRESS:PORT`, with `/udp` behind it where that is its protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Name {
-    protocol: Protocol,
-    address: SocketAddr,
-}
-
-impl Name {
-    /// The name of a backend.
-    ///
-    /// # Errors
-    /// If the address is not one host's, or needs a scope: no datagram can ask for it.
-    pub fn new(protocol: Protocol, address: SocketAddr) -> Result<Self, &'static str> {
-        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
-        if !(reports::Name { protocol, address }.can_report()) {
-            return Err(
-                "is no backend's name: that is one host's address, not link-local, and a port from 1 on",
-            );
-        }
-        Ok(Self { protocol, address })
-    }
-
-    /// The name in a datagram.
-    pub fn of(datagram: &Datagram) -> Option<Self> {
-        Self::new(Protocol::of_number(datagram.protocol)?, datagram.backend()).ok()
-    }
-
-    /// The name as kernel programs have it.
-    pub fn of_sender(name: &SenderName) -> Option<Self> {
-        Self::new(Protocol::of_number(name.protocol)?, socket_addr(name.address, name.port)).ok()
-    }
-
-    /// As kernel programs have it.
-    pub fn to_sender(self) -> SenderName {
-        let Self { protocol, address } = self;
-        let port = Be16::from_host(address.port());
-        SenderName { address: address.ip().into(), port, protocol: protocol.number(), _reserved: 0 }
-    }
-
-    /// Its protocol.
-    pub const fn protocol(self) -> Protocol {
-        self.protocol
-    }
-
-    /// Its address and port.
-    pub const fn address(self) -> SocketAddr {
-        self.address
-    }
-
-    fn order(self) -> (SocketAddr, u8) {
-        (self.address, self.protocol.number())
-    }
-}
-
-impl Ord for Name {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.order().cmp(&other.order())
-    }
-}
-
-impl PartialOrd for Name {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.protocol {
-            Protocol::Tcp => write!(f, "{}", self.address),
-            Protocol::Udp => write!(f, "{}/udp", self.address),
-        }
-    }
-}
-
-impl FromStr for Name {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (address, protocol) = text.split_once('/').unwrap_or((text, Protocol::Tcp.name()));
-        let known = Protocol::ALL.into_iter().find(|known| known.name() == protocol);
-        let Some(protocol) = known else {
-            return Err(format!("unknown protocol {protocol:?} (write /tcp or /udp, or nothing for tcp)"));
-        };
-        let address = parse_address(address).map_err(|no| format!("{address:?} {} ({})", no.why, no.help))?;
-        Self::new(protocol, address).map_err(|why| format!("{address} {why}"))
-    }
+/// Reads a name.
+///
+/// # Errors
+/// What is wrong with it, and what would be right.
+pub fn parse(text: &str) -> Result<Name, String> {
+    let (address, protocol) = text.split_once('/').unwrap_or((text, Protocol::Tcp.name()));
+    let known = Protocol::ALL.into_iter().find(|known| known.name() == protocol);
+    let Some(protocol) = known else {
+        return Err(format!("unknown protocol {protocol:?} (write /tcp or /udp, or nothing for tcp)"));
+    };
+    let address = parse_address(address).map_err(|no| format!("{address:?} {} ({})", no.why, no.help))?;
+    Name::new(protocol, address).map_err(|why| format!("{address} {why}"))
 }
 
 #[cfg(test)]
@@ -107,9 +25,9 @@ mod tests {
     #[test]
     fn a_name_is_read_as_it_is_written() {
         for text in ["10.0.0.1:80", "10.0.0.1:53/udp", "[2001:db8::1]:80"] {
-            assert_eq!(text.parse::<Name>().map(|name| name.to_string()).as_deref(), Ok(text));
+            assert_eq!(parse(text).map(|name| name.to_string()).as_deref(), Ok(text));
         }
-        assert_eq!("[::ffff:10.0.0.1]:80/tcp".parse::<Name>().unwrap().to_string(), "10.0.0.1:80");
+        assert_eq!(parse("[::ffff:10.0.0.1]:80/tcp").unwrap().to_string(), "10.0.0.1:80");
     }
 
     #[test]
@@ -121,7 +39,7 @@ mod tests {
             ("0.0.0.0:80", "is no backend's name"),
             ("10.0.0.1:0", "is no backend's name"),
         ] {
-            let error = text.parse::<Name>().unwrap_err();
+            let error = parse(text).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
     }

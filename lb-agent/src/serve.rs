@@ -16,15 +16,15 @@ use lb_host::notify::Notifier;
 use lb_host::store::StateDirectory;
 use lb_host::watch::Watch;
 use lb_http::peer;
+use lb_report::agent::Reports;
+use lb_report::agent::name::Name;
+use lb_report::agent::streak::Outcome;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
 use crate::config::Config;
 use crate::incarnation;
-use crate::name::Name;
-use crate::reports::Reports;
-use crate::reports::streak::Outcome;
 use crate::utilization::Measured;
 
 pub mod query;

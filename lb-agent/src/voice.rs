@@ -1,6 +1,6 @@
 //! How a program that runs a backend has it said how the backend is: by the host's agent, or by an agent of its own.
 
-use lb_common::wire::Readiness;
+use lb_report::wire::Readiness;
 
 mod local;
 

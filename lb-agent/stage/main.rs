@@ -13,8 +13,8 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use lb_agent::run::{Args, Signals};
 use lb_agent::voice::Voice;
-use lb_common::wire::Readiness;
 use lb_core::service::Protocol;
+use lb_report::wire::Readiness;
 use tokio::signal::unix::{SignalKind, signal};
 
 #[derive(Parser)]

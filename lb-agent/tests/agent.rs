@@ -13,7 +13,7 @@ use lb_agent::client::ClientError;
 use lb_agent::config::{self, Backend, HealthCheck};
 use lb_agent::serve::{Role, start};
 use lb_agent::voice::{CLAIM, LocalVoice, RemoteVoice, Voice as _};
-use lb_common::wire::{Kind, Readiness};
+use lb_report::wire::{Kind, Readiness};
 use stage::{Asker, Stage, backend, keys, name};
 
 fn refused(status: &lb_agent::status::Status) -> u64 {
@@ -131,7 +131,7 @@ async fn an_operator_takes_a_backend_out_also_over_a_restart() {
     assert_eq!(stage.status().await.backends[0].readiness, "unknown", "nobody says more of it");
     // Of one that has gone, too.
     let run = stage.folder.path().join("run");
-    let other = "10.0.0.2:80".parse().unwrap();
+    let other = lb_agent::name::parse("10.0.0.2:80").unwrap();
     let voice =
         RemoteVoice::register(&run, other, Some(keys()), Readiness::Ready, Duration::ZERO).await.unwrap();
     stage.tell("/v1/lame-duck", &[("backend", "10.0.0.2:80")]).await.unwrap();
@@ -233,7 +233,7 @@ async fn keys_that_were_replaced_in_one_file_alone_refuse_nobody() {
     let stage = Stage::with(vec![backend()]).await;
     let run = stage.folder.path().join("run");
     let register = |text: String| {
-        let keys = lb_core::report_keys::Keys::parse(&text).unwrap();
+        let keys = lb_report::keys::Keys::parse(&text).unwrap();
         RemoteVoice::register(&run, name(), Some(keys), Readiness::Ready, Duration::ZERO)
     };
     let (same, other) = ("0f".repeat(16), "0e".repeat(16));

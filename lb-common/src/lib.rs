@@ -1,8 +1,7 @@
 //! The contract between socklb's kernel programs and its daemon.
 //!
 //! Only what *both* sides lay out or execute lives here: byte order, map keys and values with their limits, the one
-//! function that picks a backend, and the datagrams by which backends report. It knows nothing of how a table is computed
-//! or how a map is written.
+//! function that picks a backend. It knows nothing of how a table is computed or how a map is written.
 #![no_std]
 // Assembly of the kernel programs' target is not stable yet.
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
@@ -24,15 +23,3 @@ pub mod ejection;
 pub mod pick;
 
 pub mod ticks;
-
-pub mod wire;
-
-pub mod frame;
-
-pub mod receive;
-
-pub mod answer;
-
-pub mod respond;
-
-pub mod fixtures;

@@ -15,11 +15,10 @@ use std::time::Duration;
 use lb_common::abi::{MAX_CLIENTS, MAX_SERVICES};
 use lb_core::endpoint::EndpointList;
 use lb_core::limits::Limits;
-use lb_core::report_keys::{Keys, ServiceKey};
 use lb_core::service::{Accounting, Service, Task};
-
 use lb_document::diagnostic::{DiagnosticCollector, Diagnostics};
 use lb_document::{self as document, Table};
+use lb_report::keys::{Keys, ServiceKey};
 
 pub mod keys;
 

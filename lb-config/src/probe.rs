@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use lb_core::report_keys::{Keys, ServiceKey};
 use lb_core::service::Protocol;
 use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::in_units;
 use lb_document::kind::Refusal;
+use lb_report::keys::{Keys, ServiceKey};
 
 use super::ProcessEnvironment;
 use super::keys::health::{FALL, IDLE_INTERVAL, INTERVAL, KEY, PATH, PORT, PROBE, RISE, TIMEOUT};

@@ -3,10 +3,10 @@
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use lb_core::report_keys::{Keys, ServiceKey};
 use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::kind::ValueKind as _;
 use lb_document::{Item, Table, interfaces};
+use lb_report::keys::{Keys, ServiceKey};
 
 use super::ProcessEnvironment;
 use super::keys::reports::{KEY, LISTEN, SECTION, XDP, XDP_GENERIC};

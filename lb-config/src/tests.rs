@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use super::*;
-use lb_core::report_keys::Numbered;
 use lb_core::service::{
     Ejection, HealthRules, Overflow, Policy, Protocol, Size, Subset, UNANSWERED_AFTER, seed,
 };
 use lb_core::subset::Algorithm;
 use lb_document::LogFormat;
+use lb_report::keys::Numbered;
 use proptest::prelude::*;
+
+use super::*;
 
 /// An environment of one variable and a host name.
 pub struct Fake {

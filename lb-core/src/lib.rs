@@ -7,8 +7,7 @@
 //! ([`health`]); how load moves weights ([`control`]), in which order connect takes them ([`schedule`]) and by which rules ([`rules`]); all of it as one
 //! value and the ordered steps towards it ([`plan`]), and where each table lies ([`arena`]); the one door through which
 //! facts come in ([`balancer`]); how the daemon's lists come into force ([`feed`]); and, for the planner and for tests, what
-//! the kernel programs do with backends that fail ([`ejection`]); and the keys by which backends' reports are believed
-//! ([`report_keys`]), what follows from these ([`reports`]), and where the kernel keeps what they say ([`report_ids`]).
+//! the kernel programs do with backends that fail ([`ejection`]); and what is known of backends' reports ([`reports`]).
 #![forbid(unsafe_code)]
 
 pub mod service;
@@ -51,8 +50,4 @@ pub mod cursor;
 
 pub mod ejection;
 
-pub mod report_keys;
-
 pub mod reports;
-
-pub mod report_ids;

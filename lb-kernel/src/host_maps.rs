@@ -10,12 +10,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use lb_common::abi::host::RECEPTIONS;
 use lb_common::abi::host::{
     self, HOST_ABI_VERSION, LastReport, Listener, MAX_LISTENERS, Receptions, ReportBase, Sender, SenderName,
     Verdict, map,
 };
 use lb_common::net::Address;
-use lb_common::receive::{RECEPTIONS, Words};
+use lb_report::receive::Words;
 use rustix::fs::FlockOperation;
 
 use super::elements::{self, Elements};
@@ -201,7 +202,7 @@ impl HostMaps {
         Ok(addresses.len() - wanted.len())
     }
 
-    /// How many datagrams programs have taken in, by [`NAMES`](lb_common::receive::Reception::NAMES).
+    /// How many datagrams programs have taken in, by [`NAMES`](lb_report::receive::Reception::NAMES).
     ///
     /// # Errors
     /// If the kernel refuses.

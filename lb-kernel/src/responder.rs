@@ -11,10 +11,10 @@ use std::path::Path;
 use aya::Ebpf;
 use aya::maps::{Map, MapData};
 use lb_common::abi::host::SenderName;
+use lb_common::abi::responder::REFUSALS;
 use lb_common::abi::responder::{
     Counts, MAX_ADDRESSES, MAX_STATIONS, PreparedAnswer, Station, Subscriber, SubscriberName, map,
 };
-use lb_common::answer::REFUSALS;
 use lb_common::net::Address;
 
 use super::cpus::possible_cpus;
@@ -204,7 +204,7 @@ impl Answers {
         taken.map_err(|error| fail(map::SUBSCRIBERS, "read", error))
     }
 
-    /// How many requests it has answered, and how many it has not, by [`Refused::number`](lb_common::answer::Refused::number).
+    /// How many requests it has answered, and how many it has not, by [`Refused::number`](lb_report::answer::Refused::number).
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -217,7 +217,7 @@ impl Answers {
 #[cfg(test)]
 mod tests {
     use lb_common::abi::responder::{MAX_ANSWERED, MAX_SUBSCRIBERS};
-    use lb_common::respond::Workspace;
+    use lb_report::respond::Workspace;
 
     use super::*;
     use crate::object;

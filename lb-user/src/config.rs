@@ -8,7 +8,7 @@ use std::path::Path;
 
 pub use file::{ConfigFileError, DEFAULT_PATH, read, read_paths, read_with};
 pub use lb_config::*;
-use lb_core::report_keys::{Keys, ServiceKey};
+use lb_report::keys::{Keys, ServiceKey};
 
 use crate::error::chain;
 

@@ -10,13 +10,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-#[cfg(doc)]
-use lb_common::receive::Reception;
 use lb_core::endpoint::EndpointList;
-#[cfg(doc)]
-use lb_core::reports::senders::Refusal;
 use lb_kernel::{Pins, Runs};
-
+#[cfg(doc)]
+use lb_report::client::senders::Refusal;
+#[cfg(doc)]
+use lb_report::receive::Reception;
 use lb_view::backend::BackendHealth;
 use lb_view::fault::Fault;
 use lb_view::load::ServiceLoadStatus;

@@ -14,12 +14,12 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lb_common::wire::BYTES;
 use lb_core::health::Health;
 use lb_core::reports::Name;
-use lb_core::reports::reported::Base;
-use lb_core::reports::senders::{Refusal, Request, Senders, Target, ToStore};
 use lb_host::wake::Wake;
+use lb_report::client::reported::Base;
+use lb_report::client::senders::{Refusal, Request, Senders, Target, ToStore};
+use lb_report::wire::BYTES;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::Notify;
 use tracing::warn;
@@ -319,9 +319,9 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     use lb_common::net::Be32;
-    use lb_common::wire::{Datagram, Kind, Readiness};
-    use lb_core::report_keys::{Keys, Numbered, ServiceKey};
     use lb_core::service::Protocol;
+    use lb_report::keys::{Keys, Numbered, ServiceKey};
+    use lb_report::wire::{Datagram, Kind, Readiness};
 
     use super::*;
 

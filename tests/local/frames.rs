@@ -4,10 +4,10 @@
 use std::net::{IpAddr, SocketAddr};
 
 use lb_common::abi::host::{LastReport, Listener, ReportBase, Sender, SenderKey, Verdict, map};
-use lb_common::fixtures::{Frame, OneBackend, Shape};
 use lb_common::net::{Address, Be16, Be32, IPPROTO_TCP};
-use lb_common::receive::{Received, Reception, receive};
-use lb_common::wire::{Datagram, Kind, Readiness};
+use lb_report::fixtures::{Frame, OneBackend, Shape};
+use lb_report::receive::{Received, Reception, receive};
+use lb_report::wire::{Datagram, Kind, Readiness};
 use stage::fixture::Fixture;
 use stage::maps::{Raw, array, hash};
 
@@ -101,7 +101,7 @@ impl Twins {
     }
 
     fn sealed(&self, datagram: Datagram) -> Vec<u8> {
-        datagram.sealed(lb_common::wire::Key::from_bytes(self.sender.keys[0].key)).bytes().to_vec()
+        datagram.sealed(lb_report::wire::Key::from_bytes(self.sender.keys[0].key)).bytes().to_vec()
     }
 
     /// Runs both on a frame, and compares. Returns what became of it.
@@ -220,7 +220,7 @@ fn the_program_does_what_its_code_does_on_this_host() {
     let mut push = twins.push();
     for (id, is_believed) in [(7, true), (twins.sender.keys[0].id, false)] {
         push.key_id = Be16::from_host(id);
-        let payload = push.sealed(lb_common::wire::Key::from_bytes(second)).bytes().to_vec();
+        let payload = push.sealed(lb_report::wire::Key::from_bytes(second)).bytes().to_vec();
         let received = twins.run(plain, false, &payload, usize::MAX).expect("it is for the daemon");
         assert_eq!(received.reception == Reception::Believed, is_believed, "key {id}");
     }

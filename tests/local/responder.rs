@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use std::time::Duration;
 
 use lb_common::net::{Be16, IPPROTO_TCP};
-use lb_common::wire::{BYTES, Datagram, Key, Kind, Readiness};
+use lb_report::wire::{BYTES, Datagram, Key, Kind, Readiness};
 use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 use stage::agent::{Agent, derive_key, key_in, make_key};

@@ -4,10 +4,10 @@
 use std::net::{IpAddr, SocketAddr};
 
 use bytemuck::Zeroable as _;
-use lb_common::fixtures::{Frame, OneAnswer, Shape, checksum};
 use lb_common::net::Be16;
-use lb_common::respond::{Response, Workspace, respond};
-use lb_common::wire::{BYTES, Datagram, Key, Kind};
+use lb_report::fixtures::{Frame, OneAnswer, Shape, checksum};
+use lb_report::respond::{Response, Workspace, respond};
+use lb_report::wire::{BYTES, Datagram, Key, Kind};
 use stage::agent::Agent;
 use stage::fixture::Fixture;
 use stage::{eventually, look};

@@ -153,18 +153,53 @@ pub fn rebuild_and_compare() -> Result<()> {
 
 /// SHA-256 over everything that decides the objects' bytes.
 pub fn sources_hash() -> Result<String> {
-    let inputs = [
-        "lb-common/Cargo.toml",
-        "lb-common/src",
-        "lb-ebpf/Cargo.lock",
-        "lb-ebpf/Cargo.toml",
-        "lb-ebpf/src",
-        "xtask/src/toolchain.rs",
-    ];
-    Ok(digest::of(&digest::files(&root(), &inputs)?))
+    Ok(digest::of(&digest::files(&root(), &SOURCES)?))
 }
+
+/// What decides the objects' bytes: of `lb-report` the modules that are built without `std`.
+const SOURCES: [&str; 14] = [
+    "lb-common/Cargo.toml",
+    "lb-common/src",
+    "lb-ebpf/Cargo.lock",
+    "lb-ebpf/Cargo.toml",
+    "lb-ebpf/src",
+    "lb-report/Cargo.toml",
+    "lb-report/src/answer.rs",
+    "lb-report/src/frame.rs",
+    "lb-report/src/lib.rs",
+    "lb-report/src/receive.rs",
+    "lb-report/src/respond.rs",
+    "lb-report/src/wire",
+    "lb-report/src/wire.rs",
+    "xtask/src/toolchain.rs",
+];
 
 /// SHA-256 in hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An object that its sources do not name would be taken for fresh.
+    #[test]
+    fn every_module_that_is_built_without_std_is_a_source() {
+        let text = fs::read_to_string(root().join("lb-report/src/lib.rs")).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        let modules: Vec<&str> = lines
+            .windows(2)
+            .filter(|pair| !pair[0].starts_with("#[cfg("))
+            .filter_map(|pair| pair[1].strip_prefix("pub mod ")?.strip_suffix(';'))
+            .collect();
+        let is_source =
+            |path: &Path| !path.exists() || SOURCES.iter().any(|source| root().join(source) == path);
+        let folder = root().join("lb-report/src");
+        for module in &modules {
+            let file = folder.join(module).with_extension("rs");
+            assert!(is_source(&file) && is_source(&folder.join(module)), "{module}");
+        }
+        assert_eq!(modules, ["wire", "frame", "receive", "answer", "respond"]);
+    }
 }

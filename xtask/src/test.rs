@@ -214,8 +214,9 @@ impl<'o> Suite<'o> {
             .collect();
         tiers.sort_unstable();
         tiers.dedup();
-        let kernel =
-            files.iter().any(|file| ["lb-ebpf/", "lb-common/"].iter().any(|folder| file.starts_with(folder)));
+        let kernel = files.iter().any(|file| {
+            ["lb-ebpf/", "lb-common/", "lb-report/"].iter().any(|folder| file.starts_with(folder))
+        });
         if kernel {
             tiers.insert(0, Tier::Object);
         }

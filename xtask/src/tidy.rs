@@ -17,15 +17,29 @@ use crate::object::{self, Record};
 use crate::test::Workspace;
 
 /// The edges that our crates may have, each a decision: normal and build dependencies only.
-const EDGES: [(&str, Allowed); 20] = [
-    ("lb-common", Allowed::Exactly(&["bytemuck", "network-types"])),
-    ("lb-core", Allowed::Exactly(&["hkdf", "lb-common", "sha2", "thiserror", "xxhash-rust"])),
+const EDGES: [(&str, Allowed); 21] = [
+    ("lb-common", Allowed::Exactly(&["bytemuck"])),
+    ("lb-core", Allowed::Exactly(&["lb-common", "thiserror", "xxhash-rust"])),
+    // Both ends of a protocol, which says to decisions what backends report. Kernel programs have the steps between the ends of it.
+    (
+        "lb-report",
+        Allowed::Exactly(&[
+            "bytemuck",
+            "hkdf",
+            "lb-common",
+            "lb-core",
+            "network-types",
+            "sha2",
+            "thiserror",
+            "xxhash-rust",
+        ]),
+    ),
     // It draws what others have computed.
     ("lb-svg", Allowed::Exactly(&[])),
     // The planner decides as the daemon does and picks as the kernel does, and knows neither of them.
-    ("lb-sim", Allowed::Ours(&["lb-common", "lb-config", "lb-core", "lb-svg", "lb-view"])),
+    ("lb-sim", Allowed::Ours(&["lb-common", "lb-config", "lb-core", "lb-report", "lb-svg", "lb-view"])),
     // What the planner reads as the daemon does.
-    ("lb-config", Allowed::Ours(&["lb-common", "lb-core", "lb-document"])),
+    ("lb-config", Allowed::Ours(&["lb-common", "lb-core", "lb-document", "lb-report"])),
     // It runs where backends are, and has a kernel program answer in its place (`lb-kernel`). Its status is a table as the daemon's are
     // (`lb-view`).
     (
@@ -38,6 +52,7 @@ const EDGES: [(&str, Allowed); 20] = [
             "lb-host",
             "lb-http",
             "lb-kernel",
+            "lb-report",
             "lb-view",
         ]),
     ),
@@ -47,7 +62,7 @@ const EDGES: [(&str, Allowed); 20] = [
     ("lb-host", Allowed::Ours(&[])),
     // One system call, and what it answers.
     ("lb-diag", Allowed::Exactly(&["libc", "netlink-packet-core", "netlink-packet-sock-diag", "rustix"])),
-    ("lb-kernel", Allowed::Ours(&["lb-common", "lb-core", "lb-diag", "lb-host"])),
+    ("lb-kernel", Allowed::Ours(&["lb-common", "lb-core", "lb-diag", "lb-host", "lb-report"])),
     // A kernel for tests, over the maps that the real one has.
     ("lb-fake", Allowed::Ours(&["lb-common", "lb-core", "lb-kernel"])),
     (
@@ -61,14 +76,15 @@ const EDGES: [(&str, Allowed); 20] = [
             "lb-host",
             "lb-http",
             "lb-kernel",
+            "lb-report",
             "lb-view",
         ]),
     ),
     ("lb-view", Allowed::Ours(&["lb-common", "lb-core"])),
     // The tests drive the program as an operator does, never as a library; what it shows they read by its types.
-    ("lb-tests", Allowed::Ours(&["lb-common", "lb-suite", "lb-view"])),
+    ("lb-tests", Allowed::Ours(&["lb-common", "lb-report", "lb-suite", "lb-view"])),
     // They use the stage of the tests, and are not built with them.
-    ("lb-bench", Allowed::Ours(&["lb-common", "lb-svg", "lb-tests", "lb-view"])),
+    ("lb-bench", Allowed::Ours(&["lb-common", "lb-report", "lb-svg", "lb-tests", "lb-view"])),
     ("lb-inject", Allowed::Ours(&["lb-tests", "lb-view"])),
     // A fuzzer calls what reads text and datagrams, thousands of times a second.
     (
@@ -80,6 +96,7 @@ const EDGES: [(&str, Allowed); 20] = [
             "lb-core",
             "lb-document",
             "lb-http",
+            "lb-report",
             "lb-user",
         ]),
     ),
@@ -105,7 +122,7 @@ struct Idiom {
     instead: &'static str,
 }
 
-static IDIOMS: [Idiom; 6] = [
+static IDIOMS: [Idiom; 7] = [
     Idiom { pattern: concat!("#[", "ignore"), inside: "", except: &[], instead: "a test runs or is deleted" },
     Idiom {
         pattern: concat!("#[", "should_panic"),
@@ -122,8 +139,8 @@ static IDIOMS: [Idiom; 6] = [
     Idiom {
         pattern: concat!("repr", "(C"),
         inside: "",
-        except: &["lb-common/src/abi", "lb-common/src/net.rs", "lb-common/src/wire", "lb-kernel/src/sys"],
-        instead: "the kernel ABI has one home, lb-common/src/abi.rs, and what goes over the wire lb-common/src/wire.rs",
+        except: &["lb-common/src/abi", "lb-common/src/net.rs", "lb-report/src/wire", "lb-kernel/src/sys"],
+        instead: "the kernel ABI has one home, lb-common/src/abi.rs, and what goes over the wire lb-report/src/wire.rs",
     },
     Idiom {
         pattern: concat!("Instant", "::now"),
@@ -134,6 +151,13 @@ static IDIOMS: [Idiom; 6] = [
     },
     Idiom {
         pattern: concat!("Instant", "::now"),
+        inside: "lb-report/src",
+        // Its tests begin at some moment.
+        except: &["lb-report/src/moment.rs"],
+        instead: "both sides of the protocol are told the time",
+    },
+    Idiom {
+        pattern: concat!("Instant", "::now"),
         inside: "lb-kernel/src",
         except: &[],
         instead: "the event loop reads the clock and passes it on",
@@ -141,8 +165,7 @@ static IDIOMS: [Idiom; 6] = [
 ];
 
 /// Rooms in which everything is decided by arguments: no clock, no randomness, no thread, no file and no socket.
-static PURE_ROOMS: [&str; 4] =
-    ["lb-core/src", "lb-user/src/controller", "lb-agent/src/reports", "lb-common/src"];
+static PURE_ROOMS: [&str; 4] = ["lb-core/src", "lb-user/src/controller", "lb-report/src", "lb-common/src"];
 /// Where the tests of these rooms have what they run the decisions with.
 static NOT_PURE: [&str; 1] = ["lb-user/src/controller/scripts"];
 /// What makes a room impure.

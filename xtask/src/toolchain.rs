@@ -119,19 +119,19 @@ mod tests {
 
     #[test]
     fn a_symbol_says_nothing_of_where_its_crate_was_built() {
-        let of = |common, program| {
-            format!("_RINvNtNtCs{common}_9lb_common4wire7siphash7siphashKj9_ECs{program}_4host")
+        let of = |report, program| {
+            format!("_RINvNtNtCs{report}_9lb_report4wire7siphash7siphashKj9_ECs{program}_4host")
         };
-        let plain = "lb_common::wire::siphash::siphash::<9>";
+        let plain = "lb_report::wire::siphash::siphash::<9>";
         assert_eq!(without_hashes(&of("ho8eaAdBOo1", "jKfn8pDsb8L")), plain);
         assert_eq!(without_hashes(&of("dUGmHBmkQwQ", "1RzCvhXYFMt")), plain);
         // References count bytes, those of a hash among them; and hashes differ in length.
-        let turn = |common: &str, program: &str, at: &str| {
+        let turn = |report: &str, program: &str, at: &str| {
             without_hashes(&format!(
-                "_RINvNtCs{common}_9lb_common5frame4turnNtNtCs{program}_9responder6packet6PacketEB{at}_"
+                "_RINvNtCs{report}_9lb_report5frame4turnNtNtCs{program}_9responder6packet6PacketEB{at}_"
             ))
         };
-        let plain = "lb_common::frame::turn::<responder::packet::Packet>";
+        let plain = "lb_report::frame::turn::<responder::packet::Packet>";
         assert_eq!(turn("ho8eaAdBOo1", "8282wHcZ5DH", "H"), plain);
         assert_eq!(turn("8eaAdBOo1", "Cs82wHcZ5D", "F"), plain);
     }

@@ -3,10 +3,9 @@
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use lb_report::agent::streak::Outcome;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
-
-use crate::reports::streak::Outcome;
 
 /// Runs a command to its end, or for so long.
 pub async fn run(words: &[String], timeout: Duration) -> Outcome {

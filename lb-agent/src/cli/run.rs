@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use lb_common::wire::Readiness;
 use lb_document::LogFormat;
+use lb_report::agent::name::Name;
+use lb_report::wire::Readiness;
 use tokio::sync::Mutex;
 use tracing::{info, warn};
 
 use super::{Directories, client_directory, init_log};
 use crate::client::ClientError;
 use crate::config::{Backend, Config, read_key_file};
-use crate::name::Name;
 use crate::run::{self, Signals, Status};
 use crate::serve::{Role, start};
 use crate::voice::{CLAIM, LocalVoice, RemoteVoice, Voice};
@@ -23,7 +23,7 @@ use crate::voice::{CLAIM, LocalVoice, RemoteVoice, Voice};
 #[derive(Debug, Args)]
 pub struct Run {
     /// The backend, as in 10.0.0.1:8080 or 10.0.0.1:53/udp
-    #[arg(long, value_name = "BACKEND")]
+    #[arg(long, value_name = "BACKEND", value_parser = crate::name::parse)]
     pub backend: Name,
     /// The file of the backend's keys, if no agent of the host has it in its configuration
     #[arg(long, value_name = "FILE")]

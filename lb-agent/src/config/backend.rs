@@ -3,16 +3,16 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use lb_core::report_keys::{BackendKey, Keys};
 use lb_core::service::Protocol;
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::{Item, Table};
+use lb_report::agent::name::Name;
+use lb_report::keys::{BackendKey, Keys};
 use toml::de::DeValue;
 
 use super::keys::{backend, check, utilization};
 use super::{Backend, HealthCheck, Utilization};
 use crate::check::Check;
-use crate::name::Name;
 
 /// Reads the keys of a file, or says why there are none.
 pub type ReadKeys<'r> = dyn FnMut(&Path) -> Result<Keys<BackendKey>, String> + 'r;
@@ -187,7 +187,7 @@ fn cores(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<u32> {
         }
     };
     let cores = number.filter(|cores| (0.001..=65_536.0).contains(cores));
-    let thousandths = cores.and_then(|cores| crate::reports::load::thousandths(cores).ok());
+    let thousandths = cores.and_then(|cores| lb_report::agent::load::thousandths(cores).ok());
     if thousandths.is_none() {
         report.add(item.span(), "cores is out of range", "write 0.001 to 65536".to_owned());
     }

@@ -4,8 +4,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use lb_core::report_keys::{Keys, KeysError, Secret};
 use lb_host::regular_file;
+use lb_report::keys::{Keys, KeysError, Secret};
 use thiserror::Error;
 
 /// Two keys and their comments need a tenth of that.
@@ -87,8 +87,8 @@ fn may_own(owner: u32, reader: u32) -> bool {
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
-    use lb_core::report_keys::BackendKey;
     use lb_document::diagnostic::chain;
+    use lb_report::keys::BackendKey;
 
     use super::*;
 

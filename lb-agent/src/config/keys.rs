@@ -6,7 +6,6 @@ use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lb_core::reports::{MAX_HOLD, MAX_VALID_FOR};
 use lb_core::service::Protocol;
 use lb_document::key::Unset::{Is, Means, Required};
 use lb_document::kind::{FreeForm, Keyword, Number, Refusal, Text, Time};
@@ -15,6 +14,7 @@ use lb_document::{
     key::{ConfigKey, Section},
     section,
 };
+use lb_report::wire::{MAX_HOLD, MAX_VALID_FOR};
 
 /// A path, relative to the file.
 pub type Path = ConfigKey<Text<Cow<'static, str>>>;

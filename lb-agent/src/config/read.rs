@@ -10,13 +10,13 @@ use lb_document::{self as document};
 use lb_document::{Item, Table, Unique, address, interfaces};
 use lb_host::regular_file;
 use lb_kernel::xdp::Place;
+use lb_report::agent::MAX_BACKENDS;
 
 use super::backend::{self, ReadKeys};
 use super::keys::agent::{GROUP, LISTEN, LOG_FORMAT, RUN, SECTION, STATE, XDP};
 use super::keys::backend::{ADDRESS, SECTION as BACKEND};
 use super::keys::xdp;
 use super::{Config, DEFAULT_PATH, read_key_file};
-use crate::reports::MAX_BACKENDS;
 
 /// As many backends as there can be need a hundredth of that.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -154,7 +154,7 @@ fn listen(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<S
 mod tests {
     use std::time::Duration;
 
-    use lb_core::report_keys::Keys;
+    use lb_report::keys::Keys;
 
     use super::super::{HealthCheck, Utilization};
     use super::*;

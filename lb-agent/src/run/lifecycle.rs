@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use lb_common::wire::Readiness;
+use lb_report::wire::Readiness;
 
 use super::signal::Signal;
 use super::status::Status;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lb_common::wire::Readiness;
+use lb_report::wire::Readiness;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use lb_report::agent::name::Name;
+use lb_report::agent::streak::Outcome;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::Event;
 use crate::config::HealthCheck;
-use crate::name::Name;
-use crate::reports::streak::Outcome;
 
 /// The checks.
 pub struct Checks {

@@ -11,18 +11,18 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
-use lb_core::report_keys::Keys;
 use lb_host::trust::own_user;
 use lb_http::peer::PeerCredentials;
+use lb_report::agent::load::thousandths;
+use lb_report::agent::name::Name;
+use lb_report::agent::readiness_of;
+use lb_report::keys::Keys;
 use serde::Deserialize;
 use tokio::sync::mpsc;
 use tracing::warn;
 
 use super::query::{Query, Refusal, SaidLoad, Verb, status, tell};
 use super::registrations::{Claim, Who};
-use crate::name::Name;
-use crate::reports::load::thousandths;
-use crate::reports::readiness_of;
 use crate::utilization;
 
 /// The socket's name in its directory.
@@ -177,14 +177,14 @@ async fn unregister(State(desk): State<Desk>, peer: PeerOfIt, UrlQuery(said): Ur
 }
 
 fn name(text: &str) -> Result<Name, Refusal> {
-    text.parse().map_err(|why| Refusal::Wrong(format!("backend: {why}")))
+    crate::name::parse(text).map_err(|why| Refusal::Wrong(format!("backend: {why}")))
 }
 
 fn optional(text: Option<String>) -> Result<Option<Name>, Refusal> {
     text.map(|text| name(&text)).transpose()
 }
 
-fn readiness_word(text: &str) -> Result<lb_common::wire::Readiness, Refusal> {
+fn readiness_word(text: &str) -> Result<lb_report::wire::Readiness, Refusal> {
     let refused =
         || Refusal::Wrong(format!("{text:?} is no readiness: write ready, lame-duck, down or unknown"));
     readiness_of(text).ok_or_else(refused)

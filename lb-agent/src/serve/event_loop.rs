@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use lb_common::wire::Readiness;
 use lb_host::notify::Notifier;
 use lb_host::watch::Watch;
+use lb_report::agent::name::Name;
+use lb_report::agent::{Reports, word};
+use lb_report::wire::Readiness;
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
@@ -20,8 +22,6 @@ use super::reload::Reload;
 use super::responding::Responding;
 use super::udp::Sockets;
 use crate::config::Config;
-use crate::name::Name;
-use crate::reports::{Reports, word};
 
 /// All that an agent knows.
 pub struct Server {

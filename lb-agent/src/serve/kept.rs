@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use lb_document::diagnostic::chain;
 use lb_host::store::{StateDirectory, StoreError};
+use lb_report::agent::name::Name;
 use tokio::sync::watch;
 use tracing::warn;
 
-use crate::name::Name;
+use crate::name;
 
 /// The files in the state directory: a name in each line.
 const LAME_DUCKS: &str = "lame-ducks";
@@ -42,7 +43,7 @@ impl Kept {
 fn names(store: &StateDirectory, file: &str) -> Result<BTreeSet<Name>, StoreError> {
     let text = store.read(file, MAX_BYTES)?.unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
-    Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
+    Ok(text.lines().filter_map(|line| name::parse(line.trim()).ok()).collect())
 }
 
 /// For how long the end of the agent waits for the disk.
@@ -211,7 +212,7 @@ mod tests {
     use super::*;
 
     fn of(name: &str) -> BTreeSet<Name> {
-        [name.parse().unwrap()].into()
+        [name::parse(name).unwrap()].into()
     }
 
     #[test]

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use lb_report::agent::load::Load;
+use lb_report::agent::name::Name;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::Event;
 use crate::config::{Backend, Utilization};
-use crate::name::Name;
-use crate::reports::load::Load;
 use crate::utilization::{Measured, Mounts, Usage, measure};
 
 /// From one reading to the next, and so the time over which utilization is told.

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use super::query::{Query, status};
 use crate::metrics;
-use crate::name::Name;
+use crate::name;
 use crate::status::Backend;
 
 /// The pages.
@@ -46,7 +46,7 @@ async fn judge(
     is_good: fn(&Backend) -> bool,
     is_good_without: bool,
 ) -> Response {
-    let name = match which.backend.as_deref().map(str::parse::<Name>).transpose() {
+    let name = match which.backend.as_deref().map(name::parse).transpose() {
         Ok(name) => name.map(|name| name.to_string()),
         Err(why) => return (StatusCode::BAD_REQUEST, format!("backend: {why}\n")).into_response(),
     };

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use lb_common::wire::Readiness;
-use lb_core::report_keys::{BackendKey, Keys};
+use lb_report::agent::name::Name;
+use lb_report::keys::{BackendKey, Keys};
+use lb_report::wire::Readiness;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
 use super::kept::Receipt;
 use super::registrations::{Claim, Who};
-use crate::name::Name;
 use crate::status::Status;
 
 /// A query.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::name::Name;
+use lb_report::agent::name::Name;
 
 /// A program that has not shown itself for so long is taken for dead. It shows itself three times in that.
 pub const LEASE: Duration = Duration::from_secs(5);
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn without_a_key_only_the_user_of_the_first_program_and_root_may_claim_a_backend() {
         let now = Instant::now();
-        let name = "10.0.0.1:80".parse().unwrap();
+        let name = crate::name::parse("10.0.0.1:80").unwrap();
         let mut all = Registrations::default();
         let mut register = |number, user, has_key| {
             let who = Who { user, process: 1 };
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn a_second_program_is_refused_while_the_first_lives() {
         let now = Instant::now();
-        let name = "10.0.0.1:80".parse().unwrap();
+        let name = crate::name::parse("10.0.0.1:80").unwrap();
         let mut all = Registrations::default();
         assert_eq!(all.register(name, claim(1, true), true, who(1), now), Ok(()));
         assert_eq!(all.register(name, claim(2, true), true, who(2), now), Err(Claimed::Backend(who(1))));
@@ -286,7 +286,7 @@ mod tests {
     fn a_program_that_does_not_show_itself_is_dead_and_its_backend_is_spoken_of_for_a_minute() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let name = "10.0.0.1:80".parse().unwrap();
+        let name = crate::name::parse("10.0.0.1:80").unwrap();
         let mut all = Registrations::default();
         all.register(name, claim(1, true), true, who(1), start).unwrap();
         assert_eq!(all.refresh(1, at(4)), Some(name));
@@ -308,7 +308,7 @@ mod tests {
     fn who_has_not_heard_the_answer_may_register_again() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let [name, other] = ["10.0.0.1:80", "10.0.0.1:81"].map(|name| name.parse().unwrap());
+        let [name, other] = ["10.0.0.1:80", "10.0.0.1:81"].map(|name| crate::name::parse(name).unwrap());
         let mut all = Registrations::default();
         all.register(name, claim(1, true), true, who(1), start).unwrap();
         all.register(name, claim(2, true), true, who(2), start).unwrap_err();
@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn whom_an_earlier_agent_knew_is_dead_until_it_shows_itself() {
         let start = Instant::now();
-        let name = "10.0.0.1:80".parse().unwrap();
+        let name = crate::name::parse("10.0.0.1:80").unwrap();
         let mut all = Registrations::default();
         all.remember(name, start);
         assert!(!all.get(name).unwrap().is_alive());
@@ -340,7 +340,7 @@ mod tests {
     fn who_shares_the_agents_process_needs_no_lease() {
         let now = Instant::now();
         let mut all = Registrations::default();
-        all.register("10.0.0.1:80".parse().unwrap(), claim(1, false), true, who(1), now).unwrap();
+        all.register(crate::name::parse("10.0.0.1:80").unwrap(), claim(1, false), true, who(1), now).unwrap();
         assert_eq!((all.next_at(), all.expire(now + Duration::from_hours(9))), (None, vec![]));
     }
 }

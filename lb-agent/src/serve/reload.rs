@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use lb_report::agent::name::Name;
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
@@ -11,7 +12,6 @@ use super::Event;
 use super::Reread;
 use super::event_loop::Server;
 use crate::config::{Backend, Config};
-use crate::name::Name;
 
 /// How long a file has to be left alone: whoever writes several of them is given the time.
 const SETTLED: Duration = Duration::from_millis(200);

@@ -6,19 +6,19 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use lb_common::abi::responder::MAX_ADDRESSES;
-use lb_common::answer::REFUSALS;
+use lb_common::abi::responder::REFUSALS;
 use lb_common::net::socket_addr;
 use lb_document::diagnostic::chain;
 use lb_kernel::responder::{self, Answers, Responder, Secret};
 use lb_kernel::xdp::{Follower, Found, Named, Place, Work, attach_to, takes};
 use lb_kernel::{DatapathError, Interface, monotonic_ns};
+use lb_report::agent::entry::PREPARED_EVERY;
+use lb_report::agent::name::Name;
+use lb_report::agent::{Asker, Reports};
 use tracing::{info, warn};
 
 use super::udp::Sockets;
 use crate::config::PORT;
-use crate::name::Name;
-use crate::reports::entry::PREPARED_EVERY;
-use crate::reports::{Asker, Reports};
 
 /// While clients are told of a change, who has acknowledged it is looked for more often, but not more often than this.
 const APART: Duration = Duration::from_millis(5);

@@ -2,16 +2,16 @@
 
 use std::time::Instant;
 
-use lb_common::answer::Refused;
+use lb_report::agent::entry::Entry;
+use lb_report::agent::load::Load;
+use lb_report::agent::name::Name;
+use lb_report::agent::streak::Outcome;
+use lb_report::agent::word;
+use lb_report::answer::Refused;
 use lb_view::status::InterfaceStatus;
 
 use super::event_loop::Server;
 use super::responding::Responding;
-use crate::name::Name;
-use crate::reports::entry::Entry;
-use crate::reports::load::Load;
-use crate::reports::streak::Outcome;
-use crate::reports::word;
 use crate::status::{self, SCHEMA, Status};
 
 impl Server {

@@ -7,14 +7,14 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::task::{Context as Waker, Poll};
 
 use anyhow::Result;
-use lb_common::wire::Datagram;
+use lb_report::agent::{Asker, Via};
+use lb_report::wire::Datagram;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, listen, socket_with, sockopt};
 use tokio::io::Interest;
 use tokio::net::{TcpListener, UdpSocket};
 use tracing::info;
 
 use crate::config::PORT;
-use crate::reports::{Asker, Via};
 
 mod packets;
 

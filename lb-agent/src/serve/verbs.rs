@@ -2,17 +2,17 @@
 
 use std::time::Instant;
 
-use lb_common::wire::Readiness;
-use lb_core::report_keys::{BackendKey, Keys};
+use lb_report::agent::load::Load;
+use lb_report::agent::name::Name;
+use lb_report::agent::{MAX_BACKENDS, word};
+use lb_report::keys::{BackendKey, Keys};
+use lb_report::wire::Readiness;
 use tracing::{info, warn};
 
 use super::event_loop::Server;
 use super::query::{Refusal, SaidLoad, Told, Verb};
 use super::registrations::{Claim, Claimed, Who};
 use crate::config::{Backend, Utilization};
-use crate::name::Name;
-use crate::reports::load::Load;
-use crate::reports::{MAX_BACKENDS, word};
 use crate::status::SCHEMA;
 
 impl Server {
@@ -43,7 +43,7 @@ impl Server {
             Verb::Unregister { registration } => {
                 let name = self.registrations.unregister(registration).ok_or_else(no_registration)?;
                 info!(backend = %name, "a program gives its backend back");
-                let says = self.reports.get(name).and_then(crate::reports::entry::Entry::runner_says);
+                let says = self.reports.get(name).and_then(lb_report::agent::entry::Entry::runner_says);
                 if says == Some(Readiness::Down) && self.checks.get(name).is_none() {
                     // Nobody else knows that it has ended, and its clients are just being told.
                     self.registrations.remember(name, now);
@@ -179,7 +179,8 @@ impl Server {
 
     /// Does something that may change a backend's readiness, and logs that.
     fn said(&mut self, name: Name, change: impl FnOnce(&mut Self)) {
-        let readiness = |server: &Self| server.reports.get(name).map(crate::reports::entry::Entry::readiness);
+        let readiness =
+            |server: &Self| server.reports.get(name).map(lb_report::agent::entry::Entry::readiness);
         let before = readiness(self);
         change(self);
         if let Some(entry) = self.reports.get(name)

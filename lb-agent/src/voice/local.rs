@@ -1,10 +1,10 @@
 //! A voice by an agent within this process.
 
-use lb_common::wire::Readiness;
+use lb_report::agent::name::Name;
+use lb_report::wire::Readiness;
 use tokio::sync::mpsc;
 
 use super::Voice;
-use crate::name::Name;
 use crate::serve::Agent;
 use crate::serve::query::{Query, Told, Verb, tell};
 use crate::serve::registrations::{Claim, Who, draw};

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use lb_agent::client::Client;
 use lb_agent::config::{Backend, Config};
-use lb_agent::name::Name;
 use lb_agent::serve::{Agent, Role, start};
 use lb_agent::status::Status;
 use lb_common::net::Be16;
-use lb_common::wire::{BYTES, Datagram, Kind};
-use lb_core::report_keys::{BackendKey, Keys};
+use lb_report::agent::name::Name;
+use lb_report::keys::{BackendKey, Keys};
+use lb_report::wire::{BYTES, Datagram, Kind};
 use tempfile::TempDir;
 use tokio::net::UdpSocket;
 
@@ -20,7 +20,7 @@ pub const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The backend of most tests. Nobody runs it.
 pub fn name() -> Name {
-    "10.0.0.1:80".parse().expect("a name")
+    lb_agent::name::parse("10.0.0.1:80").expect("a name")
 }
 
 /// Its keys.

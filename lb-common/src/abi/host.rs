@@ -8,7 +8,6 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::net::{Address, Be16};
-use crate::receive::RECEPTIONS;
 
 /// The version of everything in this module; a part of the pin path.
 pub const HOST_ABI_VERSION: u32 = 2;
@@ -98,7 +97,7 @@ pub struct ReportBase {
 one_word!(ReportBase, u64);
 
 /// What was believed of a backend last, and what it was asked: by this the next report is judged
-/// ([`wire::judge`](crate::wire::judge)). Four words, each written in one piece by whoever takes reports in; the nonce by whoever asks.
+/// (`lb_report::wire::judge`). Four words, each written in one piece by whoever takes reports in; the nonce by whoever asks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct LastReport {
@@ -127,11 +126,14 @@ pub struct Listener {
 }
 const _: () = assert!(size_of::<Listener>() == 4);
 
+/// How many things may become of a datagram that a kernel program takes in.
+pub const RECEPTIONS: usize = 10;
+
 /// How many datagrams a kernel program took in, of one CPU, by what became of each.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Receptions {
-    /// By [`Reception::number`](crate::receive::Reception::number).
+    /// By `lb_report::receive::Reception::number`.
     pub counts: [u64; RECEPTIONS],
 }
 
@@ -143,7 +145,7 @@ pub struct SenderKey {
     pub id: u16,
     /// Zero.
     pub _reserved: [u8; 6],
-    /// The key, as [`Key::from_bytes`](crate::wire::Key::from_bytes) takes it.
+    /// The key, as `lb_report::wire::Key::from_bytes` takes it.
     pub key: [u8; 16],
 }
 const _: () = assert!(size_of::<SenderKey>() == 24);

@@ -4,9 +4,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::host::{SenderKey, SenderName};
-use crate::answer::REFUSALS;
 use crate::net::{Address, Be16};
-use crate::wire::{BYTES, Datagram};
 
 /// Backends that are answered for: of an agent's file and of programs that have registered, with room for all of them to be others.
 pub const MAX_ANSWERED: u32 = 512;
@@ -61,15 +59,19 @@ pub struct PreparedAnswer {
     pub _reserved: [u8; 6],
     /// The backend's keys, of which one or two are valid at a time.
     pub keys: [SenderKey; 2],
-    /// The report, without what belongs to one answer: key, nonce, cookie and MAC.
-    pub report: Datagram,
+    /// The report, without what belongs to one answer: key, nonce, cookie and MAC. A datagram as it lies in memory
+    /// (`lb_report::wire::Datagram`).
+    pub report: [u64; REPORT_WORDS],
     /// Of the words before it: a copy that was read while this was written does not have it.
     pub check: u64,
 }
 const _: () = assert!(size_of::<PreparedAnswer>() == WORDS * 8);
 
+/// Words of a report.
+pub const REPORT_WORDS: usize = 10;
+
 /// Words of a [`PreparedAnswer`].
-pub const WORDS: usize = 3 + 2 * 3 + BYTES / 8 + 1;
+pub const WORDS: usize = 3 + 2 * 3 + REPORT_WORDS + 1;
 
 impl PreparedAnswer {
     /// The same with its check.
@@ -134,13 +136,16 @@ pub struct Subscriber {
 }
 const _: () = assert!(size_of::<Subscriber>() == 32);
 
+/// For how many reasons a request may get no answer.
+pub const REFUSALS: usize = 9;
+
 /// How many requests there were, of one CPU, by what became of each.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Counts {
     /// Those that were answered.
     pub answered: u64,
-    /// Those that were not, by [`Refused::number`](crate::answer::Refused::number).
+    /// Those that were not, by `lb_report::answer::Refused::number`.
     pub refused: [u64; REFUSALS],
 }
 

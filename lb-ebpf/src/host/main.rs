@@ -26,7 +26,7 @@ use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use aya_ebpf::macros::xdp;
 use aya_ebpf::programs::XdpContext;
 use lb_common::net::Be16;
-use lb_common::receive::{Received, receive};
+use lb_report::receive::{Received, receive};
 
 use crate::atomic::{Instructions, Linux5_10, Linux5_12};
 use crate::log::log;

@@ -9,8 +9,8 @@ use lb_common::abi::host::{
     Verdict,
 };
 use lb_common::net::Address;
-use lb_common::receive::{Maps, Reception, Words};
-use lb_common::wire::Key;
+use lb_report::receive::{Maps, Reception, Words};
+use lb_report::wire::Key;
 
 use crate::atomic::{Instructions, add};
 

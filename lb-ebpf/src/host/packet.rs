@@ -1,9 +1,10 @@
 //! The bytes of a packet on a network interface, as the verifier wants them read: each after a comparison with the packet's end.
 
-use aya_ebpf::programs::XdpContext;
 use core::arch::asm;
-use lb_common::frame::{Frame, FrameMut, Header, Payload};
-use lb_common::wire::BYTES;
+
+use aya_ebpf::programs::XdpContext;
+use lb_report::frame::{Frame, FrameMut, Header, Payload};
+use lb_report::wire::BYTES;
 
 /// A packet.
 #[derive(Clone, Copy)]

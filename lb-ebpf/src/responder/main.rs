@@ -26,7 +26,7 @@ use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use aya_ebpf::macros::xdp;
 use aya_ebpf::programs::XdpContext;
 use lb_common::net::Be16;
-use lb_common::respond::{Response, respond};
+use lb_report::respond::{Response, respond};
 
 use crate::log::log;
 use crate::maps::{AgentMaps, count, workspace};

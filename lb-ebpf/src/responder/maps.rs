@@ -8,8 +8,8 @@ use lb_common::abi::responder::{
     SubscriberName,
 };
 use lb_common::net::Address;
-use lb_common::respond::{Found, Maps, Response, Workspace};
-use lb_common::wire::{Cookies, Key};
+use lb_report::respond::{Found, Maps, Response, Workspace};
+use lb_report::wire::{Cookies, Key};
 
 use crate::atomic::add;
 use crate::{SECRET_DRAWN_NS, SECRET_HIGH, SECRET_LOW};

@@ -11,9 +11,9 @@ use lb_config::{
     ClientConfig, ClientService, Config, EndpointSource, ListFile, ProcessEnvironment, endpoints,
 };
 use lb_core::endpoint::EndpointList;
-use lb_core::report_keys::{Keys, Numbered, ServiceKey};
 use lb_core::service::{Service, Size, Subset};
 use lb_core::subset::Algorithm;
+use lb_report::keys::{Keys, Numbered, ServiceKey};
 
 use super::arguments::FleetArguments;
 use super::input;

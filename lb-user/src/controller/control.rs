@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use lb_core::control::publication::{Proposal, within_budget};
 use lb_core::control::{Heard, Switch};
-use lb_core::reports::senders::Senders;
 use lb_core::service::Protocol;
 use lb_http::peer::PeerCredentials;
+use lb_report::client::senders::Senders;
 use lb_view::load::{self, Switched, SwitchedClient};
 use tracing::{debug, info};
 

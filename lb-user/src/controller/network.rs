@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use lb_core::health::Health;
 use lb_core::reports::Name;
-use lb_core::reports::reported::Base;
-use lb_core::reports::senders::{Senders, Target};
 use lb_kernel::HostMaps;
 use lb_kernel::xdp::Place;
+use lb_report::client::reported::Base;
+use lb_report::client::senders::{Senders, Target};
 use lb_view::status;
 
 use super::Stores;

@@ -14,15 +14,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lb_common::abi::host::NO_REPORT;
-use lb_common::receive::{RECEPTIONS, Reception};
+use lb_common::abi::host::RECEPTIONS;
 use lb_core::balancer::ReportIdMap;
 use lb_core::health::{Health, Who, Why};
-use lb_core::report_keys::{BackendKey, Keys, ServiceKey};
 use lb_core::reports::Name;
-use lb_core::reports::senders::{Refusal, Target};
 use lb_core::service::Protocol;
 use lb_kernel::Kernel;
 use lb_kernel::xdp::Place;
+use lb_report::client::senders::{Refusal, Target};
+use lb_report::keys::{BackendKey, Keys, ServiceKey};
+use lb_report::name::can_report;
+use lb_report::receive::Reception;
 use lb_view::fault::{Fault, FaultCode};
 use lb_view::text::counted;
 use tracing::{info, warn};
@@ -194,7 +196,7 @@ impl Probing {
                     continue;
                 };
                 let name = name_of(*protocol, candidate.address);
-                if !name.can_report() {
+                if !can_report(name) {
                     continue;
                 }
                 let is_first = names.insert(name);
@@ -574,7 +576,7 @@ fn said_of(
 mod tests {
     use std::time::Duration;
 
-    use lb_core::report_keys::Numbered;
+    use lb_report::keys::Numbered;
 
     use super::super::scripts::WireEnd;
     use super::*;

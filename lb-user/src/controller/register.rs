@@ -11,15 +11,16 @@ use std::time::{Duration, Instant};
 
 use lb_common::abi::host::{NO_REPORT, Sender, SenderKey, SenderName};
 use lb_common::net::Be16;
-use lb_common::receive::{Words as _, store_lame_until};
 use lb_core::balancer::ReportIdMap;
-use lb_core::report_ids::ReportIds;
-use lb_core::report_keys::{BackendKey, Keys};
-use lb_core::reports::reported::Base;
-use lb_core::reports::senders::ToStore;
-use lb_core::reports::{MAX_HOLD, Name};
+use lb_core::reports::Name;
 use lb_core::service::Protocol;
 use lb_kernel::{DatapathError, HostMaps, Kernel};
+use lb_report::client::reported::Base;
+use lb_report::client::senders::ToStore;
+use lb_report::ids::ReportIds;
+use lb_report::keys::{BackendKey, Keys};
+use lb_report::receive::{Words as _, store_lame_until};
+use lb_report::wire::MAX_HOLD;
 use tracing::warn;
 
 use crate::reports::ReportStore as Entries;
@@ -254,7 +255,7 @@ fn name_of(key: &SenderName) -> Option<Name> {
 
 #[cfg(test)]
 mod tests {
-    use lb_core::report_keys::{Numbered, ServiceKey};
+    use lb_report::keys::{Numbered, ServiceKey};
 
     use super::*;
 

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use lb_core::health::Health;
 use lb_core::reports::Name;
-use lb_core::reports::reported::Base;
-use lb_core::reports::senders::Target;
 use lb_kernel::Features;
+use lb_report::client::reported::Base;
+use lb_report::client::senders::Target;
 use lb_view::status;
 use tokio::sync::Notify;
 

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
 
-use lb_core::reports::reported::ReportState;
 use lb_kernel::{ClientNamespace, cgroup2_mount};
+use lb_report::client::reported::ReportState;
 use lb_view::backend::BackendHealth;
 use lb_view::diagnosis::{Diagnosis, Severity};
 use lb_view::status::StatusDocument;
+use lb_view::text::counted;
 
 use crate::config::{ClientConfig, Config, ProbeConfig as Configured, ReportsConfig};
-use lb_view::text::counted;
 
 /// Backends that are named in one finding.
 const NAMED: usize = 3;

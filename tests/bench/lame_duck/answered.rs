@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use lb_common::net::{Be16, IPPROTO_TCP};
-use lb_common::wire::{BYTES, Datagram, Key, Kind};
+use lb_report::wire::{BYTES, Datagram, Key, Kind};
 use stage::agent::{Agent, derive_key};
 use stage::router::Router;
 use stage::sys::XdpMode;

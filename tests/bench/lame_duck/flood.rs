@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use lb_common::abi::host::ReportBase;
-use lb_common::fixtures::{Frame, Shape};
-use lb_common::wire::{Datagram, Readiness};
+use lb_report::fixtures::{Frame, Shape};
+use lb_report::wire::{Datagram, Readiness};
 use stage::daemon::Kept;
 use stage::probe::die_with_us;
 use stage::router::Router;

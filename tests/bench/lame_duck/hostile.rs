@@ -9,7 +9,7 @@ use std::net::{SocketAddr, UdpSocket};
 use anyhow::{Context, Result, ensure};
 use lb_common::abi::host::ReportBase;
 use lb_common::net::Be16;
-use lb_common::wire::{BYTES, Datagram, Kind, Readiness};
+use lb_report::wire::{BYTES, Datagram, Kind, Readiness};
 use stage::{Setup, Stage, eventually};
 
 use super::finding::Finding;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use hkdf::Hkdf;
-use lb_common::wire::Key;
+use lb_report::wire::Key;
 use sha2::Sha256;
 use stage::Setup;
 

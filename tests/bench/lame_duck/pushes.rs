@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use lb_common::net::Be16;
-use lb_common::wire::{BYTES, Datagram, Key, Kind, Readiness};
+use lb_report::wire::{BYTES, Datagram, Key, Kind, Readiness};
 use rustix::event::epoll;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use stage::agent::Agent;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use lb_common::net::{Be16, Be32};
-use lb_common::wire::{BYTES, Datagram, Key, Kind, Readiness, UNKNOWN};
+use lb_report::wire::{BYTES, Datagram, Key, Kind, Readiness, UNKNOWN};
 
 /// For so long a report is valid: longer than any part takes.
 const VALID_FOR_MS: u32 = 300_000;

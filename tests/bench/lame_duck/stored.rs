@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use lb_common::wire::Readiness;
+use lb_report::wire::Readiness;
 use stage::router::Router;
 use stage::{Setup, Stage, eventually};
 

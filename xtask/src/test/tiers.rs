@@ -63,9 +63,10 @@ impl Tier {
 }
 
 /// Packages whose targets are all in one tier.
-const PACKAGES: [(&str, Tier); 20] = [
+const PACKAGES: [(&str, Tier); 21] = [
     ("lb-common", Tier::Pure),
     ("lb-core", Tier::Pure),
+    ("lb-report", Tier::Pure),
     ("lb-document", Tier::Pure),
     ("lb-config", Tier::Pure),
     ("lb-sim", Tier::Pure),

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lb_core::reports::reported::{ReportState, Reported};
+use lb_report::client::reported::{ReportState, Reported};
+use lb_report::name::can_report;
 use lb_view::backend;
 
 use super::super::Controller;
@@ -31,7 +32,7 @@ impl Controller {
                     for address in addresses {
                         let sender = senders.get(name_of(service.protocol, address));
                         let view = sender.map(|(_, reported)| report_view(reported, now));
-                        let why = (!name_of(service.protocol, address).can_report())
+                        let why = (!can_report(name_of(service.protocol, address)))
                             .then(|| "a link-local address is no name in reports".to_owned());
                         add(
                             address,

@@ -203,9 +203,9 @@ fn a_backend_that_is_new_or_available_again_starts_slowly_also_over_a_restart() 
         stage.stop_faults();
         // 64 seconds: its share is whole.
         assert!(stage.shares().iter().all(|share| (share - 0.25).abs() < 0.02), "{:?}", stage.shares());
-        stage.report(BACKENDS[0], |agent| agent.readiness = lb_common::wire::Readiness::LameDuck);
+        stage.report(BACKENDS[0], |agent| agent.readiness = lb_report::wire::Readiness::LameDuck);
         stage.use_for(10);
-        stage.report(BACKENDS[0], |agent| agent.readiness = lb_common::wire::Readiness::Ready);
+        stage.report(BACKENDS[0], |agent| agent.readiness = lb_report::wire::Readiness::Ready);
         stage.use_for(5);
         let first = stage.shares()[0];
         assert!(first > 0.0 && first < 0.1, "{first}");

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use lb_common::wire::Readiness;
 use lb_core::health::Health;
+use lb_report::wire::Readiness;
 
 use super::Event;
 use super::stage::{BACKENDS, SERVICE, Stage, address, cgroup_path, script};

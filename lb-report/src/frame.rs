@@ -6,12 +6,13 @@
 
 use core::mem::offset_of;
 
+use lb_common::abi::responder::REPORT_WORDS;
+use lb_common::net::{Address, Be16, Be32};
 use network_types::eth::{EthHdr, EtherType};
 use network_types::ip::{IpProto, Ipv4Hdr, Ipv6Hdr};
 use network_types::udp::UdpHdr;
 use network_types::vlan::VlanHdr;
 
-use crate::net::{Address, Be16, Be32};
 use crate::wire::{BYTES, Datagram, is_of_one_host};
 
 /// A header as it lies in a frame, or a field of one.
@@ -37,7 +38,7 @@ unsafe impl Header for u8 {}
 unsafe impl Header for Address {}
 
 /// The bytes of a datagram of a report, in words as they lie in memory.
-pub type Payload = [u64; BYTES / 8];
+pub type Payload = [u64; REPORT_WORDS];
 
 /// The bytes of a frame.
 pub trait Frame {

@@ -1,18 +1,24 @@
 //! What holds of reports whatever is sent to the agent.
 
 use lb_common::net::Be16;
-use lb_common::wire::{BYTES, UNKNOWN};
-use lb_core::report_keys::Numbered;
+use lb_core::service::Protocol;
 use proptest::prelude::*;
 
 use super::entry::CheckRules;
 use super::streak::Outcome;
 use super::*;
+use crate::keys::Numbered;
+use crate::moment::moment;
+use crate::wire::{BYTES, UNKNOWN};
 
 const MS: Duration = Duration::from_millis(1);
 
+fn named(address: &str) -> Name {
+    Name::new(Protocol::Tcp, address.parse().unwrap()).unwrap()
+}
+
 fn name() -> Name {
-    "10.0.0.1:80".parse().unwrap()
+    named("10.0.0.1:80")
 }
 
 fn key(id: u16) -> Numbered<BackendKey> {
@@ -70,7 +76,7 @@ fn checked(reports: &mut Reports, outcome: Outcome, now: Instant) {
 
 #[test]
 fn an_answer_has_the_nonce_of_its_request_and_what_is_known() {
-    let now = Instant::now();
+    let now = moment();
     let mut reports = reports(now);
     checked(&mut reports, Outcome::Passed, now);
     let load = load::Load {
@@ -94,7 +100,7 @@ fn an_answer_has_the_nonce_of_its_request_and_what_is_known() {
 
 #[test]
 fn the_counter_rises_with_what_is_said_and_not_with_answers() {
-    let now = Instant::now();
+    let now = moment();
     let mut reports = reports(now);
     let counter = |reports: &mut Reports| ask(reports, 1, 0, now).counter.to_host();
     let first = counter(&mut reports);
@@ -108,7 +114,7 @@ fn the_counter_rises_with_what_is_said_and_not_with_answers() {
 /// As one does that `socklb agent run` runs and starts anew. A client may subscribe with a cookie of before, and lose the answer.
 #[test]
 fn a_backend_that_comes_back_goes_on_counting_where_it_was() {
-    let now = Instant::now();
+    let now = moment();
     let mut reports = reports(now);
     for _ in 0..9 {
         checked(&mut reports, Outcome::Passed, now);
@@ -127,7 +133,7 @@ fn a_backend_that_comes_back_goes_on_counting_where_it_was() {
 
 #[test]
 fn each_kind_of_refused_datagram_is_counted_and_not_answered() {
-    let now = Instant::now();
+    let now = moment();
     let mut reports = reports(now);
     let good = request(key(1), 0);
     let changed = |change: fn(&mut Datagram)| {
@@ -135,7 +141,7 @@ fn each_kind_of_refused_datagram_is_counted_and_not_answered() {
         change(&mut datagram);
         datagram.sealed(key(1).key.wire()).bytes().to_vec()
     };
-    let other = "10.0.0.1:81".parse::<Name>().unwrap();
+    let other = named("10.0.0.1:81");
     let about = Datagram::about(Kind::Request, other.protocol().number(), other.address());
     let mut forged = good.bytes().to_vec();
     forged[BYTES - 1] ^= 1;
@@ -166,7 +172,7 @@ fn each_kind_of_refused_datagram_is_counted_and_not_answered() {
 
 #[test]
 fn only_who_returns_a_cookie_from_the_same_address_is_told_of_changes() {
-    let now = Instant::now();
+    let now = moment();
     let mut reports = reports(now);
     let answer = ask(&mut reports, 1, 0, now);
     // The same request again, from its own address and from a victim's: answered, and nobody is subscribed.
@@ -183,7 +189,7 @@ fn only_who_returns_a_cookie_from_the_same_address_is_told_of_changes() {
 
 #[test]
 fn a_new_agent_may_not_know_all_who_use_a_backend() {
-    let now = Instant::now();
+    let now = moment();
     let reports = reports(now);
     let is_new = |at| reports.get(name()).unwrap().is_new(at);
     assert_eq!([now, now + MS * 2499, now + MS * 2500].map(is_new), [true, true, false]);
@@ -191,7 +197,7 @@ fn a_new_agent_may_not_know_all_who_use_a_backend() {
 
 #[test]
 fn a_change_is_pushed_until_its_cookie_comes_back() {
-    let now = Instant::now();
+    let now = moment();
     let mut reports = reports(now);
     let before = subscribe(&mut reports, 1, now);
     checked(&mut reports, Outcome::Passed, now);
@@ -217,7 +223,7 @@ fn a_change_is_pushed_until_its_cookie_comes_back() {
 /// The kernel has answered it by what was prepared before the change, and the agent hears of it after.
 #[test]
 fn who_has_subscribed_just_before_a_change_is_told_of_it() {
-    let now = Instant::now();
+    let now = moment();
     let mut reports = reports(now);
     let heard = reports.get(name()).unwrap().change();
     checked(&mut reports, Outcome::Passed, now);
@@ -232,7 +238,7 @@ fn who_has_subscribed_just_before_a_change_is_told_of_it() {
 
 #[test]
 fn what_is_prepared_holds_no_longer_than_what_was_learnt_and_what_a_report_says() {
-    let now = Instant::now();
+    let now = moment();
     let mut reports = reports(now);
     let holds = |reports: &Reports, at: Instant| {
         Duration::from_nanos(reports.get(name()).unwrap().prepared(at, 7).deadline_ns - 7)
@@ -247,7 +253,7 @@ fn what_is_prepared_holds_no_longer_than_what_was_learnt_and_what_a_report_says(
 
 #[test]
 fn the_same_readiness_and_another_load_are_not_pushed() {
-    let now = Instant::now();
+    let now = moment();
     let mut reports = reports(now);
     checked(&mut reports, Outcome::Passed, now);
     subscribe(&mut reports, 1, now);
@@ -259,7 +265,7 @@ fn the_same_readiness_and_another_load_are_not_pushed() {
 
 #[test]
 fn a_key_is_replaced_without_a_request_that_fails() {
-    let now = Instant::now();
+    let now = moment();
     let mut reports = reports(now);
     let [one, two, three] = [key(1), key(2), key(3)];
     let ask = |reports: &mut Reports, key: Numbered<BackendKey>| {
@@ -278,7 +284,7 @@ fn a_key_is_replaced_without_a_request_that_fails() {
 
 #[test]
 fn a_check_that_is_not_completed_in_time_makes_the_backend_unknown() {
-    let now = Instant::now();
+    let now = moment();
     let mut reports = reports(now);
     checked(&mut reports, Outcome::Passed, now);
     let at = |seconds| now + Duration::from_secs(seconds);
@@ -298,9 +304,9 @@ fn a_check_that_is_not_completed_in_time_makes_the_backend_unknown() {
 
 #[test]
 fn one_backend_with_many_subscribers_holds_up_no_other() {
-    let now = Instant::now();
+    let now = moment();
     let mut reports = reports(now);
-    let other: Name = "10.0.0.1:81".parse().unwrap();
+    let other = named("10.0.0.1:81");
     reports.set(other, Keys::new(key(1), None), rules(), now);
     for n in 0..200 {
         reports.get_mut(name()).unwrap().subscribe(asker(n), 1, 0, now);
@@ -317,7 +323,7 @@ fn one_backend_with_many_subscribers_holds_up_no_other() {
 
 #[test]
 fn a_backend_that_is_removed_is_unknown() {
-    let now = Instant::now();
+    let now = moment();
     let mut reports = reports(now);
     reports.remove(name());
     assert_eq!(reports.answer(request(key(1), 0).bytes(), asker(1), now), None);
@@ -335,7 +341,7 @@ proptest! {
         flips in proptest::collection::vec((0..BYTES, any::<u8>()), 0..3),
         from: u8,
     ) {
-        let now = Instant::now();
+        let now = moment();
         let mut reports = reports(now);
         for (at, with) in flips {
             if let Some(byte) = bytes.get_mut(at) {
@@ -356,7 +362,7 @@ proptest! {
     /// Whatever is replayed, in whatever order: nobody is subscribed who did not ask, and no readiness changes.
     #[test]
     fn replayed_requests_do_no_harm(replays in proptest::collection::vec((0..4usize, 1..4u8), 0..40)) {
-        let now = Instant::now();
+        let now = moment();
         let mut reports = reports(now);
         let first = ask(&mut reports, 1, 0, now);
         let seen = [request(key(1), 0), request(key(1), first.cookie), first, request(key(2), 0)];

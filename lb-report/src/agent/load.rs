@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lb_common::wire::UNKNOWN;
+use crate::wire::UNKNOWN;
 
 /// The largest number that a report can carry, in thousandths: the one above it says that nothing is known.
 const LARGEST: f64 = (UNKNOWN - 1) as f64;
@@ -81,6 +81,7 @@ impl Loads {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::moment::moment;
 
     #[test]
     fn a_number_fits_or_says_what_would() {
@@ -96,7 +97,7 @@ mod tests {
 
     #[test]
     fn the_application_is_believed_first_while_its_word_holds() {
-        let now = Instant::now();
+        let now = moment();
         let later = |seconds| now + Duration::from_secs(seconds);
         let none = Load { qps: None, eps: None, utilization: None, window: Duration::ZERO, measured: now };
         let mut loads = Loads::default();

@@ -1,6 +1,6 @@
 //! How a backend is, by all who say something of it: the operator, the program that runs it, and its health check.
 
-use lb_common::wire::Readiness;
+use crate::wire::Readiness;
 
 /// What a health check has shown.
 #[derive(Clone, Debug, PartialEq, Eq)]

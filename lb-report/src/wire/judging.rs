@@ -1,8 +1,9 @@
 //! Which reports are believed, and until when a backend is a lame duck by one: the same for the daemon's socket and for the kernel
 //! program that takes reports in before it.
 
+use lb_common::abi::host::{LastReport, ReportBase};
+
 use super::datagram::{Datagram, Kind, Readiness};
-use crate::abi::host::{LastReport, ReportBase};
 
 /// Why a datagram is not believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -114,9 +115,9 @@ pub fn lame_until_ns(datagram: &Datagram, before: u64, now_ns: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use bytemuck::Zeroable as _;
+    use lb_common::net::{Be32, IPPROTO_TCP};
 
     use super::*;
-    use crate::net::{Be32, IPPROTO_TCP};
 
     fn report(kind: Kind, incarnation: u32, counter: u32, nonce: u64) -> Datagram {
         let mut report = Datagram::about(kind, IPPROTO_TCP, "10.0.0.1:80".parse().expect("an address"));

@@ -5,10 +5,10 @@ use core::cell::Cell;
 use core::net::{IpAddr, SocketAddr};
 
 use bytemuck::Zeroable as _;
+use lb_common::abi::host::{LastReport, Listener, ReportBase, SenderKey, SenderName};
+use lb_common::abi::responder::{PreparedAnswer, Station, Subscriber, SubscriberName};
+use lb_common::net::{Address, Be16};
 
-use crate::abi::host::{LastReport, Listener, ReportBase, SenderKey, SenderName};
-use crate::abi::responder::{PreparedAnswer, Station, Subscriber, SubscriberName};
-use crate::net::{Address, Be16};
 use crate::receive::{Maps, Words};
 use crate::respond::{self, Found};
 use crate::wire::{Cookies, Datagram, Key, Kind, Readiness};
@@ -244,7 +244,7 @@ impl OneAnswer {
             deadline_ns,
             change: 3,
             keys: [first, SenderKey::default()],
-            report,
+            report: report.words(),
             ..PreparedAnswer::zeroed()
         };
         Self {

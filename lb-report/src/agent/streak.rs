@@ -88,12 +88,13 @@ impl Streak {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::moment::moment;
 
     /// What is known after each result: `+` passed, `-` failed, `?` impossible.
     #[track_caller]
     fn check(results: &str, expected: &str) {
         let mut streak = Streak::new(2, 3);
-        let now = Instant::now();
+        let now = moment();
         let known: String = results
             .chars()
             .map(|result| {
@@ -128,10 +129,10 @@ mod tests {
     #[test]
     fn what_was_not_confirmed_for_long_counts_anew() {
         let mut streak = Streak::new(2, 3);
-        streak.take(Outcome::Passed, Instant::now());
+        streak.take(Outcome::Passed, moment());
         streak.grow_old("old".to_owned());
         assert_eq!((streak.health(), streak.completed()), (&Health::Unknown("old".to_owned()), None));
-        streak.take(Outcome::Failed("no".to_owned()), Instant::now());
+        streak.take(Outcome::Failed("no".to_owned()), moment());
         assert_eq!(streak.health(), &Health::Down("no".to_owned()));
     }
 }

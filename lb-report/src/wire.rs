@@ -10,11 +10,12 @@ mod datagram;
 mod judging;
 mod siphash;
 
-pub use judging::{Disbelieved, after, judge, lame_until_ns};
+use core::time::Duration;
 
 pub use cookie::{Asker, Cookies, EPOCH_NS};
 pub(crate) use datagram::is_of_one_host;
 pub use datagram::{Datagram, Kind, Malformed, Readiness, UNKNOWN};
+pub use judging::{Disbelieved, after, judge, lame_until_ns};
 pub use siphash::{Key, siphash};
 
 /// Bytes of a datagram, its message authentication code (MAC) included.
@@ -29,8 +30,14 @@ pub const VERSION: u8 = 1;
 /// The longest `valid for` of a report that is followed.
 pub const MAX_VALID_FOR_MS: u32 = 300_000;
 
+/// The same as a duration.
+pub const MAX_VALID_FOR: Duration = Duration::from_millis(MAX_VALID_FOR_MS as u64);
+
 /// The longest `hold` of a report that is followed: a lame duck that has fallen silent is one for no longer.
 pub const MAX_HOLD_MS: u32 = 3_600_000;
+
+/// The same as a duration.
+pub const MAX_HOLD: Duration = Duration::from_millis(MAX_HOLD_MS as u64);
 
 /// A push that comes again is acknowledged again, but not more often than this, in milliseconds.
 pub const ACKNOWLEDGED_FOR_MS: u32 = 5;

@@ -5,9 +5,10 @@
 //! Guessing one takes the backend's key and 2^47 datagrams. Kernel programs make them as well, so that it does not matter who of
 //! both has answered before.
 
+use lb_common::abi::host::SenderName;
+use lb_common::net::{Address, Be16};
+
 use super::siphash::{Key, siphash};
-use crate::abi::host::SenderName;
-use crate::net::{Address, Be16};
 
 /// A cookie is good in the epoch in which it was made and in the next: for ten minutes at least, which is longer than any interval
 /// at which clients ask.

@@ -5,11 +5,11 @@
 //! number, and at last its message authentication code (MAC).
 
 use bytemuck::Zeroable as _;
+use lb_common::abi::host::{LastReport, Listener, RECEPTIONS, ReportBase, SenderName};
+use lb_common::load::without_bounds;
+use lb_common::net::{Address, Be16};
 
-use crate::abi::host::{LastReport, Listener, ReportBase, SenderName};
 use crate::frame::{Frame, Udp, udp_to};
-use crate::load::without_bounds;
-use crate::net::{Address, Be16};
 use crate::wire::{ACKNOWLEDGED_FOR_MS, Datagram, Disbelieved, Key, after, judge, lame_until_ns};
 
 /// The words of a backend that change with each report, by its id.
@@ -77,8 +77,7 @@ pub enum Reception {
     Disbelieved(Disbelieved),
 }
 
-/// How many kinds of them there are.
-pub const RECEPTIONS: usize = 3 + Disbelieved::ALL.len();
+const _: () = assert!(RECEPTIONS == 3 + Disbelieved::ALL.len());
 
 impl Reception {
     /// The words for all of them in metrics and JSON, by their numbers.
@@ -209,10 +208,11 @@ mod tests {
     use std::net::SocketAddr;
     use std::vec::Vec;
 
+    use lb_common::abi::host::ReportBase;
+    use lb_common::net::{Be32, IPPROTO_TCP};
+
     use super::*;
-    use crate::abi::host::ReportBase;
     use crate::fixtures::{Frame, OneBackend, Shape};
-    use crate::net::{Be32, IPPROTO_TCP};
     use crate::wire::{Kind, Readiness};
 
     const KEY: [u8; 16] = *b"of sixteen bytes";

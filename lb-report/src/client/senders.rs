@@ -8,13 +8,15 @@ use std::net::SocketAddr;
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-use lb_common::wire::{ACKNOWLEDGED_FOR_MS, Datagram, Malformed};
+use lb_core::health::{Health, Said};
+use lb_core::reports::Name;
 use xxhash_rust::xxh64::xxh64;
 
 use super::reported::{Base, Disbelieved, ReportState, Reported};
-use super::{MAX_HOLD, Name};
-use crate::health::{Health, Said};
-use crate::report_keys::{BackendKey, Keys};
+use crate::keys::{BackendKey, Keys};
+use crate::name::name_in;
+use crate::wire::MAX_HOLD;
+use crate::wire::{ACKNOWLEDGED_FOR_MS, Datagram, Malformed};
 
 /// A backend that is to be asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -317,11 +319,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
     /// Why it is not followed. Nothing has changed then.
     pub fn take(&mut self, bytes: &[u8], now: T) -> Result<(Name, Option<Change<T>>), Refusal> {
         let datagram = Datagram::parse(bytes).map_err(Refusal::Malformed)?;
-        let name = Name::of(&datagram).ok_or(Refusal::Malformed(Malformed::Name))?;
+        let name = name_in(&datagram).ok_or(Refusal::Malformed(Malformed::Name))?;
         let unknown = Refusal::Disbelieved(Disbelieved::UnknownName);
         let place = self.places.get(&name).copied().ok_or(unknown)?;
         let sender = self.senders.get_mut(place as usize).ok_or(unknown)?;
-        let is_push = datagram.kind() == Some(lb_common::wire::Kind::Push);
+        let is_push = datagram.kind() == Some(crate::wire::Kind::Push);
         let known = sender.reported.base();
         let taken = sender.reported.take(&datagram, &sender.target.keys, now);
         let is_again = taken == Err(Disbelieved::Replayed)
@@ -461,11 +463,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
 #[cfg(test)]
 mod tests {
     use lb_common::net::{Be16, Be32};
-    use lb_common::wire::{Kind, Readiness};
+    use lb_core::service::Protocol;
 
     use super::*;
-    use crate::report_keys::{Numbered, ServiceKey};
-    use crate::service::Protocol;
+    use crate::keys::{Numbered, ServiceKey};
+    use crate::wire::{Kind, Readiness};
 
     const INTERVAL: Duration = Duration::from_secs(2);
 

@@ -149,6 +149,7 @@ impl Subscribers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::moment::moment;
 
     fn asker(n: u32) -> Asker {
         let address = SocketAddr::new(IpAddr::from(n.to_be_bytes()), 9467);
@@ -161,7 +162,7 @@ mod tests {
 
     #[test]
     fn at_the_limit_the_longest_silent_one_makes_room() {
-        let now = Instant::now();
+        let now = moment();
         let mut subscribers = Subscribers::new(3);
         for n in 1..=3 {
             assert!(!subscribers.asked(asker(n), 1, 0, now));
@@ -173,7 +174,7 @@ mod tests {
 
     #[test]
     fn the_limit_is_65536() {
-        let now = Instant::now();
+        let now = moment();
         let mut subscribers = Subscribers::new(MAX_SUBSCRIBERS);
         let replaced = (0..65_536).filter(|n| subscribers.asked(asker(*n), 1, 0, now)).count();
         assert_eq!((subscribers.len(), replaced), (65_536, 0));
@@ -184,7 +185,7 @@ mod tests {
 
     #[test]
     fn who_has_not_asked_for_an_hour_is_forgotten() {
-        let now = Instant::now();
+        let now = moment();
         let mut subscribers = Subscribers::new(3);
         subscribers.asked(asker(1), 1, 0, now);
         subscribers.asked(asker(2), 1, 0, now + Duration::from_secs(1));
@@ -197,7 +198,7 @@ mod tests {
 
     #[test]
     fn what_was_heard_is_not_unheard_by_a_request_that_comes_late() {
-        let now = Instant::now();
+        let now = moment();
         let mut subscribers = Subscribers::new(3);
         subscribers.asked(asker(1), 1, 0, now);
         for (change, before) in [(1, 0), (2, 1), (u16::MAX, 2), (0, u16::MAX)] {
@@ -215,7 +216,7 @@ mod tests {
 
     #[test]
     fn who_comes_with_an_older_cookie_has_not_heard_of_the_last_change() {
-        let now = Instant::now();
+        let now = moment();
         let mut subscribers = Subscribers::new(1);
         assert_eq!(subscribers.changed(1).count(), 0);
         subscribers.asked(asker(1), 1, 0, now);
@@ -226,7 +227,7 @@ mod tests {
 
     #[test]
     fn who_has_not_asked_lately_is_not_waited_for_and_still_told() {
-        let now = Instant::now();
+        let now = moment();
         let mut subscribers = Subscribers::new(3);
         subscribers.asked(asker(1), 1, 0, now);
         assert_eq!(addresses(&mut subscribers), [asker(1).address]);

@@ -7,10 +7,10 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use hkdf::Hkdf;
-use lb_common::wire;
+use lb_core::service::Protocol;
 use sha2::Sha256;
 
-use crate::service::Protocol;
+use crate::wire;
 
 /// Keys that may be valid at a time: the one in use, and the one before it or after it.
 pub const MAX_KEYS: usize = 2;

@@ -2,17 +2,19 @@
 //!
 //! In reading order: how a backend is, by all who say something of it ([`readiness`], [`streak`]), how loaded ([`load`]); who may be
 //! told without having asked (`subscribers`) and when (`pushes`); all of that for one backend ([`entry`]); and
-//! what follows of a datagram (this file; what is answered is decided by `lb_common::answer`). Only monotonic times are compared: a host's clock that jumps changes nothing.
+//! what follows of a datagram (this file; what is answered is decided by [`crate::answer`]). Only monotonic times are compared: a host's clock that jumps changes nothing.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use lb_common::answer::{REFUSALS, Refused, answer};
+use lb_common::abi::responder::REFUSALS;
 use lb_common::net::Be16;
-use lb_common::wire::{self, Cookies, Datagram, Key, Kind, Malformed, Readiness};
-use lb_core::report_keys::{BackendKey, Keys};
 
-use crate::name::Name;
+use crate::answer::{Refused, answer};
+use crate::keys::{BackendKey, Keys};
+use crate::wire::{self, Cookies, Datagram, Key, Kind, Malformed, Readiness};
+
+pub mod name;
 
 pub mod readiness;
 
@@ -30,6 +32,7 @@ pub mod entry;
 mod tests;
 
 use entry::{Entry, Rules};
+use name::Name;
 use pushes::Pace;
 pub use subscribers::{Asker, MAX_SUBSCRIBERS, Via};
 
@@ -148,7 +151,7 @@ impl Reports {
             let key_id = request.key_id.to_host();
             self.counts.replaced += u64::from(entry.subscribe(asker, key_id, heard, now));
         }
-        Ok(prepared.report)
+        Ok(*Datagram::in_words(&prepared.report))
     }
 
     /// Somebody has been answered in the agent's place, by what was prepared, and has shown that it has heard of a change.

@@ -8,9 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use lb_common::abi::host::{MAX_SENDERS, NO_REPORT};
-
-use crate::grace_period::GracePeriods;
-use crate::reports::Name;
+use lb_core::grace_period::GracePeriods;
+use lb_core::reports::Name;
 
 /// The report ids of a host.
 #[derive(Clone, Debug)]
@@ -157,10 +156,10 @@ impl ReportIds {
 
 #[cfg(test)]
 mod tests {
+    use lb_core::service::Protocol;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::service::Protocol;
 
     fn name(n: u16) -> Name {
         Name { protocol: Protocol::Tcp, address: ([10, 0, 0, 1], n).into() }

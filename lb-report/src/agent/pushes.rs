@@ -115,6 +115,7 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::moment::moment;
 
     fn address(n: u16) -> SocketAddr {
         SocketAddr::new("192.0.2.1".parse().unwrap(), n)
@@ -124,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_push_is_repeated_at_10_20_40_and_80_ms_until_it_is_acknowledged() {
-        let start = Instant::now();
+        let start = moment();
         for (acknowledged, expected) in [(u32::MAX, &[0, 10, 20, 40, 80][..]), (15, &[0, 10]), (0, &[])] {
             let mut pushes = Pushes::new();
             pushes.begin([address(1)].into_iter(), start);
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_later_change_begins_anew() {
-        let start = Instant::now();
+        let start = moment();
         let mut pushes = Pushes::new();
         pushes.begin([address(1), address(2)].into_iter(), start);
         assert_eq!(pushes.next(start, |_| true), Some(address(1)));
@@ -152,7 +153,7 @@ mod tests {
 
     /// So many subscribers, none of which acknowledges: when the last has been told for the first time, and how many pushes there were.
     fn paced(subscribers: u16) -> (u32, u32) {
-        let start = Instant::now();
+        let start = moment();
         let (mut pushes, mut pace) = (Pushes::new(), Pace::new(start));
         pushes.begin((0..subscribers).map(address), start);
         let (mut sent, mut last, mut told) = (0, 0, std::collections::BTreeSet::new());
@@ -182,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_pace_saves_no_more_than_a_burst() {
-        let start = Instant::now();
+        let start = moment();
         let mut pace = Pace::new(start);
         assert_eq!(pace.allowed(start + Duration::from_hours(1)), BURST);
         pace.spend(BURST);

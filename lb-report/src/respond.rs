@@ -1,14 +1,14 @@
 //! How a frame that may hold a request is answered before the host's network stack sees it: a function of the frame and of what the
 //! agent has prepared. The kernel program calls it with its maps, tests with maps of their own.
 
-use bytemuck::{Zeroable, cast_ref};
+use bytemuck::Zeroable;
+use lb_common::abi::host::SenderName;
+use lb_common::abi::responder::{PreparedAnswer, Station, Subscriber, SubscriberName};
+use lb_common::net::{Address, Be16};
 use network_types::eth::EthHdr;
 
-use crate::abi::host::SenderName;
-use crate::abi::responder::{PreparedAnswer, Station, Subscriber, SubscriberName};
 use crate::answer::{Refused, answer};
 use crate::frame::{FrameMut, Udp, can_turn, turn, udp_to};
-use crate::net::{Address, Be16};
 use crate::wire::{Asker, Cookies, Datagram, Malformed, Readiness};
 
 /// What the agent and the program share, as the program reads and writes it.
@@ -74,7 +74,7 @@ pub fn respond<'w, F: FrameMut + ?Sized, M: Maps>(
     }
     let response = decide(maps, &udp, workspace, now_ns())?;
     if response == Response::Answered {
-        turn(frame, &udp, cast_ref(&workspace.prepared.report))?;
+        turn(frame, &udp, &workspace.prepared.report)?;
     }
     Some(response)
 }
@@ -108,11 +108,12 @@ fn decide<M: Maps>(maps: &M, udp: &Udp, workspace: &mut Workspace, now_ns: u64) 
         Found::BeingWritten => return None,
     }
     // The value's memory may have become another backend's, whole.
-    if prepared.report.name() != backend {
+    let report = Datagram::in_words(&prepared.report);
+    if report.name() != backend {
         return None;
     }
     // Nobody knows any more that it is down, and to say so would have it chosen again sooner than silence does.
-    if now_ns > prepared.deadline_ns && prepared.report.readiness == Readiness::Down as u8 {
+    if now_ns > prepared.deadline_ns && report.readiness == Readiness::Down as u8 {
         return None;
     }
     let asker = Asker { address: udp.from, port: udp.from_port };
@@ -255,13 +256,13 @@ mod tests {
     #[test]
     fn after_the_deadline_who_is_down_is_left_to_the_socket() {
         let mut maps = maps(false);
-        maps.prepared.report.readiness = Readiness::Down as u8;
+        Datagram::in_words_mut(&mut maps.prepared.report).readiness = Readiness::Down as u8;
         let [asker, agent] = ends(false);
         for (now_ns, expected) in [(9 * SECOND, Some(Response::Answered)), (9 * SECOND + 1, None)] {
             let mut frame = Frame::new(Shape::PLAIN, asker, agent, request(0).bytes());
             assert_eq!(run(&maps, frame.bytes_mut(), now_ns), expected);
         }
-        maps.prepared.report.port = Be16::from_host(81);
+        Datagram::in_words_mut(&mut maps.prepared.report).port = Be16::from_host(81);
         let frame = Frame::new(Shape::PLAIN, asker, agent, request(0).bytes());
         untouched(&maps, frame, None);
     }

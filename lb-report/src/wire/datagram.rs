@@ -3,11 +3,12 @@
 use core::net::SocketAddr;
 
 use bytemuck::{Pod, Zeroable};
+use lb_common::abi::host::{ReportBase, SenderName};
+use lb_common::abi::responder::REPORT_WORDS;
+use lb_common::net::{Address, Be16, Be32, IPPROTO_TCP, IPPROTO_UDP, socket_addr};
 
 use super::siphash::{Key, siphash};
 use super::{AUTHENTICATED_BYTES, BYTES, MAX_HOLD_MS, MAX_VALID_FOR_MS, VERSION};
-use crate::abi::host::{ReportBase, SenderName};
-use crate::net::{Address, Be16, Be32, IPPROTO_TCP, IPPROTO_UDP, socket_addr};
 
 /// What a number of a report says that its backend does not know.
 pub const UNKNOWN: u32 = u32::MAX;
@@ -97,7 +98,7 @@ pub struct Datagram {
     /// SipHash-2-4 of all that comes before it, its lowest byte first.
     mac: [u8; 8],
 }
-const _: () = assert!(size_of::<Datagram>() == BYTES);
+const _: () = assert!(size_of::<Datagram>() == BYTES && BYTES == REPORT_WORDS * 8);
 const _: () = assert!(core::mem::offset_of!(Datagram, mac) == AUTHENTICATED_BYTES);
 
 /// A datagram as the MAC sees it.
@@ -119,6 +120,23 @@ impl Datagram {
             address: backend.ip().into(),
             ..Self::zeroed()
         }
+    }
+
+    /// The one that these words are.
+    #[inline(always)]
+    pub fn in_words(words: &[u64; REPORT_WORDS]) -> &Self {
+        bytemuck::cast_ref(words)
+    }
+
+    /// The same, to be changed.
+    #[inline(always)]
+    pub fn in_words_mut(words: &mut [u64; REPORT_WORDS]) -> &mut Self {
+        bytemuck::cast_mut(words)
+    }
+
+    /// The words that it is.
+    pub fn words(self) -> [u64; REPORT_WORDS] {
+        bytemuck::cast(self)
     }
 
     /// From the bytes of a packet. Whether it is authentic is another question.

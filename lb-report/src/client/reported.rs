@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use lb_common::abi::host::{LastReport, ReportBase};
 use lb_common::net::Be16;
-pub use lb_common::wire::Disbelieved;
-use lb_common::wire::{Datagram, Kind, Readiness, UNKNOWN, judge};
+use lb_core::health::{Health, Said, Why};
+use lb_core::reports::{Load, Name};
 
-use super::{Load, Name};
-use crate::health::{Health, Said, Why};
-use crate::report_keys::{BackendKey, Keys};
+use crate::keys::{BackendKey, Keys};
+pub use crate::wire::Disbelieved;
+use crate::wire::{Datagram, Kind, Readiness, UNKNOWN, judge};
 
 /// The number of a report that there was: a later one is larger. Its order is that of its fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -285,12 +285,12 @@ fn load(datagram: &Datagram) -> Load {
 #[cfg(test)]
 mod tests {
     use lb_common::net::Be32;
+    use lb_core::service::Protocol;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::report_keys::{Numbered, ServiceKey};
-    use crate::reports::{MAX_HOLD, MAX_VALID_FOR};
-    use crate::service::Protocol;
+    use crate::keys::{Numbered, ServiceKey};
+    use crate::wire::{MAX_HOLD, MAX_VALID_FOR};
 
     fn name() -> Name {
         Name { protocol: Protocol::Tcp, address: "10.1.2.3:8080".parse().unwrap() }

@@ -1,8 +1,9 @@
 //! What is answered to a request for a backend's report: decided the same way by the agent's socket and by the kernel program that
 //! answers in its place.
 
-use crate::abi::responder::PreparedAnswer;
-use crate::net::Be16;
+use lb_common::abi::responder::{PreparedAnswer, REFUSALS};
+use lb_common::net::Be16;
+
 use crate::wire::{Asker, Cookies, Datagram, Key, Kind, Malformed, Readiness};
 
 /// Why a datagram is not answered. Each that arrives is answered, or counted as one of these.
@@ -20,12 +21,9 @@ pub enum Refused {
     NotARequest,
 }
 
-/// How many of them there are.
-pub const REFUSALS: usize = Refused::ALL.len();
-
 impl Refused {
     /// All of them, in the order of metrics.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; REFUSALS] = [
         Self::Malformed(Malformed::Length),
         Self::Malformed(Malformed::Version),
         Self::Malformed(Malformed::Kind),
@@ -87,7 +85,7 @@ pub fn answer(
         return Err(Refused::NotARequest);
     }
     let name = request.name();
-    let answer = &mut prepared.report;
+    let answer = Datagram::in_words_mut(&mut prepared.report);
     answer.kind = Kind::Answer as u8;
     answer.key_id = request.key_id;
     answer.nonce = request.nonce;
@@ -129,10 +127,10 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use bytemuck::Zeroable as _;
+    use lb_common::abi::host::SenderKey;
+    use lb_common::net::IPPROTO_TCP;
 
     use super::*;
-    use crate::abi::host::SenderKey;
-    use crate::net::IPPROTO_TCP;
 
     const KEYS: [[u8; 16]; 2] = [*b"of sixteen bytes", *b"and another one!"];
     const MS: u64 = 1_000_000;
@@ -147,7 +145,7 @@ mod tests {
             deadline_ns: 6_000 * MS,
             change: 3,
             keys: [key(2), key(1)],
-            report,
+            report: report.words(),
             ..PreparedAnswer::zeroed()
         }
     }
@@ -174,7 +172,7 @@ mod tests {
     fn at(request: &Datagram, ms: u64) -> Result<(Datagram, Option<u16>), Refused> {
         let mut prepared = prepared();
         let heard = answer(request, &asker(), &mut prepared, &cookies(), ms * MS)?;
-        Ok((prepared.report, heard))
+        Ok((*Datagram::in_words(&prepared.report), heard))
     }
 
     #[test]

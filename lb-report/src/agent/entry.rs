@@ -6,16 +6,16 @@ use bytemuck::Zeroable as _;
 use lb_common::abi::host::SenderKey;
 use lb_common::abi::responder::PreparedAnswer;
 use lb_common::net::{Be16, Be32};
-use lb_common::wire::{Datagram, Key, Kind, Readiness, UNKNOWN};
-use lb_core::report_keys::{BackendKey, Keys};
 
 use super::load::{Load, Loads};
+use super::name::Name;
 use super::pushes::Pushes;
 use super::readiness::{Health, Said};
 use super::streak::{Outcome, Streak};
 use super::subscribers::{Asker, MAX_SUBSCRIBERS, Subscribers};
 use super::{ms16, ms32};
-use crate::name::Name;
+use crate::keys::{BackendKey, Keys};
+use crate::wire::{Datagram, Key, Kind, Readiness, UNKNOWN};
 
 /// What is configured of a backend's reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -306,7 +306,7 @@ impl Entry {
             deadline_ns: now_ns.saturating_add(u64::try_from(holds_for.as_nanos()).unwrap_or(u64::MAX)),
             change: self.change,
             keys,
-            report: self.report(Kind::Answer, now),
+            report: self.report(Kind::Answer, now).words(),
             ..PreparedAnswer::zeroed()
         }
     }

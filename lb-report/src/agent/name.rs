@@ -1,0 +1,86 @@
+//! What a backend is called: its protocol, address and port as the endpoint list has them. Requests ask by it.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use lb_common::abi::host::SenderName;
+use lb_common::net::{Be16, socket_addr};
+use lb_core::service::Protocol;
+
+use crate::name::can_report;
+use crate::wire::Datagram;
+
+/// A backend's name. Written `ADDRESS:PORT`, with `/udp` behind it where that is its protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Name {
+    protocol: Protocol,
+    address: SocketAddr,
+}
+
+impl Name {
+    /// The name of a backend.
+    ///
+    /// # Errors
+    /// If the address is not one host's, or needs a scope: no datagram can ask for it.
+    pub fn new(protocol: Protocol, address: SocketAddr) -> Result<Self, &'static str> {
+        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        if !can_report(lb_core::reports::Name { protocol, address }) {
+            return Err(
+                "is no backend's name: that is one host's address, not link-local, and a port from 1 on",
+            );
+        }
+        Ok(Self { protocol, address })
+    }
+
+    /// The name in a datagram.
+    pub fn of(datagram: &Datagram) -> Option<Self> {
+        Self::new(Protocol::of_number(datagram.protocol)?, datagram.backend()).ok()
+    }
+
+    /// The name as kernel programs have it.
+    pub fn of_sender(name: &SenderName) -> Option<Self> {
+        Self::new(Protocol::of_number(name.protocol)?, socket_addr(name.address, name.port)).ok()
+    }
+
+    /// As kernel programs have it.
+    pub fn to_sender(self) -> SenderName {
+        let Self { protocol, address } = self;
+        let port = Be16::from_host(address.port());
+        SenderName { address: address.ip().into(), port, protocol: protocol.number(), _reserved: 0 }
+    }
+
+    /// Its protocol.
+    pub const fn protocol(self) -> Protocol {
+        self.protocol
+    }
+
+    /// Its address and port.
+    pub const fn address(self) -> SocketAddr {
+        self.address
+    }
+
+    fn order(self) -> (SocketAddr, u8) {
+        (self.address, self.protocol.number())
+    }
+}
+
+impl Ord for Name {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.order().cmp(&other.order())
+    }
+}
+
+impl PartialOrd for Name {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.protocol {
+            Protocol::Tcp => write!(f, "{}", self.address),
+            Protocol::Udp => write!(f, "{}/udp", self.address),
+        }
+    }
+}

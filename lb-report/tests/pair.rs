@@ -1,0 +1,637 @@
+//! One client and one agent against each other, in virtual time, over a wire that loses, repeats, delays and so reorders datagrams.
+//!
+//! The wire draws from a seed that is printed, and no assertion depends on what it draws: each holds whatever the wire does, within
+//! what the test says.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use lb_core::health::Health;
+use lb_core::reports;
+use lb_core::service::Protocol;
+use lb_report::agent::entry::{Entry, Rules};
+use lb_report::agent::name::Name;
+use lb_report::agent::{Asker, Reports, Via};
+use lb_report::client::reported::{Base, Disbelieved, ReportState, Reported};
+use lb_report::client::senders::{Change, Refusal, Senders, Target};
+use lb_report::keys::{BackendKey, Keys, Numbered, ServiceKey};
+use lb_report::wire::{BYTES, Datagram, Kind, Readiness};
+
+const INTERVAL: Duration = Duration::from_secs(2);
+const VALID_FOR: Duration = Duration::from_secs(6);
+const HOLD: Duration = Duration::from_mins(1);
+
+/// The longest time from one poll to the next: jitter is a tenth.
+const LONGEST_INTERVAL: u64 = 2_200;
+
+/// When a push is sent, counted from the change.
+const PUSHES: [u64; 5] = [0, 10, 20, 40, 80];
+
+fn backend() -> SocketAddr {
+    ([10, 0, 0, 1], 80).into()
+}
+
+fn name() -> Name {
+    Name::new(Protocol::Tcp, backend()).expect("an address of one host")
+}
+
+fn client_address() -> SocketAddr {
+    ([192, 0, 2, 1], 9467).into()
+}
+
+/// The keys of the backend by these numbers, the one to send with first; derived from its service's as either side has them.
+fn keys(first: u16, second: Option<u16>) -> Keys<BackendKey> {
+    let number = |id: u16| Numbered { id, key: ServiceKey::from_bytes([id.to_be_bytes()[1]; 32]) };
+    Keys::new(number(first), second.map(number)).of_backend(Protocol::Tcp, backend())
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Client,
+    Agent,
+}
+
+/// What the wire does with datagrams, in hundredths of them and in milliseconds.
+#[derive(Clone, Debug)]
+struct Weather {
+    lost: u8,
+    repeated: u8,
+    delay: RangeInclusive<u64>,
+}
+
+const FINE: Weather = Weather { lost: 0, repeated: 0, delay: 1..=1 };
+
+/// Delays are longer than an interval, so that answers arrive after the next request has left.
+const ROUGH: Weather = Weather { lost: 30, repeated: 40, delay: 0..=3_000 };
+
+struct Wire {
+    rng: Rng,
+    weather: Weather,
+    /// What is under way, by when it arrives.
+    under_way: BTreeMap<(u64, u64), (End, [u8; BYTES])>,
+    sent: u64,
+    /// Everything that was ever sent, for whoever sends it once more.
+    seen: Vec<(End, [u8; BYTES])>,
+}
+
+impl Wire {
+    fn send(&mut self, now: u64, to: End, datagram: &Datagram) {
+        let bytes = datagram.bytes().try_into().expect("the bytes of a datagram");
+        self.seen.push((to, bytes));
+        self.carry(now, to, bytes);
+    }
+
+    fn carry(&mut self, now: u64, to: End, bytes: [u8; BYTES]) {
+        let Weather { lost, repeated, ref delay } = self.weather;
+        let copies = 1 + usize::from(self.rng.u8(0..100) < repeated);
+        for _ in 0..copies {
+            if self.rng.u8(0..100) < lost {
+                continue;
+            }
+            self.sent += 1;
+            let at = now + self.rng.u64(delay.clone());
+            self.under_way.insert((at, self.sent), (to, bytes));
+        }
+    }
+
+    /// Sends something once more that was sent before.
+    fn replay(&mut self, now: u64) {
+        if let Some(&(to, bytes)) = self.rng.choice(&self.seen) {
+            self.carry(now, to, bytes);
+        }
+    }
+
+    fn arrived(&mut self, now: u64) -> Vec<(End, [u8; BYTES])> {
+        let later = self.under_way.split_off(&(now + 1, 0));
+        std::mem::replace(&mut self.under_way, later).into_values().collect()
+    }
+}
+
+/// Both sides, and the wire between them. Time is in milliseconds.
+struct Pair {
+    begin: Instant,
+    now: u64,
+    client: Senders<Instant>,
+    agent: Reports,
+    /// Whether the agent is there.
+    runs: bool,
+    wire: Wire,
+    nonces: u64,
+    /// Which of the datagrams that are sent the wire takes.
+    takes: Box<dyn FnMut(&Datagram) -> bool>,
+    /// When each request was sent.
+    requests: Vec<u64>,
+    /// The reports that were believed: when, and what was known then.
+    believed: Vec<(u64, Base, Readiness)>,
+    refused: Vec<Refusal>,
+    changes: Vec<(u64, Change<Instant>)>,
+}
+
+impl Pair {
+    /// A client that asks for the backend, and its agent, which says that it is ready. Neither has heard of the other.
+    fn new(seed: u64, weather: Weather) -> Self {
+        println!("seed {seed}");
+        let begin = Instant::now();
+        let wire = Wire {
+            rng: Rng::with_seed(seed),
+            weather,
+            under_way: BTreeMap::new(),
+            sent: 0,
+            seen: Vec::new(),
+        };
+        let mut pair = Self {
+            begin,
+            now: 0,
+            client: Senders::new(seed),
+            agent: Reports::new(7, [7; 16], begin),
+            runs: true,
+            wire,
+            nonces: 0,
+            takes: Box::new(|_| true),
+            requests: Vec::new(),
+            believed: Vec::new(),
+            refused: Vec::new(),
+            changes: Vec::new(),
+        };
+        pair.set_client_keys(keys(1, None));
+        pair.set_agent_keys(keys(1, None));
+        pair.say(Readiness::Ready);
+        pair
+    }
+
+    /// The same over a fine wire, after the agent has been heard and has been shown that it can tell the client of changes.
+    fn introduced() -> Self {
+        let mut pair = Self::new(1, FINE);
+        pair.run(LONGEST_INTERVAL);
+        let has_subscribed = pair.agent.get(name()).is_some_and(|entry| entry.subscribers() == 1);
+        assert!(has_subscribed && pair.state() == ReportState::Ready);
+        pair
+    }
+
+    fn at(&self, ms: u64) -> Instant {
+        self.begin + Duration::from_millis(ms)
+    }
+
+    fn set_client_keys(&mut self, keys: Keys<BackendKey>) {
+        let name = reports::Name { protocol: Protocol::Tcp, address: backend() };
+        let agent = ([10, 0, 0, 1], 9465).into();
+        let target = Target { name, agent, keys, interval: INTERVAL, id: 1 };
+        self.client.set_targets([target], |_| (None, None), self.at(self.now));
+    }
+
+    fn set_agent_keys(&mut self, keys: Keys<BackendKey>) {
+        let rules = Rules { valid_for: VALID_FOR, hold: HOLD, check: None };
+        self.agent.set(name(), keys, rules, self.at(self.now));
+    }
+
+    /// The agent says from now on that the backend is so.
+    fn say(&mut self, readiness: Readiness) {
+        let now = self.at(self.now);
+        self.agent.get_mut(name()).expect("the backend").runner(Some(readiness), now);
+    }
+
+    /// The agent starts again, and has forgotten everything.
+    fn restart(&mut self, incarnation: u32) {
+        self.agent = Reports::new(incarnation, [incarnation.to_be_bytes()[3]; 16], self.at(self.now));
+        self.set_agent_keys(keys(1, None));
+        self.say(Readiness::Ready);
+    }
+
+    fn reported(&self) -> &Reported<Instant> {
+        let name = reports::Name { protocol: Protocol::Tcp, address: backend() };
+        self.client.get(name).expect("it is asked").1
+    }
+
+    fn state(&self) -> ReportState {
+        self.reported().state(self.at(self.now))
+    }
+
+    /// Lets milliseconds pass, one by one.
+    fn run(&mut self, ms: u64) {
+        for _ in 0..ms {
+            self.now += 1;
+            self.step();
+        }
+    }
+
+    /// Until it is so, within so many milliseconds. When it is.
+    #[track_caller]
+    fn run_until(&mut self, state: ReportState, within: u64) -> u64 {
+        let begin = self.now;
+        while self.state() != state {
+            assert!(self.now < begin + within, "{:?} is not {state:?}", self.state());
+            self.run(1);
+        }
+        self.now
+    }
+
+    fn step(&mut self) {
+        let now = self.at(self.now);
+        // What is sent at this moment may arrive at it.
+        loop {
+            self.send(now);
+            let arrived = self.wire.arrived(self.now);
+            if arrived.is_empty() {
+                break;
+            }
+            for (to, bytes) in arrived {
+                self.deliver(to, &bytes, now);
+            }
+        }
+        let changes = self.client.pass(now);
+        self.changes.extend(changes.into_iter().map(|change| (self.now, change)));
+    }
+
+    fn send(&mut self, now: Instant) {
+        let nonces = &mut self.nonces;
+        let nonce = || {
+            *nonces += 1;
+            *nonces
+        };
+        for request in self.client.requests(usize::MAX, nonce, now) {
+            self.requests.push(self.now);
+            self.carry(End::Agent, &request.datagram);
+        }
+        if self.runs {
+            self.agent.expire(now);
+            let mut pushes = Vec::new();
+            self.agent.push(now, |to, push| pushes.push((to, *push)));
+            for (to, push) in pushes {
+                assert_eq!(to.address, client_address());
+                self.carry(End::Client, &push);
+            }
+        }
+    }
+
+    fn carry(&mut self, to: End, datagram: &Datagram) {
+        if (self.takes)(datagram) {
+            self.wire.send(self.now, to, datagram);
+        }
+    }
+
+    fn deliver(&mut self, to: End, bytes: &[u8; BYTES], now: Instant) {
+        match to {
+            End::Client => self.hear(bytes, now),
+            End::Agent if self.runs => {
+                let asker = Asker { address: client_address(), via: Via { socket: 0, local: None } };
+                if let Some(answer) = self.agent.answer(bytes, asker, now) {
+                    self.carry(End::Client, &answer);
+                }
+            }
+            End::Agent => {}
+        }
+    }
+
+    fn hear(&mut self, bytes: &[u8; BYTES], now: Instant) {
+        match self.client.take(bytes, now) {
+            Ok((_, change)) => {
+                let report = self.reported().report().expect("it has just come");
+                self.believed.push((self.now, report.base, report.readiness));
+                self.changes.extend(change.map(|change| (self.now, change)));
+            }
+            Err(refusal) => self.refused.push(refusal),
+        }
+    }
+
+    fn answers_are_refused(&self) -> u64 {
+        self.agent.counts().refused.iter().sum()
+    }
+}
+
+fn is_push(datagram: &Datagram) -> bool {
+    datagram.kind() == Some(Kind::Push)
+}
+
+/// A push that arrives tells of it when it arrives, whichever others the wire loses.
+#[test]
+fn a_lame_duck_is_believed_by_the_first_push_that_is_not_lost() {
+    for lost in 0..31_u32 {
+        let mut pair = Pair::introduced();
+        let announced = pair.now;
+        pair.say(Readiness::LameDuck);
+        let mut number = 0;
+        pair.takes = Box::new(move |datagram| {
+            let is_lost = is_push(datagram) && lost & 1 << number != 0;
+            number += u32::from(is_push(datagram));
+            !is_lost
+        });
+        let first = PUSHES[lost.trailing_ones() as usize];
+        // The agent looks at the next step, and the wire takes a millisecond.
+        assert_eq!(pair.run_until(ReportState::LameDuck, 100), announced + 1 + first + 1, "{lost:b}");
+    }
+}
+
+/// Whatever the wire loses: all pushes, and of so many polls the request or the answer. The next one tells.
+#[test]
+fn a_lame_duck_is_believed_by_the_first_poll_that_is_not_lost() {
+    for lost in 0..5 {
+        for loses_answers in [false, true] {
+            let mut pair = Pair::introduced();
+            let announced = pair.now;
+            let asked = pair.requests.len();
+            pair.say(Readiness::LameDuck);
+            let mut polls = 0;
+            pair.takes = Box::new(move |datagram| match datagram.kind() {
+                Some(Kind::Push) => false,
+                Some(Kind::Request) => {
+                    polls += 1;
+                    loses_answers || polls > lost
+                }
+                _ => polls > lost,
+            });
+            let believed = pair.run_until(ReportState::LameDuck, (lost + 1) * LONGEST_INTERVAL + 3);
+            let polls: Vec<u64> = pair.requests[asked..].to_vec();
+            // The report is believed two milliseconds after the poll, and the agent, which is known, is not asked again.
+            let last = polls[usize::try_from(lost).expect("a few")];
+            assert_eq!((polls.len() as u64, believed), (lost + 1, last + 2), "{polls:?}");
+            let told = pair.agent.counts().pushed;
+            assert_eq!(told, PUSHES.iter().filter(|after| announced + 1 + **after < last).count() as u64);
+            assert_eq!(u64::from(pair.reported().unanswered()), 0);
+        }
+    }
+}
+
+/// Whatever is lost, repeated, late, or sent once more by a stranger: numbers never go back, so nothing that was believed is followed by
+/// something older, and each report that is believed says what the agent said with that number.
+#[test]
+fn nothing_older_is_believed_after_something_newer() {
+    for seed in 0..24 {
+        let mut pair = Pair::new(seed, ROUGH);
+        let mut incarnation = 7;
+        // By number, what the agent says from then on.
+        let mut said = BTreeMap::new();
+        for turn in 0..120_u32 {
+            let all = [Readiness::Ready, Readiness::LameDuck, Readiness::Down, Readiness::Unknown];
+            if turn % 40 == 39 {
+                incarnation += 1;
+                pair.restart(incarnation);
+            } else {
+                let readiness = *pair.wire.rng.choice(&all).expect("four");
+                pair.say(readiness);
+            }
+            let entry = pair.agent.get(name()).expect("the backend");
+            said.insert(entry.version(), entry.readiness());
+            for _ in 0..pair.wire.rng.u32(0..8) {
+                let some = pair.wire.rng.u64(1..200);
+                pair.run(some);
+                pair.wire.replay(pair.now);
+            }
+        }
+        let number = |base: &Base| u64::from(base.incarnation) << 32 | u64::from(base.counter);
+        assert!(pair.believed.is_sorted_by_key(|(_, base, _)| *base), "{:?}", pair.believed);
+        for (_, base, readiness) in &pair.believed {
+            let by_agent =
+                said.range(..=number(base)).next_back().map_or(Readiness::Ready, |(_, said)| *said);
+            assert_eq!(*readiness, by_agent, "{base:?}");
+        }
+        let refused =
+            |why| pair.refused.iter().filter(|refusal| **refusal == Refusal::Disbelieved(why)).count();
+        let [unasked, replayed] = [Disbelieved::Unasked, Disbelieved::Replayed].map(refused);
+        println!("{} believed, {unasked} unasked, {replayed} replayed", pair.believed.len());
+        // The wire calms down: once what was under way has arrived, both agree.
+        pair.wire.weather = FINE;
+        pair.say(Readiness::LameDuck);
+        pair.run(3_000 + LONGEST_INTERVAL + 2);
+        assert_eq!(pair.state(), ReportState::LameDuck);
+    }
+}
+
+/// The one answer whose nonce is still good when a push has come is spent by it.
+#[test]
+fn an_answer_from_before_a_change_that_comes_after_its_push_is_refused() {
+    let mut pair = Pair::introduced();
+    let asked = pair.requests.len();
+    // The next answer is late.
+    pair.takes = Box::new(|datagram| datagram.kind() != Some(Kind::Answer));
+    while pair.requests.len() == asked {
+        pair.run(1);
+    }
+    let request = pair.wire.seen.last().expect("the request").1;
+    pair.run(5);
+    let asker = Asker { address: client_address(), via: Via { socket: 0, local: None } };
+    let late = pair.agent.answer(&request, asker, pair.at(pair.now)).expect("an answer");
+    assert_eq!(late.readiness(), Some(Readiness::Ready));
+    pair.say(Readiness::LameDuck);
+    pair.run_until(ReportState::LameDuck, 2);
+    let now = pair.at(pair.now);
+    let late: [u8; BYTES] = late.bytes().try_into().expect("the bytes of a datagram");
+    pair.hear(&late, now);
+    assert_eq!(pair.refused.last(), Some(&Refusal::Disbelieved(Disbelieved::Unasked)));
+    assert_eq!(pair.state(), ReportState::LameDuck);
+}
+
+/// It is believed with the first poll, whatever its number, asked once more at once, and tells its client of the next change then.
+#[test]
+fn an_agent_that_has_restarted_is_believed_and_tells_of_changes() {
+    for incarnation in [8, 9, u32::MAX] {
+        let mut pair = Pair::introduced();
+        // Nobody is asked once more twice in an interval.
+        pair.run(LONGEST_INTERVAL);
+        let asked = pair.requests.len();
+        let restarted = pair.now;
+        assert!(!pair.client.has_restarted());
+        pair.restart(incarnation);
+        while pair.reported().base().is_none_or(|base| base.incarnation != incarnation) {
+            assert!(pair.now <= restarted + LONGEST_INTERVAL + 2);
+            pair.run(1);
+        }
+        assert_eq!(pair.client.take_restarted().len(), 1);
+        pair.run(1);
+        assert_eq!(pair.requests.len(), asked + 2, "with its cookie");
+        pair.run(1);
+        assert_eq!(pair.agent.get(name()).map(Entry::subscribers), Some(1));
+        pair.say(Readiness::LameDuck);
+        let announced = pair.now;
+        assert_eq!(pair.run_until(ReportState::LameDuck, 3), announced + 2);
+        assert_eq!((pair.refused.as_slice(), pair.answers_are_refused()), (&[][..], 0));
+    }
+}
+
+/// It has lost its disk and its clock. Its answers are believed; pushes of before, whose numbers are higher, are not.
+#[test]
+fn an_agent_whose_numbers_went_back_is_believed_and_what_it_said_before_is_not() {
+    let mut pair = Pair::introduced();
+    pair.say(Readiness::LameDuck);
+    pair.run_until(ReportState::LameDuck, 3);
+    let push = |(to, bytes): &&(End, [u8; BYTES])| {
+        *to == End::Client && Datagram::parse(bytes).is_ok_and(|datagram| is_push(&datagram))
+    };
+    let push = pair.wire.seen.iter().find(push).expect("a push").1;
+    pair.run(LONGEST_INTERVAL);
+    pair.restart(3);
+    pair.run_until(ReportState::Ready, LONGEST_INTERVAL + 2);
+    pair.run(2);
+    assert_eq!(pair.reported().base().map(|base| base.incarnation), Some(3));
+    let now = pair.at(pair.now);
+    pair.hear(&push, now);
+    assert_eq!(pair.refused, [Refusal::Disbelieved(Disbelieved::Replayed)]);
+    assert_eq!(pair.state(), ReportState::Ready);
+    assert!(pair.client.next_due() > Some(now), "nobody is made to ask by it");
+    pair.say(Readiness::LameDuck);
+    let announced = pair.now;
+    assert_eq!(pair.run_until(ReportState::LameDuck, 3), announced + 2, "pushes of now are believed");
+}
+
+/// Whoever knows all but the key, the nonce of what is asked among it, changes nothing, and keeps the answer from nobody.
+#[test]
+fn a_report_under_another_key_changes_nothing() {
+    let mut pair = Pair::introduced();
+    let asked = pair.requests.len();
+    while pair.requests.len() == asked {
+        pair.run(1);
+    }
+    let believed = pair.believed.len();
+    let before = (pair.client.next_due(), pair.state(), pair.reported().base(), pair.reported().nonce());
+    assert_ne!(before.3, 0, "an answer is under way");
+    let [another, unknown] = [(1, 9), (9, 9)].map(|(id, key)| {
+        let key = keys(key, None).current().key;
+        move |kind: Kind, nonce: u64| {
+            let mut forged = Datagram::about(kind, Protocol::Tcp.number(), backend());
+            forged.readiness = Readiness::LameDuck as u8;
+            forged.key_id = lb_common::net::Be16::from_host(id);
+            forged.incarnation = lb_common::net::Be32::from_host(100);
+            forged.counter = lb_common::net::Be32::from_host(1);
+            forged.hold = lb_common::net::Be32::from_host(60_000);
+            forged.nonce = nonce;
+            forged.sealed(key.wire())
+        }
+    });
+    let now = pair.at(pair.now);
+    for kind in [Kind::Answer, Kind::Push] {
+        for forged in [another(kind, before.3), unknown(kind, before.3)] {
+            pair.hear(&forged.bytes().try_into().expect("the bytes of a datagram"), now);
+        }
+    }
+    let why = [Disbelieved::Forged, Disbelieved::UnknownKey].map(Refusal::Disbelieved);
+    assert_eq!(pair.refused, [why, why].concat());
+    let after = (pair.client.next_due(), pair.state(), pair.reported().base(), pair.reported().nonce());
+    assert_eq!(after, before);
+    pair.run(2);
+    assert_eq!(pair.believed.len(), believed + 1, "the answer is believed");
+    // Nor does an agent answer requests under another key, or tell their sender of changes.
+    let mut stranger = Pair::new(1, FINE);
+    stranger.set_client_keys(keys(9, None));
+    stranger.run(10 * LONGEST_INTERVAL);
+    assert_eq!((stranger.state(), stranger.believed.as_slice()), (ReportState::Unheard, &[][..]));
+    assert_eq!(stranger.answers_are_refused(), stranger.requests.len() as u64);
+    assert_eq!(stranger.agent.get(name()).map(Entry::subscribers), Some(0));
+}
+
+/// The agent dies after its last report was believed. What holds then, and until when: to the millisecond.
+#[test]
+fn silence_ends_what_was_said_when_the_report_says_so() {
+    let ms = |duration: Duration| u64::try_from(duration.as_millis()).expect("a minute");
+    let table = [
+        (Readiness::Ready, ReportState::Ready, ms(VALID_FOR), None),
+        (Readiness::LameDuck, ReportState::LameDuck, ms(HOLD), Some(Health::LameDuck)),
+        (Readiness::Down, ReportState::Down, ms(VALID_FOR), Some(Health::Refusing)),
+        (Readiness::Unknown, ReportState::Unknown, ms(VALID_FOR), None),
+    ];
+    for (readiness, state, holds, health) in table {
+        let mut pair = Pair::introduced();
+        pair.say(readiness);
+        pair.run(3);
+        pair.runs = false;
+        // What was under way arrives.
+        pair.run(2);
+        assert_eq!(pair.state(), state);
+        assert_eq!(pair.client.sick().values().copied().next(), health);
+        let (received, ..) = *pair.believed.last().expect("a report");
+        pair.run(received + holds - 1 - pair.now);
+        assert_eq!(pair.state(), state, "a millisecond before the end");
+        pair.run(1);
+        assert_eq!(pair.state(), ReportState::Silent);
+        // Nothing is said of whoever is silent: it is available.
+        assert!(pair.client.sick().is_empty());
+        let ends: Vec<u64> =
+            pair.changes.iter().filter(|(_, change)| change.said.is_none()).map(|(at, _)| *at).collect();
+        assert_eq!(ends, health.map(|_| received + holds).into_iter().collect::<Vec<_>>());
+        // It is heard again with the first poll after it is back.
+        pair.runs = true;
+        pair.restart(8);
+        pair.run_until(ReportState::Ready, LONGEST_INTERVAL + 2);
+    }
+}
+
+/// A backend that was a lame duck and is down is one again when it falls silent, until its hold is over: it is restarting.
+#[test]
+fn a_lame_duck_that_goes_down_and_falls_silent_is_a_lame_duck_until_its_hold_is_over() {
+    let mut pair = Pair::introduced();
+    pair.say(Readiness::LameDuck);
+    let lame = pair.run_until(ReportState::LameDuck, 3);
+    pair.say(Readiness::Down);
+    let down = pair.run_until(ReportState::Down, 3);
+    pair.runs = false;
+    let (last, ..) = *pair.believed.last().expect("a report");
+    let since = pair.believed.iter().rev().find(|(.., readiness)| *readiness == Readiness::LameDuck);
+    assert!(since.is_some_and(|(at, ..)| (lame..=down).contains(at)));
+    let hold_begins = since.map(|(at, ..)| *at).expect("it was one");
+    assert_eq!(pair.run_until(ReportState::LameDuck, 7_000), last + 6_000);
+    assert_eq!(pair.run_until(ReportState::Silent, 60_000), hold_begins + 60_000);
+}
+
+/// The agent takes both, then clients send with the new one, then the agent knows that one alone: or clients first. In none of these steps
+/// is a request refused, a report not believed, or a change heard of later.
+#[test]
+fn a_key_is_replaced_without_a_gap() {
+    enum Side {
+        Client,
+        Agent,
+    }
+    use Side::{Agent, Client};
+    let both = [
+        vec![(Agent, 1, Some(2)), (Client, 2, Some(1)), (Client, 2, None), (Agent, 2, None)],
+        vec![
+            (Client, 1, Some(2)),
+            (Agent, 2, Some(1)),
+            (Client, 2, Some(1)),
+            (Agent, 2, None),
+            (Client, 2, None),
+        ],
+    ];
+    for steps in both {
+        let mut pair = Pair::introduced();
+        pair.wire.weather = Weather { delay: 0..=20, ..FINE };
+        let mut is_lame = false;
+        for (side, first, second) in steps {
+            match side {
+                Client => pair.set_client_keys(keys(first, second)),
+                Agent => pair.set_agent_keys(keys(first, second)),
+            }
+            // Told at once, by a push under a key that the client has.
+            is_lame = !is_lame;
+            let (readiness, state) = if is_lame {
+                (Readiness::LameDuck, ReportState::LameDuck)
+            } else {
+                (Readiness::Ready, ReportState::Ready)
+            };
+            pair.say(readiness);
+            pair.run_until(state, 22);
+            // And asked and answered, with polls alone to hear by.
+            let believed = pair.believed.len();
+            pair.run(3 * LONGEST_INTERVAL);
+            assert!(pair.believed.len() >= believed + 3);
+            assert_eq!((pair.state(), pair.reported().unanswered()), (state, 0));
+        }
+        let is_of_a_key = |refusal: &Refusal| {
+            matches!(refusal, Refusal::Disbelieved(Disbelieved::Forged | Disbelieved::UnknownKey))
+        };
+        assert_eq!((pair.refused.iter().any(is_of_a_key), pair.answers_are_refused()), (false, 0));
+        let last = pair.wire.seen.iter().rev().find_map(|(_, bytes)| Datagram::parse(bytes).ok());
+        assert_eq!(last.map(|datagram| datagram.key_id.to_host()), Some(2), "the old one is not used");
+    }
+}
+
+/// Clients that have no key of before have to hear all anew: what was said under it is not theirs.
+#[test]
+fn a_key_that_is_replaced_at_once_makes_the_client_forget() {
+    let mut pair = Pair::introduced();
+    pair.say(Readiness::LameDuck);
+    pair.run_until(ReportState::LameDuck, 3);
+    pair.set_client_keys(keys(2, None));
+    assert_eq!(pair.state(), ReportState::Unheard);
+}
