@@ -163,14 +163,14 @@ const SOURCES: [&str; 14] = [
     "lb-ebpf/Cargo.lock",
     "lb-ebpf/Cargo.toml",
     "lb-ebpf/src",
-    "lb-report/Cargo.toml",
-    "lb-report/src/answer.rs",
-    "lb-report/src/frame.rs",
-    "lb-report/src/lib.rs",
-    "lb-report/src/receive.rs",
-    "lb-report/src/respond.rs",
-    "lb-report/src/wire",
-    "lb-report/src/wire.rs",
+    "crates/lb-report/Cargo.toml",
+    "crates/lb-report/src/answer.rs",
+    "crates/lb-report/src/frame.rs",
+    "crates/lb-report/src/lib.rs",
+    "crates/lb-report/src/receive.rs",
+    "crates/lb-report/src/respond.rs",
+    "crates/lb-report/src/wire",
+    "crates/lb-report/src/wire.rs",
     "xtask/src/toolchain.rs",
 ];
 
@@ -186,7 +186,7 @@ mod tests {
     /// An object that its sources do not name would be taken for fresh.
     #[test]
     fn every_module_that_is_built_without_std_is_a_source() {
-        let text = fs::read_to_string(root().join("lb-report/src/lib.rs")).unwrap();
+        let text = fs::read_to_string(root().join("crates/lb-report/src/lib.rs")).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         let modules: Vec<&str> = lines
             .windows(2)
@@ -195,7 +195,7 @@ mod tests {
             .collect();
         let is_source =
             |path: &Path| !path.exists() || SOURCES.iter().any(|source| root().join(source) == path);
-        let folder = root().join("lb-report/src");
+        let folder = root().join("crates/lb-report/src");
         for module in &modules {
             let file = folder.join(module).with_extension("rs");
             assert!(is_source(&file) && is_source(&folder.join(module)), "{module}");

@@ -215,7 +215,7 @@ impl<'o> Suite<'o> {
         tiers.sort_unstable();
         tiers.dedup();
         let kernel = files.iter().any(|file| {
-            ["lb-ebpf/", "lb-common/", "lb-report/"].iter().any(|folder| file.starts_with(folder))
+            ["lb-ebpf/", "lb-common/", "crates/lb-report/"].iter().any(|folder| file.starts_with(folder))
         });
         if kernel {
             tiers.insert(0, Tier::Object);

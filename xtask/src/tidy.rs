@@ -139,8 +139,13 @@ static IDIOMS: [Idiom; 7] = [
     Idiom {
         pattern: concat!("repr", "(C"),
         inside: "",
-        except: &["lb-common/src/abi", "lb-common/src/net.rs", "lb-report/src/wire", "lb-kernel/src/sys"],
-        instead: "the kernel ABI has one home, lb-common/src/abi.rs, and what goes over the wire lb-report/src/wire.rs",
+        except: &[
+            "lb-common/src/abi",
+            "lb-common/src/net.rs",
+            "crates/lb-report/src/wire",
+            "crates/lb-kernel/src/sys",
+        ],
+        instead: "the kernel ABI has one home, lb-common/src/abi.rs, and what goes over the wire crates/lb-report/src/wire.rs",
     },
     Idiom {
         pattern: concat!("Instant", "::now"),
@@ -151,21 +156,22 @@ static IDIOMS: [Idiom; 7] = [
     },
     Idiom {
         pattern: concat!("Instant", "::now"),
-        inside: "lb-report/src",
+        inside: "crates/lb-report/src",
         // Its tests begin at some moment.
-        except: &["lb-report/src/moment.rs"],
+        except: &["crates/lb-report/src/moment.rs"],
         instead: "both sides of the protocol are told the time",
     },
     Idiom {
         pattern: concat!("Instant", "::now"),
-        inside: "lb-kernel/src",
+        inside: "crates/lb-kernel/src",
         except: &[],
         instead: "the event loop reads the clock and passes it on",
     },
 ];
 
 /// Rooms in which everything is decided by arguments: no clock, no randomness, no thread, no file and no socket.
-static PURE_ROOMS: [&str; 4] = ["lb-core/src", "lb-user/src/controller", "lb-report/src", "lb-common/src"];
+static PURE_ROOMS: [&str; 4] =
+    ["crates/lb-core/src", "lb-user/src/controller", "crates/lb-report/src", "lb-common/src"];
 /// Where the tests of these rooms have what they run the decisions with.
 static NOT_PURE: [&str; 1] = ["lb-user/src/controller/scripts"];
 /// What makes a room impure.
@@ -332,11 +338,11 @@ mod tests {
 
     #[test]
     fn a_broken_rule_is_named_with_its_line() {
-        check("lb-core/src/a.rs", "//! Head.\n", &[]);
+        check("crates/lb-core/src/a.rs", "//! Head.\n", &[]);
         check(
-            "lb-core/src/a.rs",
+            "crates/lb-core/src/a.rs",
             "fn a() {}\n",
-            &["lb-core/src/a.rs has no head that says what it is for (`//!`)"],
+            &["crates/lb-core/src/a.rs has no head that says what it is for (`//!`)"],
         );
         let sleep = concat!("//! Head.\n\nstd::thread", "::sleep(d);\n");
         let fault = concat!("tests/a.rs:3: `thread", "::sleep`: wait for the fact, with a deadline");

@@ -17,11 +17,14 @@ impl Changed {
     /// Compares the working tree with a commit.
     pub fn since(commit: &str, workspace: &Workspace) -> Result<Self> {
         let mut changed = Self::default();
+        let renamed = git(&["diff", "--name-status", "--find-renames", "--diff-filter=R", commit, "--"])?;
+        let renamed = old_names(&renamed);
         for file in files(commit)?.iter().filter(|file| file.ends_with(".rs")) {
             let Some(package) = package(workspace, file) else { continue };
             let now = std::fs::read_to_string(root().join(file)).unwrap_or_default();
-            // A file that the commit does not have is new, and so are its tests.
-            let before = git(&["show", &format!("{commit}:{file}")]).unwrap_or_default();
+            // A file that the commit does not have, by any name, is new, and so are its tests.
+            let old_name = renamed.get(file.as_str()).copied().unwrap_or(file);
+            let before = git(&["show", &format!("{commit}:{old_name}")]).unwrap_or_default();
             let before = functions(&before);
             let tests = functions(&now).into_iter().filter(|test| !before.contains(test));
             changed.0.entry(package.to_owned()).or_default().extend(tests.map(|(name, _)| name.to_owned()));
@@ -40,6 +43,15 @@ impl Changed {
     pub fn len(&self) -> usize {
         self.0.values().map(BTreeSet::len).sum()
     }
+}
+
+/// By new name the old one, of files that git shows as renamed: `R<similarity>`, old and new name in a line.
+fn old_names(renamed: &str) -> BTreeMap<&str, &str> {
+    let names = renamed.lines().filter_map(|line| {
+        let (_, names) = line.split_once('\t')?;
+        names.split_once('\t').map(|(old, new)| (new, old))
+    });
+    names.collect()
 }
 
 /// The files that differ between a commit and the working tree, new ones among them.
@@ -94,6 +106,16 @@ fn functions(text: &str) -> Vec<(&str, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_renamed_file_has_its_old_name() {
+        let renamed = "R100\tlb-core/src/a.rs\tcrates/lb-core/src/a.rs\nR072\tb.rs\tc.rs\n";
+        assert_eq!(
+            old_names(renamed),
+            BTreeMap::from([("crates/lb-core/src/a.rs", "lb-core/src/a.rs"), ("c.rs", "b.rs")])
+        );
+        assert_eq!(old_names(""), BTreeMap::new());
+    }
 
     const FILE: &str = "\
 //! Head.

@@ -44,10 +44,10 @@ impl Part {
                 "lb-ebpf/object",
                 "lb-common/Cargo.toml",
                 "lb-common/src",
-                "lb-kernel/Cargo.toml",
-                "lb-kernel/src",
-                "lb-report/Cargo.toml",
-                "lb-report/src",
+                "crates/lb-kernel/Cargo.toml",
+                "crates/lb-kernel/src",
+                "crates/lb-report/Cargo.toml",
+                "crates/lb-report/src",
                 "tests/Cargo.toml",
                 "tests/init",
                 "tests/local",
@@ -68,27 +68,9 @@ impl Part {
                 "tests/stage/machine.rs",
                 "xtask/src/package.rs",
             ],
-            Self::Docs => &[
-                "Cargo.lock",
-                "Cargo.toml",
-                "fuzz",
-                "lb-agent",
-                "lb-common",
-                "lb-config",
-                "lb-core",
-                "lb-diag",
-                "lb-document",
-                "lb-host",
-                "lb-http",
-                "lb-kernel",
-                "lb-report",
-                "lb-sim",
-                "lb-svg",
-                "lb-user",
-                "lb-view",
-                "tests",
-                "xtask",
-            ],
+            Self::Docs => {
+                &["Cargo.lock", "Cargo.toml", "crates", "fuzz", "lb-common", "lb-user", "tests", "xtask"]
+            }
             Self::Licences => {
                 &["Cargo.lock", "Cargo.toml", "deny.toml", "lb-ebpf/Cargo.lock", "lb-ebpf/Cargo.toml"]
             }

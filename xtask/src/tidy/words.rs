@@ -11,9 +11,9 @@ const GLOSSARY: &str = "docs/reference/glossary.md";
 /// Where a synonym is another idea's word.
 const EXCEPT: [(&str, &str); 4] = [
     // A sweep over parameters is the field's word for what the planner does.
-    ("sweep", "lb-sim"),
+    ("sweep", "crates/lb-sim"),
     // A figure is drawn.
-    ("draws", "lb-sim"),
+    ("draws", "crates/lb-sim"),
     // A stack is walked by its unwinding tables.
     ("walk", "tests/inject"),
     // This table, and its test.

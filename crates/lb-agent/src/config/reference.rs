@@ -1,0 +1,37 @@
+//! The tables of docs/reference/agent.md, made of the rows of `keys`.
+
+use lb_document::key::{Section, markdown};
+
+use super::keys::SECTIONS;
+
+/// The line that the tables begin after, and the one that they end before.
+const MARKS: [&str; 2] = ["<!-- keys: begin -->\n", "<!-- keys: end -->\n"];
+
+/// The tables.
+pub fn tables() -> String {
+    let [agent, xdp, backend] = SECTIONS;
+    let table = |sections: &[&Section]| format!("{}:\n\n{}\n", sections[0].text, markdown(sections));
+    format!("\nOf {}`[xdp]`, {}`[[backend]]`, {}", table(agent), table(xdp), table(backend))
+}
+
+/// The page with the tables in their place; `None` if it has no place for them.
+pub fn with_tables(page: &str) -> Option<String> {
+    let [begin, end] = MARKS;
+    let (before, rest) = page.split_once(begin)?;
+    let (_, after) = rest.split_once(end)?;
+    Some(format!("{before}{begin}{}{end}{after}", tables()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documentation_has_what_the_rows_say() {
+        let page = include_str!("../../../../docs/reference/agent.md");
+        assert!(
+            with_tables(page).as_deref() == Some(page),
+            "docs/reference/agent.md is stale: `cargo run --package lb-agent --example agent_keys` writes it"
+        );
+    }
+}

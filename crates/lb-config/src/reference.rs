@@ -1,0 +1,39 @@
+//! The page docs/reference/configuration.md, made of the rows of [`keys`](super::keys).
+//!
+//! socklb.toml(5) is made of them too, by an example that has a writer of manual pages.
+
+use super::keys::SECTIONS;
+use lb_document::key::{Section, markdown};
+
+/// What holds for all keys.
+pub const INTRODUCTION: &str = "TOML. Unknown keys are refused. All faults of a file are reported at once. Paths in it are \
+     relative to its own\ndirectory. Times are whole numbers with a unit: `\"50ms\"`, `\"90s\"`, `\"2m\"`, `\"1h\"`. Without \
+     `--config` and\n`SOCKLB_CONFIG` the file is `/etc/socklb/socklb.toml`; `check FILE` looks at another.";
+
+/// The page.
+pub fn page() -> String {
+    let mut page = format!(
+        "# Configuration: every key of `socklb.toml`\n\n{INTRODUCTION}\n\n\
+         Also installed as `man socklb.toml`. Written by `cargo run --package lb-user --example configuration` from\n\
+         `crates/lb-config/src/keys.rs`.\n"
+    );
+    for sections in SECTIONS {
+        let Section { header, text, .. } = sections[0];
+        page += &format!("\n`{header}`, {text}:\n\n{}", markdown(sections));
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documentation_is_what_the_rows_say() {
+        let text = include_str!("../../../docs/reference/configuration.md");
+        assert!(
+            text == page(),
+            "docs/reference/configuration.md is stale: `cargo run --package lb-user --example configuration` writes it"
+        );
+    }
+}

@@ -1,0 +1,17 @@
+//! What policies make of the schedules that weights become: statistics of many picks, and bugs of other balancers.
+
+#[path = "../../../../lb-common/tests/policies/host.rs"]
+#[expect(dead_code, reason = "the tests of single picks use all of it")]
+mod host;
+
+mod public_bugs;
+mod statistics;
+
+use host::Host;
+use lb_core::schedule::{apportion, interleave, length_log2};
+
+/// Backends with these weights behind the schedule that the daemon would publish.
+fn weighted(weights: &[u64]) -> Host {
+    let backends = u32::try_from(weights.len()).expect("few");
+    Host::new(interleave(&apportion(weights, 1 << length_log2(backends))), weights.len())
+}

@@ -1,0 +1,327 @@
+//! What this kernel can do, found out by trying, never by its version number: one table of abilities that not every
+//! kernel has, and for each a probe program (`lb-ebpf/src/bin/probes.rs`), which the verifier accepts or not.
+//!
+//! What the daemon logs, `doctor` says, the documentation lists and the programs are told of it comes from the table.
+
+use std::io;
+use std::path::Path;
+
+use aya::Ebpf;
+use aya::programs::ProgramError;
+
+use super::btf::{self, Casts, Offsets};
+use super::error::DatapathError;
+use super::loader::{self, Image};
+use super::object::load_program;
+use super::privileges::probe_error;
+use super::sys;
+
+/// The programs that are tried, as they are committed beside their source.
+pub static PROBES: &[u8] = aya::include_bytes_aligned!("../../../lb-ebpf/object/probes.o");
+
+/// Which of [`FEATURES`] the kernel has. socklb works without them, with the losses told there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    pub fetching_atomics: bool,
+    pub set_retval: bool,
+    pub knows_mptcp: bool,
+    pub socket_errors: bool,
+    pub outcomes_at_release: bool,
+    pub connect_timeouts: bool,
+    pub knows_kernel_sockets: bool,
+    pub kernel_casts: bool,
+    /// Where the programs find the fields that some of them read.
+    pub offsets: Option<Offsets>,
+}
+
+/// An optional ability of the kernel.
+pub struct Feature {
+    /// The name of its probe, also in the log and in JSON.
+    pub name: &'static str,
+    /// The name of the ability, in words.
+    pub title: &'static str,
+    /// The kernel, options and capabilities that it takes.
+    pub takes: &'static str,
+    /// What is lost without it, as sentences.
+    pub without: &'static str,
+    /// The globals by which the programs are told of it; 0 if the kernel lacks it.
+    globals: &'static [(&'static str, Value)],
+    field: fn(&mut Features) -> &mut bool,
+}
+
+/// The value of a global if the kernel has the ability.
+enum Value {
+    One,
+    /// Where a field lies.
+    Offset(fn(Offsets) -> u32),
+    /// The same of what is read through pointers to the kernel's own structures.
+    Cast(fn(Casts) -> u32),
+}
+
+const BTF_AND_PERFMON: &str = "the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON";
+
+/// All of them, in the order in which the documentation has them.
+pub static FEATURES: [Feature; 8] = [
+    Feature {
+        name: "fetching_atomics",
+        title: "compare-and-swap in programs",
+        takes: "Linux 5.12",
+        without: "Flows are kept in a hash, which is dearer",
+        globals: &[],
+        field: |features| &mut features.fetching_atomics,
+    },
+    Feature {
+        name: "set_retval",
+        title: "errno of a refused connect",
+        takes: "Linux 5.18",
+        without: "A refused connect fails with EPERM instead of the service's errno",
+        globals: &[("HAS_SET_RETVAL", Value::One)],
+        field: |features| &mut features.set_retval,
+    },
+    Feature {
+        name: "socket_errors",
+        title: "causes of failure",
+        takes: BTF_AND_PERFMON,
+        without: "With accounting = \"full\" flows that fail end as \"unknown\". Ejection off: causes unknown",
+        globals: &[
+            ("SK_ERR", Value::Offset(|offsets| offsets.sk_err)),
+            ("SK_ERR_SOFT", Value::Offset(|offsets| offsets.sk_err_soft)),
+            ("ERROR_QUEUE", Value::Offset(|offsets| offsets.error_queue)),
+            ("ERROR_QUEUE_LENGTH", Value::Offset(|offsets| offsets.error_queue_length)),
+            ("QUEUED_ERROR", Value::Offset(|offsets| offsets.queued_error)),
+            ("BOUND_DEVICE", Value::Offset(|offsets| offsets.bound_device)),
+            ("SOCKET_MARK", Value::Offset(|offsets| offsets.socket_mark)),
+            ("USER_LOCKS", Value::Offset(|offsets| offsets.user_locks)),
+            ("USER_LOCKS_MASK", Value::Offset(|offsets| offsets.user_locks_mask)),
+            ("SOCKET_FILTER", Value::Offset(|offsets| offsets.socket_filter)),
+            ("SOCKET_FLAGS", Value::Offset(|offsets| offsets.socket_flags)),
+            ("UNICAST_TTL", Value::Offset(|offsets| offsets.unicast_ttl)),
+        ],
+        field: |features| &mut features.socket_errors,
+    },
+    Feature {
+        name: "outcomes_at_release",
+        title: "outcomes at release",
+        takes: BTF_AND_PERFMON,
+        without: "With accounting = \"active\" it is not known whether a flow was established. Ejection off: causes unknown",
+        globals: &[
+            ("RELEASED_SK_ERR", Value::Offset(|offsets| offsets.sk_err)),
+            ("RELEASED_SK_ERR_SOFT", Value::Offset(|offsets| offsets.sk_err_soft)),
+            ("RELEASED_CALLBACKS", Value::Offset(|offsets| offsets.bpf_sock_ops_cb_flags)),
+            ("RELEASED_SRTT", Value::Offset(|offsets| offsets.srtt_us)),
+            ("RELEASED_RETRANSMITS", Value::Offset(|offsets| offsets.total_retrans)),
+            ("RELEASED_BYTES_RECEIVED", Value::Offset(|offsets| offsets.bytes_received)),
+            ("RELEASED_BYTES_SENT", Value::Offset(|offsets| offsets.bytes_acked)),
+        ],
+        field: |features| &mut features.outcomes_at_release,
+    },
+    Feature {
+        name: "connect_timeouts",
+        title: "timeouts of connects",
+        takes: BTF_AND_PERFMON,
+        without: "connect_timeout has no effect",
+        globals: &[("SYN_RETRIES", Value::Offset(|offsets| offsets.icsk_syn_retries))],
+        field: |features| &mut features.connect_timeouts,
+    },
+    Feature {
+        name: "knows_kernel_sockets",
+        title: "telling the kernel's own sockets apart",
+        takes: "Linux 6.0, the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON",
+        without: "What the kernel dials for a process of a client, as for a file system that it mounts, is balanced as what \
+                  the process dials",
+        globals: &[
+            ("KERNEL_SOCKET", Value::Offset(|offsets| offsets.sk_kern_sock)),
+            ("KERNEL_SOCKET_MASK", Value::Offset(|offsets| offsets.sk_kern_sock_mask)),
+        ],
+        field: |features| &mut features.knows_kernel_sockets,
+    },
+    Feature {
+        name: "knows_mptcp",
+        title: "telling sockets of MPTCP apart",
+        takes: "Linux 6.0 and CAP_PERFMON",
+        without: "A connection of an MPTCP socket stays in its backend's active count until the reclaim pass finds it gone",
+        globals: &[("KNOWS_MPTCP", Value::One)],
+        field: |features| &mut features.knows_mptcp,
+    },
+    Feature {
+        name: "kernel_casts",
+        title: "loads from the kernel's structures",
+        takes: "Linux 6.2, the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON",
+        without: "Each connect and each close calls some helpers more, and is dearer",
+        globals: &[
+            ("TCP_SOCK", Value::Cast(|casts| casts.tcp_sock)),
+            ("CALL", Value::Cast(|casts| casts.bpf_sock_addr_kern)),
+            ("CALL_SOCKET", Value::Cast(|casts| casts.sock_addr_sk)),
+            ("EVENT", Value::Cast(|casts| casts.bpf_sock_ops_kern)),
+            ("EVENT_SOCKET", Value::Cast(|casts| casts.sock_ops_sk)),
+            ("SOCKET_COOKIE", Value::Cast(|casts| casts.skc_cookie)),
+            ("SOCKET_NAMESPACE", Value::Cast(|casts| casts.skc_net)),
+            ("NAMESPACE_COOKIE", Value::Cast(|casts| casts.net_cookie)),
+        ],
+        field: |features| &mut features.kernel_casts,
+    },
+];
+
+impl Feature {
+    /// Whether it is one of these.
+    pub fn is_in(&self, mut features: Features) -> bool {
+        *(self.field)(&mut features)
+    }
+
+    /// Whether the programs read fields for it.
+    fn reads(&self) -> bool {
+        self.globals.iter().any(|(_, value)| !matches!(value, Value::One))
+    }
+
+    /// What the programs are told of it where the kernel has it.
+    fn globals(&self, offsets: Option<Offsets>) -> impl Iterator<Item = (&'static str, u32)> {
+        self.globals.iter().map(move |(name, value)| match value {
+            Value::One => (*name, 1),
+            Value::Offset(field) => (*name, offsets.map_or(0, field)),
+            Value::Cast(field) => (*name, offsets.and_then(|offsets| offsets.casts).map_or(0, field)),
+        })
+    }
+}
+
+impl Features {
+    /// Each by its name, and whether the kernel has it.
+    pub fn named(self) -> impl Iterator<Item = (&'static str, bool)> {
+        FEATURES.iter().map(move |feature| (feature.name, feature.is_in(self)))
+    }
+
+    /// Asks the kernel.
+    ///
+    /// # Errors
+    /// If this process may load no program at all (no privilege, most likely), or lacks memory or descriptors to probe.
+    pub fn probe() -> Result<Self, DatapathError> {
+        // If even a program that does nothing is refused, the answers below would mean nothing. Tried without aya:
+        // without privilege aya finds the kernel unable to do anything, and reports that in place of EPERM.
+        if !sys::accepts_nothing().map_err(probe_error)? {
+            return Err(DatapathError::Unsupported(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "the kernel refuses an empty cgroup/connect4 program (needs Linux 5.10 with CONFIG_CGROUP_BPF)",
+            )));
+        }
+        check_loader(false).map_err(probe_error)?;
+        // Fields cannot be read if the kernel does not describe its types, or describes others than expected.
+        let offsets = btf::offsets(Path::new(btf::VMLINUX)).ok();
+        let mut probes = load_probes(offsets)?;
+        let mut found = Self { offsets, ..Self::default() };
+        for feature in FEATURES.iter().filter(|feature| offsets.is_some() || !feature.reads()) {
+            *(feature.field)(&mut found) = is_accepted(&mut probes, feature.name).map_err(probe_error)?;
+        }
+        // The kernel's sockets for paths of MPTCP have to be balanced: only `knows_mptcp` tells them from its own.
+        found.knows_kernel_sockets &= found.knows_mptcp;
+        check_loader(found.outcomes_at_release).map_err(probe_error)?;
+        Ok(found)
+    }
+
+    /// What the programs are told of them.
+    pub fn globals(self) -> impl Iterator<Item = (&'static str, u32)> {
+        let value = move |feature: &'static Feature| {
+            let is_on = feature.is_in(self);
+            feature.globals(self.offsets).map(move |(name, value)| (name, if is_on { value } else { 0 }))
+        };
+        FEATURES.iter().flat_map(value)
+    }
+
+    /// The functions of the kernel that the programs may call.
+    pub fn casts(self) -> Option<Casts> {
+        self.offsets.and_then(|offsets| offsets.casts).filter(|_| self.kernel_casts)
+    }
+
+    /// The names of those that there are, or of those that there are not.
+    pub fn names(self, there: bool) -> String {
+        let names: Vec<_> = self.named().filter(|(_, has)| *has == there).map(|(name, _)| name).collect();
+        names.join(" ")
+    }
+}
+
+fn load_probes(offsets: Option<Offsets>) -> Result<Ebpf, DatapathError> {
+    let globals: Vec<_> = FEATURES.iter().flat_map(|feature| feature.globals(offsets)).collect();
+    // The probes have only some of these globals: each reads one field, whatever the programs read.
+    let globals = globals.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), false)));
+    // They have no maps to pin.
+    let casts = offsets.and_then(|offsets| offsets.casts);
+    loader::load_pinned(&Image::new(PROBES, globals.collect(), &[], casts)?, &[], [])
+}
+
+fn is_accepted(probes: &mut Ebpf, name: &str) -> io::Result<bool> {
+    match load_program(probes, name) {
+        Ok(_) => Ok(true),
+        // The verifier answers EINVAL to what it does not know and EACCES to what it does not allow.
+        Err(ProgramError::LoadError { io_error, .. })
+            if matches!(io_error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) =>
+        {
+            Ok(false)
+        }
+        Err(ProgramError::LoadError { io_error, .. }) => Err(io_error),
+        Err(error) => Err(io::Error::other(error)),
+    }
+}
+
+/// Checks that aya has found out rightly what the kernel takes. aya tries once in the life of a process, and takes a
+/// probe that fails for a passing reason for a missing ability: maps would be refused ever after, and only another
+/// process can try again. Some of its probes are tracing programs, which take CAP_PERFMON (`may_trace`).
+fn check_loader(may_trace: bool) -> io::Result<()> {
+    let found = sys::without_signals(aya::features);
+    let types = found.btf().is_some_and(|btf| btf.btf_func() && btf.btf_func_global() && btf.btf_datasec());
+    let is_sound =
+        types && found.bpf_global_data() && (!may_trace || found.bpf_name() && found.bpf_probe_read_kernel());
+    if is_sound {
+        return Ok(());
+    }
+    Err(io::Error::other(
+        "the kernel refused what every kernel since Linux 5.10 takes, for want of memory or of descriptors most likely, \
+         below Linux 5.11 of locked memory (RLIMIT_MEMLOCK): start socklb again",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use lb_common::constants::NAMES;
+
+    use super::super::object;
+    use super::*;
+
+    #[test]
+    fn every_feature_has_its_probe_and_its_globals_are_the_programs() {
+        let probes = aya_obj::Object::parse(PROBES).unwrap();
+        let names: BTreeSet<_> = FEATURES.iter().map(|feature| feature.name).collect();
+        assert!(object::declared(PROBES).is_empty(), "they are loaded without pins");
+        assert_eq!(probes.programs.keys().map(String::as_str).collect::<BTreeSet<_>>(), names);
+        let symbols = |object: &[u8]| -> BTreeSet<String> {
+            let text = String::from_utf8_lossy(object);
+            text.split('\0').map(str::to_owned).collect()
+        };
+        let of_probes = symbols(PROBES);
+        for feature in &FEATURES {
+            assert!(feature.globals.iter().all(|(name, _)| NAMES.contains(name)), "{}", feature.name);
+            let reads = feature.globals.iter().any(|(name, _)| of_probes.contains(*name));
+            assert_eq!(reads, feature.reads(), "{}", feature.name);
+        }
+    }
+
+    #[test]
+    fn every_feature_has_a_field_of_its_own() {
+        for feature in &FEATURES {
+            let mut features = Features::default();
+            *(feature.field)(&mut features) = true;
+            let there: Vec<&str> = features.named().filter(|(_, has)| *has).map(|(name, _)| name).collect();
+            assert_eq!(there, [feature.name]);
+            assert_eq!(features.names(true), feature.name);
+        }
+    }
+
+    #[test]
+    fn the_documentation_has_every_feature() {
+        let mut table = String::from("| ability | in JSON | takes | without |\n|---|---|---|---|\n");
+        for Feature { name, title, takes, without, .. } in &FEATURES {
+            table += &format!("| {title} | `{name}` | {takes} | {without} |\n");
+        }
+        let text = include_str!("../../../docs/reference/limits.md");
+        assert!(text.contains(&table), "docs/reference/limits.md must have this table:\n{table}");
+    }
+}

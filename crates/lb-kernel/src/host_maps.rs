@@ -1,0 +1,391 @@
+//! The maps that all client tasks of a host share: until when each backend is a lame duck by its own report, who reports, what was
+//! believed last; and where a program of network interfaces takes reports in, and what became of them.
+//!
+//! They are pinned in `<pins>/host-v<host ABI>/`, beside the directories of the clients, and outlive daemons and the clients' ABI.
+//! Whoever opens them first makes them; programs of clients are loaded with them. They go with the last client. What is stored
+//! in them, and when, is decided by whoever receives reports.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use lb_common::abi::host::RECEPTIONS;
+use lb_common::abi::host::{
+    self, HOST_ABI_VERSION, LastReport, Listener, MAX_LISTENERS, Receptions, ReportBase, Sender, SenderName,
+    Verdict, map,
+};
+use lb_common::net::Address;
+use lb_report::receive::Words;
+use rustix::fs::FlockOperation;
+
+use super::elements::{self, Elements};
+use super::error::DatapathError;
+use super::loader::{self, Globals, Image};
+use super::maps::Mapped;
+use super::object::{self, Shape};
+use super::per_cpu::PerCpuArray;
+use super::pins::{self, Pins};
+use super::receiver::is_link;
+use super::removal::Directory;
+
+/// The object as it is committed beside its source.
+#[cfg(not(feature = "log-programs"))]
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../lb-ebpf/object/host.o");
+
+/// The same with programs that write lines.
+#[cfg(feature = "log-programs")]
+pub static OBJECT: &[u8] = super::program_logs::object!("host");
+
+/// What the directories of all host ABI versions are called, before their number.
+const PREFIX: &str = "host-v";
+
+/// Where the maps are pinned, and the links of programs of network interfaces.
+pub fn directory(pins: &Path) -> PathBuf {
+    pins.join(format!("{PREFIX}{HOST_ABI_VERSION}"))
+}
+
+/// Where the programs of clients find the verdicts.
+pub fn verdicts_pin(pins: &Path) -> PathBuf {
+    directory(pins).join(map::VERDICTS)
+}
+
+/// The host's maps. While this is held they are not removed.
+pub struct HostMaps {
+    verdicts: Mapped<Verdict>,
+    last_reports: Mapped<LastReport>,
+    senders: Box<dyn Elements>,
+    listeners: Box<dyn Elements>,
+    receptions: PerCpuArray<Receptions>,
+    path: PathBuf,
+    /// `None` in memory.
+    _lock: Option<File>,
+}
+
+/// The maps that lie in memory.
+pub struct HostArrays {
+    pub verdicts: Mapped<Verdict>,
+    pub last_reports: Mapped<LastReport>,
+    pub senders: Box<dyn Elements>,
+    pub listeners: Box<dyn Elements>,
+    pub receptions: PerCpuArray<Receptions>,
+}
+
+/// Where the words of [`LastReport`] lie.
+const BASE: usize = std::mem::offset_of!(LastReport, base);
+const HIGHEST: usize = std::mem::offset_of!(LastReport, highest);
+const NONCE: usize = std::mem::offset_of!(LastReport, nonce);
+
+impl HostMaps {
+    /// Opens the maps below `pins`, and makes what is missing. Several processes may do so at the same time.
+    ///
+    /// # Errors
+    /// If the directory is not on a bpf file system, cannot be made or may be written by another user, is being removed, or holds
+    /// something else; or if the kernel refuses.
+    pub fn open(pins: &Path) -> Result<Self, DatapathError> {
+        let path = directory(pins);
+        pins::create(&path)?;
+        let lock = lock(&path)?;
+        make_missing(&path)?;
+        let shapes = object::declared(OBJECT);
+        let opened = |name: &str| open_checked(&path.join(name), shapes[name]);
+        opened(map::VERDICTS)?;
+        opened(map::LAST_REPORTS)?;
+        opened(map::RECEPTIONS)?;
+        let (senders, listeners) = (opened(map::SENDERS)?, opened(map::LISTENERS)?);
+        let verdicts = Mapped::open(&path.join(map::VERDICTS), true)?;
+        let last_reports = Mapped::open(&path.join(map::LAST_REPORTS), true)?;
+        let receptions = PerCpuArray::open(&path.join(map::RECEPTIONS))?;
+        let (senders, listeners) = (Box::new(senders), Box::new(listeners));
+        Ok(Self { verdicts, last_reports, senders, listeners, receptions, path, _lock: Some(lock) })
+    }
+
+    /// Those in these arrays.
+    pub fn over(arrays: HostArrays, pins: &Path) -> Self {
+        let HostArrays { verdicts, last_reports, senders, listeners, receptions } = arrays;
+        Self { verdicts, last_reports, senders, listeners, receptions, path: directory(pins), _lock: None }
+    }
+
+    /// Takes over what is attached to network interfaces by another version, which then goes. While somebody has that open, it stays.
+    /// Returns whether there was something: its program reads that version's maps until another one is in its place.
+    ///
+    /// # Errors
+    /// If the pins cannot be read, moved or removed.
+    pub fn take_over(&self) -> Result<bool, DatapathError> {
+        let pins = self.path.parent().expect("they are below a directory");
+        let Some(base) = Directory::open(pins)? else { return Ok(false) };
+        let mut has_taken = false;
+        let is_other = |name: &String| name.starts_with(PREFIX) && !self.path.ends_with(name.as_str());
+        for name in base.names()?.into_iter().filter(is_other) {
+            let Some(other) = base.within(&name)? else { continue };
+            if !other.lock()? {
+                continue;
+            }
+            for pin in other.names()? {
+                let (from, to) = (pins.join(&name).join(&pin), self.path.join(&pin));
+                if is_link(&pin) && !to.exists() {
+                    fs::rename(&from, &to).map_err(|source| DatapathError::Pin { path: to, source })?;
+                    has_taken = true;
+                } else {
+                    other.detach(&pin)?;
+                }
+            }
+            base.remove_directory(&name)?;
+        }
+        Ok(has_taken)
+    }
+
+    /// Where they are pinned.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Says until when the backend with this report id is a lame duck, with a single store: the next connect heeds it.
+    ///
+    /// # Panics
+    /// If there is no such id, or it is that of backends of which no report is heard.
+    pub fn set_lame_until_ns(&self, id: u32, ns: u64) {
+        self.verdicts.store_atomic64(index_of(id), 0, ns);
+    }
+
+    /// Says which report of a backend was the last, unless somebody else has said so of another one than `before` meanwhile. Returns
+    /// whether it has. An answer to what was asked before is not believed any more: it may be older.
+    ///
+    /// # Panics
+    /// As [`HostMaps::set_lame_until_ns`].
+    pub fn replace_base(&self, id: u32, before: ReportBase, base: ReportBase) -> bool {
+        let index = index_of(id);
+        let [nonce, highest] = [NONCE, HIGHEST].map(|offset| self.last_reports.load64(index, offset));
+        if !self.last_reports.replace64(index, BASE, before.to_word(), base.to_word()) {
+            return false;
+        }
+        self.last_reports.replace64(index, HIGHEST, highest, highest.max(base.to_word()));
+        // Not one that was drawn meanwhile.
+        self.last_reports.replace64(index, NONCE, nonce, 0);
+        true
+    }
+
+    /// Forgets what was believed and asked of a backend.
+    ///
+    /// # Panics
+    /// As [`HostMaps::set_lame_until_ns`].
+    pub fn forget(&self, id: u32) {
+        let index = index_of(id);
+        for offset in [NONCE, BASE, HIGHEST] {
+            self.last_reports.store_atomic64(index, offset, 0);
+        }
+        self.set_lame_until_ns(id, 0);
+    }
+
+    /// Says what a backend is asked: by the nonce its answer is known. 0 if an answer is not waited for any more.
+    ///
+    /// # Panics
+    /// As [`HostMaps::set_lame_until_ns`].
+    pub fn set_nonce(&self, id: u32, nonce: u64) {
+        self.last_reports.store_atomic64(index_of(id), NONCE, nonce);
+    }
+
+    /// Has programs take in what is sent to the daemon at these addresses, and nothing else. Returns how many, of the last, there is no
+    /// room for.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn set_listeners(
+        &self,
+        addresses: &[std::net::IpAddr],
+        listener: Listener,
+    ) -> Result<usize, DatapathError> {
+        let wanted: Vec<Address> =
+            addresses.iter().take(MAX_LISTENERS as usize).map(|ip| Address::from(*ip)).collect();
+        elements::have_keys(&*self.listeners, &wanted, &listener)
+            .map_err(|error| self.fail(map::LISTENERS, "write", error))?;
+        Ok(addresses.len() - wanted.len())
+    }
+
+    /// How many datagrams programs have taken in, by [`NAMES`](lb_report::receive::Reception::NAMES).
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn receptions(&self) -> Result<[u64; RECEPTIONS], DatapathError> {
+        let sums = self.receptions.get(0).map_err(|error| self.fail(map::RECEPTIONS, "read", error))?;
+        Ok(sums.counts)
+    }
+
+    /// Every backend that has a report id.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn senders(&self) -> Result<Vec<(SenderName, Sender)>, DatapathError> {
+        elements::entries(&*self.senders).map_err(|error| self.fail(map::SENDERS, "read", error))
+    }
+
+    /// What is known of a backend, if it has a report id.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn sender(&self, name: &SenderName) -> Result<Option<Sender>, DatapathError> {
+        elements::get(&*self.senders, name).map_err(|error| self.fail(map::SENDERS, "read", error))
+    }
+
+    /// Registers a backend, or gives it other keys.
+    ///
+    /// # Errors
+    /// If the kernel refuses, most likely because there are [`MAX_SENDERS`](host::MAX_SENDERS) already.
+    pub fn set_sender(&self, name: &SenderName, sender: &Sender) -> Result<(), DatapathError> {
+        let set = self.senders.set(bytemuck::bytes_of(name), bytemuck::bytes_of(sender));
+        set.map_err(|error| self.fail(map::SENDERS, "write", error))
+    }
+
+    /// Removes a backend from the register. Returns whether it was there.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn remove_sender(&self, name: &SenderName) -> Result<bool, DatapathError> {
+        self.senders.remove(bytemuck::bytes_of(name)).map_err(|error| self.fail(map::SENDERS, "write", error))
+    }
+
+    fn fail(&self, map: &str, operation: &'static str, source: io::Error) -> DatapathError {
+        DatapathError::Map { path: self.path.join(map), operation, source }
+    }
+}
+
+/// Those of a backend, which the program writes as well.
+///
+/// # Panics
+/// If there is no such id, or it is that of backends of which no report is heard.
+impl Words for HostMaps {
+    fn base(&self, id: u32) -> ReportBase {
+        ReportBase::from_word(self.last_reports.load64(id as usize, BASE))
+    }
+
+    fn lame_until_ns(&self, id: u32) -> u64 {
+        self.verdicts.load64(id as usize, 0)
+    }
+
+    fn replace_lame_until_ns(&self, id: u32, before: u64, after: u64) -> bool {
+        self.verdicts.replace64(index_of(id), 0, before, after)
+    }
+}
+
+fn index_of(id: u32) -> usize {
+    assert!(id != host::NO_REPORT, "no report is about it");
+    id as usize
+}
+
+/// The verdicts, for reading. A host whose clients are all of an older ABI has none.
+pub struct Verdicts {
+    map: Option<Mapped<Verdict>>,
+}
+
+impl Verdicts {
+    /// Opens those below `pins`, if they are there.
+    ///
+    /// # Errors
+    /// If they are and cannot be opened.
+    pub fn open(pins: &Path) -> Result<Self, DatapathError> {
+        match Mapped::open(&verdicts_pin(pins), false) {
+            Ok(map) => Ok(Self { map: Some(map) }),
+            Err(error) if error.is_missing() => Ok(Self { map: None }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Those in this array.
+    pub fn over(map: Mapped<Verdict>) -> Self {
+        Self { map: Some(map) }
+    }
+
+    /// As [`HostMaps::lame_until_ns`]; 0 for an id that does not exist.
+    pub fn lame_until_ns(&self, id: u32) -> u64 {
+        let map = self.map.as_ref().filter(|map| (id as usize) < map.length());
+        map.map_or(0, |map| map.load64(id as usize, 0))
+    }
+}
+
+/// Removes the host's maps of all versions if no client is left and nobody has them open. Otherwise they stay.
+///
+/// # Errors
+/// If the directories cannot be read, hold what is not a pin, or cannot be removed.
+pub fn remove(pins: &Path) -> Result<(), DatapathError> {
+    let Some(base) = Directory::open(pins)? else { return Ok(()) };
+    for name in base.names()?.iter().filter(|name| name.starts_with(PREFIX)) {
+        let Some(host) = base.within(name)? else { continue };
+        // Locked first: whoever opens the maps for a client has made the client's directory before.
+        if !host.lock()? || !Pins::all_versions(pins)?.is_empty() {
+            return Ok(());
+        }
+        // Links first: while they are there, packets go through their programs.
+        let (links, maps): (Vec<_>, Vec<_>) = host.names()?.into_iter().partition(|pin| is_link(pin));
+        for link in links {
+            host.detach(&link)?;
+        }
+        for pin in maps {
+            host.unlink(&pin)?;
+        }
+        base.remove_directory(name)?;
+    }
+    Ok(())
+}
+
+/// Keeps the maps from being removed.
+fn lock(path: &Path) -> Result<File, DatapathError> {
+    let fail = |source| DatapathError::PinDirectory { path: path.to_owned(), source };
+    let directory = File::open(path).map_err(fail)?;
+    match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok(directory),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(DatapathError::Locked(path.to_owned())),
+        Err(error) => Err(fail(error.into())),
+    }
+}
+
+/// Where each of the maps is pinned.
+pub fn map_pins(directory: &Path) -> impl Iterator<Item = (&'static str, PathBuf)> {
+    map::ALL.into_iter().map(|name| (name, directory.join(name)))
+}
+
+/// Makes the maps that are not pinned. If another process pins one meanwhile, that is the one.
+fn make_missing(path: &Path) -> Result<(), DatapathError> {
+    // An attempt ends at the first map that another process pins meanwhile.
+    for _ in map::ALL {
+        if map_pins(path).all(|(_, pin)| pin.exists()) {
+            break;
+        }
+        match loader::load_pinned(&Image::new(OBJECT, Globals::new(), &[], None)?, &[], map_pins(path)) {
+            Err(error) if !error.is_caused_by(io::ErrorKind::AlreadyExists) => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn open_checked(path: &Path, wanted: Shape) -> Result<OwnedFd, DatapathError> {
+    let (fd, found) = object::pinned(path)?;
+    if found == wanted {
+        return Ok(fd);
+    }
+    let (found, wanted) = (found.describe(), wanted.describe());
+    Err(DatapathError::HostShape { path: path.to_owned(), found, wanted })
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::abi::host::{MAX_SENDERS, REPORT_IDS};
+
+    use super::*;
+
+    #[test]
+    fn the_object_declares_the_maps_of_the_host_abi() {
+        let shapes = object::declared(OBJECT);
+        let found: Vec<_> = shapes.iter().map(|(name, shape)| (name.as_str(), shape.sizes())).collect();
+        let expected = [
+            (map::LAST_REPORTS, (4, size_of::<LastReport>(), REPORT_IDS)),
+            (map::LISTENERS, (size_of::<Address>(), size_of::<Listener>(), MAX_LISTENERS)),
+            (map::RECEPTIONS, (4, size_of::<Receptions>(), 1)),
+            (map::SENDERS, (size_of::<SenderName>(), size_of::<Sender>(), MAX_SENDERS)),
+            (map::VERDICTS, (4, size_of::<Verdict>(), REPORT_IDS)),
+        ];
+        assert_eq!(found, expected);
+        // Programs of clients are loaded with the host's map in place of their own.
+        assert_eq!(object::declared(object::OBJECT)[map::VERDICTS], shapes[map::VERDICTS]);
+    }
+}

@@ -1,0 +1,353 @@
+//! The directory in bpffs that holds a client task's maps and links, and its lock, which keeps a second writer out.
+//!
+//! `<pins>/v<ABI>/<client>/maps/<map>` and `.../links/<hook>@<cgroup id>`. What lies there *is* the state: programs and
+//! tables go on working while no daemon runs. Directories of other ABI versions lie beside it: an upgrade has left them
+//! until their last flows end, or another build of socklb made them.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use lb_common::abi::ABI_VERSION;
+use rustix::fs::FlockOperation;
+
+use super::error::DatapathError;
+use super::host_maps;
+use super::removal::Directory;
+use super::sys;
+use crate::trust;
+
+/// The directory of one client, locked while this is held.
+#[derive(Debug)]
+pub struct Lock {
+    directory: File,
+}
+
+/// The directories of a client's maps and links.
+const MAPS: &str = "maps";
+const LINKS: &str = "links";
+
+/// The directory of all clients of an ABI version.
+fn root(pins: &Path, version: u32) -> PathBuf {
+    pins.join(format!("v{version}"))
+}
+
+/// The ABI versions that have a directory, ours or not.
+fn versions(pins: &Path) -> Result<Vec<u32>, DatapathError> {
+    let of = |name: &String| name.strip_prefix('v').and_then(|version| version.parse().ok());
+    Ok(names(pins)?.iter().filter_map(of).collect())
+}
+
+/// Removes the host's maps if no client is left, and then the directories of all ABI versions and `pins` itself, if they are
+/// empty; those that are not stay.
+///
+/// # Errors
+/// If the host's maps cannot be removed.
+pub fn remove_roots(pins: &Path) -> Result<(), DatapathError> {
+    host_maps::remove(pins)?;
+    for version in versions(pins).unwrap_or_default() {
+        let _ = fs::remove_dir(root(pins, version));
+    }
+    // `pins` may be the mount point, which cannot be removed.
+    let _ = fs::remove_dir(pins);
+    Ok(())
+}
+
+/// Creates a directory on bpffs that is ours alone.
+pub fn create(directory: &Path) -> Result<(), DatapathError> {
+    // The nearest existing ancestor shows the file system. Without this check the directories would be made on any
+    // other, and pinning would fail with an error that does not say so.
+    let existing = directory.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
+    if !on_bpffs(existing) {
+        return Err(DatapathError::NoBpffs(directory.to_owned()));
+    }
+    // Not open to all users: a process that can open the directory can hold its lock.
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o750)
+        .create(directory)
+        .map_err(|source| DatapathError::PinDirectory { path: directory.to_owned(), source })?;
+    // Also if it existed: what other users put there would be taken for our own pins.
+    Ok(trust::check_pins(directory)?)
+}
+
+/// `BPF_FS_MAGIC`
+const BPF_FS: i64 = 0xcafe_4a11;
+
+pub fn on_bpffs(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == BPF_FS)
+}
+
+/// Whether an open directory is on a bpf file system.
+pub fn is_bpffs(directory: impl AsFd) -> bool {
+    rustix::fs::fstatfs(directory).is_ok_and(|stat| stat.f_type == BPF_FS)
+}
+
+pub use lb_common::abi::DEFAULT_PINS;
+
+/// The pins of one client task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pins {
+    /// Its name.
+    pub client: String,
+    /// The ABI version of the socklb that made them.
+    pub version: u32,
+    base: PathBuf,
+    directory: PathBuf,
+}
+
+impl Pins {
+    /// The pins of a client below `pins`.
+    pub fn of(pins: &Path, client: &str) -> Self {
+        Self::of_version(pins, client, ABI_VERSION)
+    }
+
+    fn of_version(pins: &Path, client: &str, version: u32) -> Self {
+        let directory = root(pins, version).join(client);
+        Self { client: client.to_owned(), version, base: pins.to_owned(), directory }
+    }
+
+    /// Every client that has pins of any ABI version, by name and version.
+    ///
+    /// # Errors
+    /// If the directory exists and cannot be read.
+    pub fn all_versions(pins: &Path) -> Result<Vec<Self>, DatapathError> {
+        let mut clients = Vec::new();
+        for version in versions(pins)? {
+            for name in names(&root(pins, version))? {
+                clients.push(Self::of_version(pins, &name, version));
+            }
+        }
+        clients.sort_by(|a, b| (&a.client, a.version).cmp(&(&b.client, b.version)));
+        Ok(clients)
+    }
+
+    /// The command that removes them.
+    pub fn detach_command(&self) -> String {
+        detach_command(&self.client, &self.base)
+    }
+
+    /// Whether they are of this socklb's ABI version.
+    pub fn is_of_this_version(&self) -> bool {
+        self.version == ABI_VERSION
+    }
+
+    /// Creates the client's directory and locks it against other writers.
+    ///
+    /// # Errors
+    /// If it is not on bpffs, cannot be made, may be written by another user, or is locked.
+    pub fn lock(&self) -> Result<Lock, DatapathError> {
+        create(&self.directory)?;
+        let fail = |source| DatapathError::PinDirectory { path: self.directory.clone(), source };
+        let directory = File::open(&self.directory).map_err(fail)?;
+        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Lock { directory }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(DatapathError::Locked(self.directory.clone())),
+            Err(error) => Err(fail(error.into())),
+        }
+    }
+
+    /// Locks the client's directory, whatever user owns it, to remove what is in it; `None` if there is none.
+    ///
+    /// # Errors
+    /// If it cannot be opened, or is locked.
+    pub fn lock_to_remove(&self) -> Result<Option<Lock>, DatapathError> {
+        let Some((_, client)) = self.open()? else { return Ok(None) };
+        if client.lock()? {
+            Ok(Some(Lock { directory: client.into() }))
+        } else {
+            Err(DatapathError::Locked(self.directory.clone()))
+        }
+    }
+
+    /// The directory that contains the client's directory, and the latter; `None` if one is missing.
+    fn open(&self) -> Result<Option<(Directory, Directory)>, DatapathError> {
+        let Some(base) = Directory::open(self.base())? else { return Ok(None) };
+        let Some(above) = base.within(&format!("v{}", self.version))? else { return Ok(None) };
+        Ok(above.within(&self.client)?.map(|client| (above, client)))
+    }
+
+    /// The directory of all pins.
+    pub(crate) fn base(&self) -> &Path {
+        &self.base
+    }
+
+    /// Creates the directories of maps and links.
+    ///
+    /// # Errors
+    /// If they are not on bpffs, cannot be made, or may be written by another user.
+    pub fn create(&self) -> Result<(), DatapathError> {
+        create(&self.maps())?;
+        create(&self.links())
+    }
+
+    /// Where the maps are.
+    pub fn maps(&self) -> PathBuf {
+        self.directory.join(MAPS)
+    }
+
+    /// Where the links are.
+    pub fn links(&self) -> PathBuf {
+        self.directory.join(LINKS)
+    }
+
+    /// Whether the client's directory is the one that was locked: neither removed nor made anew since.
+    ///
+    /// # Errors
+    /// If that cannot be seen, most likely for want of permission.
+    pub fn are_locked_by(&self, lock: &Lock) -> Result<bool, DatapathError> {
+        let fail = |source| DatapathError::PinDirectory { path: self.directory.clone(), source };
+        let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+        let locked = lock.directory.metadata().map(identity).map_err(fail)?;
+        match fs::metadata(&self.directory) {
+            Ok(found) => Ok(identity(found) == locked),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(fail(error)),
+        }
+    }
+
+    /// Names of what is pinned as maps and as links.
+    ///
+    /// # Errors
+    /// If a directory exists and cannot be read.
+    pub fn contents(&self) -> Result<(Vec<String>, Vec<String>), DatapathError> {
+        Ok((names(&self.maps())?, names(&self.links())?))
+    }
+
+    /// Names of what is pinned as links.
+    ///
+    /// # Errors
+    /// If the directory exists and cannot be read.
+    pub fn link_names(&self) -> Result<Vec<String>, DatapathError> {
+        names(&self.links())
+    }
+
+    /// Removes the links that `first` picks, which are those that begin flows.
+    ///
+    /// # Errors
+    /// If one cannot be removed.
+    pub fn remove_links(&self, first: impl Fn(&str) -> bool) -> Result<(), DatapathError> {
+        for name in self.link_names()?.iter().filter(|name| first(name)) {
+            detach(&self.links().join(name))?;
+        }
+        Ok(())
+    }
+
+    /// Removes everything that is ours: first the links that `first` picks, then the others, then the maps.
+    ///
+    /// # Errors
+    /// If something cannot be removed, or something is left that is not ours; what was removed before stays removed.
+    pub fn remove(
+        &self,
+        ours: impl Fn(&str) -> bool,
+        first: impl Fn(&str) -> bool,
+    ) -> Result<(), DatapathError> {
+        let Some((above, client)) = self.open()? else { return Ok(()) };
+        if let Some(links) = client.within(LINKS)? {
+            let ours = links.names()?.into_iter().filter(|name| ours(name));
+            let (first, then): (Vec<String>, Vec<String>) = ours.partition(|name| first(name));
+            for name in first.iter().chain(&then) {
+                links.detach(name)?;
+            }
+        }
+        if let Some(maps) = client.within(MAPS)? {
+            for name in maps.names()?.iter().filter(|name| ours(name)) {
+                maps.unlink(name)?;
+            }
+        }
+        client.remove_directory(LINKS)?;
+        client.remove_directory(MAPS)?;
+        above.remove_directory(&self.client)
+    }
+}
+
+/// A pinned link, and what `info` tells of it. That nothing is pinned there is an answer; what cannot be seen is an error.
+pub fn look_at_link<I>(
+    path: &Path,
+    info: impl FnOnce(BorrowedFd<'_>) -> io::Result<I>,
+) -> Result<Option<(OwnedFd, I)>, DatapathError> {
+    let fail = |source| DatapathError::Link { path: path.to_owned(), source };
+    let link = match sys::open_pin(path) {
+        Ok(link) => link,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(fail(error)),
+    };
+    let told = info(link.as_fd()).map_err(fail)?;
+    Ok(Some((link, told)))
+}
+
+/// Detaches a link and removes its pin; that it is gone already is no failure.
+///
+/// Detached first, as by [`Directory::detach`].
+///
+/// # Errors
+/// If it cannot be opened or detached (it stays pinned then, and attached), or its pin cannot be removed.
+pub fn detach(path: &Path) -> Result<(), DatapathError> {
+    let fail = |source| DatapathError::Unpin { path: path.to_owned(), source };
+    match sys::open_pin(path) {
+        Ok(link) => sys::link_detach(link.as_fd()).map_err(fail)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(fail(error)),
+    }
+    unlink(path)
+}
+
+/// Removes one pin; that it is gone already is no failure.
+pub fn unlink(path: &Path) -> Result<(), DatapathError> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(DatapathError::Unpin { path: path.to_owned(), source }),
+    }
+}
+
+/// The names in a directory of pins, in order; none if there is no such directory.
+pub fn names(directory: &Path) -> Result<Vec<String>, DatapathError> {
+    let fail = |source| DatapathError::PinDirectory { path: directory.to_owned(), source };
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(fail(error)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        names.push(entry.map_err(fail)?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// The option that names this directory of pins to a command, with a blank before it; empty for the default directory.
+pub fn pins_option(pins: &Path) -> String {
+    if pins == Path::new(DEFAULT_PINS) {
+        return String::new();
+    }
+    // Quoted for a shell, because a path may hold any character.
+    format!(" --pins '{}'", pins.display().to_string().replace('\'', r"'\''"))
+}
+
+/// The command that removes a client with pins below `pins`.
+pub fn detach_command(client: &str, pins: &Path) -> String {
+    format!("socklb detach {client}{}", pins_option(pins))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documentation_speaks_of_this_version() {
+        let pages = [
+            include_str!("../../../docs/guide/bpftool.md"),
+            include_str!("../../../docs/reference/files-and-exit-codes.md"),
+        ];
+        for text in pages {
+            let versions: Vec<&str> =
+                text.split("socklb/v").skip(1).filter_map(|rest| rest.split('/').next()).collect();
+            assert!(!versions.is_empty());
+            assert!(versions.iter().all(|version| *version == ABI_VERSION.to_string()), "{versions:?}");
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The report as a person makes it: what the command prints, writes, and refuses to overwrite. What the page says and
+//! shows is tested in the library.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use lb_sim::report::directory::MARK;
+
+fn report(out: &Path) -> Output {
+    let program = env!("CARGO_BIN_EXE_socklb-sim");
+    Command::new(program).args(["report", "--out"]).arg(out).output().expect("the program starts")
+}
+
+#[test]
+fn the_report_is_written_over_an_earlier_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("report");
+    // An earlier one, of another version. That the same build gives the same bytes is tested in the library, with less in the figures.
+    fs::create_dir(&out).unwrap();
+    fs::write(out.join("index.html"), format!("<!DOCTYPE html>\n{MARK}\nearlier\n")).unwrap();
+    let output = report(&out);
+    // Standard error is no terminal here: no progress, no word.
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), [].as_slice()));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text, format!("{} and 33 figures\n", out.join("index.html").display()));
+    let page = fs::read_to_string(out.join("index.html")).unwrap();
+    assert!(page.contains(MARK) && !page.contains("earlier\n"));
+    // What a phone on the road can be asked to load.
+    assert!(page.len() < 1_000_000, "{} bytes", page.len());
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 34);
+    check_load(&page);
+}
+
+/// What the page says of the book's fleet is what docs/design/load.md says, with the same span and settling time.
+#[track_caller]
+fn check_load(page: &str) {
+    let document = include_str!("../../../docs/design/load.md");
+    assert!(
+        page.contains("policy, seconds 60 to 160") && document.contains("measured from second 60 to 160")
+    );
+    let (_, section) = page.split_once("<section id=\"load\">").expect("the section");
+    for (row, words) in [
+        ("round-robin", "round robin"),
+        ("least-loaded", "least-loaded"),
+        ("a58", "A58"),
+        ("feedback", "**feedback**"),
+        ("chance alone, by capacity", "chance alone, by capacity"),
+    ] {
+        let (_, cells) =
+            section.split_once(&format!("<th scope=\"row\">{row}</th><td>")).expect("a row of the page");
+        let (number, _) = cells.split_once("</td>").expect("a cell");
+        let (_, cells) = document.split_once(&format!("\n| {words} | ")).expect("a row of the document");
+        assert!(cells.trim_start_matches('*').starts_with(number), "{row}: {number}, and {cells:.20}");
+    }
+}
+
+#[test]
+fn a_directory_with_other_files_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("notes.txt"), "mine").unwrap();
+    let output = report(folder.path());
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(1), [].as_slice()));
+    assert_eq!(
+        String::from_utf8(output.stderr).unwrap(),
+        format!(
+            "socklb-sim: --out {}: the directory holds notes.txt and no earlier report: name one that is empty, or one that \
+             does not exist\n",
+            folder.path().display()
+        )
+    );
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_is_named() {
+    let output = report(Path::new("/dev/null/report"));
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(errors.starts_with("socklb-sim: create the directory /dev/null/report: "), "{errors}");
+}
