@@ -9,7 +9,7 @@ use std::time::Duration;
 use aya::maps::{Array, MapData};
 use lb_common::abi::{Backend as BackendRow, Policy, RecentErrors, Service, map};
 use lb_common::load::PEAK_FRACTION_BITS;
-use lb_view::backend::BackendStatus as View;
+use lb_view::backend::BackendStatus;
 use lb_view::flows::FlowsDocument;
 use stage::backend::Manner;
 use stage::fixture::{Fixture, SERVICE, with_active_accounting};
@@ -35,7 +35,7 @@ fn route(kind: &str, network: &str) {
     assert!(status.success(), "{kind} {network}: {status}");
 }
 
-fn at(fixture: &Fixture, address: &str) -> View {
+fn at(fixture: &Fixture, address: &str) -> BackendStatus {
     fixture.setup.backend(address).expect("the backend is there")
 }
 

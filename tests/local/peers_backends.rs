@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use lb_common::abi::map;
-use lb_view::backend::BackendStatus as Seen;
+use lb_view::backend::BackendStatus;
 use lb_view::flows::{ActiveFlow, FlowsDocument};
 use stage::{Backend, Cgroup, Probe, SocketId, address, eventually, look, replace, window};
 
@@ -154,7 +154,7 @@ impl Crowd {
     }
 
     /// A backend as each client task has it; fewer where one has no slot for it.
-    fn at(&self, address: &str) -> Vec<Seen> {
+    fn at(&self, address: &str) -> Vec<BackendStatus> {
         let status = self.fixture.setup.status();
         let services = status.clients.iter().filter_map(|client| client.service("users"));
         let backends = services.flat_map(|service| &service.backends);
@@ -219,7 +219,7 @@ fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other()
         };
         let list: Vec<(&str, &str)> = lines.iter().map(|(address, line)| (address.as_str(), *line)).collect();
         crowd.fixture.write_endpoints(&list);
-        let word = |backend: Seen| backend.state_in_words().to_owned();
+        let word = |backend: BackendStatus| backend.state_in_words().to_owned();
         let states = || crowd.at(address).into_iter().map(word).collect::<Vec<_>>();
         eventually("each client task has the change", states, |states| *states == [state; 3]);
         look(|| crowd.active()).becomes(active.clone());

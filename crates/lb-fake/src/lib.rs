@@ -1,9 +1,9 @@
 //! A kernel in memory: what the daemon needs of the kernel without one, for tests.
 //!
-//! Maps are arrays in this process (`memory`), links are a table (`client`), and [`FakeKernel::connect`] and its methods that take a [`FakeFlow`]
-//! follow the steps of the kernel programs by the code that these share with the host (`lb_common`: the table of addresses, picks,
-//! ejection, load). Time stands still until [`FakeKernel::pass`]. Any operation that the real kernel may refuse can be made to fail, see
-//! [`faults`].
+//! Maps are arrays in this process (`memory`), links are a table (`client`), and [`FakeKernel::connect`] and its methods
+//! that take a [`FakeFlow`] follow the steps of the kernel programs by the code that these share with the host
+//! (`lb_common`: the table of addresses, picks, ejection, load). Time stands still until [`FakeKernel::pass`]. Any operation
+//! that the real kernel may refuse can be made to fail, see [`faults`].
 //!
 //! It has one CPU, no overflow of the flow table, no datagrams and no reports. Contract tests run on both kernels where it could differ
 //! from the real one.

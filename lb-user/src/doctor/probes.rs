@@ -10,7 +10,7 @@ use lb_view::diagnosis::{Diagnosis, Severity};
 use lb_view::status::StatusDocument;
 use lb_view::text::counted;
 
-use crate::config::{ClientConfig, Config, ProbeConfig as Configured, ReportsConfig};
+use crate::config::{ClientConfig, Config, ProbeConfig, ReportsConfig};
 
 /// Backends that are named in one finding.
 const NAMED: usize = 3;
@@ -38,7 +38,7 @@ pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Optio
 /// Whether a client whose backends are probed by connection is in another network namespace than this process. A namespace that may not
 /// be looked at is no finding: privileges have findings of their own.
 fn namespace(diagnosis: &mut Diagnosis, client: &ClientConfig) {
-    let connects = |probe: &Configured| !probe.is_by_report();
+    let connects = |probe: &ProbeConfig| !probe.is_by_report();
     let probed = client.services.iter().filter(|service| service.probe.as_ref().is_some_and(connects));
     let probed: Vec<&str> = probed.map(|service| service.service.name.as_str()).collect();
     let Ok(mount) = cgroup2_mount() else { return };
@@ -103,14 +103,14 @@ fn of_service(diagnosis: &mut Diagnosis, subject: &str, probed: &[(SocketAddr, &
     diagnosis.add("probes", Severity::Warning, text, Some(NO_REPORT));
 }
 
-fn probes(config: &Config) -> impl Iterator<Item = &Configured> {
+fn probes(config: &Config) -> impl Iterator<Item = &ProbeConfig> {
     let services = config.clients.iter().flat_map(|client| &client.services);
     services.filter_map(|service| service.probe.as_ref())
 }
 
 /// Whether a daemon could listen for reports.
 fn port(diagnosis: &mut Diagnosis, config: &Config) {
-    if !probes(config).any(Configured::is_by_report) {
+    if !probes(config).any(ProbeConfig::is_by_report) {
         return;
     }
     let address = config.reports.listen.unwrap_or(ReportsConfig::ANY);
