@@ -19,16 +19,18 @@ mod reports;
 
 mod load;
 
+use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use lb_common::abi::BackendState;
 use lb_common::ending::Ending;
 use lb_fake::{Connect, FakeCgroup};
-use lb_kernel::Kernel as _;
+use lb_kernel::{DatapathError, Kernel as _};
 
 pub use self::stage::WireEnd;
 use self::stage::{BACKENDS, FAULTS_PER_MILLE, SEED, SERVICE, Stage, address, cgroup_path, script};
-use super::Event;
+use super::{Event, Work};
 
 const FOR_LONG: &str = "ejection = { base = \"1h\", max = \"1h\" }";
 const BRIEFLY: &str = "ejection = { base = \"1s\", max = \"2s\" }\nslow_start = \"off\"";
@@ -112,6 +114,26 @@ fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends_and_goes_on_countin
         // `check` compares its count with all that was ever sent there.
         assert_eq!(stage.states()[&address(BACKENDS[0])].0, BackendState::Member);
         assert_eq!(stage.sent[&address(BACKENDS[0])], 11);
+    });
+}
+
+/// Programs may still read what names it.
+#[test]
+fn a_slot_is_kept_until_a_wait_for_readers_has_succeeded() {
+    script("", |stage| {
+        stage.hangs = |work| matches!(work, Work::WaitForReaders);
+        stage.list(&BACKENDS[1..]);
+        stage.settle();
+        for _ in 0..3 {
+            let source = io::Error::from_raw_os_error(libc::ENOMEM);
+            let failed = DatapathError::PinDirectory { path: PathBuf::new(), source };
+            stage.tell(Event::ReadersGone(Err(failed)));
+            stage.pass(Duration::from_secs(3));
+            assert_eq!(stage.states().len(), 3);
+        }
+        stage.finish_hung();
+        stage.stop_faults();
+        assert_eq!(stage.states().len(), 2);
     });
 }
 

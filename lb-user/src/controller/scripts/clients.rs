@@ -1,5 +1,6 @@
 //! Scripts of several clients, of reloads, and of starts.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lb_common::ending::Ending;
@@ -324,6 +325,39 @@ fn a_client_stays_until_the_one_that_takes_over_is_attached() {
     });
 }
 
+/// It comes with the configuration and the list that there were when its opening began.
+#[test]
+fn a_client_that_was_opened_late_follows_what_has_changed_meanwhile() {
+    script("", |stage| {
+        let places = ["b", "c"].map(|cgroup| stage.kernel.make_cgroup(&cgroup_path(cgroup)));
+        stage.stop_faults();
+        // Each attempt to open it fails, but for one that hangs.
+        let configure = |stage: &mut Stage, cgroup| {
+            stage.write_clients(&[("web", "web"), ("other", cgroup)]);
+            stage.kernel.faults().fail_some(1_000, super::SEED);
+            stage.tell(Event::Hangup);
+            stage.kernel.faults().stop();
+            stage.pass(5 * SECOND);
+        };
+        stage.hangs = |work| matches!(work, Work::Open(_));
+        configure(stage, "b");
+        stage.list(&BACKENDS[1..]);
+        stage.finish_hung();
+        stage.pass(5 * SECOND);
+        let reached: BTreeSet<_> = (0..30).filter_map(|_| stage.reached(places[0], SERVICE)).collect();
+        assert_eq!(reached, [address(BACKENDS[1]), address(BACKENDS[2])].into());
+        stage.clients(&[("web", "web")]);
+        (0..70).for_each(|_| stage.pass(SECOND));
+        stage.hangs = |work| matches!(work, Work::Open(_));
+        configure(stage, "b");
+        configure(stage, "c");
+        stage.finish_hung();
+        (0..70).for_each(|_| stage.pass(SECOND));
+        assert_eq!(places.map(|place| stage.reaches(place)), [false, true]);
+        assert_eq!(stage.faults(), [""; 0]);
+    });
+}
+
 /// A client that an earlier daemon has left attached, and that was not configured for a while.
 #[test]
 fn a_client_that_is_not_configured_is_named_and_taken_over_when_it_is_again() {
@@ -401,9 +435,8 @@ fn what_changed_while_the_daemon_was_away_is_caught_up_with() {
     });
 }
 
-/// With many clients and services a turn that settled all of them would keep probes, queries and the service manager waiting.
-#[test]
-fn a_change_of_all_clients_settles_one_in_each_turn() {
+/// Four clients that follow what is known, and whose events are those of changes alone.
+fn with_four_clients() -> Stage {
     let mut stage = Stage::new("");
     let clients = [("a", "a"), ("b", "b"), ("c", "c"), ("d", "d")];
     for (_, cgroup) in clients {
@@ -413,13 +446,20 @@ fn a_change_of_all_clients_settles_one_in_each_turn() {
     stage.write_list(&BACKENDS);
     stage.try_to_start(1);
     stage.pass(3 * SECOND);
-    stage.hangs = |work| matches!(work, Work::WaitForReaders);
+    stage.hangs = |work| matches!(work, Work::WaitForReaders | Work::SearchNamespaces(_));
+    stage
+}
+
+fn unsettled(stage: &Stage) -> usize {
+    stage.controller().clients.tasks.iter().filter(|task| !task.is_settled()).count()
+}
+
+/// With many clients and services a turn that settled all of them would keep probes, queries and the service manager waiting.
+#[test]
+fn a_change_of_all_clients_settles_one_in_each_turn() {
+    let mut stage = with_four_clients();
     stage.write_list(&BACKENDS[1..]);
     stage.tell(Event::Changed([super::stage::LIST.into()].into()));
-    let unsettled = |stage: &Stage| {
-        let tasks = stage.controller().clients.tasks.iter();
-        tasks.filter(|task| !task.is_settled()).count()
-    };
     // The reading settles the first.
     while unsettled(&stage) == 0 {
         let at = stage.controller().next_wakeup(stage.now).expect("it is read soon");
@@ -431,6 +471,23 @@ fn a_change_of_all_clients_settles_one_in_each_turn() {
         stage.pass_one(stage.now);
     }
     assert_eq!(unsettled(&stage), 0);
+}
+
+/// It is over for the service manager once the last of them is settled.
+#[test]
+fn a_reload_settles_one_client_in_each_turn() {
+    let mut stage = with_four_clients();
+    stage.notices.clear();
+    stage.write_list(&BACKENDS[1..]);
+    stage.tell(Event::Hangup);
+    for left in (0..3).rev() {
+        assert_eq!(unsettled(&stage), left + 1);
+        assert_eq!(stage.notices, [Notice::Reloading]);
+        assert_eq!(stage.controller().next_wakeup(stage.now), Some(stage.now), "at once");
+        stage.pass_one(stage.now);
+    }
+    assert_eq!(unsettled(&stage), 0);
+    assert!(matches!(stage.notices[..], [Notice::Reloading, Notice::Ready(_)]), "{:?}", stage.notices);
 }
 
 /// Each event comes twice, and for something that is gone.

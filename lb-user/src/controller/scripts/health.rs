@@ -43,6 +43,9 @@ fn what_probes_have_found_holds_while_another_daemon_takes_over() {
         for _ in 0..3 {
             stage.start(&BACKENDS);
             assert_eq!(stage.dial(60), 0);
+            stage.lose_first_probe(&BACKENDS[1..2]);
+            stage.settle();
+            assert_eq!(stage.dialled(60).len(), 2, "who was well is well");
             stage.find(&BACKENDS[1..], true);
             stage.settle();
             assert_eq!(stage.dial(60), 0);

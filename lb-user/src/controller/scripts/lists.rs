@@ -6,7 +6,9 @@ use lb_common::abi::BackendState;
 use lb_core::health::Health;
 use lb_kernel::Snapshot;
 
-use super::stage::{BACKENDS, CONFIG, FAULTS_PER_MILLE, LIST, SEED, Stage, address, list_of, script};
+use super::stage::{
+    BACKENDS, CONFIG, FAULTS_PER_MILLE, LIST, SEED, SERVICE, Stage, address, cgroup_path, list_of, script,
+};
 use crate::controller::{Event, Work};
 use crate::status;
 
@@ -257,6 +259,35 @@ fn a_list_that_finds_no_slot_is_taken_once_there_is_one() {
     });
 }
 
+/// The file is as it was: it is not read again for that.
+#[test]
+fn a_list_that_found_no_slot_is_taken_when_flows_have_ended() {
+    script("subset = \"all\"", |stage| {
+        let newest = many(3, 300);
+        stage.list_all(&many(1, 300));
+        stage.stop_faults();
+        for _ in 0..300 {
+            stage.connect().expect("all are well");
+        }
+        let second = many(2, 200);
+        stage.list_all(&second);
+        let list_in_force = list_of(&second.iter().map(String::as_str).collect::<Vec<_>>());
+        stage.stop_faults();
+        // Those of the first list have open flows, those of the second are in force.
+        stage.list_all(&newest);
+        stage.tick();
+        assert!(stage.file_fault().contains("all 512 slots"), "{}", stage.file_fault());
+        let stored =
+            |stage: &Stage| stage.disk.content("/var/lib/socklb/last-good/users.toml").expect("it is there");
+        assert!(stored(stage).starts_with(list_in_force.as_bytes()), "what not all have taken is not kept");
+        stage.close_all();
+        stage.stop_faults();
+        assert_eq!((stage.file_fault().as_str(), stage.states().len()), ("", 300));
+        assert!(!stored(stage).starts_with(list_in_force.as_bytes()));
+        assert!(stage.dialled(30).iter().all(|backend| newest.contains(&backend.to_string())));
+    });
+}
+
 /// What one client task has no room for is no fault of another that took the same list.
 #[test]
 fn a_list_that_one_client_has_no_slots_for_is_a_fault_of_that_client_alone() {
@@ -305,15 +336,19 @@ fn a_list_that_is_stored_late_or_never_holds_nothing_up() {
         stage.tick();
         let stored = stage.disk.content("/var/lib/socklb/last-good/users.toml").expect("it is stored");
         assert!(stored.starts_with(list_of(&BACKENDS[..2]).as_bytes()), "the newest");
-        // A disk that is full.
+        // A disk that is full, and a newer list has come when that is found.
+        stage.hangs = |work| matches!(work, Work::Store(_));
+        for number in [0, 2] {
+            stage.list(&BACKENDS[number..=number]);
+            stage.settle();
+            assert_eq!(stage.dialled(30), of(&[number]));
+        }
         stage.disk.set_broken(LAST_GOOD, true);
-        stage.list(&BACKENDS[..1]);
-        stage.settle();
-        assert_eq!(stage.dialled(30), of(&[0]));
+        stage.finish_hung();
         stage.disk.set_broken(LAST_GOOD, false);
         stage.stop_faults();
         let stored = stage.disk.content("/var/lib/socklb/last-good/users.toml").expect("it is stored");
-        assert!(stored.starts_with(list_of(&BACKENDS[..1]).as_bytes()));
+        assert!(stored.starts_with(list_of(&BACKENDS[2..]).as_bytes()), "the newest");
     });
 }
 
@@ -337,14 +372,26 @@ fn a_file_that_does_not_answer_holds_nothing_up_and_is_read_when_it_does() {
 #[test]
 fn what_was_read_of_another_file_is_not_taken() {
     script("", |stage| {
-        stage.disk.write("/lists/other.toml", list_of(&BACKENDS[1..2]));
+        let other = "/lists/other.toml";
+        stage.disk.write(other, list_of(&BACKENDS[1..2]));
         stage.hangs = |work| matches!(work, Work::Read { .. });
         stage.list(&BACKENDS[..1]);
-        stage.configure("backends = { file = \"/lists/other.toml\" }");
+        stage.configure(&format!("backends = {{ file = \"{other}\" }}"));
         assert_eq!(stage.dialled(30), of(&[1]));
         stage.finish_hung();
         stage.stop_faults();
         assert_eq!(stage.dialled(30), of(&[1]));
+        // One that is begun while the configuration is read is the later one of the two.
+        stage.write_list(&BACKENDS[1..]);
+        stage.hangs = |work| matches!(work, Work::Load(_) | Work::Read { .. });
+        stage.write_config("");
+        stage.tell(Event::Hangup);
+        stage.disk.write(other, list_of(&BACKENDS[..1]));
+        stage.changed(other);
+        stage.finish_hung();
+        assert_eq!(stage.dialled(30), of(&[1, 2]), "not for a moment");
+        stage.stop_faults();
+        assert_eq!(stage.dialled(30), of(&[1, 2]));
     });
 }
 
@@ -361,6 +408,14 @@ fn a_reload_keeps_the_list_in_force_where_the_file_is_bad_and_counts_failures_on
         assert!(stage.file_fault().contains("users.toml:2:"), "{}", stage.file_fault());
         stage.list_text("[[endpoint]]\naddress = 6\n");
         assert_eq!(stage.file_failures(), 2);
+        // A client that is new begins with that list, and not with none until its part of it is computed.
+        let other = stage.kernel.make_cgroup(&cgroup_path("batch"));
+        stage.hangs = |work| matches!(work, Work::Compute { .. });
+        stage.write_clients(&[("web", "web"), ("batch", "batch")]);
+        stage.tell(Event::Hangup);
+        stage.settle();
+        assert_eq!(stage.reached(other, SERVICE), Some(address(BACKENDS[1])));
+        stage.finish_hung();
         // The list in force is the one that a later start uses, too.
         stage.stop_faults();
         stage.try_to_start(1);

@@ -6,9 +6,9 @@ use lb_core::control::Switch;
 use lb_http::peer::PeerCredentials;
 use lb_view::load::{MemberLoadStatus, ServiceLoadStatus};
 
-use super::stage::{BACKENDS, CONFIG, Stage, address, script};
+use super::stage::{BACKENDS, CONFIG, SEED, Stage, address, cgroup_path, script};
 use crate::api::{ControllerQuery, Reply};
-use crate::controller::Event;
+use crate::controller::{Event, Work};
 
 const SECOND: Duration = Duration::from_secs(1);
 const FILE: &str = "/var/lib/socklb/load/factors.json";
@@ -61,9 +61,15 @@ impl Stage {
 
     /// An operator says what becomes of the service's law.
     fn switch(&mut self, switch: Switch) {
+        self.switch_of(None, switch);
+    }
+
+    /// The same, of one client if it is named.
+    fn switch_of(&mut self, client: Option<&str>, switch: Switch) {
         let (answer, mut said) = Reply::new();
+        let client = client.map(str::to_owned);
         let (service, who) = ("users".to_owned(), PeerCredentials { user: 0, groups: vec![0], process: 1 });
-        self.tell(Event::Asked(ControllerQuery::SwitchLoad { service, switch, client: None, who, answer }));
+        self.tell(Event::Asked(ControllerQuery::SwitchLoad { service, switch, client, who, answer }));
         assert_eq!(said.try_recv().expect("an answer").clients.len(), 1);
     }
 }
@@ -165,6 +171,39 @@ fn what_was_learnt_and_said_holds_over_kills_silence_and_other_configurations() 
     });
 }
 
+#[test]
+fn what_was_said_of_a_client_holds_while_that_cannot_be_started() {
+    script(&lines(FEEDBACK), |stage| {
+        let [web, batch] = ["web", "batch"].map(|name| (name, name));
+        stage.kernel.make_cgroup(&cgroup_path("batch"));
+        stage.utilize([300; 3]);
+        stage.use_for(3);
+        stage.write_clients(&[web, batch]);
+        stage.tell(Event::Hangup);
+        stage.stop_faults();
+        stage.switch_of(Some("web"), Switch::Frozen);
+        // `web` is dropped and wanted again: the first attempt to open it fails, and the second hangs.
+        stage.is_counted = false;
+        stage.write_clients(&[batch]);
+        stage.tell(Event::Hangup);
+        stage.hangs = |work| matches!(work, Work::Open(_));
+        stage.write_clients(&[web, batch]);
+        stage.kernel.faults().fail_some(1_000, SEED);
+        stage.tell(Event::Hangup);
+        stage.kernel.faults().stop();
+        stage.pass(30 * SECOND);
+        assert!(stage.controller().clients.task("web").is_none());
+        let stored = String::from_utf8(stage.disk.content(FILE).expect("it is there")).expect("text");
+        assert!(stored.contains("\"web\"") && stored.contains("\"batch\""), "{stored}");
+        stage.finish_hung();
+        stage.pass(30 * SECOND);
+        let switch = |client| {
+            stage.controller().clients.task(client).expect("it runs").loads()["users"].switch.clone()
+        };
+        assert_eq!(["web", "batch"].map(switch), ["freeze", "on"]);
+    });
+}
+
 /// What an operator has said is in a file that cannot be read: nothing is written over it.
 #[test]
 fn what_is_said_while_the_file_cannot_be_read_holds_once_it_can_be() {
@@ -174,6 +213,13 @@ fn what_is_said_while_the_file_cannot_be_read_holds_once_it_can_be() {
         stage.switch(Switch::Frozen);
         stage.pass(2 * SECOND);
         stage.stop_faults();
+        stage.disk.set_broken(FILE, true);
+        stage.try_to_start(1);
+        stage.pass(30 * SECOND);
+        assert_eq!(stage.load().switch, "on");
+        stage.disk.set_broken(FILE, false);
+        stage.pass(30 * SECOND);
+        assert_eq!(stage.load().switch, "freeze", "nobody has said anything meanwhile");
         let stored = stage.disk.content(FILE).expect("it is stored");
         assert!(String::from_utf8_lossy(&stored).contains("freeze"));
         stage.disk.set_broken(FILE, true);

@@ -2,13 +2,17 @@
 //! is shown where these are; that the kernel's programs take them in by the same, by the local tests of `xdp`.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
+use lb_common::net::socket_addr;
 use lb_core::health::Health;
+use lb_kernel::Kernel as _;
 use lb_report::wire::Readiness;
 
-use super::Event;
-use super::stage::{BACKENDS, SERVICE, Stage, address, cgroup_path, script};
+use super::stage::{BACKENDS, PINS, SEED, SERVICE, Stage, address, cgroup_path, script};
+use crate::controller::{Event, Work};
 use crate::status;
 
 const REPORTS: &str =
@@ -24,6 +28,13 @@ impl Stage {
 
     fn announce_lame(&mut self, backend: &str) {
         self.report(backend, |agent| agent.readiness = Readiness::LameDuck);
+    }
+
+    /// The backends that have a place in the kernel for what they report.
+    fn registered(&self) -> BTreeSet<SocketAddr> {
+        let maps = self.kernel.host_maps(Path::new(PINS)).expect("no fault");
+        let senders = maps.senders().expect("no fault").into_iter();
+        senders.map(|(name, _)| socket_addr(name.address, name.port)).collect()
     }
 
     /// What is shown of a backend by its reports.
@@ -64,6 +75,7 @@ fn a_lame_duck_stays_one_while_agent_and_daemon_are_dead_and_until_its_time_is_o
         stage.pass(20 * SECOND);
         assert!(!stage.dialled(60).contains(&address(BACKENDS[0])), "no daemon runs");
         stage.try_to_start(1);
+        assert!(stage.controller().is_open(), "what is pinned goes on, and waits for no first answer");
         stage.pass(5 * SECOND);
         assert!(!stage.dialled(60).contains(&address(BACKENDS[0])), "another daemon runs");
         // It asked for a minute.
@@ -124,6 +136,34 @@ fn all_clients_of_a_host_heed_what_a_backend_says() {
             let reached: BTreeSet<_> = (0..30).filter_map(|_| stage.reached(place, SERVICE)).collect();
             assert_eq!(reached, [address(BACKENDS[1]), address(BACKENDS[2])].into());
         }
+    });
+}
+
+/// Another backend that got its place there would be heeded in its stead.
+#[test]
+fn who_is_named_by_a_client_that_is_kept_until_another_takes_over_stays_registered() {
+    script(REPORTS, |stage| {
+        stage.are_ready(&BACKENDS);
+        stage.stop_faults();
+        // Who is listed no more may come back: it is known for a minute.
+        stage.list(&BACKENDS[1..]);
+        stage.pass(30 * SECOND);
+        assert_eq!(stage.registered(), BACKENDS.map(address).into());
+        stage.list(&BACKENDS);
+        stage.hangs = |work| matches!(work, Work::Open(_));
+        stage.write_clients(&[("heir", "web")]);
+        // The first attempt to open it fails, and the second hangs.
+        stage.kernel.faults().fail_some(1_000, SEED);
+        stage.tell(Event::Hangup);
+        stage.kernel.faults().stop();
+        stage.pass(90 * SECOND);
+        assert!(stage.reached(stage.place, SERVICE).is_some(), "it is balanced by the rows of before");
+        assert_eq!(stage.registered(), BACKENDS.map(address).into());
+        // Once nobody can name those that are listed no more, they go.
+        stage.write_list(&BACKENDS[1..]);
+        stage.finish_hung();
+        stage.pass(90 * SECOND);
+        assert_eq!(stage.registered(), [address(BACKENDS[1]), address(BACKENDS[2])].into());
     });
 }
 
@@ -233,6 +273,12 @@ fn an_ejected_backend_whose_agent_starts_again_is_tried_by_the_next_connect() {
         stage.report(BACKENDS[0], |agent| (agent.incarnation, agent.counter) = (2, 1));
         stage.stop_faults();
         assert_eq!(stage.dialled(60).len(), 3);
+        // One that starts again and again is tried so once within the time of a first ejection.
+        stage.dead.insert(address(BACKENDS[0]));
+        assert_eq!(stage.dial(60), 5);
+        stage.report(BACKENDS[0], |agent| (agent.incarnation, agent.counter) = (3, 1));
+        stage.stop_faults();
+        assert_eq!(stage.dial(60), 0);
     });
 }
 

@@ -41,7 +41,7 @@ pub const SEED: u64 = 20_261_127;
 /// Where the configuration, the list and the pins are.
 pub const CONFIG: &str = "/etc/socklb/socklb.toml";
 pub const LIST: &str = "/lists/users.toml";
-const PINS: &str = "/sys/fs/bpf";
+pub const PINS: &str = "/sys/fs/bpf";
 /// Seconds after which the daemon has done all that it can: the longest pause after failures is half a minute.
 const SETTLED: u32 = 64;
 /// Starts after which the chance that all have failed is nil.
@@ -712,7 +712,18 @@ impl Stage {
     /// Probes find these backends well, or as refusing connections.
     pub fn find(&mut self, backends: &[&str], is_well: bool) {
         let health = if is_well { Health::Healthy } else { Health::Refusing };
-        let found = ProbedHealth { health, why: Why::Probe, is_unconfirmed: false };
+        self.found(backends, ProbedHealth { health, why: Why::Probe, is_unconfirmed: false });
+    }
+
+    /// The first probe of these backends is lost, and no second one has shown yet that it was by chance.
+    pub fn lose_first_probe(&mut self, backends: &[&str]) {
+        self.found(
+            backends,
+            ProbedHealth { health: Health::Refusing, why: Why::Probe, is_unconfirmed: true },
+        );
+    }
+
+    fn found(&mut self, backends: &[&str], found: ProbedHealth) {
         self.wire.with(|state| {
             state.version += 1;
             state.found.extend(backends.iter().map(|backend| (address(backend), found)));
