@@ -355,6 +355,44 @@ fn a_lame_duck_is_believed_by_the_first_poll_that_is_not_lost() {
     }
 }
 
+/// Each push that arrives is acknowledged, also one that comes again: whichever acknowledgements the wire loses, the first that it does
+/// not ends the pushes.
+#[test]
+fn pushes_end_with_the_first_acknowledgement_that_is_not_lost() {
+    for lost in 0..PUSHES.len() {
+        let mut pair = Pair::introduced();
+        pair.say(Readiness::LameDuck);
+        let mut acknowledgements = 0;
+        pair.takes = Box::new(move |datagram| {
+            let is_request = datagram.kind() == Some(Kind::Request);
+            acknowledgements += usize::from(is_request);
+            !is_request || acknowledgements > lost
+        });
+        pair.run(200);
+        let told = pair.agent.get(name()).map(|entry| entry.unheard(pair.at(pair.now)));
+        assert_eq!((pair.agent.counts().pushed, told), (lost as u64 + 1, Some(0)));
+        assert_eq!(pair.state(), ReportState::LameDuck);
+    }
+}
+
+/// Its cookie is from before the change: who has sent it has not heard.
+#[test]
+fn a_request_that_crosses_a_change_on_its_way_ends_no_pushes() {
+    let mut pair = Pair::introduced();
+    let asked = pair.requests.len();
+    while pair.requests.len() == asked {
+        pair.run(1);
+    }
+    let announced = pair.now;
+    pair.say(Readiness::LameDuck);
+    let mut pushes = 0;
+    pair.takes = Box::new(move |datagram| {
+        pushes += usize::from(is_push(datagram));
+        datagram.kind() != Some(Kind::Answer) && pushes != 1
+    });
+    assert_eq!(pair.run_until(ReportState::LameDuck, 100), announced + 1 + PUSHES[1] + 1);
+}
+
 /// Whatever is lost, repeated, late, or sent once more by a stranger: numbers never go back, so nothing that was believed is followed by
 /// something older, and each report that is believed says what the agent said with that number.
 #[test]
