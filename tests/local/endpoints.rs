@@ -137,20 +137,6 @@ fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends() {
 }
 
 #[test]
-fn a_file_that_is_missing_changes_nothing_and_is_reported() {
-    let fixture = Fixture::new();
-    fs::remove_file(&fixture.file).expect("remove the file");
-    let error = || fixture.setup.source().error;
-    let is_gone = |error: &Option<String>| error.as_ref().is_some_and(|error| error.contains("No such file"));
-    eventually("a missing file is reported", error, is_gone);
-    assert_eq!(answering(&fixture).len(), 3);
-    // Good again, all is well.
-    fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
-    expect(&fixture, &["b1", "b2"]);
-    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
-}
-
-#[test]
 fn a_pipe_in_place_of_the_file_hangs_nobody() {
     let fixture = Fixture::new();
     fs::remove_file(&fixture.file).expect("remove the file");

@@ -161,31 +161,3 @@ fn a_daemon_that_is_asked_to_stop_makes_way_whatever_hangs() {
     fixture.start();
     goes_on(&fixture, &other);
 }
-
-/// The list of the fixture on a disk without room: nothing else happens, and it is kept once there is room.
-#[test]
-fn a_full_disk_keeps_no_list_and_is_said_once() {
-    let fixture = Fixture::without_daemon();
-    let state = fixture.setup.folder.join("state");
-    fs::create_dir(&state).expect("make a directory");
-    let size = c"size=4096,nr_inodes=16,mode=755";
-    rustix::mount::mount("full", &state, "tmpfs", rustix::mount::MountFlags::empty(), Some(size))
-        .expect("mount a small disk");
-    fs::write(state.join("filler"), [b'x'; 4096]).expect("fill it");
-    let mut fixture = fixture;
-    fixture.start();
-    let said = || fixture.daemon().log().matches("cannot keep what later starts need").count();
-    eventually("it is said", said, |times| *times == 1);
-    let mut probe = fixture.probe();
-    lists_are_followed(&fixture, &mut probe);
-    assert_eq!(said(), 1);
-    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
-    fs::remove_file(state.join("filler")).expect("make room");
-    let kept = || fs::read_to_string(state.join("last-good/users.toml")).unwrap_or_default();
-    let kept = stage::within(4 * stage::patience(), kept, |text| text.contains("127.0.0.1:8001"));
-    assert!(kept.is_ok_and(|text| !text.contains("127.0.0.1:8002")), "the newest is kept");
-    let names = fs::read_dir(state.join("last-good")).expect("a directory");
-    assert_eq!(names.count(), 1, "nothing is left of what was cut off");
-    fixture.stop();
-    rustix::mount::unmount(&state, rustix::mount::UnmountFlags::DETACH).expect("unmount it");
-}

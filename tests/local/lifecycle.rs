@@ -200,18 +200,6 @@ fn backend(name: &str) -> usize {
 }
 
 #[test]
-fn a_cgroup_that_was_made_again_is_attached_again() {
-    let fixture = Fixture::new();
-    let path = fixture.cgroup.path().to_owned();
-    std::fs::remove_dir(&path).expect("remove the empty cgroup");
-    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3), "attached is not effective");
-    std::fs::create_dir(&path).expect("make it again");
-    let code = || fixture.setup.run(&["status"]).status.code();
-    eventually("the new cgroup is attached", code, |code| *code == Some(0));
-    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-}
-
-#[test]
 fn flows_of_a_cgroup_that_the_client_has_left_still_end() {
     let mut fixture = Fixture::new();
     let mut before = fixture.probe();

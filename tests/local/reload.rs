@@ -82,19 +82,6 @@ fn what_may_change_does_and_no_connect_fails() {
     fixture.setup.active_becomes(0);
 }
 
-#[test]
-fn sighup_reads_everything_anew() {
-    let fixture = Fixture::new();
-    let taken_on = || fixture.daemon().log().matches("configuration taken on").count();
-    let before = taken_on();
-    for times in 1..=3 {
-        fixture.daemon().signal(Signal::HUP);
-        eventually("it is taken on", taken_on, |count| *count == before + times);
-    }
-    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
-}
-
 /// Each configuration names a file in another directory.
 #[test]
 fn directories_of_files_that_are_no_longer_configured_are_not_watched() {
