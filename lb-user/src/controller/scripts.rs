@@ -264,6 +264,41 @@ fn a_backend_that_fails_gets_at_most_its_share_whatever_others_hold() {
     }
 }
 
+/// With `p2c` it is compared with one of the others at a time: the one that holds little must not be the measure for both.
+#[test]
+fn others_that_hold_very_different_numbers_give_it_no_more() {
+    let list = |first: &str| {
+        let weights = [first, "weight = 4", "weight = 4"].into_iter().zip(BACKENDS);
+        weights
+            .map(|(weight, backend)| format!("[[endpoint]]\naddress = \"{backend}\"\n{weight}\n"))
+            .collect::<String>()
+    };
+    for (held, rate) in [([20, 100], 4), ([100, 20], 20), ([0, 50], 4)] {
+        script("policy = \"p2c\"\nejection = \"off\"\nerror_decay = \"5s\"", |stage| {
+            stage.list_text(&list("weight = 0"));
+            stage.settle();
+            while stage.open.len() < 200 {
+                stage.connect().expect("both are well");
+            }
+            for (backend, held) in BACKENDS[1..].iter().zip(held) {
+                let theirs = stage.open.iter().filter(|flow| flow.backend == address(backend)).count();
+                for _ in held..theirs {
+                    let at = stage.open.iter().position(|flow| flow.backend == address(backend));
+                    let flow = stage.open.swap_remove(at.expect("it holds some"));
+                    stage.kernel.end(flow, Ending::Closed, 100, 100);
+                }
+            }
+            stage.tick();
+            stage.dead.insert(address(BACKENDS[0]));
+            stage.list_text(&list("weight = 1"));
+            stage.settle();
+            let failed = stage.dial_each_second(60, rate, |_, _| {});
+            let share = 60 * rate / 9;
+            assert!((1..=share).contains(&failed), "{held:?} held, {rate}/s: {failed}, share {share}");
+        });
+    }
+}
+
 /// Each of the others loses a connection now and then, as every backend does.
 #[test]
 fn single_errors_of_others_give_it_no_more() {
