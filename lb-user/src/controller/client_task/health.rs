@@ -300,7 +300,7 @@ impl ClientTask {
         self.settled.is_some()
     }
 
-    /// Logs each backend whose health has changed since this was last done: one line, or one for all beyond [`MOST_LINES`].
+    /// Logs each backend whose health has changed since this was last done: one line, or one for all beyond `MOST_LINES`.
     pub fn log_health(&mut self, network: &dyn Network) {
         if !std::mem::take(&mut self.told.is_stale) {
             return;
