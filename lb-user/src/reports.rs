@@ -1,7 +1,7 @@
 //! The reports of backends, as the daemon hears them: a thread of its own asks agents and takes in what they say.
 //!
 //! It stores at once where connects look, whatever the event loop does meanwhile; the loop is woken if something has changed and
-//! asks what. Whom to ask and what to believe is decided in `lb_core::reports`.
+//! asks what. Whom to ask and what to believe is decided in `lb_report::client`.
 
 mod datagrams;
 
@@ -50,7 +50,7 @@ pub struct ExchangeCounts {
     pub refused: HashMap<Refusal, u64>,
 }
 
-/// The exchange with agents, but for the socket and the clock: whom to ask, and what of the answers is believed and stored.
+/// The exchange with agents, but for the socket and the clock: which agents are polled, and which answers are believed and stored.
 pub struct Exchange {
     pub senders: Senders<Duration>,
     pub counts: ExchangeCounts,
@@ -58,20 +58,23 @@ pub struct Exchange {
     nonce: Box<dyn FnMut() -> u64 + Send>,
 }
 
-/// What is to be sent, to whom; when there is more to send, at most an hour from now; and whether a backend is otherwise than before.
+/// What follows from a look at the time.
 pub struct Turn {
+    /// Datagrams, each with its destination.
     pub requests: Vec<(SocketAddr, [u8; BYTES])>,
+    /// After how long the next request is due, at most an hour.
     pub next: Duration,
+    /// Whether the state of a backend has changed.
     pub is_news: bool,
 }
 
 impl Exchange {
-    /// With nobody yet. Nonces are never 0, which is that of no request, and nobody can guess them.
+    /// Without targets. `nonce` gives numbers that cannot be guessed, and never 0, which stands for no request.
     pub fn new(seed: u64, kernel: Box<dyn ReportStore>, nonce: Box<dyn FnMut() -> u64 + Send>) -> Self {
         Self { senders: Senders::new(seed), counts: ExchangeCounts::default(), kernel, nonce }
     }
 
-    /// Asks whoever is due.
+    /// Polls the agents that are due.
     pub fn turn(&mut self, now: Duration) -> Turn {
         const LONGEST: Duration = Duration::from_hours(1);
         let is_news = !self.senders.pass(now).is_empty();
@@ -86,11 +89,11 @@ impl Exchange {
         Turn { requests, next, is_news }
     }
 
-    /// Takes a datagram in. Returns whether a backend is otherwise than before.
+    /// Takes a datagram in. Returns whether the state of a backend has changed, or its agent has started again.
     pub fn take(&mut self, datagram: &[u8], now: Duration) -> bool {
         match self.senders.take(datagram, now) {
             Ok((name, change)) => {
-                let is_news = change.is_some();
+                let is_news = change.is_some() || self.senders.has_restarted();
                 self.counts.believed += 1;
                 if let Some((target, reported)) = self.senders.get(name) {
                     self.kernel.asked(target.id, reported.nonce());
@@ -236,7 +239,7 @@ impl ReportThread {
         }
     }
 
-    /// Asks whoever is due. Returns when the next one is; `None` if the daemon ends.
+    /// Polls the agents that are due. Returns after how long the next one is; `None` if the daemon ends.
     fn ask(&mut self) -> Option<Duration> {
         let Turn { requests, next, is_news } = {
             let mut shared = lock(&self.shared);
@@ -299,7 +302,6 @@ impl ReportThread {
             for at in 0..count {
                 is_news |= exchange.take(received.get(at), now);
             }
-            is_news |= exchange.senders.has_restarted();
             drop(shared);
             if is_news {
                 self.news.notify_one();

@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 
 use lb_core::feed::Version;
+use lb_host::store::StoreError;
 use tracing::warn;
 
 use crate::controller::{LearntFile, MAX_LEARNT_BYTES, StateFiles, Stored, StoredLoads};
@@ -23,17 +24,23 @@ pub trait Files: Send + Sync {
     /// As [`source::read_whole`].
     fn read(&self, path: &Path) -> Result<Vec<u8>, SourceError>;
 
-    /// Reads the last good list of an earlier run.
+    /// Reads a file that an earlier daemon has stored, of at most so many bytes.
     ///
     /// # Errors
-    /// As [`last_good::read`].
-    fn read_stored(&self, path: &Path) -> Result<Vec<u8>, SourceError>;
+    /// As [`last_good::read_at_most`].
+    fn read_stored(&self, path: &Path, most: u64) -> Result<Vec<u8>, SourceError>;
 
-    /// Reads what an earlier daemon had learnt of loads. A file of which nobody can make anything is put aside.
-    fn read_learnt(&self, path: &Path) -> LearntFile;
+    /// Gives a stored file another path.
+    ///
+    /// # Errors
+    /// If it cannot have that; it stays where it is then.
+    fn rename_stored(&self, path: &Path, to: &Path) -> Result<(), StoreError>;
 
-    /// Stores files, and says which could not be stored.
-    fn store(&self, files: StateFiles) -> Stored;
+    /// Stores a file.
+    ///
+    /// # Errors
+    /// As [`last_good::keep`].
+    fn store(&self, path: &Path, text: &[u8]) -> Result<(), StoreError>;
 }
 
 /// Those of this host.
@@ -52,23 +59,25 @@ impl Files for HostFiles {
         source::read_whole(path)
     }
 
-    fn read_stored(&self, path: &Path) -> Result<Vec<u8>, SourceError> {
-        last_good::read(path)
+    fn read_stored(&self, path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
+        last_good::read_at_most(path, most)
     }
 
-    fn read_learnt(&self, path: &Path) -> LearntFile {
-        read_learnt(path)
+    fn rename_stored(&self, path: &Path, to: &Path) -> Result<(), StoreError> {
+        let (store, name) = last_good::place(path);
+        store.rename(name, to)
     }
 
-    fn store(&self, files: StateFiles) -> Stored {
-        store(files)
+    fn store(&self, path: &Path, text: &[u8]) -> Result<(), StoreError> {
+        last_good::keep(path, text)
     }
 }
 
-fn store(files: StateFiles) -> Stored {
+/// Stores files, and says which could not be stored.
+pub fn store_all(disk: &dyn Files, files: StateFiles) -> Stored {
     let mut stored = Stored::default();
     for (path, text) in files {
-        if let Err(error) = last_good::keep(&path, &text) {
+        if let Err(error) = disk.store(&path, &text) {
             stored.error.get_or_insert_with(|| crate::error::chain(&error));
             stored.left.insert(path, text);
         }
@@ -76,8 +85,9 @@ fn store(files: StateFiles) -> Stored {
     stored
 }
 
-fn read_learnt(path: &Path) -> LearntFile {
-    let parsed = match last_good::read_at_most(path, MAX_LEARNT_BYTES) {
+/// Reads what an earlier daemon had learnt of loads. A file that cannot be understood is put aside.
+pub fn read_learnt(disk: &dyn Files, path: &Path) -> LearntFile {
+    let parsed = match disk.read_stored(path, MAX_LEARNT_BYTES) {
         Ok(text) => StoredLoads::parse(&text),
         Err(SourceError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return LearntFile::Nothing;
@@ -89,8 +99,7 @@ fn read_learnt(path: &Path) -> LearntFile {
         Ok(kept) => LearntFile::Read(kept),
         Err(why) => {
             let aside = path.with_extension("json.not-understood");
-            let (store, name) = last_good::place(path);
-            if let Err(error) = store.rename(name, &aside) {
+            if let Err(error) = disk.rename_stored(path, &aside) {
                 return LearntFile::Unread(format!(
                     "{why}; it cannot be put aside as {}: {}",
                     aside.display(),
@@ -118,22 +127,22 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = learnt_path(folder.path());
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-        assert!(matches!(read_learnt(&file), LearntFile::Nothing));
+        assert!(matches!(read_learnt(&HostFiles, &file), LearntFile::Nothing));
         std::fs::write(&file, "{\"schema\":1,").unwrap();
-        assert!(matches!(read_learnt(&file), LearntFile::Nothing));
+        assert!(matches!(read_learnt(&HostFiles, &file), LearntFile::Nothing));
         let aside = file.with_file_name("factors.json.not-understood");
         assert!(!file.exists() && std::fs::read(aside).unwrap() == b"{\"schema\":1,");
         // What cannot be put aside is not written over.
         std::fs::remove_file(file.with_file_name("factors.json.not-understood")).unwrap();
         std::fs::create_dir(file.with_file_name("factors.json.not-understood")).unwrap();
         std::fs::write(&file, "{\"schema\":2}").unwrap();
-        let LearntFile::Unread(why) = read_learnt(&file) else { panic!("it is there") };
+        let LearntFile::Unread(why) = read_learnt(&HostFiles, &file) else { panic!("it is there") };
         assert!(why.contains("its schema is 2") && why.contains("cannot be put aside"), "{why}");
         std::fs::remove_dir(file.with_file_name("factors.json.not-understood")).unwrap();
         // Nor does one that is too long keep later ones from being kept.
         std::fs::File::create(&file).unwrap().set_len(MAX_LEARNT_BYTES + 1).unwrap();
-        assert!(matches!(read_learnt(&file), LearntFile::Nothing) && !file.exists());
+        assert!(matches!(read_learnt(&HostFiles, &file), LearntFile::Nothing) && !file.exists());
         std::fs::write(&file, "{\"schema\":1,\"clients\":{}}").unwrap();
-        assert!(matches!(read_learnt(&file), LearntFile::Read(_)) && file.exists());
+        assert!(matches!(read_learnt(&HostFiles, &file), LearntFile::Read(_)) && file.exists());
     }
 }

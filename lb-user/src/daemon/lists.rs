@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use super::file_io::{FileIo, PATIENCE};
 use super::files::Files;
 use crate::controller::{self, FirstRead, Purpose};
-use crate::source::{Contents, FileSource, NO_VERSION, NoAnswer, SourceError, Stamp};
+use crate::source::{Contents, FileSource, MAX_BYTES, NO_VERSION, NoAnswer, SourceError, Stamp};
 
 /// Texts that are in memory at the same time to be parsed, each of up to 4 MiB.
 const TEXTS: usize = 4;
@@ -84,7 +84,7 @@ impl ListReader {
     ) -> Result<Contents, SourceError> {
         let permit = self.texts.clone().acquire_owned().await.expect("it is never closed");
         let (files, file, is_stored) = (Arc::clone(&self.files), path.to_owned(), path == source.last_good);
-        let read = move || if is_stored { files.read_stored(&file) } else { files.read(&file) };
+        let read = move || if is_stored { files.read_stored(&file, MAX_BYTES) } else { files.read(&file) };
         // If the file stops answering here, the permit is given back.
         let text = self.io.run(path, patience, read).await??;
         let (source, path, parsing) = (source.clone(), path.to_owned(), self.parsing.clone());

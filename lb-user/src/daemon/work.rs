@@ -12,7 +12,7 @@ use super::files::Files;
 use super::lists::ListReader;
 use super::loader::Loader;
 use super::watches::Watches;
-use super::{Reread, opener};
+use super::{Reread, files, opener};
 use crate::controller::{Event, LearntFile, NamespaceFound, Search, StateFiles, Stored, Work, learnt_path};
 use crate::source::{NoAnswer, Stamp, directory_of};
 
@@ -113,7 +113,7 @@ impl Worker {
         let all = files.clone();
         let directory = self.state.join("last-good");
         let disk = Arc::clone(&self.lists.files);
-        let stored = self.lists.io.run(&directory, TO_STORE, move || disk.store(files)).await;
+        let stored = self.lists.io.run(&directory, TO_STORE, move || files::store_all(&*disk, files)).await;
         stored.unwrap_or_else(|silent| Stored { left: all, error: Some(silent.to_string()) })
     }
 }
@@ -121,10 +121,10 @@ impl Worker {
 /// Reads what an earlier daemon had learnt of loads.
 pub async fn read_learnt(lists: &ListReader, state: &Path) -> LearntFile {
     let path = learnt_path(state);
-    let (files, file) = (Arc::clone(&lists.files), path.clone());
+    let (disk, file) = (Arc::clone(&lists.files), path.clone());
     lists
         .io
-        .run(&path, PATIENCE, move || files.read_learnt(&file))
+        .run(&path, PATIENCE, move || files::read_learnt(&*disk, &file))
         .await
         .unwrap_or_else(|silent| LearntFile::Unread(silent.to_string()))
 }

@@ -16,6 +16,7 @@ use lb_core::limits::Limits;
 use lb_core::reports::Name;
 use lb_core::service::Protocol;
 use lb_fake::{Connect, FakeCgroup, FakeFlow, FakeKernel};
+use lb_host::store::StoreError;
 use lb_kernel::{Features, Kernel as _, Pass, Pins, SlotView};
 use lb_report::client::reported::Base;
 use lb_report::client::senders::Target;
@@ -25,8 +26,8 @@ use lb_report::wire::{Datagram, Kind, Readiness, UNKNOWN};
 use crate::config::{self, Config};
 use crate::controller::client_task::ClientTask;
 use crate::controller::{
-    Clock, Controller, Effect, Environment, Event, LearntFile, LookAtReports, NamespaceFound, Network,
-    Notice, ReceiveAt, ReportListener, StateFiles, Stored, StoredLoads, Stores, Work,
+    Clock, Controller, Effect, Environment, Event, LookAtReports, NamespaceFound, Network, Notice, ReceiveAt,
+    ReportListener, Stores, Work,
 };
 use crate::daemon::{Files, Watches, Worker};
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
@@ -131,31 +132,29 @@ impl Files for Disk {
         self.content(path).map_err(|source| SourceError::Read { path: path.to_owned(), source })
     }
 
-    fn read_stored(&self, path: &Path) -> Result<Vec<u8>, SourceError> {
-        self.read(path)
+    fn read_stored(&self, path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
+        let text = self.read(path)?;
+        if text.len() as u64 > most { Err(SourceError::TooLarge(path.to_owned(), most)) } else { Ok(text) }
     }
 
-    fn read_learnt(&self, path: &Path) -> LearntFile {
-        match self.content(path).map(|text| StoredLoads::parse(&text)) {
-            Ok(Ok(stored)) => LearntFile::Read(stored),
-            Ok(Err(why)) => panic!("{why}"),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => LearntFile::Nothing,
-            Err(error) => LearntFile::Unread(error.to_string()),
-        }
+    fn rename_stored(&self, path: &Path, to: &Path) -> Result<(), StoreError> {
+        let fail = |source| StoreError::Write { path: to.to_owned(), source };
+        let text = self.content(path).map_err(fail)?;
+        self.remove(path);
+        self.write(to, text);
+        Ok(())
     }
 
-    fn store(&self, files: StateFiles) -> Stored {
-        let mut stored = Stored::default();
-        for (path, text) in files {
-            match self.content(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    stored.error.get_or_insert(error.to_string());
-                    stored.left.insert(path, text);
-                }
-                _ => self.write(&path, last_good::whole(&text)),
+    fn store(&self, path: &Path, text: &[u8]) -> Result<(), StoreError> {
+        match self.content(path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(StoreError::Write { path: path.to_owned(), source })
+            }
+            _ => {
+                self.write(path, last_good::whole(text));
+                Ok(())
             }
         }
-        stored
     }
 }
 
@@ -233,7 +232,7 @@ impl Exchanging {
         act(&mut self.exchange.lock().unwrap_or_else(PoisonError::into_inner), now)
     }
 
-    /// Asks whoever is due and takes the answers in. Returns when the next one is due, and whether a backend is otherwise than before.
+    /// Polls the agents that are due and takes their answers in. Returns when the next one is due, and whether a backend is otherwise than before.
     fn turn(&self) -> (Duration, bool) {
         let agents = self.wire.with(|state| state.agents.clone());
         self.with(|exchange, now| {
@@ -253,7 +252,7 @@ impl Exchanging {
                     }
                 }
                 if turn.requests.is_empty() {
-                    return (now + turn.next, is_news | exchange.senders.has_restarted());
+                    return (now + turn.next, is_news);
                 }
             }
         })
@@ -291,7 +290,7 @@ impl Wire {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whom the daemon probes.
+    /// The backends that the daemon probes.
     pub fn probed(&self) -> BTreeSet<SocketAddr> {
         self.with(|state| state.targets.iter().map(|target| target.at).collect())
     }
