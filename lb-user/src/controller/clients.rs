@@ -67,10 +67,12 @@ impl Clients {
 
     /// Brings the maps of one client to its plan, if one waits for that.
     fn settle_next(&mut self, now: Instant) {
-        self.has_settled = true;
         let next = self.to_settle.pop_first();
         // A reload may have dropped it.
-        if let Some(client_task) = next.and_then(|name| self.task_mut(&name)) {
+        if let Some(client_task) =
+            next.and_then(|name| self.tasks.iter_mut().find(|task| task.client.name == name))
+        {
+            self.has_settled = true;
             let before = client_task.trouble().map(str::to_owned);
             let result = client_task.settle(now);
             // Logged once, not once per attempt.
