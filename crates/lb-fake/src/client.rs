@@ -110,11 +110,6 @@ impl FakeKernel {
         FakeClient { kernel: self.clone(), pins: pins.clone(), program: 0 }
     }
 
-    /// Until when the backend with this report id is a lame duck, in nanoseconds of the programs' clock.
-    pub fn set_lame_until_ns(&self, id: u32, ns: u64) {
-        self.host().host_maps.verdicts.store_atomic64(id as usize, 0, ns);
-    }
-
     /// An operator removes all links of a client.
     pub fn unlink(&self, pins: &Pins) {
         if let Some(client) = self.host().clients.get_mut(&pins.maps()) {

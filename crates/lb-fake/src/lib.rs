@@ -5,8 +5,8 @@
 //! (`lb_common`: the table of addresses, picks, ejection, load). Time stands still until [`FakeKernel::pass`]. Any operation
 //! that the real kernel may refuse can be made to fail, see [`faults`].
 //!
-//! It has one CPU, no overflow of the flow table, no datagrams and no reports. Contract tests run on both kernels where it could differ
-//! from the real one.
+//! It has one CPU, no readers that a wait is for, no overflow of the flow table, no datagrams, and no programs of network interfaces. Local
+//! tests show on the real kernel what depends on these.
 
 pub mod faults;
 
