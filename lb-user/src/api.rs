@@ -49,12 +49,12 @@ impl<T> Reply<T> {
         (Self(answer), arrives)
     }
 
-    /// Answers. Whoever asked may have given up.
+    /// Answers. The asker may have given up.
     pub fn send(self, answer: T) {
         let _ = self.0.send(answer);
     }
 
-    /// Whether whoever asked has given up.
+    /// Whether the asker has given up.
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()
     }

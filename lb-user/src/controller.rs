@@ -1,7 +1,7 @@
 //! The controller: what a host's daemon decides. It is pure: an event comes in with its time, effects go out.
 //!
 //! Call [`Controller::begin`] once; then [`Controller::handle`] for each event, and no later than [`Controller::next_wakeup`] with
-//! [`Event::Wakeup`]. Both return effects, which whoever runs the controller carries out in any order and whenever it likes; the result of
+//! [`Event::Wakeup`]. Both return effects. The shell carries them out in any order and at any time; the result of
 //! each is an event of its own. An effect may fail, take for ever or never be carried out: what it was for stays as it is. An event may come
 //! late, twice, or for something that is gone.
 //!
@@ -148,7 +148,7 @@ pub enum Event {
     Hangup,
 }
 
-/// What whoever runs the controller does for it.
+/// What the shell does for the controller.
 pub enum Effect {
     /// Watch for these cgroups to appear and for changes in these directories, and for nothing else; then comes [`Event::Watched`].
     Watch { cgroups: Vec<PathBuf>, directories: BTreeSet<PathBuf> },
@@ -359,7 +359,7 @@ impl Controller {
         }
     }
 
-    /// Whether queries are answered: whoever waits for this daemon waits for the first look as well.
+    /// Whether queries are answered: commands that wait for the daemon wait for the first look as well.
     pub fn is_open(&self) -> bool {
         self.is_ready && self.next_end_of_first_look().is_none()
     }

@@ -1,7 +1,7 @@
 //! Endpoint files: when each is looked at and read, and what the feed makes of it.
 //!
 //! What happens in which order is decided by [`Feed`]; here it is carried out. A list is read, and what each client
-//! task uses of it computed, beside the loop; the loop takes both in together (`delivering`).
+//! task uses of it computed, beside the loop; the loop takes both in together (`delivery`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
