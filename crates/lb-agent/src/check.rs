@@ -17,7 +17,7 @@ mod command;
 
 /// What is done to see whether an application is well.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Check {
+pub enum CheckMethod {
     /// Connects, and closes.
     Tcp(SocketAddr),
     /// Asks for a page: 200 to 299 is well.
@@ -31,7 +31,7 @@ pub enum Check {
     Command(Vec<String>),
 }
 
-impl Check {
+impl CheckMethod {
     /// As the command line has it: `tcp`, `tcp:ADDRESS`, a path of the backend's own as `/healthz`, `http://ADDRESS/healthz`, or
     /// `exec:COMMAND` with its arguments, between blanks.
     ///
@@ -81,7 +81,7 @@ impl Check {
     }
 }
 
-impl fmt::Display for Check {
+impl fmt::Display for CheckMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(at) => write!(f, "tcp {at}"),
@@ -147,19 +147,19 @@ mod tests {
     fn a_check_of_the_command_line() {
         let backend = crate::name::parse("10.0.0.1:80").unwrap();
         let at = |text: &str| text.parse().unwrap();
-        let http = |text, path: &str| Ok(Check::Http { at: at(text), path: path.to_owned() });
+        let http = |text, path: &str| Ok(CheckMethod::Http { at: at(text), path: path.to_owned() });
         for (text, expected) in [
-            ("tcp", Ok(Check::Tcp(at("10.0.0.1:80")))),
-            ("tcp:127.0.0.1:8", Ok(Check::Tcp(at("127.0.0.1:8")))),
+            ("tcp", Ok(CheckMethod::Tcp(at("10.0.0.1:80")))),
+            ("tcp:127.0.0.1:8", Ok(CheckMethod::Tcp(at("127.0.0.1:8")))),
             ("/ok?a", http("10.0.0.1:80", "/ok?a")),
             ("http://[::1]:8/ok", http("[::1]:8", "/ok")),
             ("http://[::1]:8", http("[::1]:8", "/")),
-            ("exec:a  b", Ok(Check::Command(vec!["a".to_owned(), "b".to_owned()]))),
+            ("exec:a  b", Ok(CheckMethod::Command(vec!["a".to_owned(), "b".to_owned()]))),
         ] {
-            assert_eq!(Check::parse(text, backend), expected, "{text}");
+            assert_eq!(CheckMethod::parse(text, backend), expected, "{text}");
         }
         for text in ["", "http", "https://10.0.0.1:80/", "exec: ", "tcp:x", "http://localhost:80/", "/a b"] {
-            assert!(Check::parse(text, backend).is_err(), "{text}");
+            assert!(CheckMethod::parse(text, backend).is_err(), "{text}");
         }
     }
 }

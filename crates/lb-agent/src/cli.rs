@@ -10,13 +10,13 @@ use lb_document::LogFormat;
 use lb_report::agent::name::Name;
 use lb_view::text::Style;
 
-use crate::check::Check;
+use crate::check::CheckMethod;
 use crate::client::Client;
-use crate::config::{self, Backend, Config, DEFAULT_PATH, HealthCheck};
+use crate::config::{self, AgentConfig, BackendConfig, DEFAULT_PATH, HealthCheck};
 use crate::name;
-use crate::run::Status;
+use crate::run::ProcessStatus;
 use crate::serve::list;
-use crate::serve::query::Told;
+use crate::serve::query::AcceptedReport;
 use crate::status;
 use crate::{config::read_key_file, keys};
 
@@ -31,15 +31,15 @@ const DEGRADED: u8 = 3;
 
 /// `socklb agent`.
 #[derive(Debug, Args)]
-pub struct Agent {
+pub struct AgentOptions {
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: AgentCommand,
 }
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum AgentCommand {
     /// Run the agent of this host: answer reports, check the backends, follow the file
     ///
     /// Needs no privilege but for a port below 1024. SIGHUP reads the file again; a change of it is taken on by itself.
@@ -87,7 +87,7 @@ pub enum Command {
         json: bool,
     },
     /// Say how loaded an application is; it is believed first, while its word holds
-    Report(Report),
+    Report(LoadReportOptions),
     /// Make a key of a service, or a backend's from it, and print it as lines of a file
     ///
     /// Client hosts have the service's key (`[reports] key`), backends their own alone. Keep either in a file of mode 0640 at most.
@@ -126,7 +126,7 @@ pub struct Serve {
 /// What an application says of its load.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("said").required(true).multiple(true).args(["utilization", "qps", "eps"]))]
-pub struct Report {
+pub struct LoadReportOptions {
     /// How much of what it can do it does: 0 to 1, and above where requests wait
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     pub utilization: Option<f64>,
@@ -164,7 +164,7 @@ pub struct Ended {
     /// The exit code.
     pub code: u8,
     /// How the command that was run has ended, if one was: this process ends in the same way.
-    pub status: Option<Status>,
+    pub status: Option<ProcessStatus>,
 }
 
 impl Ended {
@@ -178,26 +178,26 @@ impl Ended {
 /// # Errors
 /// Why it failed. A [`config::ConfigError`] among its causes has the faults of a file; an [`std::io::Error`] of the kind
 /// `PermissionDenied`, that this user may not.
-pub fn run(agent: Agent, directories: &Directories) -> Result<Ended> {
+pub fn run(agent: AgentOptions, directories: &Directories) -> Result<Ended> {
     match agent.command {
-        Command::Serve(what) => serve::run(what, directories.clone()).map(|()| Ended::well("")),
-        Command::Run(what) => {
+        AgentCommand::Serve(what) => serve::run(what, directories.clone()).map(|()| Ended::well("")),
+        AgentCommand::Run(what) => {
             run::run(*what, directories).map(|status| Ended { status: Some(status), ..Ended::well("") })
         }
-        Command::Check { file } => {
+        AgentCommand::Check { file } => {
             let config = config::read(&std::path::absolute(&file)?)?;
             Ok(Ended::well(format!("{}: ok, {}\n", file.display(), backends(config.backends.len()))))
         }
-        Command::LameDuck { backend, json } => {
+        AgentCommand::LameDuck { backend, json } => {
             operator("/v1/lame-duck", "a lame duck", backend, json, directories)
         }
-        Command::Ready { backend, json } => {
+        AgentCommand::Ready { backend, json } => {
             operator("/v1/ready", "as its health check says", backend, json, directories)
         }
-        Command::Status { backend, json } => status(backend, json, directories),
-        Command::Report(report) => say(&report, directories),
-        Command::Key { id, of: None, .. } => keys::new_line(id).map(Ended::well),
-        Command::Key { of: Some(service), backend, .. } => {
+        AgentCommand::Status { backend, json } => status(backend, json, directories),
+        AgentCommand::Report(report) => say(&report, directories),
+        AgentCommand::Key { id, of: None, .. } => keys::new_line(id).map(Ended::well),
+        AgentCommand::Key { of: Some(service), backend, .. } => {
             let backend = backend.context("the backend is missing: write `key --of FILE BACKEND`")?;
             keys::derived(&service, backend).map(Ended::well)
         }
@@ -240,7 +240,7 @@ fn operator(
 ) -> Result<Ended> {
     let said: Vec<_> = backend.map(|backend| ("backend", backend.to_string())).into_iter().collect();
     let client = client(directories)?;
-    let told: Told = wait(client.tell(path, &said))??;
+    let told: AcceptedReport = wait(client.tell(path, &said))??;
     if json {
         return Ok(Ended::well(serde_json::to_string_pretty(&told)? + "\n"));
     }
@@ -255,7 +255,7 @@ fn operator(
 
 fn status(backend: Option<Name>, json: bool, directories: &Directories) -> Result<Ended> {
     let client = client(directories)?;
-    let mut status: status::Status = wait(client.ask("/v1/status"))??;
+    let mut status: status::AgentStatus = wait(client.ask("/v1/status"))??;
     if let Some(name) = backend.map(|name| name.to_string()) {
         let all: Vec<String> = status.backends.iter().map(|backend| backend.backend.clone()).collect();
         status.backends.retain(|backend| backend.backend == name);
@@ -268,7 +268,7 @@ fn status(backend: Option<Name>, json: bool, directories: &Directories) -> Resul
     Ok(Ended { code: if status.is_good() { 0 } else { DEGRADED }, ..Ended::well(text) })
 }
 
-fn say(report: &Report, directories: &Directories) -> Result<Ended> {
+fn say(report: &LoadReportOptions, directories: &Directories) -> Result<Ended> {
     let mut said =
         vec![("valid_for_ms", report.valid_for.to_string()), ("window_ms", report.window.to_string())];
     said.extend(report.utilization.map(|number| ("utilization", number.to_string())));
@@ -276,7 +276,7 @@ fn say(report: &Report, directories: &Directories) -> Result<Ended> {
     said.extend(report.eps.map(|number| ("eps", number.to_string())));
     said.extend(report.backend.map(|backend| ("backend", backend.to_string())));
     let client = client(directories)?;
-    let _: Told = wait(client.tell("/v1/report", &said))??;
+    let _: AcceptedReport = wait(client.tell("/v1/report", &said))??;
     Ok(Ended::well(""))
 }
 
@@ -285,9 +285,9 @@ impl Serve {
     ///
     /// # Errors
     /// If it cannot be read, or an option makes no sense.
-    pub fn config(&self, directories: &Directories) -> Result<Config> {
+    pub fn config(&self, directories: &Directories) -> Result<AgentConfig> {
         let mut config = match self.backend {
-            Some(backend) => Config { backends: vec![self.one(backend)?], ..Config::default() },
+            Some(backend) => AgentConfig { backends: vec![self.one(backend)?], ..AgentConfig::default() },
             None => {
                 config::read(&std::path::absolute(self.file.as_deref().unwrap_or(Path::new(DEFAULT_PATH)))?)?
             }
@@ -303,22 +303,22 @@ impl Serve {
         Ok(config)
     }
 
-    fn one(&self, name: Name) -> Result<Backend> {
+    fn one(&self, name: Name) -> Result<BackendConfig> {
         let path = self.key.as_ref().context("--key is missing: it names the file of the backend's keys")?;
-        let mut backend = Backend::new(name, read_key_file(path)?);
+        let mut backend = BackendConfig::new(name, read_key_file(path)?);
         backend.check = match self.check.as_deref() {
             Some("off") => None,
             None if name.protocol() == lb_core::service::Protocol::Udp => {
                 return Err(anyhow!("--check is missing: no connection can show that a UDP backend is well"));
             }
             text => {
-                let check =
-                    Check::parse(text.unwrap_or("tcp"), name).map_err(|why| anyhow!("--check: {why}"))?;
+                let check = CheckMethod::parse(text.unwrap_or("tcp"), name)
+                    .map_err(|why| anyhow!("--check: {why}"))?;
                 Some(HealthCheck::new(check))
             }
         };
         // Its key file is read once: without a file there is nothing that a reload could read.
-        Ok(Backend { key_file: None, ..backend })
+        Ok(BackendConfig { key_file: None, ..backend })
     }
 }
 

@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 use tokio::net::UnixStream;
 
-use crate::config::{Config, DEFAULT_PATH};
+use crate::config::{AgentConfig, DEFAULT_PATH};
 use crate::serve::control;
 
 /// For an answer: the agent's loop takes milliseconds between two of them.
@@ -84,7 +84,7 @@ impl Client {
 
     /// Whether there is to be an agent: its directory is there, or the file of the host's. Either is, too, while it is started anew.
     pub fn is_expected(&self) -> bool {
-        self.run.exists() || self.run == Config::default().run && Path::new(DEFAULT_PATH).exists()
+        self.run.exists() || self.run == AgentConfig::default().run && Path::new(DEFAULT_PATH).exists()
     }
 
     /// Asks for something.

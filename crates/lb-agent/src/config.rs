@@ -13,7 +13,7 @@ use lb_report::agent::entry::{CheckRules, Rules};
 use lb_report::agent::name::Name;
 use lb_report::keys::{BackendKey, Keys};
 
-use crate::check::Check;
+use crate::check::CheckMethod;
 
 mod keys;
 
@@ -37,7 +37,7 @@ pub const PORT: u16 = 9465;
 
 /// What an agent is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct AgentConfig {
     /// The file that says so, if one does.
     pub path: Option<PathBuf>,
     /// Where it listens; `None` is [`PORT`] on all addresses of both families, or of IPv4 where there is no IPv6.
@@ -53,10 +53,10 @@ pub struct Config {
     /// Where the kernel answers in its place, if it is to.
     pub xdp: Option<Place>,
     /// The backends.
-    pub backends: Vec<Backend>,
+    pub backends: Vec<BackendConfig>,
 }
 
-impl Default for Config {
+impl Default for AgentConfig {
     fn default() -> Self {
         let directory = |key: &keys::Path| PathBuf::from(&*key.default());
         Self {
@@ -72,7 +72,7 @@ impl Default for Config {
     }
 }
 
-impl Config {
+impl AgentConfig {
     /// The keys that another configuration has otherwise and that take a restart.
     pub fn fixed(&self, other: &Self) -> Vec<&'static str> {
         let mut fixed = Vec::new();
@@ -95,7 +95,7 @@ impl Config {
 
 /// A backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Backend {
+pub struct BackendConfig {
     /// Its name.
     pub name: Name,
     /// Its keys.
@@ -112,7 +112,7 @@ pub struct Backend {
     pub hold: Duration,
 }
 
-impl Backend {
+impl BackendConfig {
     /// With what holds unless something else is written.
     pub fn new(name: Name, keys: Keys<BackendKey>) -> Self {
         Self {
@@ -141,7 +141,7 @@ impl Backend {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
     /// What is done.
-    pub check: Check,
+    pub check: CheckMethod,
     /// From the beginning of one to that of the next, about.
     pub interval: Duration,
     /// For one.
@@ -154,7 +154,7 @@ pub struct HealthCheck {
 
 impl HealthCheck {
     /// With what holds unless something else is written.
-    pub fn new(check: Check) -> Self {
+    pub fn new(check: CheckMethod) -> Self {
         use keys::backend::{FALL, INTERVAL, RISE, TIMEOUT};
         Self {
             check,

@@ -7,7 +7,7 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-use crate::status::{Backend, Load, Status};
+use crate::status::{AgentStatus, ReportedLoadStatus, ServedBackendStatus};
 
 /// What a page is, for HTTP.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -16,7 +16,7 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 ///
 /// # Errors
 /// None: it is in memory.
-pub fn page(status: Status) -> Result<String, fmt::Error> {
+pub fn page(status: AgentStatus) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Page(status)));
     let mut page = String::new();
@@ -25,7 +25,7 @@ pub fn page(status: Status) -> Result<String, fmt::Error> {
 }
 
 #[derive(Debug)]
-struct Page(Status);
+struct Page(AgentStatus);
 
 const READINESSES: [&str; 4] = ["ready", "lame-duck", "down", "unknown"];
 
@@ -105,7 +105,7 @@ impl Collector for Page {
 impl Page {
     fn backends(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let backends = &self.0.backends;
-        let each = |value: fn(&Backend) -> Option<f64>| {
+        let each = |value: fn(&ServedBackendStatus) -> Option<f64>| {
             backends
                 .iter()
                 .filter_map(move |backend| Some((vec![("backend", &*backend.backend)], value(backend)?)))
@@ -122,7 +122,7 @@ impl Page {
             "1 for the readiness that is reported of the backend, 0 for the others.",
             readinesses,
         )?;
-        let load = |of: fn(&Load) -> Option<f64>| {
+        let load = |of: fn(&ReportedLoadStatus) -> Option<f64>| {
             let loads = backends.iter().filter_map(|backend| Some((backend, backend.load.as_ref()?)));
             loads.filter_map(move |(backend, load)| Some((vec![("backend", &*backend.backend)], of(load)?)))
         };

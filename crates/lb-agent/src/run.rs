@@ -1,7 +1,7 @@
 //! Runs a backend's command from its start to its end: a lame duck until it is ready, and again before it ends ("Site
 //! Reliability Engineering", chapter 20, clean shutdown).
 //!
-//! In reading order: the options ([`Args`]); how a command ends ([`Status`]); what is done when, which is pure
+//! In reading order: the options ([`Args`]); how a command ends ([`ProcessStatus`]); what is done when, which is pure
 //! ([`lifecycle`]); and what carries it out: the processes and their groups, the terminal, the connections, what the agent is told, and the
 //! one loop (`driver`). Nothing else in this process may start children while [`run`] does.
 
@@ -30,32 +30,32 @@ mod speaker;
 mod driver;
 
 pub use events::Signals;
-pub use options::{Args, Check, Telling};
-pub use status::Status;
+pub use options::{Args, ReadinessMethod, Telling};
+pub use status::ProcessStatus;
 
 use std::io;
 use std::net::SocketAddr;
 
 use lb_core::service::Protocol;
 
-use self::connections::Listener;
-use self::driver::Driver;
+use self::connections::BackendListener;
+use self::driver::RunDriver;
 use self::processes::Processes;
 use self::terminal::Terminal;
 use crate::voice::Voice;
 
 /// Runs a command as the backend at this address, which the agent is told of by `voice`. Returns how the command ended, for
-/// [`Status::end`]. What has come of signals before is taken in first.
+/// [`ProcessStatus::end`]. What has come of signals before is taken in first.
 pub async fn run<V: Voice + 'static>(
     args: Args,
     protocol: Protocol,
     address: SocketAddr,
     signals: Signals,
     voice: V,
-) -> Status {
+) -> ProcessStatus {
     let port = args.port.unwrap_or(address.port());
     let address = SocketAddr::new(address.ip(), port);
-    let listener = Listener { protocol, address, is_alone: false };
+    let listener = BackendListener { protocol, address, is_alone: false };
     let Signals { events, tasks } = signals;
     let terminal = Terminal::in_foreground();
     let processes = match Processes::start(&args.command, terminal.as_ref()) {
@@ -63,8 +63,10 @@ pub async fn run<V: Voice + 'static>(
         Err(error) => {
             tracing::error!(command = ?args.command, %error, "the command was not started");
             let is_there = error.kind() != io::ErrorKind::NotFound;
-            return if is_there { Status::NOT_STARTED } else { Status::NOT_FOUND };
+            return if is_there { ProcessStatus::NOT_STARTED } else { ProcessStatus::NOT_FOUND };
         }
     };
-    Driver::new(args, listener, processes, terminal, events.sender, voice).run(events.receiver, tasks).await
+    RunDriver::new(args, listener, processes, terminal, events.sender, voice)
+        .run(events.receiver, tasks)
+        .await
 }

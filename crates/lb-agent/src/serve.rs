@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
-use crate::config::Config;
+use crate::config::AgentConfig;
 use crate::incarnation;
 use crate::utilization::Measured;
 
@@ -61,24 +61,24 @@ use kept::{Keeper, Kept};
 use measuring::Measuring;
 use query::Query;
 use registrations::Registrations;
-use reload::Reload;
+use reload::ConfigReload;
 use responding::Responding;
 
 /// What comes to the event loop from beside it.
 #[derive(Debug)]
-enum Event {
+enum AgentEvent {
     /// A health check has ended.
     Checked { name: Name, number: u64, outcome: Outcome },
     /// Cgroups were read.
     Measured(Vec<(Name, Measured)>),
     /// The configuration was read.
-    Read(Result<Box<Config>, String>),
+    Read(Result<Box<AgentConfig>, String>),
     /// Directories are watched from now on.
     Watched,
 }
 
 /// Reads the configuration again, as it was read for the start.
-pub type Reread = Arc<dyn Fn() -> Result<Config> + Send + Sync>;
+pub type Reread = Arc<dyn Fn() -> Result<AgentConfig> + Send + Sync>;
 
 /// What an agent does besides reporting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +108,7 @@ const WAITING: usize = 256;
 ///
 /// # Errors
 /// If an address cannot be listened at, or another agent has the control socket.
-pub async fn start(config: Config, role: Role, reread: Option<Reread>) -> Result<Agent> {
+pub async fn start(config: AgentConfig, role: Role, reread: Option<Reread>) -> Result<Agent> {
     let is_host = role == Role::Host;
     let (sockets, ports) = udp::listen_at(config.listen.as_deref())?;
     let addresses = sockets.addresses()?;
@@ -121,8 +121,8 @@ pub async fn start(config: Config, role: Role, reread: Option<Reread>) -> Result
     });
     let control = control.transpose()?;
     let wall = SystemTime::now();
-    let Stored { incarnation, kept, keeper } =
-        if is_host { Stored::of(&config.state, wall).await } else { Stored::nothing(wall, None) };
+    let StoredState { incarnation, kept, keeper } =
+        if is_host { StoredState::of(&config.state, wall).await } else { StoredState::nothing(wall, None) };
     let (now, secret) = (Instant::now(), secret()?);
     let mut server = Server {
         reports: Reports::new(incarnation, secret, now),
@@ -134,10 +134,10 @@ pub async fn start(config: Config, role: Role, reread: Option<Reread>) -> Result
         responding: None,
         lame_ducks: kept.lame_ducks.clone(),
         keeper,
-        reload: Reload::new(config.path.clone().filter(|_| reread.is_some()), reread, events),
+        reload: ConfigReload::new(config.path.clone().filter(|_| reread.is_some()), reread, events),
         watch: if is_host { watch(&config) } else { Watch::none() },
         notifier: is_host.then(Notifier::new),
-        config: Config { backends: Vec::new(), ..config.clone() },
+        config: AgentConfig { backends: Vec::new(), ..config.clone() },
     };
     server.take_on(config.clone(), now);
     server.remember(&kept.by_run, now);
@@ -164,14 +164,14 @@ pub async fn start(config: Config, role: Role, reread: Option<Reread>) -> Result
 }
 
 /// What an agent that starts knows of earlier ones.
-struct Stored {
+struct StoredState {
     incarnation: u32,
     kept: Kept,
     /// Stores what follows; nothing, if what was stored cannot be read.
     keeper: Keeper,
 }
 
-impl Stored {
+impl StoredState {
     /// How long the disk may take. Reports matter more.
     const WITHIN: Duration = Duration::from_secs(5);
 
@@ -226,7 +226,7 @@ impl Stored {
 }
 
 /// A watch; without one, changes are seen by SIGHUP.
-fn watch(config: &Config) -> Watch {
+fn watch(config: &AgentConfig) -> Watch {
     if config.path.is_none() {
         return Watch::none();
     }

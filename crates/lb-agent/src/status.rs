@@ -7,12 +7,12 @@ use lb_view::status::InterfaceStatus;
 use lb_view::text::{ALWAYS, Column, Style, TableRow, table};
 use serde::{Deserialize, Serialize};
 
-/// The version of [`Status`] as JSON. It rises when a key goes or means something else.
+/// The version of [`AgentStatus`] as JSON. It rises when a key goes or means something else.
 pub const SCHEMA: u32 = 1;
 
 /// How an agent is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Status {
+pub struct AgentStatus {
     /// [`SCHEMA`].
     pub schema: u32,
     /// The agent's version.
@@ -28,9 +28,9 @@ pub struct Status {
     /// The network interfaces on which the kernel is to answer in its place.
     pub interfaces: Vec<InterfaceStatus>,
     /// Its backends.
-    pub backends: Vec<Backend>,
+    pub backends: Vec<ServedBackendStatus>,
     /// What has come and gone.
-    pub datagrams: Datagrams,
+    pub datagrams: DatagramCounts,
 }
 
 /// The configuration in force.
@@ -46,7 +46,7 @@ pub struct Configuration {
 
 /// A backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Backend {
+pub struct ServedBackendStatus {
     /// Its name.
     pub backend: String,
     /// `ready`, `lame-duck`, `down` or `unknown`.
@@ -58,11 +58,11 @@ pub struct Backend {
     /// Whether the operator calls it a lame duck.
     pub operator_lame_duck: bool,
     /// How its health is checked.
-    pub check: Option<Check>,
+    pub check: Option<HealthCheckStatus>,
     /// Who runs it and speaks for it.
     pub runner: Option<Runner>,
     /// How loaded it is.
-    pub load: Option<Load>,
+    pub load: Option<ReportedLoadStatus>,
     /// Clients that are told of changes.
     pub subscribers: usize,
     /// Of these, those that have asked lately and not acknowledged the last change.
@@ -73,7 +73,7 @@ pub struct Backend {
 
 /// A health check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Check {
+pub struct HealthCheckStatus {
     /// What is done.
     pub check: String,
     /// What came of it last: nothing if it has passed, else why not.
@@ -97,7 +97,7 @@ pub struct Runner {
 
 /// How loaded a backend is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Load {
+pub struct ReportedLoadStatus {
     /// Requests a second.
     pub qps: Option<f64>,
     /// Errors a second.
@@ -112,7 +112,7 @@ pub struct Load {
 
 /// Datagrams since the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Datagrams {
+pub struct DatagramCounts {
     /// Requests that were answered.
     pub answered: u64,
     /// Of these, those that the kernel answered.
@@ -127,7 +127,7 @@ pub struct Datagrams {
     pub replaced: u64,
 }
 
-impl Status {
+impl AgentStatus {
     /// Whether nothing is wrong, and all backends are ready.
     pub fn is_good(&self) -> bool {
         self.faults.is_empty() && self.backends.iter().all(|backend| backend.readiness == "ready")
@@ -206,16 +206,20 @@ fn seconds(seconds: f64) -> String {
 mod tests {
     use super::*;
 
-    fn status() -> Status {
-        let backend = |readiness: &str, why: &str| Backend {
+    fn status() -> AgentStatus {
+        let backend = |readiness: &str, why: &str| ServedBackendStatus {
             backend: "10.0.0.1:80".to_owned(),
             readiness: readiness.to_owned(),
             why: why.to_owned(),
             since_seconds: 130.0,
             operator_lame_duck: false,
-            check: Some(Check { check: "tcp 10.0.0.1:80".to_owned(), failure: None, ago_seconds: Some(1.0) }),
+            check: Some(HealthCheckStatus {
+                check: "tcp 10.0.0.1:80".to_owned(),
+                failure: None,
+                ago_seconds: Some(1.0),
+            }),
             runner: None,
-            load: Some(Load {
+            load: Some(ReportedLoadStatus {
                 qps: Some(100.0),
                 eps: None,
                 utilization: Some(0.6),
@@ -226,7 +230,7 @@ mod tests {
             unheard: 1,
             keys: vec![1],
         };
-        Status {
+        AgentStatus {
             schema: SCHEMA,
             version: "1".to_owned(),
             incarnation: 7,
@@ -239,7 +243,7 @@ mod tests {
                 why: None,
             }],
             backends: vec![backend("ready", ""), backend("down", "nobody listens there")],
-            datagrams: Datagrams::default(),
+            datagrams: DatagramCounts::default(),
         }
     }
 
@@ -267,6 +271,6 @@ nobody listens there
     fn json_says_its_version_and_is_read_back() {
         let json = serde_json::to_value(status()).unwrap();
         assert_eq!(json["schema"], 1);
-        assert_eq!(serde_json::from_value::<Status>(json).unwrap(), status());
+        assert_eq!(serde_json::from_value::<AgentStatus>(json).unwrap(), status());
     }
 }

@@ -8,15 +8,15 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lb_agent::check::Check;
+use lb_agent::check::CheckMethod;
 use lb_agent::client::ClientError;
-use lb_agent::config::{self, Backend, HealthCheck};
+use lb_agent::config::{self, BackendConfig, HealthCheck};
 use lb_agent::serve::{Role, start};
 use lb_agent::voice::{CLAIM, LocalVoice, RemoteVoice, Voice as _};
 use lb_report::wire::{Kind, Readiness};
 use stage::{Asker, Stage, backend, keys, name};
 
-fn refused(status: &lb_agent::status::Status) -> u64 {
+fn refused(status: &lb_agent::status::AgentStatus) -> u64 {
     status.datagrams.refused.values().sum()
 }
 
@@ -277,8 +277,8 @@ async fn an_agent_is_waited_for_where_nobody_else_can_speak() {
 #[tokio::test]
 async fn a_backend_that_has_ended_is_not_ready_by_a_check_that_passed_before() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let check = Some(HealthCheck::new(Check::Tcp(listener.local_addr().unwrap())));
-    let stage = Stage::with(vec![Backend { check, ..backend() }]).await;
+    let check = Some(HealthCheck::new(CheckMethod::Tcp(listener.local_addr().unwrap())));
+    let stage = Stage::with(vec![BackendConfig { check, ..backend() }]).await;
     stage.until(|status| status.backends[0].readiness == "ready").await;
     let run = stage.folder.path().join("run");
     let voice = RemoteVoice::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap();
@@ -293,12 +293,12 @@ async fn a_backend_that_has_ended_is_not_ready_by_a_check_that_passed_before() {
 #[tokio::test]
 async fn a_backend_whose_program_dies_while_it_leaves_goes_on_leaving() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let check = Some(HealthCheck::new(Check::Tcp(listener.local_addr().unwrap())));
-    let stage = Stage::with(vec![Backend { check, ..backend() }]).await;
+    let check = Some(HealthCheck::new(CheckMethod::Tcp(listener.local_addr().unwrap())));
+    let stage = Stage::with(vec![BackendConfig { check, ..backend() }]).await;
     stage.until(|status| status.backends[0].readiness == "ready").await;
     let run = stage.folder.path().join("run");
     drop(RemoteVoice::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap());
-    let is_dead = |status: &lb_agent::status::Status| {
+    let is_dead = |status: &lb_agent::status::AgentStatus| {
         status.backends[0].runner.as_ref().is_some_and(|runner| !runner.alive)
     };
     // The check passes all the while.
@@ -311,8 +311,8 @@ async fn a_backend_whose_program_dies_while_it_leaves_goes_on_leaving() {
 #[tokio::test]
 async fn a_backend_that_leaves_is_not_ready_by_its_check_while_the_agent_is_restarted() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let check = Some(HealthCheck::new(Check::Tcp(listener.local_addr().unwrap())));
-    let backend = || Backend { check: check.clone(), ..backend() };
+    let check = Some(HealthCheck::new(CheckMethod::Tcp(listener.local_addr().unwrap())));
+    let backend = || BackendConfig { check: check.clone(), ..backend() };
     let stage = Stage::with(vec![backend()]).await;
     let run = stage.folder.path().join("run");
     let voice = RemoteVoice::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap();
@@ -322,7 +322,7 @@ async fn a_backend_that_leaves_is_not_ready_by_its_check_while_the_agent_is_rest
     agent.stop().await;
     let agent = start(stage::config(folder.path(), vec![backend()]), Role::Host, None).await.unwrap();
     let stage = Stage { folder, agent };
-    let has_passed = |status: &lb_agent::status::Status| {
+    let has_passed = |status: &lb_agent::status::AgentStatus| {
         let check = status.backends[0].check.as_ref().expect("it has one");
         check.ago_seconds.is_some() && check.failure.is_none()
     };
@@ -397,7 +397,7 @@ async fn another_configuration_is_taken_on_whole_or_not_at_all() {
     // A fault changes nothing, and is told.
     write("listen = 7");
     stage.agent.reload().await;
-    let error = |status: &lb_agent::status::Status| status.configuration.as_ref().unwrap().error.clone();
+    let error = |status: &lb_agent::status::AgentStatus| status.configuration.as_ref().unwrap().error.clone();
     let status = stage.until(|status| error(status).is_some()).await;
     assert!(error(&status).unwrap().contains("listen must be a list"), "{status:?}");
     assert_eq!(status.backends.len(), 2);

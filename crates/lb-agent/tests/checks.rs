@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lb_agent::check::Check;
+use lb_agent::check::CheckMethod;
 use lb_report::agent::streak::Outcome;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -36,16 +36,16 @@ fn failed(outcome: Outcome, expected: &str) {
 
 async fn http(answer: &[u8], closes: bool, timeout: Duration) -> Outcome {
     let at = answering(answer.to_vec(), closes).await;
-    Check::Http { at, path: "/ok".to_owned() }.run(timeout).await
+    CheckMethod::Http { at, path: "/ok".to_owned() }.run(timeout).await
 }
 
 #[tokio::test]
 async fn a_connection_passes_and_a_port_without_a_listener_fails() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
-    assert_eq!(Check::Tcp(at).run(LONG).await, Outcome::Passed);
+    assert_eq!(CheckMethod::Tcp(at).run(LONG).await, Outcome::Passed);
     drop(listener);
-    failed(Check::Tcp(at).run(LONG).await, "nobody listens at 127.0.0.1:");
+    failed(CheckMethod::Tcp(at).run(LONG).await, "nobody listens at 127.0.0.1:");
 }
 
 #[tokio::test]
@@ -75,7 +75,7 @@ async fn a_huge_page_is_not_read_and_a_slow_head_fails_in_time() {
 }
 
 async fn command(words: &[&str], timeout: Duration) -> Outcome {
-    Check::Command(words.iter().map(|word| (*word).to_owned()).collect()).run(timeout).await
+    CheckMethod::Command(words.iter().map(|word| (*word).to_owned()).collect()).run(timeout).await
 }
 
 #[tokio::test]

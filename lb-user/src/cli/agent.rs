@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
-use lb_agent::cli::{Agent, Directories};
+use lb_agent::cli::{AgentOptions, Directories};
 use lb_agent::config::ConfigError;
-use lb_agent::run::Status;
+use lb_agent::run::ProcessStatus;
 
 use super::PathOptions;
 use crate::error::CommandFailure;
@@ -14,7 +14,7 @@ use crate::print;
 ///
 /// # Errors
 /// Why it failed; the faults of a file apart.
-pub fn run(agent: Agent, files: PathOptions) -> Result<ExitCode, CommandFailure> {
+pub fn run(agent: AgentOptions, files: PathOptions) -> Result<ExitCode, CommandFailure> {
     let directories = Directories { run: files.run, state: files.state };
     let ended =
         lb_agent::cli::run(agent, &directories).map_err(|error| match error.downcast::<ConfigError>() {
@@ -23,5 +23,5 @@ pub fn run(agent: Agent, files: PathOptions) -> Result<ExitCode, CommandFailure>
             Err(error) => CommandFailure::Other(error),
         })?;
     print::text(&ended.text)?;
-    Ok(ended.status.map_or(ExitCode::from(ended.code), Status::end))
+    Ok(ended.status.map_or(ExitCode::from(ended.code), ProcessStatus::end))
 }

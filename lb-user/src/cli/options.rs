@@ -289,7 +289,7 @@ pub enum Command {
     ///
     /// `socklb agent serve` runs beside backends and needs neither root nor the daemon. Its file is /etc/socklb/agent.toml, or the
     /// one that is given to `serve`; --run and --state name its directories, --config and --pins are for the daemon alone.
-    Agent(lb_agent::cli::Agent),
+    Agent(lb_agent::cli::AgentOptions),
     /// Remove a client, or all, from the kernel: programs, maps, pins
     #[command(group = clap::ArgGroup::new("which").required(true).args(["client", "all"]))]
     Detach {

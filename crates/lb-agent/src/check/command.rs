@@ -18,7 +18,7 @@ pub async fn run(words: &[String], timeout: Duration) -> Outcome {
         Ok(child) => child,
         Err(error) => return Outcome::Impossible(format!("start {program}: {error}")),
     };
-    let mut running = Running(child);
+    let mut running = RunningCommand(child);
     match tokio::time::timeout(timeout, running.0.wait()).await {
         Ok(Ok(status)) => judge(status),
         Ok(Err(error)) => Outcome::Impossible(format!("wait for {program}: {error}")),
@@ -47,9 +47,9 @@ fn judge(status: ExitStatus) -> Outcome {
 }
 
 /// A command that is killed if nobody waits for it any more, as when the check is configured away.
-struct Running(Child);
+struct RunningCommand(Child);
 
-impl Running {
+impl RunningCommand {
     fn kill(&mut self) {
         // While it has not been waited for its number is its own, and that of its process group.
         let pid = self.0.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
@@ -59,7 +59,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningCommand {
     fn drop(&mut self) {
         self.kill();
     }

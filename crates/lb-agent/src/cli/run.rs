@@ -14,8 +14,8 @@ use tracing::{info, warn};
 
 use super::{Directories, client_directory, init_log};
 use crate::client::ClientError;
-use crate::config::{Backend, Config, read_key_file};
-use crate::run::{self, Signals, Status};
+use crate::config::{AgentConfig, BackendConfig, read_key_file};
+use crate::run::{self, ProcessStatus, Signals};
 use crate::serve::{Role, start};
 use crate::voice::{CLAIM, LocalVoice, RemoteVoice, Voice};
 
@@ -42,7 +42,7 @@ pub struct Run {
 ///
 /// # Errors
 /// If nobody can speak for the backend; nothing was started then.
-pub fn run(what: Run, directories: &Directories) -> Result<Status> {
+pub fn run(what: Run, directories: &Directories) -> Result<ProcessStatus> {
     init_log(what.log_format);
     let keys = what.key.as_deref().map(read_key_file).transpose()?;
     let run_directory = client_directory(directories)?;
@@ -55,7 +55,7 @@ pub fn run(what: Run, directories: &Directories) -> Result<Status> {
             registered = RemoteVoice::register(&run_directory, backend, keys.clone(), unknown, CLAIM) => registered,
             signal = signals.asked_to_end() => {
                 info!(%backend, %signal, "asked to end before anything was started");
-                return Ok(Status::Killed(signal));
+                return Ok(ProcessStatus::Killed(signal));
             }
         };
         match registered {
@@ -64,7 +64,7 @@ pub fn run(what: Run, directories: &Directories) -> Result<Status> {
                     voice.follow(path).await;
                 }
                 let voice = Arc::new(Mutex::new(voice));
-                let ended = run_as(args, backend, signals, Shared(Arc::clone(&voice))).await;
+                let ended = run_as(args, backend, signals, SharedVoice(Arc::clone(&voice))).await;
                 if let Some(voice) = Arc::into_inner(voice)
                     && let Err(error) = voice.into_inner().leave().await
                 {
@@ -79,8 +79,8 @@ pub fn run(what: Run, directories: &Directories) -> Result<Status> {
                 )?;
                 info!(%backend, "no agent runs here: answering clients by itself");
                 let listen = (!listen.is_empty()).then_some(listen);
-                let backends = vec![Backend::new(backend, keys)];
-                let agent = start(Config { listen, backends, ..Config::default() }, Role::Within, None).await?;
+                let backends = vec![BackendConfig::new(backend, keys)];
+                let agent = start(AgentConfig { listen, backends, ..AgentConfig::default() }, Role::Within, None).await?;
                 let voice = LocalVoice::new(&agent, backend, unknown).await?;
                 let ended = run_as(args, backend, signals, voice).await;
                 // Who is being told how it has ended hears of it.
@@ -98,14 +98,19 @@ pub fn run(what: Run, directories: &Directories) -> Result<Status> {
 /// How long clients have to hear how the backend has ended: all pushes of a change are sent within.
 const LAST_WORD: Duration = Duration::from_millis(200);
 
-async fn run_as(args: run::Args, backend: Name, signals: Signals, voice: impl Voice + 'static) -> Status {
+async fn run_as(
+    args: run::Args,
+    backend: Name,
+    signals: Signals,
+    voice: impl Voice + 'static,
+) -> ProcessStatus {
     run::run(args, backend.protocol(), backend.address(), signals, voice).await
 }
 
 /// A voice that is given back after the run.
-struct Shared(Arc<Mutex<RemoteVoice>>);
+struct SharedVoice(Arc<Mutex<RemoteVoice>>);
 
-impl Voice for Shared {
+impl Voice for SharedVoice {
     async fn say(&mut self, readiness: Readiness) -> Result<()> {
         self.0.lock().await.say(readiness).await
     }

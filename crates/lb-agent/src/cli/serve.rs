@@ -8,7 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
 use super::{Directories, STOPPING, Serve, init_log};
-use crate::config::Config;
+use crate::config::AgentConfig;
 use crate::serve::{Reread, Role, start};
 
 /// Serves until SIGTERM or SIGINT.
@@ -42,7 +42,7 @@ fn keep_from_children() {
     }
 }
 
-async fn serve(config: Config, reread: Option<Reread>) -> Result<()> {
+async fn serve(config: AgentConfig, reread: Option<Reread>) -> Result<()> {
     let listen = |kind| signal(kind).context("listen for signals");
     let (mut hangup, mut terminate, mut interrupt) =
         (listen(SignalKind::hangup())?, listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);

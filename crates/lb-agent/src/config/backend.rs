@@ -11,8 +11,8 @@ use lb_report::keys::{BackendKey, Keys};
 use toml::de::DeValue;
 
 use super::keys::{backend, check, utilization};
-use super::{Backend, HealthCheck, Utilization};
-use crate::check::Check;
+use super::{BackendConfig, HealthCheck, Utilization};
+use crate::check::CheckMethod;
 
 /// Reads the keys of a file, or says why there are none.
 pub type ReadKeys<'r> = dyn FnMut(&Path) -> Result<Keys<BackendKey>, String> + 'r;
@@ -23,7 +23,7 @@ pub fn read(
     directory: &Path,
     keys: &mut ReadKeys<'_>,
     report: &mut DiagnosticCollector<'_>,
-) -> Option<Backend> {
+) -> Option<BackendConfig> {
     let address = backend::ADDRESS.take(table, report);
     let protocol = backend::PROTOCOL.take(table, report);
     let name = address.zip(protocol).and_then(|(address, protocol)| name(table, address, protocol, report));
@@ -37,7 +37,7 @@ pub fn read(
     let (name, (key_file, keys)) = (name?, keys?);
     let (interval, timeout, rise, fall) = (interval?, timeout?, rise?, fall?);
     let check = check?.map(|check| HealthCheck { check, interval, timeout, rise, fall });
-    Some(Backend {
+    Some(BackendConfig {
         name,
         keys,
         key_file: Some(key_file),
@@ -84,7 +84,7 @@ fn check(
     table: &Table<'_>,
     name: Option<Name>,
     report: &mut DiagnosticCollector<'_>,
-) -> Option<Option<Check>> {
+) -> Option<Option<CheckMethod>> {
     const HELP: &str =
         "write \"tcp\", \"off\", { http = \"/healthz\" } or { command = [\"/usr/bin/app\", \"check\"] }";
     let Some(item) = backend::CHECK.item(table, report) else {
@@ -94,7 +94,7 @@ fn check(
             report.add_absent(table.span(), why, HELP.to_owned());
             return None;
         }
-        return Some(Some(Check::Tcp(name.address())));
+        return Some(Some(CheckMethod::Tcp(name.address())));
     };
     match item.as_str() {
         Some("off") => return Some(None),
@@ -105,7 +105,7 @@ fn check(
                 report.add(item.span(), why, HELP.to_owned());
                 return None;
             }
-            return Some(Some(Check::Tcp(name.address())));
+            return Some(Some(CheckMethod::Tcp(name.address())));
         }
         Some(other) => {
             report.add(item.span(), format!("unknown check {}", quote(other)), HELP.to_owned());
@@ -134,13 +134,13 @@ fn check(
     }
     let at = check::AT.take_written(&keys, report)?;
     if let Some(address) = check::TCP.take_written(&keys, report)? {
-        return Some(Some(Check::Tcp(address)));
+        return Some(Some(CheckMethod::Tcp(address)));
     }
     if let Some(path) = check::HTTP.take_written(&keys, report)? {
         let at = at.or_else(|| name.map(Name::address))?;
-        return Some(Some(Check::Http { at, path: path.into_owned() }));
+        return Some(Some(CheckMethod::Http { at, path: path.into_owned() }));
     }
-    command(&check::COMMAND.item(&keys, report)?, report).map(|command| Some(Check::Command(command)))
+    command(&check::COMMAND.item(&keys, report)?, report).map(|command| Some(CheckMethod::Command(command)))
 }
 
 fn command(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<String>> {

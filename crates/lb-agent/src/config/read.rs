@@ -16,7 +16,7 @@ use super::backend::{self, ReadKeys};
 use super::keys::agent::{GROUP, LISTEN, LOG_FORMAT, RUN, SECTION, STATE, XDP};
 use super::keys::backend::{ADDRESS, SECTION as BACKEND};
 use super::keys::xdp;
-use super::{Config, DEFAULT_PATH, read_key_file};
+use super::{AgentConfig, DEFAULT_PATH, read_key_file};
 
 /// As many backends as there can be need a hundredth of that.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -52,7 +52,7 @@ pub enum ConfigError {
 ///
 /// # Errors
 /// The file cannot be read, or all its faults.
-pub fn read(path: &Path) -> Result<Config, ConfigError> {
+pub fn read(path: &Path) -> Result<AgentConfig, ConfigError> {
     let bytes = read_file(path)?;
     let text = utf8(&bytes, path)?;
     Ok(parse(text, path, &mut |path| read_key_file(path).map_err(|error| chain(&error)))?)
@@ -75,7 +75,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>, ConfigError> {
 ///
 /// # Errors
 /// All its faults.
-pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<Config, Diagnostics> {
+pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<AgentConfig, Diagnostics> {
     let mut report = DiagnosticCollector::new(path, text);
     let root = document::read(text, &mut report);
     let root = Table::root(SECTION.what, &root);
@@ -96,7 +96,7 @@ pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<Config,
         }
     }
     let path = Some(path.to_owned());
-    report.finish(Some(Config {
+    report.finish(Some(AgentConfig {
         path,
         listen: listen.flatten(),
         state,
@@ -158,11 +158,11 @@ mod tests {
 
     use super::super::{HealthCheck, Utilization};
     use super::*;
-    use crate::check::Check;
+    use crate::check::CheckMethod;
 
     const LEAST: &str = "[[backend]]\naddress = '10.0.0.1:80'\nkey = 'k'\n";
 
-    fn parsed(text: &str) -> Result<Config, Diagnostics> {
+    fn parsed(text: &str) -> Result<AgentConfig, Diagnostics> {
         parse(text, Path::new("/x/agent.toml"), &mut |path| match path.to_str() {
             Some("/x/k") => Ok(Keys::parse(&format!("1 {}", "0f".repeat(16))).unwrap()),
             _ => Err(format!("read {}: No such file or directory", path.display())),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn good(text: &str) -> Config {
+    fn good(text: &str) -> AgentConfig {
         parsed(text).unwrap_or_else(|faults| panic!("{faults}"))
     }
 
@@ -189,14 +189,14 @@ mod tests {
     fn what_is_not_written_is_the_default() {
         let config = good(LEAST);
         let [backend] = &config.backends[..] else { panic!("{config:?}") };
-        assert_eq!(backend.check, Some(HealthCheck::new(Check::Tcp("10.0.0.1:80".parse().unwrap()))));
+        assert_eq!(backend.check, Some(HealthCheck::new(CheckMethod::Tcp("10.0.0.1:80".parse().unwrap()))));
         assert_eq!(backend.check.as_ref().unwrap().stale_after(), Duration::from_secs(9));
         assert_eq!((backend.hold, backend.valid_for), (Duration::from_mins(10), Duration::from_secs(45)));
         assert_eq!(backend.utilization, Utilization::Application);
         assert_eq!((config.listen.as_ref(), config.state.to_str()), (None, Some("/var/lib/socklb-agent")));
         assert_eq!(
-            Config { backends: Vec::new(), ..config },
-            Config { path: Some("/x/agent.toml".into()), ..Config::default() }
+            AgentConfig { backends: Vec::new(), ..config },
+            AgentConfig { path: Some("/x/agent.toml".into()), ..AgentConfig::default() }
         );
         assert_eq!(good("").backends, [], "programs that are run by `socklb agent run` register themselves");
     }
@@ -207,12 +207,12 @@ mod tests {
         let check = |line: &str| of(line).check.map(|check| check.check);
         let at = |text: &str| text.parse().unwrap();
         assert_eq!(check("check = 'off'"), None);
-        assert_eq!(check("check = { tcp = '127.0.0.1:81' }"), Some(Check::Tcp(at("127.0.0.1:81"))));
-        let http = |address| Some(Check::Http { at: at(address), path: "/ok?a=b".to_owned() });
+        assert_eq!(check("check = { tcp = '127.0.0.1:81' }"), Some(CheckMethod::Tcp(at("127.0.0.1:81"))));
+        let http = |address| Some(CheckMethod::Http { at: at(address), path: "/ok?a=b".to_owned() });
         assert_eq!(check("check = { http = '/ok?a=b' }"), http("10.0.0.1:80"));
         assert_eq!(check("check = { http = '/ok?a=b', at = '[::1]:8' }"), http("[::1]:8"));
         let command = vec!["a".to_owned(), "b".to_owned()];
-        assert_eq!(check("check = { command = ['a', 'b'] }"), Some(Check::Command(command)));
+        assert_eq!(check("check = { command = ['a', 'b'] }"), Some(CheckMethod::Command(command)));
         assert_eq!(of("protocol = 'udp'\ncheck = 'off'").name.to_string(), "10.0.0.1:80/udp");
         assert_eq!(of("utilization = 'off'").utilization, Utilization::Off);
         let cgroup = |cores| Utilization::Cgroup { cgroup: "a/b.service".into(), cores };

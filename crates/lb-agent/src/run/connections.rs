@@ -9,7 +9,7 @@ use lb_diag::{SocketEntry, SocketLists};
 
 /// Where the backend listens, in this network namespace.
 #[derive(Clone, Copy, Debug)]
-pub struct Listener {
+pub struct BackendListener {
     /// By which protocol.
     pub protocol: Protocol,
     /// Its address for clients, which need not be one of this namespace, and the port that it listens at here.
@@ -27,7 +27,7 @@ pub struct Connections {
     pub idle: usize,
 }
 
-impl Listener {
+impl BackendListener {
     /// Looks whether somebody listens (TCP), or has a socket at the port (UDP), and if so, whether at this address alone.
     ///
     /// # Errors
@@ -100,8 +100,8 @@ mod tests {
 
     use super::*;
 
-    fn listener(address: SocketAddr) -> Listener {
-        Listener { protocol: Protocol::Tcp, address, is_alone: false }
+    fn listener(address: SocketAddr) -> BackendListener {
+        BackendListener { protocol: Protocol::Tcp, address, is_alone: false }
     }
 
     fn of(busy: usize, idle: usize) -> Connections {
@@ -151,7 +151,7 @@ mod tests {
     fn a_datagram_socket_serves_by_having_the_port() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
-        let mut here = Listener { protocol: Protocol::Udp, address, is_alone: false };
+        let mut here = BackendListener { protocol: Protocol::Udp, address, is_alone: false };
         assert!(here.find().unwrap());
         assert_eq!(here.connections(Duration::ZERO).unwrap(), of(0, 0));
         drop(socket);

@@ -10,26 +10,26 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
-use super::connections::Listener;
-use super::events::Event;
-use super::lifecycle::{Action, Input, Lifecycle, Rules};
+use super::connections::BackendListener;
+use super::events::RunEvent;
+use super::lifecycle::{Action, Input, Lifecycle, LifecycleOptions};
 use super::options::{Args, Telling};
-use super::processes::{Processes, Purpose};
+use super::processes::{CommandPurpose, Processes};
 use super::signal::Signal;
 use super::speaker::Speaker;
-use super::status::Status;
+use super::status::ProcessStatus;
 use super::terminal::Terminal;
 use crate::voice::Voice;
 
 /// A run, and all that it has.
-pub struct Driver {
+pub struct RunDriver {
     args: Args,
-    listener: Listener,
+    listener: BackendListener,
     processes: Processes,
     terminal: Option<Terminal>,
     speaker: Speaker,
     lifecycle: Lifecycle,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<RunEvent>,
     began: Instant,
     /// What finds out whether the application can serve.
     check: Option<JoinHandle<()>>,
@@ -41,20 +41,20 @@ pub struct Driver {
     is_blind: bool,
     /// The application is being killed, which has been logged.
     is_killing: bool,
-    ended: Option<Status>,
+    ended: Option<ProcessStatus>,
 }
 
-impl Driver {
+impl RunDriver {
     /// The command was started.
     pub fn new<V: Voice + 'static>(
         args: Args,
-        listener: Listener,
+        listener: BackendListener,
         processes: Processes,
         terminal: Option<Terminal>,
-        events: mpsc::Sender<Event>,
+        events: mpsc::Sender<RunEvent>,
         voice: V,
     ) -> Self {
-        let rules = Rules {
+        let rules = LifecycleOptions {
             grace: args.grace,
             kill_after: args.kill_after,
             prewarms: args.prewarm.is_some(),
@@ -87,7 +87,7 @@ impl Driver {
     }
 
     /// Runs until the command and all that it has left behind have ended. `signals` are taken as long.
-    pub async fn run(mut self, mut events: mpsc::Receiver<Event>, signals: JoinSet<()>) -> Status {
+    pub async fn run(mut self, mut events: mpsc::Receiver<RunEvent>, signals: JoinSet<()>) -> ProcessStatus {
         let status = loop {
             if let Some(status) = self.ended {
                 break status;
@@ -121,22 +121,22 @@ impl Driver {
         lifecycle.into_iter().chain(look).min()
     }
 
-    fn event(&mut self, event: Event) {
+    fn event(&mut self, event: RunEvent) {
         match event {
-            Event::Signal(signal) => {
+            RunEvent::Signal(signal) => {
                 // The shell that has this process go on may have given it the terminal.
                 if let Some(terminal) = self.terminal.as_ref().filter(|_| signal == Signal::CONT) {
                     terminal.give(self.processes.group());
                 }
                 self.input(Input::Signal(signal));
             }
-            Event::Child => self.reap(),
-            Event::Ready => self.ready(),
-            Event::Check => self.start_check(),
-            Event::CheckOverdue(number) => self.check_overdue(number),
-            Event::Late => self.late(),
-            Event::Unheard(count) => self.input(Input::Unheard(count)),
-            Event::Looked(began, result) => self.looked(began, result),
+            RunEvent::Child => self.reap(),
+            RunEvent::Ready => self.ready(),
+            RunEvent::Check => self.start_check(),
+            RunEvent::CheckOverdue(number) => self.check_overdue(number),
+            RunEvent::Late => self.late(),
+            RunEvent::Unheard(count) => self.input(Input::Unheard(count)),
+            RunEvent::Looked(began, result) => self.looked(began, result),
         }
     }
 
@@ -155,7 +155,7 @@ impl Driver {
                 }
                 Action::Prewarm => {
                     if let Some(line) = self.args.prewarm.clone()
-                        && !self.start_shell(Purpose::Prewarm, &line)
+                        && !self.start_shell(CommandPurpose::Prewarm, &line)
                     {
                         self.input(Input::Prewarmed(false));
                     }
@@ -163,7 +163,7 @@ impl Driver {
                 Action::TellApplication => match self.args.on_lame_duck.clone() {
                     Some(Telling::Signal(signal)) => self.processes.pass_on(signal),
                     Some(Telling::Command(line)) => {
-                        self.start_shell(Purpose::LameDuck, &line);
+                        self.start_shell(CommandPurpose::LameDuck, &line);
                     }
                     None => {}
                 },
@@ -185,7 +185,7 @@ impl Driver {
         }
     }
 
-    fn start_shell(&mut self, purpose: Purpose, line: &str) -> bool {
+    fn start_shell(&mut self, purpose: CommandPurpose, line: &str) -> bool {
         let started = self.processes.start_shell(purpose, line);
         if let Err(error) = &started {
             tracing::warn!(?purpose, %error, "the command was not started");
@@ -201,7 +201,7 @@ impl Driver {
         if !self.lifecycle.is_waiting() {
             return;
         }
-        self.processes.kill_shells(Some(Purpose::Prewarm));
+        self.processes.kill_shells(Some(CommandPurpose::Prewarm));
         self.speaker.ask();
         self.look_if_due();
     }

@@ -15,7 +15,7 @@ const EVENTS: usize = 64;
 
 /// What the loop waits for.
 #[derive(Debug)]
-pub enum Event {
+pub enum RunEvent {
     /// This process was sent a signal.
     Signal(Signal),
     /// Something has become of a child.
@@ -37,9 +37,9 @@ pub enum Event {
 /// Where events come in.
 pub struct Events {
     /// For whoever has one.
-    pub sender: mpsc::Sender<Event>,
+    pub sender: mpsc::Sender<RunEvent>,
     /// For the loop.
-    pub receiver: mpsc::Receiver<Event>,
+    pub receiver: mpsc::Receiver<RunEvent>,
 }
 
 /// The signals of this process, which are taken before anything else is done: the first process of a container that does not take
@@ -65,7 +65,7 @@ impl Signals {
     pub async fn asked_to_end(&mut self) -> Signal {
         loop {
             let event = self.events.receiver.recv().await.expect("this process has a sender itself");
-            if let Event::Signal(signal) = event
+            if let RunEvent::Signal(signal) = event
                 && signal.is_request_to_end()
             {
                 return signal;
@@ -79,7 +79,7 @@ fn take_signals() -> io::Result<(Events, JoinSet<()>)> {
     let mut tasks = JoinSet::new();
     let ignored = ignored_signals();
     let is_ignored = |signal: Signal| ignored >> (signal.as_raw() - 1) & 1 == 1 && signal != Signal::TERM;
-    let mut take = |kind, event: fn(Signal) -> Event, number| -> io::Result<()> {
+    let mut take = |kind, event: fn(Signal) -> RunEvent, number| -> io::Result<()> {
         let mut stream = signal(kind)?;
         let sender = sender.clone();
         tasks.spawn(async move {
@@ -87,9 +87,9 @@ fn take_signals() -> io::Result<(Events, JoinSet<()>)> {
         });
         Ok(())
     };
-    take(SignalKind::child(), |_| Event::Child, Signal::from_raw(0))?;
+    take(SignalKind::child(), |_| RunEvent::Child, Signal::from_raw(0))?;
     for signal in Signal::taken().filter(|signal| !is_ignored(*signal)) {
-        let taken = take(SignalKind::from_raw(signal.as_raw()), Event::Signal, signal);
+        let taken = take(SignalKind::from_raw(signal.as_raw()), RunEvent::Signal, signal);
         // The runtime has no room for the last of the real-time signals.
         if !signal.is_real_time() {
             taken?;

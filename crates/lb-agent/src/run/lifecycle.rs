@@ -8,7 +8,7 @@ use std::time::Duration;
 use lb_report::wire::Readiness;
 
 use super::signal::Signal;
-use super::status::Status;
+use super::status::ProcessStatus;
 
 /// How long clients that have probed may take to acknowledge that the backend is a lame duck. One that runs does so within
 /// a few round trips; one whose host has died never does.
@@ -26,7 +26,7 @@ pub const KILL_PAUSE: Duration = Duration::from_secs(1);
 
 /// What the operator has asked for.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules {
+pub struct LifecycleOptions {
     /// How long connections may take to end.
     pub grace: Duration,
     /// How long the application may take to end.
@@ -39,7 +39,7 @@ pub struct Rules {
 
 /// A look at the backend's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct ConnectionSnapshot {
     /// When it began.
     pub began: Duration,
     /// Connections that are in use.
@@ -75,13 +75,13 @@ pub enum Input {
     /// The agent says how many clients have not acknowledged that the backend is a lame duck.
     Unheard(usize),
     /// A look at the connections is over.
-    Looked(Look),
+    Looked(ConnectionSnapshot),
     /// A process has ended.
     Ended {
         /// Whether it was the command itself, and not a descendant of it.
         is_command: bool,
         /// How.
-        status: Status,
+        status: ProcessStatus,
         /// Who is left.
         left: Left,
     },
@@ -110,7 +110,7 @@ pub struct Wait {
     /// Clients that had not acknowledged; `None` if the agent never said.
     pub unheard: Option<usize>,
     /// The last look; `None` if there was none.
-    pub look: Option<Look>,
+    pub look: Option<ConnectionSnapshot>,
 }
 
 /// What is to be done.
@@ -131,7 +131,7 @@ pub enum Action {
     /// Kills all that is left.
     Kill,
     /// Ends the run.
-    End(Status),
+    End(ProcessStatus),
 }
 
 /// Waiting for connections to end.
@@ -142,7 +142,7 @@ struct Waiting {
     unheard: Option<usize>,
     /// When all had heard.
     heard: Option<Duration>,
-    look: Option<Look>,
+    look: Option<ConnectionSnapshot>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -163,14 +163,14 @@ enum State {
 /// A run.
 #[derive(Debug)]
 pub struct Lifecycle {
-    rules: Rules,
+    rules: LifecycleOptions,
     state: State,
     /// What was said last.
     said: Option<Readiness>,
     /// The command is stopped: it serves nobody.
     stopped: bool,
     /// How the command itself ended, or the application that it has left behind.
-    status: Option<Status>,
+    status: Option<ProcessStatus>,
     /// The command has ended well, and its descendants went on: they are the application.
     forked_away: bool,
     /// It has ended, and nobody had asked for it.
@@ -179,7 +179,7 @@ pub struct Lifecycle {
 
 impl Lifecycle {
     /// The command was started. What is to be said first is in the second part.
-    pub fn new(rules: Rules) -> (Self, Vec<Action>) {
+    pub fn new(rules: LifecycleOptions) -> (Self, Vec<Action>) {
         let mut lifecycle = Self {
             rules,
             state: State::Starting,
@@ -312,7 +312,7 @@ impl Lifecycle {
         }
     }
 
-    fn looked(&mut self, now: Duration, look: Look, actions: &mut Vec<Action>) {
+    fn looked(&mut self, now: Duration, look: ConnectionSnapshot, actions: &mut Vec<Action>) {
         let State::Waiting(waiting) = &mut self.state else { return };
         waiting.look = Some(look);
         let waiting = *waiting;
@@ -340,14 +340,14 @@ impl Lifecycle {
         &mut self,
         now: Duration,
         is_command: bool,
-        status: Status,
+        status: ProcessStatus,
         left: Left,
         actions: &mut Vec<Action>,
     ) {
         let is_requested = matches!(self.state, State::Waiting(_) | State::Stopping { .. });
         if is_command {
             self.stopped = false;
-            self.forked_away = !is_requested && status == Status::Exited(0) && left != Left::Nobody;
+            self.forked_away = !is_requested && status == ProcessStatus::Exited(0) && left != Left::Nobody;
         }
         // Of a command that has forked away the last one to end is the application.
         if is_command || self.forked_away {

@@ -26,7 +26,7 @@ pub struct Args {
     /// How the application shows that it can serve: tcp:PORT accepts a connection, http:PORT/PATH answers with 2xx, cmd:CMD
     /// ends with exit code 0 [default: it accepts a connection at its port]
     #[arg(long, value_name = "CHECK", value_parser = check)]
-    pub ready: Option<Check>,
+    pub ready: Option<ReadinessMethod>,
     /// How long connections may take to end after SIGTERM (10s to 150s)
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = grace)]
     pub grace: Duration,
@@ -49,7 +49,7 @@ pub struct Args {
 
 /// How an application shows that it can serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Check {
+pub enum ReadinessMethod {
     /// It accepts a TCP connection at this port.
     Tcp(u16),
     /// It answers a GET of the path, which begins with a slash, with a status from 200 to 299. Redirects are not followed.
@@ -67,22 +67,24 @@ pub enum Telling {
     Command(String),
 }
 
-fn check(text: &str) -> Result<Check, String> {
+fn check(text: &str) -> Result<ReadinessMethod, String> {
     let port = |text: &str| match text.parse() {
         Ok(0) | Err(_) => Err(format!("`{text}` is no port")),
         Ok(port) => Ok(port),
     };
     match text.split_once(':') {
-        Some(("tcp", rest)) => Ok(Check::Tcp(port(rest)?)),
+        Some(("tcp", rest)) => Ok(ReadinessMethod::Tcp(port(rest)?)),
         Some(("http", rest)) => {
             let (number, path) = rest.split_once('/').unwrap_or((rest, ""));
             // It becomes a line of the request.
             if path.bytes().any(|byte| !byte.is_ascii_graphic()) {
                 return Err("a path has neither blanks nor control characters".to_owned());
             }
-            Ok(Check::Http(port(number)?, format!("/{path}")))
+            Ok(ReadinessMethod::Http(port(number)?, format!("/{path}")))
         }
-        Some(("cmd", command)) if !command.trim().is_empty() => Ok(Check::Command(command.to_owned())),
+        Some(("cmd", command)) if !command.trim().is_empty() => {
+            Ok(ReadinessMethod::Command(command.to_owned()))
+        }
         _ => Err("it is tcp:PORT, http:PORT/PATH or cmd:CMD".to_owned()),
     }
 }
@@ -166,11 +168,11 @@ mod tests {
     #[test]
     fn a_check_is_told_by_its_kind() {
         for (text, expected) in [
-            ("tcp:80", Check::Tcp(80)),
-            ("http:8080/", Check::Http(8080, "/".to_owned())),
-            ("http:8080", Check::Http(8080, "/".to_owned())),
-            ("http:8080/ready?full=1", Check::Http(8080, "/ready?full=1".to_owned())),
-            ("cmd:test -e /run/app: ready", Check::Command("test -e /run/app: ready".to_owned())),
+            ("tcp:80", ReadinessMethod::Tcp(80)),
+            ("http:8080/", ReadinessMethod::Http(8080, "/".to_owned())),
+            ("http:8080", ReadinessMethod::Http(8080, "/".to_owned())),
+            ("http:8080/ready?full=1", ReadinessMethod::Http(8080, "/ready?full=1".to_owned())),
+            ("cmd:test -e /run/app: ready", ReadinessMethod::Command("test -e /run/app: ready".to_owned())),
         ] {
             assert_eq!(check(text), Ok(expected), "{text}");
         }

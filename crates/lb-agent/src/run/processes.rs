@@ -16,12 +16,12 @@ use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, wait};
 
 use super::group::{group_of, own_group};
 use super::signal::{Signal, keep_pipe};
-use super::status::Status;
+use super::status::ProcessStatus;
 use super::terminal::Terminal;
 
 /// What a command of the shell is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub enum CommandPurpose {
     /// Whether the application can serve.
     Check,
     /// Prewarming.
@@ -32,13 +32,13 @@ pub enum Purpose {
 
 /// What has become of a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum ChildChange {
     /// The command has ended.
-    Command(Status),
+    Command(ProcessStatus),
     /// A descendant that the command, or a command of the shell, has left behind has ended.
-    Descendant(Status),
+    Descendant(ProcessStatus),
     /// A command of the shell has ended.
-    Shell(Purpose, Status),
+    Shell(CommandPurpose, ProcessStatus),
     /// The command was stopped.
     Stopped,
     /// The command goes on.
@@ -51,7 +51,7 @@ pub struct Processes {
     /// The command's number, which is also that of its process group.
     command: Pid,
     has_ended: bool,
-    shells: BTreeMap<i32, Purpose>,
+    shells: BTreeMap<i32, CommandPurpose>,
     /// Whether the last look found no child at all.
     is_childless: bool,
 }
@@ -82,7 +82,7 @@ impl Processes {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start_shell(&mut self, purpose: Purpose, line: &str) -> io::Result<()> {
+    pub fn start_shell(&mut self, purpose: CommandPurpose, line: &str) -> io::Result<()> {
         let mut command = Command::new("/bin/sh");
         // It is not the command that what systemd gives along is meant for.
         command.args(["-c", line]).stdin(Stdio::null()).process_group(0).env_remove("NOTIFY_SOCKET");
@@ -99,7 +99,7 @@ impl Processes {
     }
 
     /// Reaps whoever has ended and hears of whoever was stopped. To be called whenever SIGCHLD has come.
-    pub fn changes(&mut self) -> Vec<Change> {
+    pub fn changes(&mut self) -> Vec<ChildChange> {
         let mut changes = Vec::new();
         // Bound: each turn takes one change of one child.
         loop {
@@ -120,21 +120,21 @@ impl Processes {
         }
     }
 
-    fn change(&mut self, id: Pid, status: rustix::process::WaitStatus) -> Option<Change> {
+    fn change(&mut self, id: Pid, status: rustix::process::WaitStatus) -> Option<ChildChange> {
         let is_command = id == self.command && !self.has_ended;
-        let Some(ended) = Status::ended(status) else {
+        let Some(ended) = ProcessStatus::ended(status) else {
             return is_command.then_some(if status.continued() {
-                Change::Continued
+                ChildChange::Continued
             } else {
-                Change::Stopped
+                ChildChange::Stopped
             });
         };
         if is_command {
             self.has_ended = true;
-            return Some(Change::Command(ended));
+            return Some(ChildChange::Command(ended));
         }
         let shell = self.shells.remove(&id.as_raw_nonzero().get());
-        Some(shell.map_or(Change::Descendant(ended), |purpose| Change::Shell(purpose, ended)))
+        Some(shell.map_or(ChildChange::Descendant(ended), |purpose| ChildChange::Shell(purpose, ended)))
     }
 
     /// Whether, when [`changes`](Self::changes) returned last, there was somebody else than the commands of the shell.
@@ -192,7 +192,7 @@ impl Processes {
     }
 
     /// Kills the commands of the shell for one purpose, or for any.
-    pub fn kill_shells(&self, purpose: Option<Purpose>) {
+    pub fn kill_shells(&self, purpose: Option<CommandPurpose>) {
         for (id, _) in self.shells.iter().filter(|(_, of)| purpose.is_none_or(|purpose| **of == purpose)) {
             if let Some(id) = Pid::from_raw(*id) {
                 let _ = Signal::KILL.send_to_group(id);

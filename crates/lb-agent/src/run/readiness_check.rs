@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lb_http::probe::probe;
 
-use super::connections::Listener;
+use super::connections::BackendListener;
 use crate::check::connect;
 
 /// Between two attempts: a restart takes little longer than the application does.
@@ -16,7 +16,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What shows it.
 #[derive(Clone, Debug)]
-pub enum Attempt {
+pub enum ReadinessProbe {
     /// A TCP connection to the port is accepted.
     Tcp(u16),
     /// A GET of the path is answered with a status from 200 to 299.
@@ -25,15 +25,15 @@ pub enum Attempt {
     Socket,
 }
 
-impl Attempt {
+impl ReadinessProbe {
     /// Makes attempts until one succeeds.
-    pub async fn until_ready(self, mut listener: Listener) {
+    pub async fn until_ready(self, mut listener: BackendListener) {
         while !self.succeeds(&mut listener).await {
             tokio::time::sleep(PAUSE).await;
         }
     }
 
-    async fn succeeds(&self, listener: &mut Listener) -> bool {
+    async fn succeeds(&self, listener: &mut BackendListener) -> bool {
         // Asked each time: the address may be given to this host while the application starts.
         let address = listener.address_here();
         let attempt = async {
@@ -62,8 +62,8 @@ mod tests {
 
     use super::*;
 
-    fn here(address: SocketAddr) -> Listener {
-        Listener { protocol: Protocol::Tcp, address, is_alone: false }
+    fn here(address: SocketAddr) -> BackendListener {
+        BackendListener { protocol: Protocol::Tcp, address, is_alone: false }
     }
 
     /// What a server that answers with this makes of the check.
@@ -77,7 +77,7 @@ mod tests {
             stream.write_all(answer.as_bytes()).unwrap();
             String::from_utf8_lossy(&request[..length]).into_owned()
         });
-        let attempt = Attempt::Http(address.port(), "/ready?all".to_owned());
+        let attempt = ReadinessProbe::Http(address.port(), "/ready?all".to_owned());
         let is_ready = attempt.succeeds(&mut here(address)).await;
         (is_ready, server.join().unwrap())
     }
@@ -102,12 +102,12 @@ mod tests {
     async fn a_port_without_a_listener_accepts_nothing() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let attempts = [Attempt::Tcp(address.port()), Attempt::Socket];
+        let attempts = [ReadinessProbe::Tcp(address.port()), ReadinessProbe::Socket];
         for attempt in &attempts {
             assert!(attempt.succeeds(&mut here(address)).await, "{attempt:?}");
         }
         drop(listener);
-        for attempt in attempts.into_iter().chain([Attempt::Http(address.port(), "/".to_owned())]) {
+        for attempt in attempts.into_iter().chain([ReadinessProbe::Http(address.port(), "/".to_owned())]) {
             assert!(!attempt.succeeds(&mut here(address)).await, "{attempt:?}");
         }
     }

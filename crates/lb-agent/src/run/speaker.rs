@@ -6,7 +6,7 @@ use lb_report::wire::Readiness;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use super::events::Event;
+use super::events::RunEvent;
 use crate::voice::Voice;
 
 /// How long the agent may take for one answer.
@@ -36,8 +36,8 @@ struct Wish {
 }
 
 impl Speaker {
-    /// Starts the task, which sends [`Event::Unheard`].
-    pub fn start<V: Voice + 'static>(voice: V, events: mpsc::Sender<Event>) -> Self {
+    /// Starts the task, which sends [`RunEvent::Unheard`].
+    pub fn start<V: Voice + 'static>(voice: V, events: mpsc::Sender<RunEvent>) -> Self {
         let (wish, wishes) = watch::channel(Wish::default());
         Self { wish, task: tokio::spawn(speak(voice, wishes, events)) }
     }
@@ -63,7 +63,7 @@ impl Speaker {
     }
 }
 
-async fn speak<V: Voice>(mut voice: V, mut wishes: watch::Receiver<Wish>, events: mpsc::Sender<Event>) {
+async fn speak<V: Voice>(mut voice: V, mut wishes: watch::Receiver<Wish>, events: mpsc::Sender<RunEvent>) {
     let mut said = None;
     let mut has_everybody_heard = false;
     let mut pause = PAUSE;
@@ -81,7 +81,7 @@ async fn speak<V: Voice>(mut voice: V, mut wishes: watch::Receiver<Wish>, events
                 Ok(count) => {
                     has_everybody_heard = count == 0;
                     // Nobody listens when the run is over.
-                    let _ = events.send(Event::Unheard(count)).await;
+                    let _ = events.send(RunEvent::Unheard(count)).await;
                     wait(&mut wishes, ASK).await;
                     Ok(())
                 }
@@ -156,13 +156,13 @@ mod tests {
         speaker.say(Readiness::LameDuck);
         speaker.ask();
         for expected in [2, 1, 0] {
-            let Some(Event::Unheard(count)) = heard.recv().await else { panic!("it is asked") };
+            let Some(RunEvent::Unheard(count)) = heard.recv().await else { panic!("it is asked") };
             assert_eq!(count, expected);
         }
         speaker.say(Readiness::Down);
         speaker.finish().await;
         assert_eq!(*said.lock().unwrap(), [Readiness::LameDuck, Readiness::Down]);
-        assert!(matches!(heard.recv().await, Some(Event::Unheard(0)) | None));
+        assert!(matches!(heard.recv().await, Some(RunEvent::Unheard(0)) | None));
     }
 
     #[tokio::test(start_paused = true)]

@@ -8,14 +8,14 @@ use super::signal::Signal;
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
+pub enum ProcessStatus {
     /// With this exit code.
     Exited(u8),
     /// By this signal.
     Killed(Signal),
 }
 
-impl Status {
+impl ProcessStatus {
     /// The command is not there: as shells and env(1) have it.
     pub const NOT_FOUND: Self = Self::Exited(127);
     /// The command cannot be started.

@@ -8,18 +8,18 @@ use lb_report::agent::streak::Outcome;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::Event;
+use super::AgentEvent;
 use crate::config::HealthCheck;
 
 /// The checks.
 pub struct Checks {
     tasks: JoinSet<()>,
-    by_name: BTreeMap<Name, Running>,
-    events: mpsc::Sender<Event>,
+    by_name: BTreeMap<Name, RunningCheck>,
+    events: mpsc::Sender<AgentEvent>,
     begun: u64,
 }
 
-struct Running {
+struct RunningCheck {
     check: HealthCheck,
     task: AbortHandle,
     /// Tells its results from those of a check before it.
@@ -29,7 +29,7 @@ struct Running {
 
 impl Checks {
     /// None yet; results come as events.
-    pub fn new(events: mpsc::Sender<Event>) -> Self {
+    pub fn new(events: mpsc::Sender<AgentEvent>) -> Self {
         Self { tasks: JoinSet::new(), by_name: BTreeMap::new(), events, begun: 0 }
     }
 
@@ -47,14 +47,14 @@ impl Checks {
         if let Some(check) = check {
             self.begun += 1;
             let task = self.tasks.spawn(repeat(name, self.begun, check.clone(), self.events.clone()));
-            self.by_name.insert(name, Running { check: check.clone(), task, number: self.begun, last });
+            self.by_name.insert(name, RunningCheck { check: check.clone(), task, number: self.begun, last });
         }
         is_another
     }
 
     /// Begins anew: what was found before, or is being found now, does not count.
     pub fn restart(&mut self, name: Name) {
-        if let Some(Running { check, .. }) = self.by_name.get(&name) {
+        if let Some(RunningCheck { check, .. }) = self.by_name.get(&name) {
             let check = check.clone();
             self.remove(name);
             self.set(name, Some(&check));
@@ -84,11 +84,11 @@ impl Checks {
 }
 
 /// Until the task is aborted.
-async fn repeat(name: Name, number: u64, check: HealthCheck, events: mpsc::Sender<Event>) {
+async fn repeat(name: Name, number: u64, check: HealthCheck, events: mpsc::Sender<AgentEvent>) {
     loop {
         let next = tokio::time::Instant::now() + jittered(check.interval, random());
         let outcome = check.check.run(check.timeout).await;
-        if events.send(Event::Checked { name, number, outcome }).await.is_err() {
+        if events.send(AgentEvent::Checked { name, number, outcome }).await.is_err() {
             return;
         }
         tokio::time::sleep_until(next).await;

@@ -21,8 +21,8 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use tracing::warn;
 
-use super::query::{Query, Refusal, SaidLoad, Verb, status, tell};
-use super::registrations::{Claim, Who};
+use super::query::{Query, QueryRefusal, SaidLoad, Verb, status, tell};
+use super::registrations::{Claim, Registrant};
 use crate::utilization;
 
 /// The socket's name in its directory.
@@ -67,22 +67,30 @@ async fn show(State(desk): State<Desk>) -> Response {
 type PeerOfIt = Option<Extension<PeerCredentials>>;
 
 #[derive(Deserialize)]
-struct Which {
+struct BackendQuery {
     backend: Option<String>,
 }
 
-async fn lame_duck(State(desk): State<Desk>, peer: PeerOfIt, UrlQuery(which): UrlQuery<Which>) -> Response {
+async fn lame_duck(
+    State(desk): State<Desk>,
+    peer: PeerOfIt,
+    UrlQuery(which): UrlQuery<BackendQuery>,
+) -> Response {
     let verb = optional(which.backend).map(|backend| Verb::Operator { backend, lame_duck: true });
     desk.take(peer, verb).await
 }
 
-async fn ready(State(desk): State<Desk>, peer: PeerOfIt, UrlQuery(which): UrlQuery<Which>) -> Response {
+async fn ready(
+    State(desk): State<Desk>,
+    peer: PeerOfIt,
+    UrlQuery(which): UrlQuery<BackendQuery>,
+) -> Response {
     let verb = optional(which.backend).map(|backend| Verb::Operator { backend, lame_duck: false });
     desk.take(peer, verb).await
 }
 
 #[derive(Deserialize)]
-struct Report {
+struct ReportRequest {
     backend: Option<String>,
     qps: Option<f64>,
     eps: Option<f64>,
@@ -91,19 +99,23 @@ struct Report {
     valid_for_ms: Option<u64>,
 }
 
-async fn report(State(desk): State<Desk>, peer: PeerOfIt, UrlQuery(said): UrlQuery<Report>) -> Response {
+async fn report(
+    State(desk): State<Desk>,
+    peer: PeerOfIt,
+    UrlQuery(said): UrlQuery<ReportRequest>,
+) -> Response {
     desk.take(peer, load(said)).await
 }
 
-fn load(said: Report) -> Result<Verb, Refusal> {
+fn load(said: ReportRequest) -> Result<Verb, QueryRefusal> {
     let number = |what: &str, number: Option<f64>| {
-        number.map(thousandths).transpose().map_err(|why| Refusal::Wrong(format!("{what}: {why}")))
+        number.map(thousandths).transpose().map_err(|why| QueryRefusal::Wrong(format!("{what}: {why}")))
     };
     let time = |what: &str, ms: Option<u64>, default: Duration| {
         let time = ms.map_or(default, Duration::from_millis);
         if time.is_zero() || time > LONGEST_BELIEF {
             let longest = lb_document::in_units(LONGEST_BELIEF);
-            return Err(Refusal::Wrong(format!("{what} is out of range: write 1ms to {longest}")));
+            return Err(QueryRefusal::Wrong(format!("{what} is out of range: write 1ms to {longest}")));
         }
         Ok(time)
     };
@@ -115,7 +127,7 @@ fn load(said: Report) -> Result<Verb, Refusal> {
         valid_for: time("valid-for", said.valid_for_ms, Duration::from_secs(10))?,
     };
     if load.qps.is_none() && load.eps.is_none() && load.utilization.is_none() {
-        return Err(Refusal::Wrong("nothing is said: write utilization, qps or eps".to_owned()));
+        return Err(QueryRefusal::Wrong("nothing is said: write utilization, qps or eps".to_owned()));
     }
     Ok(Verb::Load { backend: optional(said.backend)?, load })
 }
@@ -141,11 +153,11 @@ async fn register(
     desk.take(peer, registering(&said)).await
 }
 
-fn registering(said: &Registering) -> Result<Verb, Refusal> {
+fn registering(said: &Registering) -> Result<Verb, QueryRefusal> {
     let keys = said.keys.as_deref().map(Keys::parse).transpose();
     let cgroup = said.cgroup.as_deref().map(|path| {
         let cgroup = utilization::below_the_mount(path);
-        cgroup.ok_or_else(|| Refusal::Wrong(format!("cgroup: {path:?} is not the path of a cgroup")))
+        cgroup.ok_or_else(|| QueryRefusal::Wrong(format!("cgroup: {path:?} is not the path of a cgroup")))
     });
     let is_ours = said.cgroup_tree.is_some() && said.cgroup_tree == utilization::own_tree();
     Ok(Verb::Register {
@@ -155,7 +167,7 @@ fn registering(said: &Registering) -> Result<Verb, Refusal> {
             is_leased: true,
             cgroup: cgroup.transpose()?.filter(|_| is_ours),
         },
-        keys: keys.map_err(|error| Refusal::Wrong(format!("keys: {error}")))?,
+        keys: keys.map_err(|error| QueryRefusal::Wrong(format!("keys: {error}")))?,
         readiness: readiness_word(&said.readiness)?,
     })
 }
@@ -176,23 +188,23 @@ async fn unregister(State(desk): State<Desk>, peer: PeerOfIt, UrlQuery(said): Ur
     desk.take(peer, Ok(Verb::Unregister { registration: said.registration })).await
 }
 
-fn name(text: &str) -> Result<Name, Refusal> {
-    crate::name::parse(text).map_err(|why| Refusal::Wrong(format!("backend: {why}")))
+fn name(text: &str) -> Result<Name, QueryRefusal> {
+    crate::name::parse(text).map_err(|why| QueryRefusal::Wrong(format!("backend: {why}")))
 }
 
-fn optional(text: Option<String>) -> Result<Option<Name>, Refusal> {
+fn optional(text: Option<String>) -> Result<Option<Name>, QueryRefusal> {
     text.map(|text| name(&text)).transpose()
 }
 
-fn readiness_word(text: &str) -> Result<lb_report::wire::Readiness, Refusal> {
+fn readiness_word(text: &str) -> Result<lb_report::wire::Readiness, QueryRefusal> {
     let refused =
-        || Refusal::Wrong(format!("{text:?} is no readiness: write ready, lame-duck, down or unknown"));
+        || QueryRefusal::Wrong(format!("{text:?} is no readiness: write ready, lame-duck, down or unknown"));
     readiness_of(text).ok_or_else(refused)
 }
 
 impl Desk {
     /// Has the event loop take something in, if this peer may say it.
-    async fn take(&self, peer: PeerOfIt, verb: Result<Verb, Refusal>) -> Response {
+    async fn take(&self, peer: PeerOfIt, verb: Result<Verb, QueryRefusal>) -> Response {
         let Some(Extension(peer)) = peer else {
             return (StatusCode::FORBIDDEN, "it cannot be told who asks").into_response();
         };
@@ -207,7 +219,7 @@ impl Desk {
             );
             return (StatusCode::FORBIDDEN, text).into_response();
         }
-        let who = Who { user: peer.user, process: peer.process };
+        let who = Registrant { user: peer.user, process: peer.process };
         let verb = match verb {
             Ok(verb) => verb,
             Err(refusal) => return refused(&refusal),
@@ -226,11 +238,11 @@ impl Desk {
     }
 }
 
-fn refused(refusal: &Refusal) -> Response {
+fn refused(refusal: &QueryRefusal) -> Response {
     let code = match refusal {
-        Refusal::Absent(_) => StatusCode::NOT_FOUND,
-        Refusal::Taken(_) => StatusCode::CONFLICT,
-        Refusal::Wrong(_) => StatusCode::BAD_REQUEST,
+        QueryRefusal::Absent(_) => StatusCode::NOT_FOUND,
+        QueryRefusal::Taken(_) => StatusCode::CONFLICT,
+        QueryRefusal::Wrong(_) => StatusCode::BAD_REQUEST,
     };
     (code, refusal.to_string()).into_response()
 }

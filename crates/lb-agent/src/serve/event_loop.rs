@@ -12,21 +12,21 @@ use lb_report::wire::Readiness;
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
-use super::Event;
+use super::AgentEvent;
 use super::checks::Checks;
 use super::kept::{Keeper, Kept, Receipt};
 use super::measuring::Measuring;
 use super::query::{Query, Verb};
-use super::registrations::{End, Registrations};
-use super::reload::Reload;
+use super::registrations::{RegistrationEnd, Registrations};
+use super::reload::ConfigReload;
 use super::responding::Responding;
-use super::udp::Sockets;
-use crate::config::Config;
+use super::udp::BoundSockets;
+use crate::config::AgentConfig;
 
 /// All that an agent knows.
 pub struct Server {
     pub reports: Reports,
-    pub sockets: Sockets,
+    pub sockets: BoundSockets,
     pub addresses: Vec<SocketAddr>,
     pub registrations: Registrations,
     pub checks: Checks,
@@ -36,15 +36,15 @@ pub struct Server {
     /// Backends that the operator calls lame ducks, those included that are not here now.
     pub lame_ducks: BTreeSet<Name>,
     pub keeper: Keeper,
-    pub reload: Reload,
+    pub reload: ConfigReload,
     pub watch: Watch,
     pub notifier: Option<Notifier>,
-    pub config: Config,
+    pub config: AgentConfig,
 }
 
 impl Server {
     /// Runs until the task is aborted.
-    pub async fn run(mut self, mut queries: mpsc::Receiver<Query>, mut events: mpsc::Receiver<Event>) {
+    pub async fn run(mut self, mut queries: mpsc::Receiver<Query>, mut events: mpsc::Receiver<AgentEvent>) {
         let mut watchdog = self.notifier.as_ref().and_then(Notifier::watchdog).map(tokio::time::interval);
         // Until the agent ends. Each turn takes one batch of packets, one query or one event.
         loop {
@@ -118,9 +118,9 @@ impl Server {
         }
     }
 
-    fn take(&mut self, event: Event, now: Instant) {
+    fn take(&mut self, event: AgentEvent, now: Instant) {
         match event {
-            Event::Checked { name, number, outcome } => {
+            AgentEvent::Checked { name, number, outcome } => {
                 if self.checks.ended(name, number, &outcome, now)
                     && let Some(entry) = self.reports.get_mut(name)
                 {
@@ -133,7 +133,7 @@ impl Server {
                     }
                 }
             }
-            Event::Measured(measured) => {
+            AgentEvent::Measured(measured) => {
                 for (name, measured) in measured {
                     let load = self.measuring.measured(name, measured);
                     if let Some(entry) = self.reports.get_mut(name) {
@@ -141,8 +141,8 @@ impl Server {
                     }
                 }
             }
-            Event::Watched => self.reload.changed(now),
-            Event::Read(read) => self.loaded(read.map(|config| *config), now),
+            AgentEvent::Watched => self.reload.changed(now),
+            AgentEvent::Read(read) => self.loaded(read.map(|config| *config), now),
         }
         self.notify_status();
     }
@@ -151,12 +151,12 @@ impl Server {
         self.reports.expire(now);
         for end in self.registrations.expire(now) {
             match end {
-                End::Died(name) => {
+                RegistrationEnd::Died(name) => {
                     warn!(backend = %name, "the program that runs a backend has not shown itself in time");
                     self.without_runner(name, now);
                 }
-                End::Gone(name) if self.is_configured(name) => self.by_check_alone(name, now),
-                End::Gone(name) => self.reports.remove(name),
+                RegistrationEnd::Gone(name) if self.is_configured(name) => self.by_check_alone(name, now),
+                RegistrationEnd::Gone(name) => self.reports.remove(name),
             }
             drop(self.keep());
             self.measure(now);

@@ -57,11 +57,11 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Keeps it, by a thread of its own: a disk may be slow. Its drop waits for what is still to be kept, within bounds.
 pub struct Keeper {
-    thread: Option<Thread>,
+    thread: Option<WriterThread>,
     fault: Arc<Mutex<Option<String>>>,
 }
 
-struct Thread {
+struct WriterThread {
     /// What is kept, or is being.
     last: Kept,
     /// The number of that change.
@@ -109,16 +109,17 @@ impl Keeper {
             writer.run(&inbox);
         };
         match std::thread::Builder::new().name("state".to_owned()).spawn(write) {
-            Ok(_) => {
-                Self { thread: Some(Thread { last, number: 0, inbox: Some(sender), tried, end }), fault }
-            }
+            Ok(_) => Self {
+                thread: Some(WriterThread { last, number: 0, inbox: Some(sender), tried, end }),
+                fault,
+            },
             Err(error) => Self::none(Some(error.to_string())),
         }
     }
 
     /// Keeps this from now on. The receipt shows when it is on the disk; `None` if nothing is kept here.
     pub fn keep(&mut self, kept: Kept) -> Option<Receipt> {
-        let Some(Thread { last, number, inbox: Some(inbox), tried, .. }) = &mut self.thread else {
+        let Some(WriterThread { last, number, inbox: Some(inbox), tried, .. }) = &mut self.thread else {
             return None;
         };
         if *last != kept {

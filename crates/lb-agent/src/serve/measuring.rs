@@ -10,8 +10,8 @@ use lb_report::agent::name::Name;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::Event;
-use crate::config::{Backend, Utilization};
+use super::AgentEvent;
+use crate::config::{BackendConfig, Utilization};
 use crate::utilization::{Measured, Mounts, Usage, measure};
 
 /// From one reading to the next, and so the time over which utilization is told.
@@ -26,7 +26,7 @@ pub struct Measuring {
     /// So many of them are configured; they come first.
     configured: usize,
     task: Option<JoinHandle<()>>,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<AgentEvent>,
     before: BTreeMap<Name, Usage>,
     /// Why a backend's cgroup cannot be measured.
     pub errors: BTreeMap<Name, String>,
@@ -34,15 +34,19 @@ pub struct Measuring {
 
 impl Measuring {
     /// Nothing yet; readings come as events.
-    pub fn new(events: mpsc::Sender<Event>) -> Self {
+    pub fn new(events: mpsc::Sender<AgentEvent>) -> Self {
         let (before, errors) = (BTreeMap::new(), BTreeMap::new());
         Self { cgroups: Vec::new(), configured: 0, task: None, events, before, errors }
     }
 
     /// Measures the cgroups of these backends from now on, and those in which these are run, unless the configuration says
     /// otherwise. Returns whether that is something else than before.
-    pub fn set<'r>(&mut self, backends: &[Backend], runs: impl Iterator<Item = (Name, &'r Path)>) -> bool {
-        let configured = |backend: &Backend| match &backend.utilization {
+    pub fn set<'r>(
+        &mut self,
+        backends: &[BackendConfig],
+        runs: impl Iterator<Item = (Name, &'r Path)>,
+    ) -> bool {
+        let configured = |backend: &BackendConfig| match &backend.utilization {
             Utilization::Cgroup { cgroup, cores } => Some((backend.name, cgroup.clone(), *cores)),
             Utilization::Application | Utilization::Off => None,
         };
@@ -112,7 +116,7 @@ impl Drop for Measuring {
 }
 
 /// Until the task is aborted.
-async fn repeat(cgroups: Vec<Cgroup>, events: mpsc::Sender<Event>) {
+async fn repeat(cgroups: Vec<Cgroup>, events: mpsc::Sender<AgentEvent>) {
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -127,7 +131,7 @@ async fn repeat(cgroups: Vec<Cgroup>, events: mpsc::Sender<Event>) {
                 .collect()
         });
         let Ok(measured) = read.await else { return };
-        if events.send(Event::Measured(measured)).await.is_err() {
+        if events.send(AgentEvent::Measured(measured)).await.is_err() {
             return;
         }
     }

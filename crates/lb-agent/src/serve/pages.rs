@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use super::query::{Query, status};
 use crate::metrics;
 use crate::name;
-use crate::status::Backend;
+use crate::status::ServedBackendStatus;
 
 /// The pages.
 pub fn router(queries: &mpsc::Sender<Query>) -> Router {
@@ -25,16 +25,16 @@ pub fn router(queries: &mpsc::Sender<Query>) -> Router {
 }
 
 #[derive(Deserialize)]
-struct Which {
+struct PageQuery {
     backend: Option<String>,
 }
 
-async fn ready(State(queries): State<mpsc::Sender<Query>>, UrlQuery(which): UrlQuery<Which>) -> Response {
+async fn ready(State(queries): State<mpsc::Sender<Query>>, UrlQuery(which): UrlQuery<PageQuery>) -> Response {
     judge(&queries, which, |backend| backend.readiness == "ready", false).await
 }
 
 /// Only what is known to be down does not live: whoever restarts what is not alive must not do that because nothing is known.
-async fn live(State(queries): State<mpsc::Sender<Query>>, UrlQuery(which): UrlQuery<Which>) -> Response {
+async fn live(State(queries): State<mpsc::Sender<Query>>, UrlQuery(which): UrlQuery<PageQuery>) -> Response {
     judge(&queries, which, |backend| backend.readiness != "down", true).await
 }
 
@@ -42,8 +42,8 @@ async fn live(State(queries): State<mpsc::Sender<Query>>, UrlQuery(which): UrlQu
 /// `is_good_without` decides: a host whose backends have not registered yet is not ready, and nothing on it is dead.
 async fn judge(
     queries: &mpsc::Sender<Query>,
-    which: Which,
-    is_good: fn(&Backend) -> bool,
+    which: PageQuery,
+    is_good: fn(&ServedBackendStatus) -> bool,
     is_good_without: bool,
 ) -> Response {
     let name = match which.backend.as_deref().map(name::parse).transpose() {
@@ -51,8 +51,8 @@ async fn judge(
         Err(why) => return (StatusCode::BAD_REQUEST, format!("backend: {why}\n")).into_response(),
     };
     let Some(status) = status(queries).await else { return stopping() };
-    let asked = |backend: &&Backend| name.as_ref().is_none_or(|name| backend.backend == *name);
-    let backends: Vec<&Backend> = status.backends.iter().filter(asked).collect();
+    let asked = |backend: &&ServedBackendStatus| name.as_ref().is_none_or(|name| backend.backend == *name);
+    let backends: Vec<&ServedBackendStatus> = status.backends.iter().filter(asked).collect();
     if backends.is_empty() {
         return match name {
             Some(name) => {
@@ -69,7 +69,9 @@ async fn judge(
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     };
-    let line = |backend: &&Backend| format!("{}: {}: {}\n", backend.backend, backend.readiness, backend.why);
+    let line = |backend: &&ServedBackendStatus| {
+        format!("{}: {}: {}\n", backend.backend, backend.readiness, backend.why)
+    };
     (code, backends.iter().map(line).collect::<String>()).into_response()
 }
 

@@ -9,22 +9,22 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
 use super::kept::Receipt;
-use super::registrations::{Claim, Who};
-use crate::status::Status;
+use super::registrations::{Claim, Registrant};
+use crate::status::AgentStatus;
 
 /// A query.
 #[derive(Debug)]
 pub enum Query {
     /// How all backends are.
-    Status(oneshot::Sender<Status>),
+    Status(oneshot::Sender<AgentStatus>),
     /// Somebody says something.
     Verb {
         /// What.
         verb: Verb,
         /// Who.
-        who: Who,
+        who: Registrant,
         /// Whether it was taken in; and, of an operator, when a restart of the agent no longer forgets it.
-        answer: oneshot::Sender<(Result<Told, Refusal>, Option<Receipt>)>,
+        answer: oneshot::Sender<(Result<AcceptedReport, QueryRefusal>, Option<Receipt>)>,
     },
     /// To read the configuration again.
     Reload,
@@ -91,7 +91,7 @@ pub struct SaidLoad {
 
 /// What was taken in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
+pub struct AcceptedReport {
     /// The version of this structure.
     pub schema: u32,
     /// The backends that it is about.
@@ -102,7 +102,7 @@ pub struct Told {
     pub is_new: bool,
 }
 
-impl Told {
+impl AcceptedReport {
     /// How many clients there are to wait for, as far as that is known: one if there may be some.
     pub fn awaited(&self) -> usize {
         self.unheard.max(usize::from(self.is_new))
@@ -111,7 +111,7 @@ impl Told {
 
 /// Why something was not taken in.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum QueryRefusal {
     /// There is no such backend or registration here.
     #[error("{0}")]
     Absent(String),
@@ -130,8 +130,8 @@ pub enum Refusal {
 pub async fn tell(
     queries: &mpsc::Sender<Query>,
     verb: Verb,
-    who: Who,
-) -> anyhow::Result<Result<Told, Refusal>> {
+    who: Registrant,
+) -> anyhow::Result<Result<AcceptedReport, QueryRefusal>> {
     let (answer, told) = oneshot::channel();
     let stopping = || anyhow::anyhow!("the agent is stopping");
     queries.send(Query::Verb { verb, who, answer }).await.map_err(|_| stopping())?;
@@ -143,7 +143,7 @@ pub async fn tell(
 }
 
 /// How all backends are; nothing if the agent is stopping.
-pub async fn status(queries: &mpsc::Sender<Query>) -> Option<Status> {
+pub async fn status(queries: &mpsc::Sender<Query>) -> Option<AgentStatus> {
     let (answer, status) = oneshot::channel();
     queries.send(Query::Status(answer)).await.ok()?;
     status.await.ok()

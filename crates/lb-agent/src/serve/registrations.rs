@@ -25,28 +25,28 @@ pub fn draw() -> anyhow::Result<u64> {
 
 /// A process that has asked the agent for something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Who {
+pub struct Registrant {
     /// Its user.
     pub user: u32,
     /// Its number; 0 if it is of another PID namespace.
     pub process: u32,
 }
 
-impl Who {
+impl Registrant {
     /// This process.
     pub fn this() -> Self {
         Self { user: lb_host::trust::own_user(), process: std::process::id() }
     }
 }
 
-impl fmt::Display for Who {
+impl fmt::Display for Registrant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "process {} of user {}", self.process, self.user)
     }
 }
 
 #[derive(Clone, Debug)]
-enum Life {
+enum RegistrationLife {
     /// For as long as this process lives.
     Unlimited,
     /// Until then, unless it shows itself.
@@ -59,7 +59,7 @@ enum Life {
 #[derive(Clone, Copy, Debug)]
 struct Program {
     number: u64,
-    who: Who,
+    who: Registrant,
 }
 
 /// What a program says of itself when it takes a backend.
@@ -78,20 +78,20 @@ pub struct Claim {
 pub struct Registration {
     /// `None` if an earlier agent knew it, of which that alone is known.
     program: Option<Program>,
-    life: Life,
+    life: RegistrationLife,
     cgroup: Option<PathBuf>,
     /// How often others wanted the backend meanwhile, and who was the last.
-    pub refused: Option<(u64, Who)>,
+    pub refused: Option<(u64, Registrant)>,
 }
 
 impl Registration {
     /// Whether the program lives, as far as is known.
     pub const fn is_alive(&self) -> bool {
-        !matches!(self.life, Life::Dead(_))
+        !matches!(self.life, RegistrationLife::Dead(_))
     }
 
     /// The process; `None` if an earlier agent knew it.
-    pub fn who(&self) -> Option<Who> {
+    pub fn who(&self) -> Option<Registrant> {
         self.program.map(|program| program.who)
     }
 
@@ -102,7 +102,7 @@ impl Registration {
 
 /// What has become of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum RegistrationEnd {
     /// The program is dead.
     Died(Name),
     /// And the backend need not be spoken of any more.
@@ -113,7 +113,7 @@ pub enum End {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claimed {
     /// This process runs the backend.
-    Backend(Who),
+    Backend(Registrant),
     /// The number is that of whoever runs this other backend.
     Number(Name),
     /// Without a key, only programs of this user and of root may claim the backend.
@@ -142,7 +142,7 @@ impl Registrations {
         name: Name,
         claim: Claim,
         has_key: bool,
-        who: Who,
+        who: Registrant,
         now: Instant,
     ) -> Result<(), Claimed> {
         let Claim { number, is_leased, cgroup } = claim;
@@ -168,7 +168,7 @@ impl Registrations {
         if !has_key {
             self.first_users.entry(name).or_insert(who.user);
         }
-        let life = if is_leased { Life::Until(now + LEASE) } else { Life::Unlimited };
+        let life = if is_leased { RegistrationLife::Until(now + LEASE) } else { RegistrationLife::Unlimited };
         let program = Some(Program { number, who });
         self.by_name.insert(name, Registration { program, life, cgroup, refused });
         Ok(())
@@ -176,7 +176,7 @@ impl Registrations {
 
     /// A backend has a program of which an earlier agent knew, and which has to show itself: until it does it is taken for dead.
     pub fn remember(&mut self, name: Name, now: Instant) {
-        let life = Life::Dead(now + LINGER);
+        let life = RegistrationLife::Dead(now + LINGER);
         self.by_name.entry(name).or_insert(Registration { program: None, life, cgroup: None, refused: None });
     }
 
@@ -184,7 +184,7 @@ impl Registrations {
     pub fn refresh(&mut self, number: u64, now: Instant) -> Option<Name> {
         let (name, registration) =
             self.by_name.iter_mut().find(|(_, one)| one.is_of(number) && one.is_alive())?;
-        if let Life::Until(until) = &mut registration.life {
+        if let RegistrationLife::Until(until) = &mut registration.life {
             *until = now + LEASE;
         }
         Some(*name)
@@ -209,19 +209,19 @@ impl Registrations {
     }
 
     /// Lets time pass.
-    pub fn expire(&mut self, now: Instant) -> Vec<End> {
+    pub fn expire(&mut self, now: Instant) -> Vec<RegistrationEnd> {
         let mut ends = Vec::new();
         self.by_name.retain(|name, registration| match registration.life {
-            Life::Until(until) if until <= now => {
-                registration.life = Life::Dead(now + LINGER);
-                ends.push(End::Died(*name));
+            RegistrationLife::Until(until) if until <= now => {
+                registration.life = RegistrationLife::Dead(now + LINGER);
+                ends.push(RegistrationEnd::Died(*name));
                 true
             }
-            Life::Dead(until) if until <= now => {
-                ends.push(End::Gone(*name));
+            RegistrationLife::Dead(until) if until <= now => {
+                ends.push(RegistrationEnd::Gone(*name));
                 false
             }
-            Life::Until(_) | Life::Dead(_) | Life::Unlimited => true,
+            RegistrationLife::Until(_) | RegistrationLife::Dead(_) | RegistrationLife::Unlimited => true,
         });
         ends
     }
@@ -229,8 +229,8 @@ impl Registrations {
     /// When [`Registrations::expire`] has something to do.
     pub fn next_at(&self) -> Option<Instant> {
         let times = self.by_name.values().filter_map(|registration| match registration.life {
-            Life::Until(at) | Life::Dead(at) => Some(at),
-            Life::Unlimited => None,
+            RegistrationLife::Until(at) | RegistrationLife::Dead(at) => Some(at),
+            RegistrationLife::Unlimited => None,
         });
         times.min()
     }
@@ -240,8 +240,8 @@ impl Registrations {
 mod tests {
     use super::*;
 
-    fn who(process: u32) -> Who {
-        Who { user: 0, process }
+    fn who(process: u32) -> Registrant {
+        Registrant { user: 0, process }
     }
 
     fn claim(number: u64, is_leased: bool) -> Claim {
@@ -254,7 +254,7 @@ mod tests {
         let name = crate::name::parse("10.0.0.1:80").unwrap();
         let mut all = Registrations::default();
         let mut register = |number, user, has_key| {
-            let who = Who { user, process: 1 };
+            let who = Registrant { user, process: 1 };
             let registered = all.register(name, claim(number, true), has_key, who, now);
             all.unregister(number);
             registered
@@ -291,9 +291,9 @@ mod tests {
         all.register(name, claim(1, true), true, who(1), start).unwrap();
         assert_eq!(all.refresh(1, at(4)), Some(name));
         assert_eq!((all.next_at(), all.expire(at(8))), (Some(at(9)), vec![]));
-        assert_eq!(all.expire(at(9)), [End::Died(name)]);
+        assert_eq!(all.expire(at(9)), [RegistrationEnd::Died(name)]);
         assert_eq!(all.refresh(1, at(9)), None, "it has to register anew");
-        assert_eq!((all.expire(at(68)), all.expire(at(69))), (vec![], vec![End::Gone(name)]));
+        assert_eq!((all.expire(at(68)), all.expire(at(69))), (vec![], vec![RegistrationEnd::Gone(name)]));
         assert_eq!((all.by_name.len(), all.next_at()), (0, None));
         all.register(name, claim(1, true), true, who(1), start).unwrap();
         all.expire(at(5));
@@ -333,7 +333,7 @@ mod tests {
         assert!(all.get(name).unwrap().is_alive());
         let mut all = Registrations::default();
         all.remember(name, start);
-        assert_eq!((all.expire(start + LINGER), all.next_at()), (vec![End::Gone(name)], None));
+        assert_eq!((all.expire(start + LINGER), all.next_at()), (vec![RegistrationEnd::Gone(name)], None));
     }
 
     #[test]

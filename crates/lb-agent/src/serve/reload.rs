@@ -8,10 +8,10 @@ use lb_report::agent::name::Name;
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
-use super::Event;
+use super::AgentEvent;
 use super::Reread;
 use super::event_loop::Server;
-use crate::config::{Backend, Config};
+use crate::config::{AgentConfig, BackendConfig};
 
 /// How long a file has to be left alone: whoever writes several of them is given the time.
 const SETTLED: Duration = Duration::from_millis(200);
@@ -20,7 +20,7 @@ const SETTLED: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(2);
 
 /// The state of the configuration file.
-pub struct Reload {
+pub struct ConfigReload {
     /// The file, if one is followed.
     pub file: Option<PathBuf>,
     /// Why it cannot be used, if it cannot.
@@ -30,16 +30,20 @@ pub struct Reload {
     reread: Option<Reread>,
     /// The directories that are watched.
     watched: BTreeSet<PathBuf>,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<AgentEvent>,
     /// When something has changed that was not read yet: first, and last.
     changed_at: Option<(Instant, Instant)>,
     is_read: bool,
     is_asked: bool,
 }
 
-impl Reload {
+impl ConfigReload {
     /// Of a file that is in force, and how it is read again.
-    pub const fn new(file: Option<PathBuf>, reread: Option<Reread>, events: mpsc::Sender<Event>) -> Self {
+    pub const fn new(
+        file: Option<PathBuf>,
+        reread: Option<Reread>,
+        events: mpsc::Sender<AgentEvent>,
+    ) -> Self {
         Self {
             file,
             error: None,
@@ -102,12 +106,12 @@ impl Server {
                 Ok(Err(error)) => Err(format!("{error:#}")),
                 Err(error) => Err(error.to_string()),
             };
-            let _ = events.send(Event::Read(read)).await;
+            let _ = events.send(AgentEvent::Read(read)).await;
         });
     }
 
     /// The configuration was read.
-    pub fn loaded(&mut self, read: Result<Config, String>, now: Instant) {
+    pub fn loaded(&mut self, read: Result<AgentConfig, String>, now: Instant) {
         let is_asked = std::mem::take(&mut self.reload.is_asked);
         self.reload.is_read = false;
         match read {
@@ -138,7 +142,7 @@ impl Server {
     }
 
     /// Has the backends of another configuration. What takes a restart stays as it is.
-    pub fn take_on(&mut self, config: Config, now: Instant) {
+    pub fn take_on(&mut self, config: AgentConfig, now: Instant) {
         let before: Vec<Name> = self.config.backends.iter().map(|backend| backend.name).collect();
         self.config.backends = config.backends;
         for name in before {
@@ -171,7 +175,7 @@ impl Server {
     }
 
     /// Has a backend, or has it otherwise than before.
-    pub fn have(&mut self, backend: &Backend, now: Instant) {
+    pub fn have(&mut self, backend: &BackendConfig, now: Instant) {
         let name = backend.name;
         self.reports.set(name, backend.keys.clone(), backend.rules(), now);
         let is_another = self.checks.set(name, backend.check.as_ref());
@@ -207,7 +211,7 @@ impl Server {
                 watcher.keep_only(&directories);
             });
             let _ = watched.await;
-            let _ = events.send(Event::Watched).await;
+            let _ = events.send(AgentEvent::Watched).await;
         });
     }
 }
@@ -220,7 +224,7 @@ mod tests {
     fn a_file_is_read_when_it_is_left_alone_or_after_two_seconds_of_changes_beside_it() {
         let start = Instant::now();
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
-        let mut reload = Reload::new(None, None, mpsc::channel(1).0);
+        let mut reload = ConfigReload::new(None, None, mpsc::channel(1).0);
         assert_eq!(reload.due_at(), None);
         reload.changed(at(0));
         assert_eq!(reload.due_at(), Some(at(200)));

@@ -17,7 +17,7 @@ use lb_report::agent::name::Name;
 use lb_report::agent::{Asker, Reports};
 use tracing::{info, warn};
 
-use super::udp::Sockets;
+use super::udp::BoundSockets;
 use crate::config::PORT;
 
 /// While clients are told of a change, who has acknowledged it is looked for more often, but not more often than this.
@@ -27,14 +27,14 @@ const APART: Duration = Duration::from_millis(5);
 pub struct Responding {
     place: Place,
     /// Why nobody does, if the program cannot be loaded.
-    loaded: Result<Loaded, String>,
+    loaded: Result<LoadedResponder, String>,
     /// Why something could not be prepared, if the last time that all was to be, or one since, it could not.
     unprepared: Option<String>,
     /// Why it could not be read last who has asked.
     unread: Option<String>,
 }
 
-struct Loaded {
+struct LoadedResponder {
     answers: Answers,
     follower: Follower<Attaching>,
     /// The version of the report that was prepared last.
@@ -75,7 +75,7 @@ impl Responding {
     }
 
     /// Takes over who has asked it, at most every second, or every few milliseconds where `is_urgent`.
-    pub fn look(&mut self, reports: &mut Reports, sockets: &Sockets, is_urgent: bool, now: Instant) {
+    pub fn look(&mut self, reports: &mut Reports, sockets: &BoundSockets, is_urgent: bool, now: Instant) {
         let Ok(loaded) = &mut self.loaded else { return };
         let apart = if is_urgent { APART } else { PREPARED_EVERY };
         if loaded.looked_at.is_some_and(|last| now.saturating_duration_since(last) < apart) {
@@ -159,17 +159,17 @@ fn load(
     secret: [u8; 16],
     reports: &Reports,
     now: Instant,
-) -> Result<Loaded, String> {
+) -> Result<LoadedResponder, String> {
     let port = port_of(listen);
     let secret = Secret { bytes: secret, drawn_ns: ns_at(now) };
     let (responder, answers) = responder::load(port, secret).map_err(|error| chain(&error))?;
     // Before it is attached: it drops requests for what it does not know.
     let mut prepared = BTreeMap::new();
     prepare(&answers, &mut prepared, reports, true, now).map_err(|error| chain(&error))?;
-    let wanted = Wanted { place: place.clone(), listen: listen.to_vec() };
+    let wanted = WantedResponder { place: place.clone(), listen: listen.to_vec() };
     let follower = Follower::start(Attaching { responder }, Some(wanted))
         .map_err(|error| format!("network interfaces cannot be followed: {error}"))?;
-    Ok(Loaded { answers, follower, prepared, prepared_at: now, looked_at: None })
+    Ok(LoadedResponder { answers, follower, prepared, prepared_at: now, looked_at: None })
 }
 
 /// Prepares what is answered: `all` of it, or what is another report than the one that was `prepared` last.
@@ -208,7 +208,7 @@ fn port_of(listen: &[SocketAddr]) -> u16 {
 }
 
 #[derive(Clone)]
-struct Wanted {
+struct WantedResponder {
     place: Place,
     listen: Vec<SocketAddr>,
 }
@@ -219,10 +219,10 @@ struct Attaching {
 }
 
 impl Work for Attaching {
-    type Wanted = Wanted;
+    type Wanted = WantedResponder;
 
-    fn follow(&mut self, wanted: Option<&Wanted>, all: &[Interface]) -> Found {
-        let Some(Wanted { place, listen }) = wanted else { return Found::default() };
+    fn follow(&mut self, wanted: Option<&WantedResponder>, all: &[Interface]) -> Found {
+        let Some(WantedResponder { place, listen }) = wanted else { return Found::default() };
         let named: Vec<&Interface> = place.named(all).collect();
         let indexes: BTreeSet<u32> = named.iter().map(|interface| interface.index).collect();
         for index in self.responder.detach_others(&indexes) {

@@ -12,11 +12,11 @@ use lb_view::status::InterfaceStatus;
 
 use super::event_loop::Server;
 use super::responding::Responding;
-use crate::status::{self, SCHEMA, Status};
+use crate::status::{self, AgentStatus, SCHEMA};
 
 impl Server {
     /// How all is.
-    pub fn status(&self, now: Instant) -> Status {
+    pub fn status(&self, now: Instant) -> AgentStatus {
         let counts = self.reports.counts();
         let (by_kernel, refused_by_kernel) =
             self.responding.as_ref().map(Responding::counts).unwrap_or_default();
@@ -24,7 +24,7 @@ impl Server {
             let number = why.number();
             (why.name().to_owned(), counts.refused[number] + refused_by_kernel[number])
         });
-        Status {
+        AgentStatus {
             schema: SCHEMA,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             incarnation: self.reports.incarnation(),
@@ -37,7 +37,7 @@ impl Server {
             }),
             backends: self.reports.iter().map(|(name, entry)| self.backend(name, entry, now)).collect(),
             interfaces: self.interfaces(),
-            datagrams: status::Datagrams {
+            datagrams: status::DatagramCounts {
                 answered: counts.answered + by_kernel,
                 answered_by_kernel: by_kernel,
                 refused: refused.into(),
@@ -59,9 +59,9 @@ impl Server {
         interfaces.collect()
     }
 
-    fn backend(&self, name: Name, entry: &Entry, now: Instant) -> status::Backend {
+    fn backend(&self, name: Name, entry: &Entry, now: Instant) -> status::ServedBackendStatus {
         let ago = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
-        let check = self.checks.get(name).map(|(check, last)| status::Check {
+        let check = self.checks.get(name).map(|(check, last)| status::HealthCheckStatus {
             check: check.check.to_string(),
             failure: last.and_then(|(outcome, _)| match outcome {
                 Outcome::Passed => None,
@@ -78,14 +78,14 @@ impl Server {
         });
         let (load, by_application) = entry.load(now);
         let number = |thousandths: u32| f64::from(thousandths) / 1000.0;
-        let load = load.map(|Load { qps, eps, utilization, measured, .. }| status::Load {
+        let load = load.map(|Load { qps, eps, utilization, measured, .. }| status::ReportedLoadStatus {
             qps: qps.map(number),
             eps: eps.map(number),
             utilization: utilization.map(number),
             age_seconds: ago(measured),
             by_application,
         });
-        status::Backend {
+        status::ServedBackendStatus {
             backend: name.to_string(),
             readiness: word(entry.readiness()).to_owned(),
             why: entry.why().to_owned(),

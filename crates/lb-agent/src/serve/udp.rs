@@ -18,7 +18,7 @@ use crate::config::PORT;
 
 mod packets;
 
-use packets::{Batch, send, tell_destinations};
+use packets::{PacketBatch, send, tell_destinations};
 
 /// Bytes that may wait in a socket, if the host allows so many: those of some thousand requests.
 const BUFFER: usize = 4 << 20;
@@ -27,16 +27,16 @@ const BUFFER: usize = 4 << 20;
 const BACKLOG: i32 = 128;
 
 /// The sockets.
-pub struct Sockets {
-    sockets: Vec<Socket>,
-    batch: Batch,
+pub struct BoundSockets {
+    sockets: Vec<BoundSocket>,
+    batch: PacketBatch,
     /// The socket that is looked at first: each in turn.
     next: usize,
     /// Packets that the kernel did not take.
     pub unsent: u64,
 }
 
-struct Socket {
+struct BoundSocket {
     socket: UdpSocket,
     is_v6: bool,
     /// Whether it has all addresses of this host.
@@ -47,7 +47,7 @@ struct Socket {
 ///
 /// # Errors
 /// If an address is not this host's, or its port is taken.
-pub fn listen_at(addresses: Option<&[SocketAddr]>) -> Result<(Sockets, Vec<TcpListener>)> {
+pub fn listen_at(addresses: Option<&[SocketAddr]>) -> Result<(BoundSockets, Vec<TcpListener>)> {
     let bound = match addresses {
         Some(addresses) => bind_all(addresses)?,
         None => {
@@ -59,7 +59,7 @@ pub fn listen_at(addresses: Option<&[SocketAddr]>) -> Result<(Sockets, Vec<TcpLi
         }
     };
     let (sockets, ports) = bound.into_iter().unzip();
-    Ok((Sockets { sockets, batch: Batch::new(), next: 0, unsent: 0 }, ports))
+    Ok((BoundSockets { sockets, batch: PacketBatch::new(), next: 0, unsent: 0 }, ports))
 }
 
 fn is_without_ipv6(error: &anyhow::Error) -> bool {
@@ -67,12 +67,12 @@ fn is_without_ipv6(error: &anyhow::Error) -> bool {
     matches!(error, Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
 }
 
-fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<(Socket, TcpListener)>> {
+fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<(BoundSocket, TcpListener)>> {
     addresses.iter().map(|address| bind_both(*address, addresses)).collect()
 }
 
 /// The socket and the port of an address. Where the number is the kernel's choice, it has to be free for both.
-fn bind_both(address: SocketAddr, all: &[SocketAddr]) -> Result<(Socket, TcpListener)> {
+fn bind_both(address: SocketAddr, all: &[SocketAddr]) -> Result<(BoundSocket, TcpListener)> {
     const ATTEMPTS: usize = 16;
     let is_taken = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;
     let is_split = all.iter().any(|other| other.is_ipv4() && other.port() == address.port());
@@ -88,7 +88,7 @@ fn bind_both(address: SocketAddr, all: &[SocketAddr]) -> Result<(Socket, TcpList
     for attempt in 1.. {
         let udp =
             bound(address, SocketType::DGRAM, is_split).map_err(|error| failed(error, "UDP", address))?;
-        let socket = Socket::new(udp, address).map_err(|error| failed(error, "UDP", address))?;
+        let socket = BoundSocket::new(udp, address).map_err(|error| failed(error, "UDP", address))?;
         let at = SocketAddr::new(address.ip(), socket.socket.local_addr()?.port());
         match bound(at, SocketType::STREAM, is_split).and_then(port) {
             Ok(port) => return Ok((socket, port)),
@@ -121,7 +121,7 @@ fn port(socket: OwnedFd) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-impl Socket {
+impl BoundSocket {
     fn new(socket: OwnedFd, address: SocketAddr) -> io::Result<Self> {
         let is_wildcard = address.ip().is_unspecified();
         if is_wildcard {
@@ -134,7 +134,7 @@ impl Socket {
     }
 }
 
-impl Sockets {
+impl BoundSockets {
     /// Where they listen.
     ///
     /// # Errors
@@ -145,8 +145,8 @@ impl Sockets {
 
     /// The way back to an asker that has asked this address of the host: the socket that has it alone, or one that has all.
     pub fn via(&self, local: IpAddr) -> Option<Via> {
-        let address = |socket: &Socket| socket.socket.local_addr().ok().map(|at| at.ip());
-        let find = |is_it: &dyn Fn(&Socket) -> bool| self.sockets.iter().position(is_it);
+        let address = |socket: &BoundSocket| socket.socket.local_addr().ok().map(|at| at.ip());
+        let find = |is_it: &dyn Fn(&BoundSocket) -> bool| self.sockets.iter().position(is_it);
         if let Some(socket) = find(&|socket| address(socket) == Some(local)) {
             return Some(Via { socket, local: None });
         }
@@ -178,7 +178,7 @@ impl Sockets {
 
     /// Takes the packets of one socket, no more than one batch, and sends what `answer` says to each.
     pub fn answer(&mut self, number: usize, mut answer: impl FnMut(&[u8], Asker) -> Option<Datagram>) {
-        let Socket { socket, is_wildcard, is_v6 } = &self.sockets[number];
+        let BoundSocket { socket, is_wildcard, is_v6 } = &self.sockets[number];
         let (batch, fd) = (&mut self.batch, socket.as_fd());
         let received = socket.try_io(Interest::READABLE, || {
             for packet in batch.receive(fd)? {

@@ -10,9 +10,9 @@ use lb_report::wire::Readiness;
 use tracing::{info, warn};
 
 use super::event_loop::Server;
-use super::query::{Refusal, SaidLoad, Told, Verb};
-use super::registrations::{Claim, Claimed, Who};
-use crate::config::{Backend, Utilization};
+use super::query::{AcceptedReport, QueryRefusal, SaidLoad, Verb};
+use super::registrations::{Claim, Claimed, Registrant};
+use crate::config::{BackendConfig, Utilization};
 use crate::status::SCHEMA;
 
 impl Server {
@@ -20,7 +20,12 @@ impl Server {
     ///
     /// # Errors
     /// Why it is not taken in.
-    pub fn told(&mut self, verb: Verb, who: Who, now: Instant) -> Result<Told, Refusal> {
+    pub fn told(
+        &mut self,
+        verb: Verb,
+        who: Registrant,
+        now: Instant,
+    ) -> Result<AcceptedReport, QueryRefusal> {
         match verb {
             Verb::Operator { backend, lame_duck } => self.operator(backend, lame_duck, who, now),
             Verb::Load { backend, load } => self.load(backend, load, now),
@@ -28,7 +33,7 @@ impl Server {
                 let configured = self.config.backends.iter().find(|one| one.name == backend);
                 let configured = configured.map(|one| &one.keys);
                 let has_key = keys.as_ref().is_some_and(|keys| has_a_key(configured, keys));
-                let wanted = keys.map(|keys| Backend::new(backend, keys));
+                let wanted = keys.map(|keys| BackendConfig::new(backend, keys));
                 self.can_have(backend, wanted.as_ref())?;
                 self.claim(backend, claim, has_key, who, now)?;
                 if let Some(wanted) = wanted.filter(|_| !self.is_configured(backend)) {
@@ -62,9 +67,9 @@ impl Server {
         &mut self,
         backend: Option<Name>,
         lame_duck: bool,
-        who: Who,
+        who: Registrant,
         now: Instant,
-    ) -> Result<Told, Refusal> {
+    ) -> Result<AcceptedReport, QueryRefusal> {
         let names = self.names(backend)?;
         for name in &names {
             if lame_duck {
@@ -82,15 +87,22 @@ impl Server {
         Ok(self.about(&names, now))
     }
 
-    fn load(&mut self, backend: Option<Name>, said: SaidLoad, now: Instant) -> Result<Told, Refusal> {
+    fn load(
+        &mut self,
+        backend: Option<Name>,
+        said: SaidLoad,
+        now: Instant,
+    ) -> Result<AcceptedReport, QueryRefusal> {
         let names = self.names(backend)?;
         let [name] = names[..] else {
             let text = format!("there are {} backends: name one of {}", names.len(), list(&names));
-            return Err(Refusal::Wrong(text));
+            return Err(QueryRefusal::Wrong(text));
         };
         let configured = self.config.backends.iter().find(|backend| backend.name == name);
         if configured.is_some_and(|backend| backend.utilization == Utilization::Off) {
-            return Err(Refusal::Wrong(format!("utilization of {name} is \"off\" in the configuration")));
+            return Err(QueryRefusal::Wrong(format!(
+                "utilization of {name} is \"off\" in the configuration"
+            )));
         }
         let SaidLoad { qps, eps, utilization, window, valid_for } = said;
         if let Some(entry) = self.reports.get_mut(name) {
@@ -100,25 +112,25 @@ impl Server {
     }
 
     /// Whether there can be this backend, with what a program wants for it.
-    fn can_have(&self, name: Name, wanted: Option<&Backend>) -> Result<(), Refusal> {
+    fn can_have(&self, name: Name, wanted: Option<&BackendConfig>) -> Result<(), QueryRefusal> {
         let configured = self.config.backends.iter().find(|backend| backend.name == name);
         match (configured, wanted) {
             (None, None) => {
                 let text = format!(
                     "no backend {name} is configured here, and no key was given: the agent could not report it"
                 );
-                return Err(Refusal::Absent(text));
+                return Err(QueryRefusal::Absent(text));
             }
             (Some(configured), Some(wanted)) if !agree(&configured.keys, &wanted.keys) => {
                 let text = format!(
                     "the configuration has other keys for {name}: leave yours out, or correct one of them"
                 );
-                return Err(Refusal::Wrong(text));
+                return Err(QueryRefusal::Wrong(text));
             }
             _ => {}
         }
         if self.reports.get(name).is_none() && self.reports.iter().count() >= MAX_BACKENDS {
-            return Err(Refusal::Wrong(format!(
+            return Err(QueryRefusal::Wrong(format!(
                 "this agent has {MAX_BACKENDS} backends already, which is the most"
             )));
         }
@@ -130,9 +142,9 @@ impl Server {
         name: Name,
         claim: Claim,
         has_key: bool,
-        who: Who,
+        who: Registrant,
         now: Instant,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), QueryRefusal> {
         let refused = self.registrations.get(name).and_then(|registration| registration.refused);
         self.registrations.register(name, claim, has_key, who, now).map_err(|claimed| match claimed {
             Claimed::Backend(first) => {
@@ -140,13 +152,13 @@ impl Server {
                 if refused.is_none_or(|(_, last)| last != who) {
                     warn!(backend = %name, first = %first, refused = %who, "two programs claim one backend; the first keeps it");
                 }
-                Refusal::Taken(format!("{first} runs {name} already: stop that first, or name another backend"))
+                QueryRefusal::Taken(format!("{first} runs {name} already: stop that first, or name another backend"))
             }
-            Claimed::User(user) => Refusal::Taken(format!(
+            Claimed::User(user) => QueryRefusal::Taken(format!(
                 "a program of user {user} was the first to claim {name} without a key: give a key of the backend, or restart the agent"
             )),
             Claimed::Number(other) => {
-                Refusal::Wrong(format!("the registration is that of {other}: draw another number for {name}"))
+                QueryRefusal::Wrong(format!("the registration is that of {other}: draw another number for {name}"))
             }
         })
     }
@@ -163,7 +175,12 @@ impl Server {
         });
     }
 
-    fn readiness(&mut self, id: u64, readiness: Option<Readiness>, now: Instant) -> Result<Told, Refusal> {
+    fn readiness(
+        &mut self,
+        id: u64,
+        readiness: Option<Readiness>,
+        now: Instant,
+    ) -> Result<AcceptedReport, QueryRefusal> {
         let name = self.registrations.refresh(id, now).ok_or_else(no_registration)?;
         if let Some(readiness) = readiness {
             self.said(name, |server| server.runner(name, Some(readiness), now));
@@ -191,22 +208,22 @@ impl Server {
         }
     }
 
-    fn names(&self, backend: Option<Name>) -> Result<Vec<Name>, Refusal> {
+    fn names(&self, backend: Option<Name>) -> Result<Vec<Name>, QueryRefusal> {
         let all: Vec<Name> = self.reports.iter().map(|(name, _)| name).collect();
         match backend {
             // What an operator has said of one that has gone can be taken back.
             Some(name) if all.contains(&name) || self.lame_ducks.contains(&name) => Ok(vec![name]),
             Some(name) => {
-                Err(Refusal::Absent(format!("there is no backend {name} here, only {}", list(&all))))
+                Err(QueryRefusal::Absent(format!("there is no backend {name} here, only {}", list(&all))))
             }
-            None if all.is_empty() => Err(Refusal::Absent("there is no backend here".to_owned())),
+            None if all.is_empty() => Err(QueryRefusal::Absent("there is no backend here".to_owned())),
             None => Ok(all),
         }
     }
 
-    fn about(&self, names: &[Name], now: Instant) -> Told {
+    fn about(&self, names: &[Name], now: Instant) -> AcceptedReport {
         let entries = || names.iter().filter_map(|name| self.reports.get(*name));
-        Told {
+        AcceptedReport {
             schema: SCHEMA,
             unheard: entries().map(|entry| entry.unheard(now)).sum(),
             is_new: entries().any(|entry| entry.is_new(now)),
@@ -229,8 +246,8 @@ fn has_a_key(configured: Option<&Keys<BackendKey>>, given: &Keys<BackendKey>) ->
     })
 }
 
-fn no_registration() -> Refusal {
-    Refusal::Absent(
+fn no_registration() -> QueryRefusal {
+    QueryRefusal::Absent(
         "there is no such registration: the agent was started anew, or took the program for dead".to_owned(),
     )
 }

@@ -6,8 +6,8 @@ use tokio::sync::mpsc;
 
 use super::Voice;
 use crate::serve::Agent;
-use crate::serve::query::{Query, Told, Verb, tell};
-use crate::serve::registrations::{Claim, Who, draw};
+use crate::serve::query::{AcceptedReport, Query, Verb, tell};
+use crate::serve::registrations::{Claim, Registrant, draw};
 use crate::utilization::own_cgroup;
 
 /// Speaks for one backend of an agent within this process.
@@ -26,13 +26,13 @@ impl LocalVoice {
         let claim = Claim { number: registration, is_leased: false, cgroup: own_cgroup() };
         let verb = Verb::Register { backend, claim, keys: None, readiness };
         let queries = agent.queries().clone();
-        tell(&queries, verb, Who::this()).await??;
+        tell(&queries, verb, Registrant::this()).await??;
         Ok(Self { queries, registration })
     }
 
-    async fn readiness(&self, readiness: Option<Readiness>) -> anyhow::Result<Told> {
+    async fn readiness(&self, readiness: Option<Readiness>) -> anyhow::Result<AcceptedReport> {
         let verb = Verb::Readiness { registration: self.registration, readiness };
-        Ok(tell(&self.queries, verb, Who::this()).await??)
+        Ok(tell(&self.queries, verb, Registrant::this()).await??)
     }
 }
 

@@ -21,7 +21,7 @@ use super::Voice;
 use crate::client::{Client, ClientError};
 use crate::config::read_key_file;
 use crate::keys;
-use crate::serve::query::Told;
+use crate::serve::query::AcceptedReport;
 use crate::serve::registrations::{LEASE, draw};
 use crate::utilization::{own_cgroup, own_tree};
 
@@ -121,7 +121,7 @@ impl RemoteVoice {
         link.is_registered = false;
         // Also if it is not known to be registered: an answer may have been lost.
         let said = [("registration", link.registration.to_string())];
-        match link.client.tell::<Told>("/v1/unregister", &said).await {
+        match link.client.tell::<AcceptedReport>("/v1/unregister", &said).await {
             Err(ClientError::Absent(_)) => Ok(()),
             told => told.map(drop),
         }
@@ -167,7 +167,7 @@ impl Link {
         }
     }
 
-    async fn register(&mut self) -> Result<Told, ClientError> {
+    async fn register(&mut self) -> Result<AcceptedReport, ClientError> {
         let mut said = vec![
             ("backend", self.backend.to_string()),
             ("registration", self.registration.to_string()),
@@ -180,7 +180,7 @@ impl Link {
             said.extend([("cgroup", cgroup), ("cgroup_tree", tree)]);
         }
         said.extend(self.keys.as_ref().map(|keys| ("keys", keys::lines(keys))));
-        let told: Told = self.client.tell("/v1/register", &said).await?;
+        let told: AcceptedReport = self.client.tell("/v1/register", &said).await?;
         self.is_registered = true;
         Ok(told)
     }
@@ -215,7 +215,7 @@ impl Link {
     }
 
     /// Says what holds, which also shows that this program lives; registers anew where the agent does not know it.
-    async fn tell(&mut self) -> Result<Told, ClientError> {
+    async fn tell(&mut self) -> Result<AcceptedReport, ClientError> {
         if !self.is_registered {
             return self.register().await;
         }

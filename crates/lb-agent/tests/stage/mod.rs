@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use lb_agent::client::Client;
-use lb_agent::config::{Backend, Config};
+use lb_agent::config::{AgentConfig, BackendConfig};
 use lb_agent::serve::{Agent, Role, start};
-use lb_agent::status::Status;
+use lb_agent::status::AgentStatus;
 use lb_common::net::Be16;
 use lb_report::agent::name::Name;
 use lb_report::keys::{BackendKey, Keys};
@@ -29,8 +29,8 @@ pub fn keys() -> Keys<BackendKey> {
 }
 
 /// A backend without a health check.
-pub fn backend() -> Backend {
-    Backend::new(name(), keys())
+pub fn backend() -> BackendConfig {
+    BackendConfig::new(name(), keys())
 }
 
 /// An agent on a free port, with directories of its own.
@@ -43,7 +43,7 @@ pub struct Stage {
 
 impl Stage {
     /// With these backends.
-    pub async fn with(backends: Vec<Backend>) -> Self {
+    pub async fn with(backends: Vec<BackendConfig>) -> Self {
         let folder = tempfile::tempdir().expect("loopback and the agent work");
         let agent = start(config(folder.path(), backends), Role::Host, None)
             .await
@@ -57,12 +57,12 @@ impl Stage {
     }
 
     /// How all is.
-    pub async fn status(&self) -> Status {
+    pub async fn status(&self) -> AgentStatus {
         self.client().ask("/v1/status").await.expect("loopback and the agent work")
     }
 
     /// Waits until the status is as asked for.
-    pub async fn until(&self, is_so: impl Fn(&Status) -> bool) -> Status {
+    pub async fn until(&self, is_so: impl Fn(&AgentStatus) -> bool) -> AgentStatus {
         let mut last = None;
         let waited = tokio::time::timeout(DEADLINE, async {
             let mut turns = tokio::time::interval(Duration::from_millis(10));
@@ -83,7 +83,7 @@ impl Stage {
         &self,
         path: &str,
         said: &[(&str, &str)],
-    ) -> Result<lb_agent::serve::query::Told, String> {
+    ) -> Result<lb_agent::serve::query::AcceptedReport, String> {
         let said: Vec<_> = said.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
         self.client().tell(path, &said).await.map_err(|error| error.to_string())
     }
@@ -95,13 +95,13 @@ impl Stage {
 }
 
 /// A configuration with these directories.
-pub fn config(folder: &Path, backends: Vec<Backend>) -> Config {
-    Config {
+pub fn config(folder: &Path, backends: Vec<BackendConfig>) -> AgentConfig {
+    AgentConfig {
         listen: Some(vec!["127.0.0.1:0".parse().expect("an address")]),
         state: folder.join("state"),
         run: folder.join("run"),
         backends,
-        ..Config::default()
+        ..AgentConfig::default()
     }
 }
 

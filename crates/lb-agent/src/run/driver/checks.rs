@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use lb_core::service::Protocol;
 
-use super::{Driver, Event};
+use super::{RunDriver, RunEvent};
 use crate::run::lifecycle::Input;
-use crate::run::options::Check;
-use crate::run::processes::Purpose;
-use crate::run::readiness_check::{Attempt, PAUSE};
+use crate::run::options::ReadinessMethod;
+use crate::run::processes::CommandPurpose;
+use crate::run::readiness_check::{PAUSE, ReadinessProbe};
 
 /// How long a command that checks may take.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -16,42 +16,42 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 /// After how long it is said that the application is not ready.
 const LATE: Duration = Duration::from_secs(30);
 
-impl Driver {
+impl RunDriver {
     pub(super) fn start_check(&mut self) {
         if !self.lifecycle.is_starting() {
             return;
         }
         if self.checks == 0 {
-            self.send_after(LATE, Event::Late);
+            self.send_after(LATE, RunEvent::Late);
         }
         self.checks += 1;
         let port = self.listener.address.port();
         let attempt = match (&self.args.ready, self.listener.protocol) {
-            (Some(Check::Command(line)), _) => {
+            (Some(ReadinessMethod::Command(line)), _) => {
                 let line = line.clone();
-                if self.start_shell(Purpose::Check, &line) {
-                    self.send_after(CHECK_TIMEOUT, Event::CheckOverdue(self.checks));
+                if self.start_shell(CommandPurpose::Check, &line) {
+                    self.send_after(CHECK_TIMEOUT, RunEvent::CheckOverdue(self.checks));
                 } else {
-                    self.send_after(PAUSE, Event::Check);
+                    self.send_after(PAUSE, RunEvent::Check);
                 }
                 return;
             }
-            (Some(Check::Http(port, path)), _) => Attempt::Http(*port, path.clone()),
-            (Some(Check::Tcp(port)), _) => Attempt::Tcp(*port),
-            (None, Protocol::Tcp) => Attempt::Tcp(port),
-            (None, Protocol::Udp) => Attempt::Socket,
+            (Some(ReadinessMethod::Http(port, path)), _) => ReadinessProbe::Http(*port, path.clone()),
+            (Some(ReadinessMethod::Tcp(port)), _) => ReadinessProbe::Tcp(*port),
+            (None, Protocol::Tcp) => ReadinessProbe::Tcp(port),
+            (None, Protocol::Udp) => ReadinessProbe::Socket,
         };
         let (events, listener) = (self.events.clone(), self.listener);
         self.check = Some(tokio::spawn(async move {
             attempt.until_ready(listener).await;
-            let _ = events.send(Event::Ready).await;
+            let _ = events.send(RunEvent::Ready).await;
         }));
     }
 
     /// A command that checks has had its time.
     pub(super) fn check_overdue(&mut self, number: u64) {
         if self.lifecycle.is_starting() && number == self.checks {
-            self.processes.kill_shells(Some(Purpose::Check));
+            self.processes.kill_shells(Some(CommandPurpose::Check));
         }
     }
 
@@ -65,7 +65,7 @@ impl Driver {
         if let Some(check) = self.check.take() {
             check.abort();
         }
-        self.processes.kill_shells(Some(Purpose::Check));
+        self.processes.kill_shells(Some(CommandPurpose::Check));
     }
 
     pub(super) fn ready(&mut self) {
@@ -76,7 +76,7 @@ impl Driver {
         self.input(Input::Ready);
     }
 
-    pub(super) fn send_after(&self, pause: Duration, event: Event) {
+    pub(super) fn send_after(&self, pause: Duration, event: RunEvent) {
         let events = self.events.clone();
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;

@@ -1,42 +1,43 @@
 //! What becomes of children, and what that means for the run.
 
-use super::{Driver, Event};
+use super::{RunDriver, RunEvent};
 use crate::run::lifecycle::{Input, Left};
-use crate::run::processes::{Change, Purpose};
+use crate::run::processes::{ChildChange, CommandPurpose};
 use crate::run::readiness_check::PAUSE;
 use crate::run::signal::Signal;
-use crate::run::status::Status;
+use crate::run::status::ProcessStatus;
 use crate::run::terminal::Terminal;
 
-impl Driver {
+impl RunDriver {
     pub(super) fn reap(&mut self) {
         let mut changes = self.processes.changes();
         // All that has ended is told with who is left after all of it, the command first: what ends with it is not what it
         // leaves behind.
-        changes.sort_by_key(|change| !matches!(change, Change::Command(_)));
-        let has_ended =
-            changes.iter().any(|change| matches!(change, Change::Command(_) | Change::Descendant(_)));
-        let is_shell = |change: &Change| matches!(change, Change::Shell(..));
+        changes.sort_by_key(|change| !matches!(change, ChildChange::Command(_)));
+        let has_ended = changes
+            .iter()
+            .any(|change| matches!(change, ChildChange::Command(_) | ChildChange::Descendant(_)));
+        let is_shell = |change: &ChildChange| matches!(change, ChildChange::Shell(..));
         // The end of a command of the shell may show that nobody else is left.
         let asks = has_ended || self.lifecycle.has_lost_command() && changes.iter().any(is_shell);
         let left = if asks { self.left() } else { Left::Serving };
         for change in changes {
             match change {
-                Change::Command(status) => self.input(Input::Ended { is_command: true, status, left }),
-                Change::Descendant(status) => self.descendant_ended(status, left),
-                Change::Shell(purpose, status) => {
+                ChildChange::Command(status) => self.input(Input::Ended { is_command: true, status, left }),
+                ChildChange::Descendant(status) => self.descendant_ended(status, left),
+                ChildChange::Shell(purpose, status) => {
                     self.shell_ended(purpose, status);
                     if left == Left::Nobody && !has_ended {
                         self.descendant_ended(status, left);
                     }
                 }
-                Change::Stopped => self.stopped(),
-                Change::Continued => self.input(Input::Continued),
+                ChildChange::Stopped => self.stopped(),
+                ChildChange::Continued => self.input(Input::Continued),
             }
         }
     }
 
-    fn descendant_ended(&mut self, status: Status, left: Left) {
+    fn descendant_ended(&mut self, status: ProcessStatus, left: Left) {
         self.input(Input::Ended { is_command: false, status, left });
     }
 
@@ -49,19 +50,19 @@ impl Driver {
         }
     }
 
-    fn shell_ended(&mut self, purpose: Purpose, status: Status) {
-        let is_well = status == Status::Exited(0);
+    fn shell_ended(&mut self, purpose: CommandPurpose, status: ProcessStatus) {
+        let is_well = status == ProcessStatus::Exited(0);
         match purpose {
-            Purpose::Check if is_well => self.ready(),
-            Purpose::Check => self.send_after(PAUSE, Event::Check),
-            Purpose::Prewarm => {
+            CommandPurpose::Check if is_well => self.ready(),
+            CommandPurpose::Check => self.send_after(PAUSE, RunEvent::Check),
+            CommandPurpose::Prewarm => {
                 if !is_well {
                     tracing::warn!(?status, "prewarming failed; it is tried again");
                 }
                 self.input(Input::Prewarmed(is_well));
             }
-            Purpose::LameDuck if is_well => {}
-            Purpose::LameDuck => {
+            CommandPurpose::LameDuck if is_well => {}
+            CommandPurpose::LameDuck => {
                 tracing::warn!(?status, "the application was not told that it is a lame duck");
             }
         }

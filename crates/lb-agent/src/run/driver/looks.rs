@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Driver, Event};
+use super::{RunDriver, RunEvent};
 use crate::run::connections::Connections;
-use crate::run::lifecycle::{Cause, Input, Look, Wait};
+use crate::run::lifecycle::{Cause, ConnectionSnapshot, Input, Wait};
 
 /// Between two looks at the connections; more if a look takes long, so that looks are a tenth of the time at most.
 const LOOK: Duration = Duration::from_millis(100);
 const LOOK_SHARE: u32 = 10;
 
-impl Driver {
+impl RunDriver {
     pub(super) fn look_if_due(&mut self) {
         if self.look_at.is_some_and(|at| at <= Instant::now()) {
             self.look_at = None;
@@ -22,7 +22,7 @@ impl Driver {
             // A table of a million connections takes its time to read.
             tokio::task::spawn_blocking(move || {
                 // Nobody waits for it when the run is over.
-                let _ = events.blocking_send(Event::Looked(began, listener.connections(idle)));
+                let _ = events.blocking_send(RunEvent::Looked(began, listener.connections(idle)));
             });
         }
     }
@@ -31,7 +31,9 @@ impl Driver {
         let took = self.began.elapsed().saturating_sub(began);
         self.look_at = Some(Instant::now() + LOOK.max(took * (LOOK_SHARE - 1)));
         match result {
-            Ok(Connections { busy, idle }) => self.input(Input::Looked(Look { began, busy, idle })),
+            Ok(Connections { busy, idle }) => {
+                self.input(Input::Looked(ConnectionSnapshot { began, busy, idle }))
+            }
             // The list changes while it is read; the next look is soon.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {

@@ -4,25 +4,25 @@ use proptest::prelude::*;
 
 use super::*;
 
-const RULES: Rules = Rules {
+const RULES: LifecycleOptions = LifecycleOptions {
     grace: Duration::from_secs(30),
     kill_after: Duration::from_secs(10),
     prewarms: false,
     tells_application: false,
 };
 
-const QUIET: Look = Look { began: Duration::ZERO, busy: 0, idle: 0 };
+const QUIET: ConnectionSnapshot = ConnectionSnapshot { began: Duration::ZERO, busy: 0, idle: 0 };
 
 fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
 fn ended(code: u8) -> Input {
-    Input::Ended { is_command: true, status: Status::Exited(code), left: Left::Nobody }
+    Input::Ended { is_command: true, status: ProcessStatus::Exited(code), left: Left::Nobody }
 }
 
 /// A backend that serves since second 1.
-fn serving(rules: Rules) -> Lifecycle {
+fn serving(rules: LifecycleOptions) -> Lifecycle {
     let (mut lifecycle, actions) = Lifecycle::new(rules);
     assert_eq!(actions, [Action::Say(Readiness::LameDuck)]);
     lifecycle.handle(s(1), Input::Ready);
@@ -42,7 +42,7 @@ fn waiting() -> Lifecycle {
     lifecycle
 }
 
-fn report(cause: Cause, seconds: u64, unheard: Option<usize>, look: Option<Look>) -> Action {
+fn report(cause: Cause, seconds: u64, unheard: Option<usize>, look: Option<ConnectionSnapshot>) -> Action {
     Action::Report(Wait { cause, waited: s(seconds), unheard, look })
 }
 
@@ -57,7 +57,7 @@ fn it_is_announced_when_it_can_serve() {
 
 #[test]
 fn it_is_prewarmed_before_it_is_announced_until_that_ends_well() {
-    let (mut lifecycle, _) = Lifecycle::new(Rules { prewarms: true, ..RULES });
+    let (mut lifecycle, _) = Lifecycle::new(LifecycleOptions { prewarms: true, ..RULES });
     assert_eq!(lifecycle.handle(s(1), Input::Ready), [Action::Prewarm]);
     assert_eq!(lifecycle.handle(s(2), Input::Prewarmed(false)), []);
     assert_eq!(lifecycle.deadline(), Some(s(7)));
@@ -68,7 +68,7 @@ fn it_is_prewarmed_before_it_is_announced_until_that_ends_well() {
 
 #[test]
 fn a_request_to_end_makes_a_lame_duck_and_the_application_hears_of_it() {
-    let mut lifecycle = serving(Rules { tells_application: true, ..RULES });
+    let mut lifecycle = serving(LifecycleOptions { tells_application: true, ..RULES });
     let actions = lifecycle.handle(s(10), Input::Signal(Signal::INT));
     assert_eq!(actions, [Action::Say(Readiness::LameDuck), Action::TellApplication]);
     assert!(lifecycle.is_waiting());
@@ -77,14 +77,14 @@ fn a_request_to_end_makes_a_lame_duck_and_the_application_hears_of_it() {
 #[test]
 fn it_ends_when_all_have_heard_and_a_later_look_shows_no_connection_in_use() {
     let mut lifecycle = waiting();
-    let busy = Look { began: s(12), busy: 1, idle: 3 };
+    let busy = ConnectionSnapshot { began: s(12), busy: 1, idle: 3 };
     assert_eq!(lifecycle.handle(s(12), Input::Looked(busy)), []);
     // What began before late connections had their time proves nothing.
-    assert_eq!(lifecycle.handle(s(13), Input::Looked(Look { began: s(13), ..QUIET })), []);
-    let idle = Look { began: s(14), busy: 0, idle: 3 };
+    assert_eq!(lifecycle.handle(s(13), Input::Looked(ConnectionSnapshot { began: s(13), ..QUIET })), []);
+    let idle = ConnectionSnapshot { began: s(14), busy: 0, idle: 3 };
     let actions = lifecycle.handle(s(14), Input::Looked(idle));
     assert_eq!(actions, [report(Cause::Quiet, 4, Some(0), Some(idle)), Action::Stop(Signal::TERM)]);
-    assert_eq!(lifecycle.handle(s(15), ended(0)), [Action::End(Status::Exited(0))]);
+    assert_eq!(lifecycle.handle(s(15), ended(0)), [Action::End(ProcessStatus::Exited(0))]);
 }
 
 #[test]
@@ -92,9 +92,9 @@ fn clients_that_never_hear_are_waited_for_a_while() {
     let mut lifecycle = serving(RULES);
     lifecycle.handle(s(10), Input::Signal(Signal::TERM));
     lifecycle.handle(s(11), Input::Unheard(2));
-    let early = Look { began: s(18), ..QUIET };
+    let early = ConnectionSnapshot { began: s(18), ..QUIET };
     assert_eq!(lifecycle.handle(s(18), Input::Looked(early)), []);
-    let late = Look { began: s(19), ..QUIET };
+    let late = ConnectionSnapshot { began: s(19), ..QUIET };
     let actions = lifecycle.handle(s(19), Input::Looked(late));
     assert_eq!(actions, [report(Cause::Quiet, 9, Some(2), Some(late)), Action::Stop(Signal::TERM)]);
 }
@@ -102,7 +102,7 @@ fn clients_that_never_hear_are_waited_for_a_while() {
 #[test]
 fn a_grace_that_is_over_ends_it_with_what_is_open() {
     let mut lifecycle = waiting();
-    let busy = Look { began: s(39), busy: 2, idle: 1 };
+    let busy = ConnectionSnapshot { began: s(39), busy: 2, idle: 1 };
     lifecycle.handle(s(39), Input::Looked(busy));
     assert_eq!(lifecycle.deadline(), Some(s(40)));
     assert_eq!(lifecycle.handle(s(39), Input::Elapsed), []);
@@ -121,7 +121,7 @@ fn connections_that_are_not_seen_are_given_the_whole_grace() {
 #[test]
 fn one_that_is_not_announced_yet_ends_in_the_same_way() {
     for prewarms in [false, true] {
-        let (mut lifecycle, _) = Lifecycle::new(Rules { prewarms, ..RULES });
+        let (mut lifecycle, _) = Lifecycle::new(LifecycleOptions { prewarms, ..RULES });
         if prewarms {
             lifecycle.handle(s(1), Input::Ready);
         }
@@ -150,7 +150,7 @@ fn what_does_not_end_is_killed_until_nobody_is_left() {
     lifecycle.handle(s(11), Input::Signal(Signal::TERM));
     assert_eq!(lifecycle.handle(s(21), Input::Elapsed), [Action::Kill]);
     assert_eq!(lifecycle.handle(s(22), Input::Elapsed), [Action::Kill]);
-    let killed = Status::Killed(Signal::KILL);
+    let killed = ProcessStatus::Killed(Signal::KILL);
     let ended = |is_command, left| Input::Ended { is_command, status: killed, left };
     assert_eq!(lifecycle.handle(s(22), ended(true, Left::Others)), [Action::Kill]);
     assert_eq!(lifecycle.handle(s(22), ended(false, Left::Nobody)), [Action::End(killed)]);
@@ -169,27 +169,28 @@ fn every_other_signal_is_passed_on() {
 fn one_that_ends_by_itself_is_down() {
     let say = Action::Say(Readiness::Down);
     let (mut lifecycle, _) = Lifecycle::new(RULES);
-    assert_eq!(lifecycle.handle(s(1), ended(3)), [say, Action::End(Status::Exited(3))]);
-    assert_eq!(serving(RULES).handle(s(2), ended(0)), [say, Action::End(Status::Exited(0))]);
+    assert_eq!(lifecycle.handle(s(1), ended(3)), [say, Action::End(ProcessStatus::Exited(3))]);
+    assert_eq!(serving(RULES).handle(s(2), ended(0)), [say, Action::End(ProcessStatus::Exited(0))]);
     // One that was asked to end stays a lame duck, however it ends.
-    assert_eq!(waiting().handle(s(11), ended(1)), [Action::End(Status::Exited(1))]);
+    assert_eq!(waiting().handle(s(11), ended(1)), [Action::End(ProcessStatus::Exited(1))]);
 }
 
 #[test]
 fn what_a_crash_leaves_behind_is_ended_with_the_crashs_status() {
     let mut lifecycle = serving(RULES);
-    let crash = Status::Killed(Signal::from_raw(11));
+    let crash = ProcessStatus::Killed(Signal::from_raw(11));
     let input = Input::Ended { is_command: true, status: crash, left: Left::Serving };
     let actions = lifecycle.handle(s(2), input);
     assert_eq!(actions, [Action::Say(Readiness::Down), Action::Stop(Signal::TERM)]);
     assert_eq!(lifecycle.deadline(), Some(s(12)));
-    let last = Input::Ended { is_command: false, status: Status::Killed(Signal::TERM), left: Left::Nobody };
+    let last =
+        Input::Ended { is_command: false, status: ProcessStatus::Killed(Signal::TERM), left: Left::Nobody };
     assert_eq!(lifecycle.handle(s(3), last), [Action::End(crash)]);
 }
 
 #[test]
 fn a_command_that_forks_away_is_followed() {
-    let well = |is_command, left| Input::Ended { is_command, status: Status::Exited(0), left };
+    let well = |is_command, left| Input::Ended { is_command, status: ProcessStatus::Exited(0), left };
     // Before it can serve, and after.
     let (mut lifecycle, _) = Lifecycle::new(RULES);
     assert_eq!(lifecycle.handle(s(1), well(true, Left::Others)), []);
@@ -199,8 +200,8 @@ fn a_command_that_forks_away_is_followed() {
     let mut late = serving(RULES);
     assert_eq!(late.handle(s(2), well(true, Left::Serving)), []);
     // Its end is the application's.
-    let crash = Input::Ended { is_command: false, status: Status::Exited(7), left: Left::Nobody };
-    let expected = [Action::Say(Readiness::Down), Action::End(Status::Exited(7))];
+    let crash = Input::Ended { is_command: false, status: ProcessStatus::Exited(7), left: Left::Nobody };
+    let expected = [Action::Say(Readiness::Down), Action::End(ProcessStatus::Exited(7))];
     assert_eq!(lifecycle.handle(s(4), crash), expected);
     assert_eq!(late.handle(s(4), crash), expected);
 }
@@ -208,21 +209,23 @@ fn a_command_that_forks_away_is_followed() {
 #[test]
 fn what_is_left_and_does_not_listen_is_not_the_application() {
     let mut lifecycle = serving(RULES);
-    let input = Input::Ended { is_command: true, status: Status::Exited(0), left: Left::Others };
+    let input = Input::Ended { is_command: true, status: ProcessStatus::Exited(0), left: Left::Others };
     let actions = lifecycle.handle(s(2), input);
     assert_eq!(actions, [Action::Say(Readiness::Down), Action::Stop(Signal::TERM)]);
-    let last = Input::Ended { is_command: false, status: Status::Killed(Signal::TERM), left: Left::Nobody };
-    assert_eq!(lifecycle.handle(s(3), last), [Action::End(Status::Exited(0))]);
+    let last =
+        Input::Ended { is_command: false, status: ProcessStatus::Killed(Signal::TERM), left: Left::Nobody };
+    assert_eq!(lifecycle.handle(s(3), last), [Action::End(ProcessStatus::Exited(0))]);
 }
 
 #[test]
 fn what_the_command_leaves_when_it_ends_as_asked_is_told_as_well() {
     let mut lifecycle = waiting();
     lifecycle.handle(s(11), Input::Signal(Signal::TERM));
-    let input = Input::Ended { is_command: true, status: Status::Exited(0), left: Left::Others };
+    let input = Input::Ended { is_command: true, status: ProcessStatus::Exited(0), left: Left::Others };
     assert_eq!(lifecycle.handle(s(12), input), [Action::Stop(Signal::TERM)]);
-    let last = Input::Ended { is_command: false, status: Status::Killed(Signal::TERM), left: Left::Nobody };
-    assert_eq!(lifecycle.handle(s(13), last), [Action::End(Status::Exited(0))]);
+    let last =
+        Input::Ended { is_command: false, status: ProcessStatus::Killed(Signal::TERM), left: Left::Nobody };
+    assert_eq!(lifecycle.handle(s(13), last), [Action::End(ProcessStatus::Exited(0))]);
 }
 
 #[test]
@@ -236,8 +239,8 @@ fn one_that_is_stopped_is_down_until_it_goes_on() {
 
 fn inputs() -> impl Strategy<Value = Input> {
     let status = prop_oneof![
-        any::<u8>().prop_map(Status::Exited),
-        (1..32).prop_map(|number| Status::Killed(Signal::from_raw(number))),
+        any::<u8>().prop_map(ProcessStatus::Exited),
+        (1..32).prop_map(|number| ProcessStatus::Killed(Signal::from_raw(number))),
     ];
     let left = prop_oneof![Just(Left::Serving), Just(Left::Others), Just(Left::Nobody)];
     prop_oneof![
@@ -247,7 +250,7 @@ fn inputs() -> impl Strategy<Value = Input> {
         1 => prop_oneof![Just(Input::Stopped), Just(Input::Continued)],
         3 => (0..3usize).prop_map(Input::Unheard),
         3 => (0..60u64, 0..3usize, 0..3usize)
-            .prop_map(|(began, busy, idle)| Input::Looked(Look { began: s(began), busy, idle })),
+            .prop_map(|(began, busy, idle)| Input::Looked(ConnectionSnapshot { began: s(began), busy, idle })),
         1 => (any::<bool>(), status, left)
             .prop_map(|(is_command, status, left)| Input::Ended { is_command, status, left }),
         4 => Just(Input::Elapsed),
@@ -260,7 +263,7 @@ proptest! {
         prewarms: bool,
         steps in prop::collection::vec((0..20u64, inputs()), 1..60),
     ) {
-        let (mut lifecycle, first) = Lifecycle::new(Rules { prewarms, ..RULES });
+        let (mut lifecycle, first) = Lifecycle::new(LifecycleOptions { prewarms, ..RULES });
         let mut said = vec![first[0]];
         let (mut now, mut asked, mut stopped) = (Duration::ZERO, None, None);
         let (mut is_over, mut was_ready, mut was_prewarmed) = (false, false, false);

@@ -24,12 +24,12 @@ const BYTES: usize = 128;
 const CONTROL_WORDS: usize = 16;
 
 /// What packets are received in.
-pub struct Batch {
-    places: Vec<Place>,
+pub struct PacketBatch {
+    places: Vec<PacketSlot>,
 }
 
 #[derive(Clone)]
-struct Place {
+struct PacketSlot {
     bytes: [u8; BYTES],
     length: usize,
     from: Option<SocketAddr>,
@@ -37,7 +37,7 @@ struct Place {
 }
 
 /// A packet.
-pub struct Packet<'b> {
+pub struct ReceivedPacket<'b> {
     /// What is in it, or as much as shows that it is too long.
     pub bytes: &'b [u8],
     /// Where it came from.
@@ -46,17 +46,20 @@ pub struct Packet<'b> {
     pub to: Option<IpAddr>,
 }
 
-impl Batch {
+impl PacketBatch {
     /// Room for packets.
     pub fn new() -> Self {
-        Self { places: vec![Place { bytes: [0; BYTES], length: 0, from: None, to: None }; BATCH] }
+        Self { places: vec![PacketSlot { bytes: [0; BYTES], length: 0, from: None, to: None }; BATCH] }
     }
 
     /// Takes as many packets as there are, up to [`BATCH`], and waits for none.
     ///
     /// # Errors
     /// Of the kind `WouldBlock` if there is none.
-    pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<impl Iterator<Item = Packet<'_>>> {
+    pub fn receive(
+        &mut self,
+        socket: BorrowedFd<'_>,
+    ) -> io::Result<impl Iterator<Item = ReceivedPacket<'_>>> {
         let mut names = [const { MaybeUninit::<sockaddr_storage>::zeroed() }; BATCH];
         let mut controls = [[0u64; CONTROL_WORDS]; BATCH];
         let mut parts: Vec<iovec> = self
@@ -94,7 +97,7 @@ impl Batch {
         }
         let received = self.places.iter().take(count);
         Ok(received.filter_map(|place| {
-            Some(Packet { bytes: &place.bytes[..place.length], from: place.from?, to: place.to })
+            Some(ReceivedPacket { bytes: &place.bytes[..place.length], from: place.from?, to: place.to })
         }))
     }
 }
@@ -280,7 +283,7 @@ mod tests {
             client.connect(asked).unwrap();
             client.send(b"request").unwrap();
             readable(&socket);
-            let mut batch = Batch::new();
+            let mut batch = PacketBatch::new();
             let mut packets = batch.receive(socket.as_fd()).unwrap();
             let packet = packets.next().unwrap();
             assert_eq!((packet.bytes, packet.to), (&b"request"[..], Some(asked.ip())), "{listen}");
@@ -299,7 +302,7 @@ mod tests {
             client.send_to(&[7; 1000][..length], socket.local_addr().unwrap()).unwrap();
         }
         readable(&socket);
-        let mut batch = Batch::new();
+        let mut batch = PacketBatch::new();
         let packets = batch.receive(socket.as_fd()).unwrap();
         let lengths: Vec<_> = packets.map(|packet| (packet.bytes.len(), packet.from)).collect();
         let from = client.local_addr().unwrap();
