@@ -78,20 +78,20 @@ pub use self::client_task::{ClientTask, ClientTaskError};
 use self::clients::Clients;
 pub use self::clock::Clock;
 use self::files::Sources;
-pub use self::files::{FirstRead, Purpose, Reading, complete, sources};
+pub use self::files::{FirstRead, ListPurpose, Reading, complete, sources};
 use self::flow_records::ReclaimPasses;
 use self::learnt::Learnings;
 pub use self::learnt::{LearntFile, MAX_BYTES as MAX_LEARNT_BYTES, StoredLoads, path as learnt_path};
 pub use self::leaving::{Leaving, lock_other_versions};
-pub use self::namespaces::Found as NamespaceFound;
+pub use self::namespaces::NamespaceSearch as NamespaceFound;
 pub use self::network::{LookAtReports, Network, ReceiveAt, ReportListener};
 use self::probing::Probing;
 use self::queries::Waiter;
 pub use self::register::Stores;
 use self::reload::Reload;
-pub use self::reload::{Load, LoadRequest, Loaded};
-pub use self::state_files::{StateFiles, Stored};
-pub use self::unstarted::{OpenRequest, Opened, Opener, Tried};
+pub use self::reload::{ConfigLoad, LoadRequest, Loaded};
+pub use self::state_files::{StateFiles, StoreFailures};
+pub use self::unstarted::{ClientOpener, OpenRequest, Opened, Tried};
 use crate::api::ControllerQuery;
 use crate::assignments::Consumer;
 use crate::config::Config;
@@ -127,7 +127,7 @@ pub enum Event {
     /// What an earlier daemon had learnt was read, which could not be read at the start.
     LearntRead(LearntFile),
     /// Files for later starts were stored.
-    Stored(Stored),
+    Stored(StoreFailures),
     /// What client tasks use of the service's list was computed.
     Computed { service: String, contents: Contents },
     /// The configuration and all its files were read.
@@ -155,17 +155,23 @@ pub enum Effect {
     /// Tell the service manager.
     Notify(Notice),
     /// What takes time.
-    Work(Box<Work>),
+    Work(Box<BackgroundWork>),
 }
 
 /// What takes time and is done beside the loop. Its result is the event of the same name.
-pub enum Work {
+pub enum BackgroundWork {
     /// Look at an endpoint file, and watch its directory.
     Look { service: String, source: FileSource },
     /// Look at the configuration file, and watch its directory.
     LookAtConfig { is_due: bool },
     /// Read an endpoint file unless it is the `known` version.
-    Read { service: String, source: FileSource, begun: u64, known: Option<Option<Stamp>>, purpose: Purpose },
+    Read {
+        service: String,
+        source: FileSource,
+        begun: u64,
+        known: Option<Option<Stamp>>,
+        purpose: ListPurpose,
+    },
     /// Read what an earlier daemon had learnt.
     ReadLearnt,
     /// Store files for later starts.
@@ -184,8 +190,8 @@ pub enum Work {
     SearchNamespaces(Vec<(String, Search)>),
 }
 
-impl From<Work> for Effect {
-    fn from(work: Work) -> Self {
+impl From<BackgroundWork> for Effect {
+    fn from(work: BackgroundWork) -> Self {
         Self::Work(Box::new(work))
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use lb_core::balancer::{Adopted, Balancer, Refused};
+use lb_core::balancer::{Adopted, Balancer, UnusableList};
 use lb_core::endpoint::EndpointList;
 use lb_core::service::Service;
 use thiserror::Error;
@@ -86,7 +86,7 @@ pub struct DoesNotFit {
     pub address: SocketAddr,
     /// What the client task lacks.
     #[source]
-    pub refused: Refused,
+    pub refused: UnusableList,
 }
 
 /// The balancer of a client, by a clock that stands still.

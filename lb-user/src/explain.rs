@@ -10,9 +10,9 @@ use lb_core::balancer::Balancer;
 use lb_core::balancer::row::Row;
 use lb_core::endpoint::EndpointList;
 use lb_core::health::tiers::Tier;
-use lb_core::health::{Health, Standing, Who};
+use lb_core::health::{BackendEvidence, Health, Who};
 use lb_core::ids::{ServiceIndex, Slot};
-use lb_core::membership::{self, Membership, Verdict};
+use lb_core::membership::{self, Membership, MembershipVerdict};
 use lb_core::plan::{Plan, entries_by_slot};
 use lb_core::service::{Service, Size, Subset};
 use lb_core::slots::Identity;
@@ -58,8 +58,11 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
         };
         // Of a size that follows load the whole order is known, so that another one is a cut.
         let ends_at = if matches!(service.subset, Subset::Sized { size: Size::Band(_), .. }) {
-            let mut members =
-                membership.order.iter().enumerate().filter(|(_, (_, verdict))| *verdict == Verdict::Member);
+            let mut members = membership
+                .order
+                .iter()
+                .enumerate()
+                .filter(|(_, (_, verdict))| *verdict == MembershipVerdict::Member);
             members.nth(membership.members.len()).map_or(usize::MAX, |(at, _)| at)
         } else {
             usize::MAX
@@ -178,7 +181,7 @@ fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
 ) -> Vec<Unhealthy> {
     let of = |(address, (usable, health)): (&SocketAddr, &(Usable, Health))| {
         let (address, is_replaced) = (*address, row.replaced.contains_key(address));
-        let verdict = balancer.standing(Identity { service, address }).and_then(Standing::worst);
+        let verdict = balancer.standing(Identity { service, address }).and_then(BackendEvidence::worst);
         // Of its own word connects know by themselves, and its state word says nothing of it.
         let is_lame_by_report =
             verdict.is_some_and(|verdict| verdict.who == Who::Report && verdict.health == Health::LameDuck);

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use lb_core::control::flows::{Flows, Life};
-use lb_core::control::{Control, ControlRules, Heard, Law, Look, Seen};
-use lb_core::reports::Load;
+use lb_core::control::{Control, ControlRules, Heard, Law, Look, MemberObservation};
+use lb_core::reports::ReportedLoad;
 
 const SERVICES: u32 = 640;
 const MEMBERS: u32 = 20;
@@ -15,12 +15,16 @@ const MEMBERS: u32 = 20;
 fn look(service: u32, second: u64) -> Look {
     let seen = |index: u32| {
         let used = 500 + (service * 7 + index * 13 + u32::try_from(second).unwrap_or(0) * 29) % 50;
-        let load = Load { utilization: Some(used), window: Duration::from_secs(1), ..Load::default() };
+        let load = ReportedLoad {
+            utilization: Some(used),
+            window: Duration::from_secs(1),
+            ..ReportedLoad::default()
+        };
         let heard = Some(Heard { load, at: Duration::from_secs(second), interval: Duration::from_secs(1) });
         let address = SocketAddr::new(Ipv4Addr::from_bits(0x0a00_0000 + index).into(), 80);
         (
             address,
-            Seen {
+            MemberObservation {
                 weight: 1 << 20,
                 heard,
                 errors: None,

@@ -13,7 +13,7 @@ use lb_common::abi::{MAX_SUBSET, NO_MEMBERS, TableRef};
 use thiserror::Error;
 
 use crate::ids::ServiceIndex;
-use region::{Region, first_fit, make_room};
+use region::{ScheduleRegion, first_fit, make_room};
 
 /// A service without a table, of which none was ever published.
 const NO_TABLE: TableRef = TableRef { base: 0, generation: 0, length_log2: 0, members: NO_MEMBERS };
@@ -34,7 +34,7 @@ pub struct Arena {
 /// A table that was replaced, and may still be read.
 #[derive(Clone, Copy, Debug)]
 struct RetiredTable {
-    region: Region,
+    region: ScheduleRegion,
     /// Where in the map of members its members lie, if they did not move on to its successor.
     members: Option<u32>,
 }
@@ -165,12 +165,12 @@ impl Arena {
         self.retired.iter().chain(&self.waiting)
     }
 
-    fn live(&self) -> impl Iterator<Item = Region> {
+    fn live(&self) -> impl Iterator<Item = ScheduleRegion> {
         self.tables.values().filter(|table| !table.is_empty()).map(|table| region_of(*table))
     }
 
     /// Every region that a program may be reading, or may come to read.
-    fn in_use(&self) -> Vec<Region> {
+    fn in_use(&self) -> Vec<ScheduleRegion> {
         self.live().chain(self.replaced().map(|table| table.region)).collect()
     }
 
@@ -191,7 +191,7 @@ impl Arena {
         if self.is_waiting() {
             return Vec::new();
         }
-        let live: Vec<Region> = self.live().collect();
+        let live: Vec<ScheduleRegion> = self.live().collect();
         let mut moves = Vec::new();
         for (from, base) in make_room(&live, self.entries, length).unwrap_or_default() {
             let mut tables = self.tables.iter_mut();
@@ -207,8 +207,8 @@ impl Arena {
     }
 }
 
-fn region_of(table: TableRef) -> Region {
-    Region { base: table.base, length: table.len() }
+fn region_of(table: TableRef) -> ScheduleRegion {
+    ScheduleRegion { base: table.base, length: table.len() }
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use thiserror::Error;
 use crate::control::by_address::Next;
 use crate::control::factor::Factors;
 use crate::endpoint::EndpointList;
-use crate::health::{self, Health, Said, Standing, Who, Why};
+use crate::health::{self, BackendEvidence, Health, Said, Who, Why};
 use crate::ids::{BackendRef, ServiceIndex, Slot};
 use crate::limits::Limits;
 use crate::membership::Membership;
@@ -76,7 +76,7 @@ pub enum Fact {
 
 /// Why a list cannot be used. The list before it stays in force.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Refused {
+pub enum UnusableList {
     /// Too many backends at once.
     #[error(transparent)]
     Slots(#[from] SlotsExhausted),
@@ -136,7 +136,7 @@ pub struct Balancer<T = Instant> {
     services: Vec<ServiceState<T>>,
     slots: Slots,
     /// Of every backend that has a slot, and of those without one of which something is said.
-    standings: BTreeMap<Identity, Standing<T>>,
+    standings: BTreeMap<Identity, BackendEvidence<T>>,
     /// What the kernel programs had found when it was last told.
     verdicts: BTreeMap<Slot, KernelVerdict>,
     /// Services of which a backend that is not ejected has established connections lately.
@@ -158,7 +158,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         limits: Limits,
         Adopted { plan: adopted, next_generations }: Adopted,
         now: T,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, UnusableList> {
         let mut slots = Slots::new(limits.slots);
         for (&slot, backend) in &adopted.backends {
             let identity = Identity { service: backend.service, address: backend.address };
@@ -172,7 +172,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         for service in services {
             let index = match index_of(&adopted, &service) {
                 Some(index) => index,
-                None => free_index(&taken).ok_or(Refused::Services)?,
+                None => free_index(&taken).ok_or(UnusableList::Services)?,
             };
             taken.insert(index);
             states.push(ServiceState {
@@ -190,7 +190,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             Self { limits, services: states, slots, standings, verdicts, serving, returned, adopted };
         balancer.drop_empty_services();
         for (identity, _) in balancer.slots.iter() {
-            balancer.standings.entry(identity).or_insert_with(|| Standing::new(now));
+            balancer.standings.entry(identity).or_insert_with(|| BackendEvidence::new(now));
         }
         Ok(balancer)
     }
@@ -211,7 +211,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     ///
     /// # Panics
     /// If a list is for a service past the end.
-    pub fn handle(&mut self, now: T, fact: Fact) -> Result<bool, Refused> {
+    pub fn handle(&mut self, now: T, fact: Fact) -> Result<bool, UnusableList> {
         match fact {
             Fact::Endpoints(position, endpoints, membership) => {
                 self.take(now, position, endpoints, membership)
@@ -254,7 +254,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         position: usize,
         endpoints: Arc<EndpointList>,
         membership: Arc<Membership>,
-    ) -> Result<bool, Refused> {
+    ) -> Result<bool, UnusableList> {
         let state = &self.services[position];
         if state.list.as_ref().is_some_and(|in_use| in_use.says(&endpoints, &membership)) {
             return Ok(false);
@@ -265,7 +265,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let mut members = membership.members.iter().map(|member| member.endpoint.address);
         let is_known = members.any(|address| {
             let identity = Identity { service: index, address };
-            newest(&heard, &self.standings, identity).is_some_and(Standing::is_proven)
+            newest(&heard, &self.standings, identity).is_some_and(BackendEvidence::is_proven)
         });
         let fresh_until = match state.service.health.first_look {
             Some(look) if !is_known => Some(now + look),
@@ -371,7 +371,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     ///
     /// # Errors
     /// If it does not fit; nothing has changed then.
-    fn build(&mut self, position: usize, row: &mut Row<T>) -> Result<Built, Refused> {
+    fn build(&mut self, position: usize, row: &mut Row<T>) -> Result<Built, UnusableList> {
         let log2 = schedule::length_log2(u32::try_from(row.members.len()).unwrap_or(u32::MAX));
         let length = if row.members.is_empty() { 0 } else { 1u32 << log2 };
         self.check_schedules(position, length)?;
@@ -491,7 +491,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.slots.get(Identity { service: self.services[position].index, address })
     }
 
-    fn check_schedules(&self, position: usize, length: u32) -> Result<(), Refused> {
+    fn check_schedules(&self, position: usize, length: u32) -> Result<(), UnusableList> {
         let others = self.services.iter().enumerate().filter(|(i, _)| *i != position).map(|(_, state)| {
             let adopted = self.adopted.services.get(&state.index);
             match (&state.list, adopted) {
@@ -502,7 +502,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         });
         let wanted = others.sum::<u64>() + u64::from(length);
         let allowed = self.limits.schedule_entries;
-        if wanted > u64::from(allowed) { Err(Refused::Schedule { wanted, allowed }) } else { Ok(()) }
+        if wanted > u64::from(allowed) { Err(UnusableList::Schedule { wanted, allowed }) } else { Ok(()) }
     }
 
     fn forget(&mut self, slots: &BTreeSet<Slot>) -> bool {
@@ -539,7 +539,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
 
     /// Backends that a table or a fallback of the plan names: they keep their slots. Whether one of them may be chosen is another
     /// question, see [`Balancer::usable`].
-    fn members(&self) -> Members<'_, T> {
+    fn members(&self) -> NamedMembers<'_, T> {
         let states = self.services.iter().map(|state| (state.index, state)).collect();
         let without_list = self.services.iter().filter(|state| state.list.is_none());
         let adopted = without_list.filter_map(|state| self.adopted.services.get(&state.index));
@@ -547,11 +547,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             let slots = adopted.schedule.iter().chain(&adopted.replaced).copied();
             slots.chain(adopted.fallback).collect::<Vec<_>>()
         };
-        Members { states, adopted: adopted.flat_map(named).collect() }
+        NamedMembers { states, adopted: adopted.flat_map(named).collect() }
     }
 
     /// What is said of a backend.
-    pub fn standing(&self, identity: Identity) -> Option<&Standing<T>> {
+    pub fn standing(&self, identity: Identity) -> Option<&BackendEvidence<T>> {
         self.standings.get(&identity)
     }
 
@@ -581,7 +581,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let of_service = |state: &ServiceState<T>| {
             let identity = |address: &SocketAddr| Identity { service: state.index, address: *address };
             let replaced = state.list.iter().flat_map(|in_use| in_use.row.replaced.keys().map(identity));
-            let ejected = replaced.filter(|one| self.standings.get(one).is_some_and(Standing::is_ejected));
+            let ejected =
+                replaced.filter(|one| self.standings.get(one).is_some_and(BackendEvidence::is_ejected));
             ejected.filter_map(|one| Some(self.slots.get(one)?.slot)).filter(is_withheld).collect::<Vec<_>>()
         };
         self.services.iter().flat_map(of_service).collect()
@@ -611,17 +612,22 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             self.standings.extend(heard);
         }
         for (identity, _) in self.slots.of(*index) {
-            self.standings.entry(identity).or_insert_with(|| Standing::new(now));
+            self.standings.entry(identity).or_insert_with(|| BackendEvidence::new(now));
         }
     }
 
     /// How a service's backends stand once this list is heard: those that have a slot, and those that will.
-    fn heard(&self, service: ServiceIndex, list: &EndpointList, now: T) -> BTreeMap<Identity, Standing<T>> {
+    fn heard(
+        &self,
+        service: ServiceIndex,
+        list: &EndpointList,
+        now: T,
+    ) -> BTreeMap<Identity, BackendEvidence<T>> {
         let said: BTreeMap<SocketAddr, Option<Said<T>>> =
             list.as_slice().iter().map(|endpoint| (endpoint.address, health::said_of(endpoint))).collect();
         let hear = |(identity, _): (Identity, BackendRef)| {
             let known = self.standings.get(&identity).cloned();
-            let mut standing = known.unwrap_or_else(|| Standing::new(now));
+            let mut standing = known.unwrap_or_else(|| BackendEvidence::new(now));
             standing.hear(Who::Source, said.get(&identity.address).copied().flatten(), now);
             (identity, standing)
         };
@@ -639,7 +645,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let mut is_news = false;
         let identity = |address: &SocketAddr| Identity { service, address: *address };
         for (address, (health, why)) in said {
-            let standing = self.standings.entry(identity(address)).or_insert_with(|| Standing::new(now));
+            let standing =
+                self.standings.entry(identity(address)).or_insert_with(|| BackendEvidence::new(now));
             let said = Said { health: *health, why: *why, until: None };
             let is_well = *health == Health::Healthy;
             let has_changed = standing.hear(who, (!is_well).then_some(said), now);
@@ -668,7 +675,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     fn end_freshness(&mut self, service: ServiceIndex) {
         let standings = &self.standings;
         let is_proven = |address: SocketAddr| {
-            standings.get(&Identity { service, address }).is_some_and(Standing::is_proven)
+            standings.get(&Identity { service, address }).is_some_and(BackendEvidence::is_proven)
         };
         for state in self.services.iter_mut().filter(|state| state.index == service) {
             let members = state.list.iter().flat_map(|in_use| &in_use.membership.members);
@@ -697,7 +704,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let services: BTreeMap<ServiceIndex, (u8, BTreeSet<SocketAddr>)> =
             services.map(|state| (state.index, (limit(state), self.available(state, &verdicts)))).collect();
         for (identity, before, after) in changed {
-            let standing = self.standings.entry(identity).or_insert_with(|| Standing::new(now));
+            let standing = self.standings.entry(identity).or_insert_with(|| BackendEvidence::new(now));
             let said = Said { health: Health::Ejected, why: Why::Failures(after.failures), until: None };
             // Also one that failed as often and is not ejected, because it is the last: its run of failures falls back to the number in
             // the rules then, whatever probes have found.
@@ -768,7 +775,10 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 },
                 reason: self.reason(state, identity, adopted),
                 usable: self.usable(state, identity, adopted),
-                is_probed_healthy: self.standings.get(&identity).is_some_and(Standing::is_probed_healthy),
+                is_probed_healthy: self
+                    .standings
+                    .get(&identity)
+                    .is_some_and(BackendEvidence::is_probed_healthy),
                 report: self.report_id(state, identity, adopted),
             };
             plan.backends.insert(at.slot, backend);
@@ -822,7 +832,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             return adopted.map_or(HealthReason::Unstated, |adopted| adopted.reason);
         };
         let health = in_use.row.usable.get(&identity.address).map(|(_, health)| *health);
-        match self.standings.get(&identity).and_then(Standing::reason) {
+        match self.standings.get(&identity).and_then(BackendEvidence::reason) {
             Some(reason) => reason,
             None if health == Some(Health::Unproven) => HealthReason::Unproven,
             None => HealthReason::Healthy,
@@ -870,22 +880,22 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
 
 /// How a backend stands: as a list that comes in makes it, else as it was.
 fn newest<'s, T>(
-    heard: &'s BTreeMap<Identity, Standing<T>>,
-    before: &'s BTreeMap<Identity, Standing<T>>,
+    heard: &'s BTreeMap<Identity, BackendEvidence<T>>,
+    before: &'s BTreeMap<Identity, BackendEvidence<T>>,
     identity: Identity,
-) -> Option<&'s Standing<T>> {
+) -> Option<&'s BackendEvidence<T>> {
     heard.get(&identity).or_else(|| before.get(&identity))
 }
 
 /// Backends that a table or a fallback names.
-struct Members<'b, T> {
+struct NamedMembers<'b, T> {
     /// The services of the configuration.
     states: BTreeMap<ServiceIndex, &'b ServiceState<T>>,
     /// The slots that tables name which were taken over, of services that have no list yet.
     adopted: BTreeSet<Slot>,
 }
 
-impl<'b, T> Members<'b, T> {
+impl<'b, T> NamedMembers<'b, T> {
     /// The service that has an index, if the configuration has it.
     fn state(&self, index: ServiceIndex) -> Option<&'b ServiceState<T>> {
         self.states.get(&index).copied()
@@ -941,7 +951,7 @@ fn adopted_standings<T: Copy + Ord>(
     states: &[ServiceState<T>],
     adopted: &Plan,
     now: T,
-) -> BTreeMap<Identity, Standing<T>> {
+) -> BTreeMap<Identity, BackendEvidence<T>> {
     let mut standings = BTreeMap::new();
     for state in states {
         let Some(table) = adopted.services.get(&state.index) else { continue };
@@ -951,7 +961,7 @@ fn adopted_standings<T: Copy + Ord>(
         let slots: BTreeSet<Slot> = table.schedule.iter().chain(&table.replaced).copied().collect();
         for backend in slots.iter().filter_map(|slot| adopted.backends.get(slot)) {
             let reason = health::stated_reason(backend.reason, backend.state, backend.usable);
-            let mut standing = Standing::new(now);
+            let mut standing = BackendEvidence::new(now);
             match (reason, health::meaning(reason)) {
                 (_, (health, Some((who @ Who::Probe, why)))) if is_probed => {
                     standing.take_over();

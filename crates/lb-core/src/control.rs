@@ -1,7 +1,7 @@
 //! Weights that change while a list stays: with load, by what backends report, and in slow start. How much more or less than its
 //! structural share each member of one client task gets.
 //!
-//! In reading order: how much that is ([`factor`]), what is known of a member ([`Seen`]), the two laws, gRPC's ([`a58`]) and our own
+//! In reading order: how much that is ([`factor`]), what is known of a member ([`MemberObservation`]), the two laws, gRPC's ([`a58`]) and our own
 //! ([`feedback`]), slow start ([`slow_start`]), how a task's flows behave ([`flows`]), and when a change is worth a table
 //! ([`publication`]). A law knows one row: the members of one service that this task uses. It needs neither other tasks nor their
 //! subsets, because a report is of all that a backend gets. Reads no clock, and no function whose last bit differs from one machine to
@@ -29,7 +29,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::reports::Load;
+use crate::reports::ReportedLoad;
 
 use a58::A58;
 use by_address::ByAddress;
@@ -135,7 +135,7 @@ impl Switch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heard {
     /// What.
-    pub load: Load,
+    pub load: ReportedLoad,
     /// When, by the caller's clock.
     pub at: Duration,
     /// How long after one report the next one is asked for.
@@ -179,7 +179,7 @@ impl Heard {
 
 /// What is known of a member when a law looks at it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Seen {
+pub struct MemberObservation {
     /// Its structural weight: without any control.
     pub weight: u64,
     /// Its newest report, if there is one.
@@ -195,7 +195,7 @@ pub struct Seen {
 }
 
 /// The members of a row by their addresses.
-pub type SeenRow = ByAddress<Seen>;
+pub type SeenRow = ByAddress<MemberObservation>;
 
 /// A row, as it is when a law looks at it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -273,7 +273,7 @@ impl Reporting {
 
 /// What a law has learnt, as it is kept for the next daemon.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Learnt {
+pub struct LearntWeights {
     /// What an operator has said.
     pub switch: Switch,
     /// Whether tables followed it.
@@ -323,7 +323,7 @@ impl Control {
 
     /// Takes up what an earlier daemon had learnt so long ago. What A58 knows is taken up only if it is frozen: otherwise its weights
     /// come anew within its blackout. Returns the factors that shall be in force from the first table on.
-    pub fn adopt(&mut self, learnt: &Learnt, age: Duration) -> Factors {
+    pub fn adopt(&mut self, learnt: &LearntWeights, age: Duration) -> Factors {
         // What was said of a law ends with it.
         if self.rules.law.is_none() {
             return self.in_force.clone();
@@ -350,7 +350,7 @@ impl Control {
         self.readiness.take_changed() && self.rules.slow_start.is_some()
     }
 
-    /// Resumes the slow starts of an earlier daemon ([`Learnt::starting`]). Returns the factors that shall be in force.
+    /// Resumes the slow starts of an earlier daemon ([`LearntWeights::starting`]). Returns the factors that shall be in force.
     pub fn resume_slow_starts(
         &mut self,
         starting: &BTreeMap<SocketAddr, Duration>,
@@ -383,20 +383,26 @@ impl Control {
         if is_another && self.switch == Switch::Frozen {
             // Whatever law there is, an operator has said that weights stay.
             let factors = self.wanted.clone();
-            let learnt = Learnt { switch: self.switch, mode: rules.mode, factors, ..Learnt::default() };
+            let learnt =
+                LearntWeights { switch: self.switch, mode: rules.mode, factors, ..LearntWeights::default() };
             self.adopt(&learnt, Duration::ZERO);
         }
     }
 
     /// What is kept for the next daemon.
-    pub fn learnt(&self, now: Duration) -> Learnt {
+    pub fn learnt(&self, now: Duration) -> LearntWeights {
         let factors = match &self.law {
             LawState::Feedback(feedback) if self.switch != Switch::Off => feedback.learnt(),
             _ if self.switch == Switch::Frozen => self.wanted.clone(),
             LawState::None | LawState::A58(_) | LawState::Feedback(_) => Factors::default(),
         };
         let starting = self.rules.slow_start.map(|window| self.readiness.starting(window, now));
-        Learnt { switch: self.switch, mode: self.rules.mode, factors, starting: starting.unwrap_or_default() }
+        LearntWeights {
+            switch: self.switch,
+            mode: self.rules.mode,
+            factors,
+            starting: starting.unwrap_or_default(),
+        }
     }
 
     /// An operator says what becomes of the law.
@@ -522,14 +528,14 @@ impl Control {
         let slow = |address| {
             self.rules.slow_start.is_some_and(|window| self.readiness.part(address, window, now) < 1.0)
         };
-        let hold = |(&address, seen): (&SocketAddr, &Seen)| {
+        let hold = |(&address, seen): (&SocketAddr, &MemberObservation)| {
             let hold = match seen {
                 _ if self.switch == Switch::Frozen => Hold::Operator,
                 _ if look.is_panic => Hold::Panic,
-                Seen { is_available: false, .. } => Hold::Unavailable,
+                MemberObservation { is_available: false, .. } => Hold::Unavailable,
                 _ if slow(address) => Hold::SlowStart,
-                Seen { is_at_limit: true, .. } => Hold::ActiveLimit,
-                Seen { .. } => return None,
+                MemberObservation { is_at_limit: true, .. } => Hold::ActiveLimit,
+                MemberObservation { .. } => return None,
             };
             Some((address, hold))
         };
@@ -582,11 +588,11 @@ impl LawState {
 }
 
 fn reporting(now: Duration, row: &SeenRow) -> Reporting {
-    let counts = |seen: &&Seen| seen.weight > 0 && seen.is_available;
-    let count = |is: &dyn Fn(&Seen) -> bool| {
+    let counts = |seen: &&MemberObservation| seen.weight > 0 && seen.is_available;
+    let count = |is: &dyn Fn(&MemberObservation) -> bool| {
         u32::try_from(row.values().filter(counts).filter(|seen| is(seen)).count()).unwrap_or(u32::MAX / 2)
     };
-    let is_fresh = |seen: &Seen| seen.heard.is_some_and(|heard| heard.is_fresh(now));
+    let is_fresh = |seen: &MemberObservation| seen.heard.is_some_and(|heard| heard.is_fresh(now));
     Reporting { fresh: count(&is_fresh), members: count(&|_| true) }
 }
 

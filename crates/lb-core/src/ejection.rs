@@ -17,12 +17,12 @@ use crate::ids::Slot;
 
 /// What a row of the kernel's backends knows of its ejection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Row {
+struct EjectedRow {
     state: StateWord,
     standing: EjectionState,
 }
 
-const FREE: Row = Row {
+const FREE: EjectedRow = EjectedRow {
     state: StateWord::new(Usable::No, BackendState::Free),
     standing: EjectionState { at: 0, run: 0, level: 0, phase: 0, ending: 0 },
 };
@@ -32,7 +32,7 @@ const FREE: Row = Row {
 pub struct Ejector {
     rules: EjectionRules,
     /// By slot.
-    rows: Vec<Cell<Row>>,
+    rows: Vec<Cell<EjectedRow>>,
     schedule: Arc<[Slot]>,
     /// The slots of the schedule, each once, and then those that others stand in for, if they are few enough to be listed.
     members: Option<Vec<u32>>,
@@ -215,18 +215,18 @@ impl Ejector {
         pick::survey(&rows, rules, |group| pick::survey_group(group, part))
     }
 
-    fn row(&self, slot: u32) -> Row {
+    fn row(&self, slot: u32) -> EjectedRow {
         self.rows.get(slot as usize).map_or(FREE, Cell::get)
     }
 
-    fn change(&self, slot: u32, change: impl FnOnce(&mut Row)) {
+    fn change(&self, slot: u32, change: impl FnOnce(&mut EjectedRow)) {
         let row = &self.rows[slot as usize];
         let mut after = row.get();
         change(&mut after);
         row.set(after);
     }
 
-    fn row_mut(&mut self, slot: u32) -> &mut Row {
+    fn row_mut(&mut self, slot: u32) -> &mut EjectedRow {
         let at = slot as usize;
         if at >= self.rows.len() {
             self.rows.resize(at + 1, Cell::new(FREE));

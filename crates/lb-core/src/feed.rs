@@ -58,7 +58,7 @@ pub struct Delivered {
 
 /// What to do about a list that was delivered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Next<L> {
+pub enum ListDecision<L> {
     /// Compute what clients use of it; the result is for [`Feed::computed`].
     Compute(L),
     /// It is in force, and may be kept for later starts.
@@ -190,27 +190,27 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
     }
 
     /// The list was delivered. It is in force once every client took it; until then the one before is.
-    pub fn delivered(&mut self, list: L, delivered: Delivered) -> Next<L> {
+    pub fn delivered(&mut self, list: L, delivered: Delivered) -> ListDecision<L> {
         let is_the_list = |other: &mut L| other.is_of_the_same_reading(&list);
         self.computing.take_if(is_the_list);
         let Delivered { is_incomplete, refused_by } = delivered;
         if is_incomplete {
             // Whether it is in force is decided when it comes back.
             self.computing = Some(list.clone());
-            return Next::Compute(list);
+            return ListDecision::Compute(list);
         }
         if !refused_by.is_empty() {
             self.failures += u64::from(!std::mem::replace(&mut self.is_refusal_counted, true));
             self.refused_by = refused_by;
             self.refused = Some(list);
-            return Next::Wait;
+            return ListDecision::Wait;
         }
         let was_refused = self.refused.take_if(is_the_list).is_some();
         if was_refused {
             self.refused_by.clear();
         }
         self.in_force = Some(list);
-        Next::Keep { was_refused, refused: self.room_appeared() }
+        ListDecision::Keep { was_refused, refused: self.room_appeared() }
     }
 
     /// What client tasks use of a list was computed. Returns the list to be delivered, if this is the one that waits for it:

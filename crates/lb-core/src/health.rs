@@ -170,7 +170,7 @@ pub fn said_of<T>(endpoint: &Endpoint) -> Option<Said<T>> {
 
 /// All that is said of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing<T> {
+pub struct BackendEvidence<T> {
     /// At most one of each who says something.
     verdicts: Vec<Verdict<T>>,
     /// Since when it is as available as it is, or as unavailable.
@@ -190,7 +190,7 @@ enum Proof {
     Own,
 }
 
-impl<T: Copy + Ord> Standing<T> {
+impl<T: Copy + Ord> BackendEvidence<T> {
     /// A backend of which nothing is said.
     pub const fn new(now: T) -> Self {
         Self { verdicts: Vec::new(), since: now, is_available: true, proof: Proof::Missing }
@@ -356,7 +356,7 @@ mod tests {
     #[test]
     fn the_worst_verdict_counts_whoever_says_it() {
         for (a, b) in Health::ALL.into_iter().flat_map(|a| Health::ALL.map(|b| (a, b))) {
-            let mut standing = Standing::new(0);
+            let mut standing = BackendEvidence::new(0);
             standing.hear(Who::Source, said(a), 1);
             standing.hear(Who::Kernel, said(b), 2);
             assert_eq!(standing.health(), a.max(b));
@@ -366,7 +366,7 @@ mod tests {
 
     #[test]
     fn the_same_word_keeps_its_time_and_another_begins_anew() {
-        let mut standing = Standing::new(0);
+        let mut standing = BackendEvidence::new(0);
         assert!(standing.hear(Who::Source, said(Health::LameDuck), 5));
         assert!(!standing.hear(Who::Source, said(Health::LameDuck), 9));
         assert_eq!(standing.worst().map(|verdict| verdict.since), Some(5));
@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn what_ends_by_itself_ends_at_its_time() {
-        let mut standing = Standing::new(0);
+        let mut standing = BackendEvidence::new(0);
         let ejected = Said { health: Health::Ejected, why: Why::Failures(5), until: Some(8) };
         standing.hear(Who::Kernel, Some(ejected), 2);
         assert_eq!(standing.next_end(), Some(8));

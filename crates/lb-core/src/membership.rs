@@ -17,7 +17,7 @@ use self::pool::{Pool, Shares, Standby};
 
 /// Why an index of the order was taken or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum MembershipVerdict {
     /// It is a member.
     Member,
     /// Its endpoint is a lame duck.
@@ -28,7 +28,7 @@ pub enum Verdict {
     Unweighted,
 }
 
-impl Verdict {
+impl MembershipVerdict {
     /// The word for it in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
@@ -92,7 +92,7 @@ pub struct Membership {
     pub lame_ducks: Vec<Member>,
     /// The order of the algorithm, as far as it was looked at: the index of each endpoint looked at, and what became of it. Where the size
     /// follows load that is to its end.
-    pub order: Vec<(u32, Verdict)>,
+    pub order: Vec<(u32, MembershipVerdict)>,
     /// The size that was asked for, by the operator or by `auto`; `None` without a subset.
     pub size: Option<u32>,
     /// The sizes that `auto` looked at, see [`weights::Choice::tried`].
@@ -301,7 +301,7 @@ mod tests {
         let membership = Membership::of(&service(subset), task, &endpoints(pattern));
         let indexes: Vec<_> = membership.members.iter().map(|member| member.endpoint.index).collect();
         assert_eq!(indexes, members, "{pattern}");
-        let taken = membership.order.iter().filter(|(_, verdict)| *verdict == Verdict::Member);
+        let taken = membership.order.iter().filter(|(_, verdict)| *verdict == MembershipVerdict::Member);
         assert_eq!(taken.map(|(index, _)| *index).collect::<Vec<_>>(), members);
     }
 

@@ -28,7 +28,7 @@ impl Name {
 
 /// What a backend says of its load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Load {
+pub struct ReportedLoad {
     /// Requests a second, in thousandths; `None` if it does not know.
     pub qps: Option<u32>,
     /// Errors a second, in thousandths.
@@ -41,7 +41,7 @@ pub struct Load {
     pub age: Duration,
 }
 
-impl Load {
+impl ReportedLoad {
     /// The share of its requests that the backend reports as errors: above 1 if it counts served ones alone. `None` if it reports no
     /// requests or no errors.
     pub fn error_share(&self) -> Option<f64> {

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use lb_core::feed::{Delivered, Effect, Feed, List, Next, ReadFailure, ReadTurn, Version};
+use lb_core::feed::{Delivered, Effect, Feed, List, ListDecision, ReadFailure, ReadTurn, Version};
 use proptest::prelude::*;
 
 /// A list: what it says, the reading that it comes of, and whether it is known what the client uses of it.
@@ -58,7 +58,7 @@ fn in_force() -> Tested {
     let effect = feed.read(at(1), 1, version(1), Some(Ok(list(1, 1))));
     assert_eq!(effect, Some(Effect::Deliver(list(1, 1))));
     let next = feed.delivered(list(1, 1), Delivered::default());
-    assert_eq!(next, Next::Keep { was_refused: false, refused: None });
+    assert_eq!(next, ListDecision::Keep { was_refused: false, refused: None });
     feed
 }
 
@@ -107,7 +107,7 @@ fn a_refused_list_waits_for_room_and_counts_once() {
     let mut feed = in_force();
     feed.read(at(2), 2, version(2), Some(Ok(list(2, 2))));
     for _ in 0..3 {
-        assert_eq!(feed.delivered(list(2, 2), refused()), Next::Wait);
+        assert_eq!(feed.delivered(list(2, 2), refused()), ListDecision::Wait);
         assert_eq!((feed.failures(), feed.newest()), (1, Some(&list(1, 1))));
         assert_eq!((feed.error_of("web/0"), feed.error_of("web/1")), (Some("no slot"), None));
         assert_eq!(feed.room_appeared(), Some(list(2, 2)));
@@ -115,7 +115,7 @@ fn a_refused_list_waits_for_room_and_counts_once() {
     // A file that is faulty by then does not keep the good list out.
     feed.read(at(3), 3, version(3), Some(Err(faulty("line 1"))));
     let next = feed.delivered(list(2, 2), Delivered::default());
-    assert_eq!(next, Next::Keep { was_refused: true, refused: None });
+    assert_eq!(next, ListDecision::Keep { was_refused: true, refused: None });
     assert_eq!((feed.error().as_deref(), feed.failures()), (Some("line 1"), 2));
     assert_eq!((feed.room_appeared(), feed.newest()), (None, Some(&list(2, 2))));
 }
@@ -124,11 +124,11 @@ fn a_refused_list_waits_for_room_and_counts_once() {
 fn a_list_that_was_refused_while_a_reload_was_under_way_is_tried_again() {
     let mut feed = in_force();
     feed.read(at(3), 3, version(2), Some(Ok(list(2, 3))));
-    assert_eq!(feed.delivered(list(2, 3), refused()), Next::Wait);
+    assert_eq!(feed.delivered(list(2, 3), refused()), ListDecision::Wait);
     let (mut feed, reloaded) = Tested::reload(Some(feed), true, at(4), 2, version(1), Ok(list(1, 2)));
     assert_eq!((reloaded.effect, reloaded.kept), (None, Some(list(1, 1))));
     let next = feed.delivered(list(1, 1), Delivered::default());
-    assert_eq!(next, Next::Keep { was_refused: false, refused: Some(list(2, 3)) });
+    assert_eq!(next, ListDecision::Keep { was_refused: false, refused: Some(list(2, 3)) });
 }
 
 #[test]
@@ -150,9 +150,9 @@ fn what_is_computed_for_a_list_that_another_has_replaced_is_dropped() {
     let unknown = |says, reading| Listed { is_known: false, ..list(says, reading) };
     let incomplete = Delivered { is_incomplete: true, ..Delivered::default() };
     feed.read(at(2), 2, version(2), Some(Ok(unknown(2, 2))));
-    assert_eq!(feed.delivered(unknown(2, 2), incomplete.clone()), Next::Compute(unknown(2, 2)));
+    assert_eq!(feed.delivered(unknown(2, 2), incomplete.clone()), ListDecision::Compute(unknown(2, 2)));
     feed.read(at(3), 3, version(3), Some(Ok(unknown(3, 3))));
-    assert_eq!(feed.delivered(unknown(3, 3), incomplete), Next::Compute(unknown(3, 3)));
+    assert_eq!(feed.delivered(unknown(3, 3), incomplete), ListDecision::Compute(unknown(3, 3)));
     assert_eq!(feed.computed(&list(2, 2)), None);
     assert_eq!(feed.computed(&list(3, 3)), Some(list(3, 3)));
 }
@@ -330,11 +330,11 @@ impl World {
             };
             let number = list.reading;
             match self.feed.delivered(list, delivered) {
-                Next::Compute(list) => self.computing.push(list),
-                Next::Wait => {
+                ListDecision::Compute(list) => self.computing.push(list),
+                ListDecision::Wait => {
                     self.bad.insert(self.versions[&number]);
                 }
-                Next::Keep { refused, .. } => {
+                ListDecision::Keep { refused, .. } => {
                     self.taken = Some(number);
                     next = refused;
                 }

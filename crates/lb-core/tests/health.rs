@@ -4,25 +4,25 @@
 use lb_common::abi::Usable;
 use lb_core::health::Health;
 use lb_core::health::probed::seen_from;
-use lb_core::health::tiers::{Candidate, Tier, is_below_threshold, tier, usable};
+use lb_core::health::tiers::{Tier, TierCandidate, is_below_threshold, tier, usable};
 
-const fn candidate(health: Health) -> Candidate {
-    Candidate { health, is_lame_duck: matches!(health, Health::LameDuck), accepts: false }
+const fn candidate(health: Health) -> TierCandidate {
+    TierCandidate { health, is_lame_duck: matches!(health, Health::LameDuck), accepts: false }
 }
 
-const HEALTHY: Candidate = candidate(Health::Healthy);
-const UNPROVEN: Candidate = candidate(Health::Unproven);
-const LAME_DUCK: Candidate = candidate(Health::LameDuck);
-const EJECTED: Candidate = candidate(Health::Ejected);
-const LEAVING: Candidate = Candidate { is_lame_duck: true, ..EJECTED };
-const REFUSING: Candidate = candidate(Health::Refusing);
-const UNWELL: Candidate = Candidate { accepts: true, ..REFUSING };
-const DRAINED: Candidate = candidate(Health::Drained);
-const ALL: [Candidate; 8] = [HEALTHY, UNPROVEN, LAME_DUCK, EJECTED, LEAVING, REFUSING, UNWELL, DRAINED];
+const HEALTHY: TierCandidate = candidate(Health::Healthy);
+const UNPROVEN: TierCandidate = candidate(Health::Unproven);
+const LAME_DUCK: TierCandidate = candidate(Health::LameDuck);
+const EJECTED: TierCandidate = candidate(Health::Ejected);
+const LEAVING: TierCandidate = TierCandidate { is_lame_duck: true, ..EJECTED };
+const REFUSING: TierCandidate = candidate(Health::Refusing);
+const UNWELL: TierCandidate = TierCandidate { accepts: true, ..REFUSING };
+const DRAINED: TierCandidate = candidate(Health::Drained);
+const ALL: [TierCandidate; 8] = [HEALTHY, UNPROVEN, LAME_DUCK, EJECTED, LEAVING, REFUSING, UNWELL, DRAINED];
 
 #[test]
 fn the_first_tier_that_is_not_empty_serves() {
-    let cases: [(&[Candidate], Tier, Tier); 11] = [
+    let cases: [(&[TierCandidate], Tier, Tier); 11] = [
         (&ALL, Tier::Healthy, Tier::Panic),
         (&[UNPROVEN, LAME_DUCK, EJECTED, REFUSING], Tier::Unproven, Tier::Unproven),
         (&[EJECTED, LAME_DUCK, REFUSING], Tier::LameDucks, Tier::LameDucks),
@@ -75,22 +75,22 @@ fn every_cell_of_the_table() {
 #[test]
 fn a_backend_that_cannot_accept_is_chosen_last() {
     for set in 0u32..1 << ALL.len() {
-        let candidates: Vec<Candidate> =
+        let candidates: Vec<TierCandidate> =
             ALL.iter().enumerate().filter(|(at, _)| set >> at & 1 != 0).map(|(_, one)| *one).collect();
         for is_panic in [false, true] {
             let serves = tier(candidates.clone(), is_panic);
             // The kernel keeps back whoever is ejected, unless it is told otherwise.
-            let is_chosen = |one: &&Candidate| match usable(**one, serves) {
+            let is_chosen = |one: &&TierCandidate| match usable(**one, serves) {
                 Usable::No => false,
                 Usable::UnlessEjected => one.health != Health::Ejected,
                 Usable::EvenEjected => true,
             };
-            let chosen: Vec<&Candidate> = candidates.iter().filter(is_chosen).collect();
+            let chosen: Vec<&TierCandidate> = candidates.iter().filter(is_chosen).collect();
             assert_eq!(chosen.is_empty(), serves == Tier::Nobody, "{candidates:?}, panic {is_panic}");
             let worst = chosen.iter().map(|one| one.health).max();
             assert_ne!(worst, Some(Health::Drained));
             if worst == Some(Health::Refusing) && chosen.contains(&&REFUSING) {
-                let accepts = |one: &Candidate| one.health < Health::Refusing || *one == UNWELL;
+                let accepts = |one: &TierCandidate| one.health < Health::Refusing || *one == UNWELL;
                 assert!(!candidates.iter().any(accepts), "{candidates:?}");
             }
         }

@@ -13,7 +13,7 @@ use lb_core::balancer::{self, Adopted, Fact, KernelVerdict};
 use lb_core::ejection::Ejector;
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::health::tiers::Tier;
-use lb_core::health::{Health, Standing, Who, Why};
+use lb_core::health::{BackendEvidence, Health, Who, Why};
 use lb_core::ids::{BackendRef, Slot};
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
@@ -539,7 +539,7 @@ fn what_probes_had_found_holds_over_restarts() {
         host.restart();
         let index = host.balancer.services().next().map(|(_, index, _)| index).expect("a service");
         let standing = |at| host.balancer.standing(Identity { service: index, address: address(at) });
-        let are_well = [0, 1, 2].map(|at| standing(at).is_some_and(Standing::is_taken_over_well));
+        let are_well = [0, 1, 2].map(|at| standing(at).is_some_and(BackendEvidence::is_taken_over_well));
         assert_eq!(are_well, [true, true, false]);
         assert_eq!(host.connects(RATE), 0);
     }

@@ -137,11 +137,14 @@ fn what_is_said_of_one_without_a_slot_is_kept_until_it_is_taken_back() {
     let known = identity(&balancer);
     say(&mut balancer, 1, Who::Probe, &[(next, Health::Refusing)]);
     pass(&mut balancer, 2);
-    assert_eq!(balancer.standing(known).map(lb_core::health::Standing::health), Some(Health::Refusing));
+    assert_eq!(
+        balancer.standing(known).map(lb_core::health::BackendEvidence::health),
+        Some(Health::Refusing)
+    );
     say(&mut balancer, 3, Who::Probe, &[(next, Health::Healthy)]);
-    assert_eq!(balancer.standing(known).map(lb_core::health::Standing::is_proven), Some(true));
+    assert_eq!(balancer.standing(known).map(lb_core::health::BackendEvidence::is_proven), Some(true));
     assert!(!say(&mut balancer, 4, Who::Probe, &[(next, Health::Healthy)]), "it is no news");
     say(&mut balancer, 5, Who::Report, &[(next, Health::LameDuck)]);
     say(&mut balancer, 6, Who::Report, &[]);
-    assert_eq!(balancer.standing(known).map(lb_core::health::Standing::health), Some(Health::Healthy));
+    assert_eq!(balancer.standing(known).map(lb_core::health::BackendEvidence::health), Some(Health::Healthy));
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use lb_core::balancer::{Balancer, Refused};
+use lb_core::balancer::{Balancer, UnusableList};
 use lb_core::control::Law;
 use lb_core::membership::Membership;
 use lb_core::service::{Accounting, Service};
@@ -160,11 +160,11 @@ fn located(failure: CommandFailure, path: &Path, named: &[(SocketAddr, usize)]) 
     let Some(misfit) = error.downcast_ref::<DoesNotFit>() else { return failure };
     let line = named.iter().find(|(service, _)| *service == misfit.address).map_or(1, |(_, line)| *line);
     let help = match misfit.refused {
-        Refused::Slots(_) => "raise slots in [limits], or use a smaller subset",
-        Refused::Schedule { .. } => {
+        UnusableList::Slots(_) => "raise slots in [limits], or use a smaller subset",
+        UnusableList::Schedule { .. } => {
             "raise schedule_entries in [limits], or use smaller subsets or fewer services"
         }
-        Refused::Services => "configure fewer services for it",
+        UnusableList::Services => "configure fewer services for it",
     };
     let text = format!("{}:{line}: {} ({help})", path.display(), crate::error::chain(misfit));
     CommandFailure::Other(anyhow::anyhow!(text))

@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Instant;
 
-use lb_core::balancer::{Adopted, Balancer, Fact, Refused};
+use lb_core::balancer::{Adopted, Balancer, Fact, UnusableList};
 use lb_core::control::reported_errors::ReportedErrors;
 use lb_core::grace_period::GracePeriods;
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
@@ -55,7 +55,7 @@ pub enum ClientTaskError {
     #[error(transparent)]
     Datapath(#[from] DatapathError),
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] UnusableList),
     #[error("cannot tell how many CPUs the kernel may run on")]
     Cpus(#[source] std::io::Error),
 }
@@ -350,7 +350,7 @@ fn balancer(
     limits: Limits,
     datapath: &Datapath,
     now: Instant,
-) -> Result<Balancer, Refused> {
+) -> Result<Balancer, UnusableList> {
     let knows_causes = health::knows_causes(client.accounting, features);
     let services = client.services.iter().map(|configured| {
         let service = configured.service.clone();

@@ -11,7 +11,7 @@ use tracing::{error, info, warn};
 
 use super::client_task::{ClientTask, Followed};
 use super::leaving::{CannotLeave, Leaving};
-use super::{Controller, Work};
+use super::{BackgroundWork, Controller};
 use crate::backoff::Backoff;
 use crate::config::{ClientConfig, Config};
 
@@ -207,7 +207,7 @@ impl Controller {
         for client_task in &mut self.clients.tasks {
             client_task.before_wait();
         }
-        self.effects.push(Work::WaitForReaders.into());
+        self.effects.push(BackgroundWork::WaitForReaders.into());
     }
 
     pub fn readers_gone(&mut self, result: Result<(), DatapathError>, now: Instant) {

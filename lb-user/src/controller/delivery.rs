@@ -5,10 +5,10 @@
 
 use std::time::Instant;
 
-use lb_core::feed::{Delivered, Next};
+use lb_core::feed::{Delivered, ListDecision};
 use tracing::{info, warn};
 
-use super::{Controller, Work};
+use super::{BackgroundWork, Controller};
 use crate::assignments::{self, Assignments};
 use crate::config::EndpointSource;
 use crate::source::Contents;
@@ -22,9 +22,9 @@ impl Controller {
             let delivered = self.deliver_assignments(service, &contents.assignments, now);
             let file = self.sources.files.get_mut(service).expect("delivered from its file");
             match file.feed.delivered(contents, delivered) {
-                Next::Compute(contents) => self.compute(service, contents),
-                Next::Wait => {}
-                Next::Keep { was_refused, refused } => {
+                ListDecision::Compute(contents) => self.compute(service, contents),
+                ListDecision::Wait => {}
+                ListDecision::Keep { was_refused, refused } => {
                     if was_refused {
                         info!(service, "endpoint list that was refused is in force");
                     }
@@ -68,7 +68,8 @@ impl Controller {
     fn compute(&mut self, service: &str, contents: Contents) {
         let clients = self.clients.tasks.iter().map(|client_task| &client_task.client);
         let consumers = assignments::consumers(clients, service);
-        self.effects.push(Work::Compute { service: service.to_owned(), contents, consumers }.into());
+        self.effects
+            .push(BackgroundWork::Compute { service: service.to_owned(), contents, consumers }.into());
     }
 
     /// What was computed has come back. If clients have changed again, what they miss is computed in another turn.

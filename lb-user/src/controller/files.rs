@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::changes::list_changes;
 use super::state_files::FilesToStore;
-use super::{Controller, Work};
+use super::{BackgroundWork, Controller};
 use crate::assignments::{self, Assignments, AssignmentsByService, Consumer};
 use crate::config::{ClientConfig, Config, EndpointSource};
 use crate::source::{Contents, FileSource, NoAnswer, SourceError, Stamp, directory_of};
@@ -33,7 +33,7 @@ pub struct Sources {
 
 /// What a list is completed for, and with.
 #[derive(Clone)]
-pub struct Purpose {
+pub struct ListPurpose {
     /// The tasks that use it.
     pub consumers: Vec<Consumer>,
     /// The assignments before, of which much may be known already.
@@ -156,8 +156,9 @@ impl Controller {
         }
         for (service, file) in &mut self.sources.files {
             if file.feed.progress.begin_look() {
-                self.effects
-                    .push(Work::Look { service: service.clone(), source: file.source.clone() }.into());
+                self.effects.push(
+                    BackgroundWork::Look { service: service.clone(), source: file.source.clone() }.into(),
+                );
             }
         }
     }
@@ -203,12 +204,12 @@ impl Controller {
             let begun = self.sources.readings;
             let consumers = assignments::consumers(clients.iter().copied(), service);
             // With the assignments before, so that an equal list costs nothing.
-            let purpose = Purpose {
+            let purpose = ListPurpose {
                 consumers,
                 before: file.feed.newest().map(|contents| contents.assignments.clone()),
             };
             let (service, source) = (service.clone(), file.source.clone());
-            self.effects.push(Work::Read { service, source, begun, known, purpose }.into());
+            self.effects.push(BackgroundWork::Read { service, source, begun, known, purpose }.into());
         }
     }
 

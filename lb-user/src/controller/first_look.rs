@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use lb_core::health::Standing;
+use lb_core::health::BackendEvidence;
 use lb_core::slots::Identity;
 
 use super::Controller;
@@ -95,7 +95,7 @@ fn has_results(client_task: &ClientTask, probing: &Probing) -> bool {
         let mut members = balancer.weights(at).iter().map(|(address, _)| *address);
         match probe.kind {
             ProbeKind::Connect { .. } => members.all(|address| {
-                balancer.standing(Identity { service, address }).is_some_and(Standing::is_proven)
+                balancer.standing(Identity { service, address }).is_some_and(BackendEvidence::is_proven)
             }),
             ProbeKind::Report { .. } => {
                 let Some(listener) = probing.listener() else { return true };

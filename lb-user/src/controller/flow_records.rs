@@ -9,7 +9,7 @@ use lb_view::fault::{Fault, FaultCode};
 use lb_view::status::Reclaim;
 use tracing::warn;
 
-use super::{Controller, Work};
+use super::{BackgroundWork, Controller};
 use crate::controller::client_task::ClientTask;
 use crate::reclaimed::{Ends, Reclaimed};
 
@@ -96,7 +96,7 @@ impl Controller {
             self.passes.suspects = Some(suspects);
             return;
         }
-        self.effects.push(Work::Reclaim { targets, suspects, now, interval }.into());
+        self.effects.push(BackgroundWork::Reclaim { targets, suspects, now, interval }.into());
     }
 
     pub fn reclaimed(&mut self, pass: Pass, suspects: Suspects, now: Instant) {

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lb_core::control::factor::{Factor, Factors};
-use lb_core::control::{Learnt, Mode, Switch};
+use lb_core::control::{LearntWeights, Mode, Switch};
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
-use super::{Controller, Work};
+use super::{BackgroundWork, Controller};
 
 /// What is learnt is kept this often while it changes,
 const KEPT_EVERY: Duration = Duration::from_secs(10);
@@ -52,7 +52,7 @@ pub struct StoredLoads {
 
 /// What a file of any version says of its own.
 #[derive(Deserialize)]
-struct Version {
+struct FileVersion {
     schema: u32,
 }
 
@@ -106,7 +106,7 @@ impl StoredLoads {
     /// Why nobody can make anything of it.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
         // Another version's may have other fields.
-        let version: Version = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+        let version: FileVersion = serde_json::from_slice(text).map_err(|error| error.to_string())?;
         if version.schema != SCHEMA {
             return Err(format!("its schema is {}, this socklb knows {SCHEMA}", version.schema));
         }
@@ -116,7 +116,7 @@ impl StoredLoads {
 
 impl KeptService {
     /// `at`: now, as seconds since 1970.
-    fn of(learnt: &Learnt, at: u64) -> Self {
+    fn of(learnt: &LearntWeights, at: u64) -> Self {
         let moved = learnt.factors.iter().filter(|(_, factor)| *factor != Factor::ONE);
         let factors = moved.map(|(address, factor)| (address, factor.units()));
         let (switch, mode) = (learnt.switch.name().to_owned(), learnt.mode.name().to_owned());
@@ -127,7 +127,7 @@ impl KeptService {
     }
 
     /// `at`: now, as seconds since 1970.
-    fn learnt(&self, at: u64) -> Learnt {
+    fn learnt(&self, at: u64) -> LearntWeights {
         let switch = Switch::ALL.into_iter().find(|switch| switch.name() == self.switch).unwrap_or_default();
         let mode = Mode::ALL.into_iter().find(|mode| mode.name() == self.mode).unwrap_or_default();
         let factors: Factors =
@@ -135,7 +135,7 @@ impl KeptService {
         let starting = self.starting.iter();
         let starting =
             starting.map(|(address, since)| (*address, Duration::from_secs(at.saturating_sub(*since))));
-        Learnt { switch, mode, factors, starting: starting.collect() }
+        LearntWeights { switch, mode, factors, starting: starting.collect() }
     }
 
     /// Whether another one says so much else that it is worth a write.
@@ -188,7 +188,7 @@ impl Learnings {
     }
 
     /// What was learnt for a service of a client task, and how long ago.
-    pub fn learnt(&self, client: &str, service: &str, now: SystemTime) -> Option<(Learnt, Duration)> {
+    pub fn learnt(&self, client: &str, service: &str, now: SystemTime) -> Option<(LearntWeights, Duration)> {
         let client = self.known.get(client)?;
         let now = seconds(now);
         // A timestamp in the future counts as age zero: the clock went back.
@@ -264,7 +264,7 @@ impl Controller {
         if std::mem::replace(&mut self.learnt.is_reading, true) {
             return;
         }
-        self.effects.push(Work::ReadLearnt.into());
+        self.effects.push(BackgroundWork::ReadLearnt.into());
     }
 
     /// It was read again, or not.
@@ -306,13 +306,13 @@ impl Controller {
 mod tests {
     use super::*;
 
-    fn learnt(switch: Switch, number: f64) -> Learnt {
+    fn learnt(switch: Switch, number: f64) -> LearntWeights {
         let address: SocketAddr = "10.0.0.1:80".parse().unwrap();
         let factors = [(address, Factor::of(number))].into_iter().collect();
-        Learnt { switch, mode: Mode::Enforce, factors, ..Learnt::default() }
+        LearntWeights { switch, mode: Mode::Enforce, factors, ..LearntWeights::default() }
     }
 
-    fn kept(at: u64, learnt: &Learnt) -> StoredLoads {
+    fn kept(at: u64, learnt: &LearntWeights) -> StoredLoads {
         let services = BTreeMap::from([("users".to_owned(), KeptService::of(learnt, at))]);
         let clients = BTreeMap::from([("web".to_owned(), KeptClient { at, services })]);
         StoredLoads { schema: SCHEMA, clients }
@@ -344,7 +344,7 @@ mod tests {
     fn a_slow_start_goes_on_while_no_daemon_runs() {
         let address: SocketAddr = "10.0.0.2:80".parse().unwrap();
         let starting = |ready_for| BTreeMap::from([(address, Duration::from_secs(ready_for))]);
-        let learnt = Learnt { starting: starting(5), ..learnt(Switch::On, 1.0) };
+        let learnt = LearntWeights { starting: starting(5), ..learnt(Switch::On, 1.0) };
         let known = known(&serde_json::to_vec(&kept(1_000, &learnt)).unwrap());
         let starting_at =
             |seconds| known.learnt("web", "users", at(seconds)).map(|(learnt, _)| learnt.starting);
@@ -352,8 +352,8 @@ mod tests {
         assert_eq!(starting_at(1_090), Some(starting(95)));
         assert_eq!(starting_at(900), Some(starting(0)), "a clock that went back");
         let service = |learnt| BTreeMap::from([("users".to_owned(), KeptService::of(learnt, 1_000))]);
-        let without = Learnt { starting: BTreeMap::new(), ..learnt.clone() };
-        let later = Learnt { starting: starting(9), ..learnt.clone() };
+        let without = LearntWeights { starting: BTreeMap::new(), ..learnt.clone() };
+        let later = LearntWeights { starting: starting(9), ..learnt.clone() };
         assert!(!differ(&service(&learnt), &service(&later)), "it goes on");
         assert!(differ(&service(&learnt), &service(&without)));
     }

@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use lb_kernel::{ClientNamespace, RecordedProcesses};
 
-use super::{Controller, Work};
+use super::{BackgroundWork, Controller};
 
 /// The result of a search for the namespace of one client.
-pub struct Found {
+pub struct NamespaceSearch {
     pub client: String,
     /// The path of the cgroup that was searched.
     pub path: PathBuf,
@@ -31,12 +31,12 @@ impl Controller {
             return;
         }
         self.clients.is_searching = true;
-        self.effects.push(Work::SearchNamespaces(wanted).into());
+        self.effects.push(BackgroundWork::SearchNamespaces(wanted).into());
     }
 
-    pub fn namespaces_found(&mut self, found: Vec<Found>, now: Instant) {
+    pub fn namespaces_found(&mut self, found: Vec<NamespaceSearch>, now: Instant) {
         self.clients.is_searching = false;
-        for Found { client, path, result, recorded } in found {
+        for NamespaceSearch { client, path, result, recorded } in found {
             // A reload may have given the client another cgroup.
             if let Some(client_task) = self.clients.task_mut(&client).filter(|task| task.path() == path) {
                 client_task.search_ended(result, recorded, now);

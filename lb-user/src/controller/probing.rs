@@ -359,12 +359,12 @@ struct Wanted {
     service: String,
     protocol: Protocol,
     probe: ProbeConfig,
-    candidates: Vec<Candidate>,
+    candidates: Vec<ProbeCandidate>,
 }
 
 /// A backend that a service of a client task may use.
 #[derive(PartialEq, Eq)]
-pub struct Candidate {
+pub struct ProbeCandidate {
     /// Where it listens.
     pub address: SocketAddr,
     /// Where its agent does, if the list says so.
@@ -589,7 +589,7 @@ mod tests {
         let keys = Keys::new(numbered(keys[0]), keys.get(1).copied().map(numbered));
         let kind = ProbeKind::Report { keys, idle_interval: 15 * SECOND };
         let probe = ProbeConfig { kind, port: Some(9465), interval: 2 * SECOND };
-        let candidates = candidates.iter().map(|(port, is_active)| Candidate {
+        let candidates = candidates.iter().map(|(port, is_active)| ProbeCandidate {
             address: ([10, 0, 0, 1], *port).into(),
             agent: None,
             is_active: *is_active,

@@ -13,14 +13,14 @@ use tracing::{info, warn};
 use super::changes::changes;
 use super::files::{Reading, WatchedFile};
 use super::learnt::LearntFile;
-use super::{Controller, Effect, Notice, Opened, Opener, Work, fixed};
+use super::{BackgroundWork, ClientOpener, Controller, Effect, Notice, Opened, fixed};
 use crate::assignments::{Assignments, AssignmentsByService};
 use crate::config::Config;
 use crate::configured::configured;
 use crate::source::{FileSource, NoAnswer, Stamp, directory_of};
 
 /// Which configuration is to be taken on.
-pub enum Load {
+pub enum ConfigLoad {
     /// The one that the daemon starts with.
     Given(Box<Config>),
     /// What the file says.
@@ -29,7 +29,7 @@ pub enum Load {
 
 /// A configuration that is to be read, with all that it names.
 pub struct LoadRequest {
-    pub load: Load,
+    pub load: ConfigLoad,
     /// The number of this reading, the same for all of the files.
     pub begun: u64,
     /// The configuration that was in force when the reading began.
@@ -38,7 +38,7 @@ pub struct LoadRequest {
     pub statics: AssignmentsByService,
     /// Whether an operator asked for it.
     pub is_asked: bool,
-    pub opener: Opener,
+    pub opener: ClientOpener,
     /// Clients that need not be opened.
     pub there: BTreeSet<String>,
 }
@@ -116,21 +116,21 @@ impl Controller {
     /// Has the file read: at once, or after the reading that is under way.
     fn request(&mut self, is_asked: bool, now: Instant) {
         if self.reload.turn.request(is_asked) {
-            self.load(Load::File, is_asked, now);
+            self.load(ConfigLoad::File, is_asked, now);
         }
     }
 
     /// Has looked whether the configuration file is another one: beside the loop, for it may not answer.
     pub fn look_at_config(&mut self) {
         if self.config.daemon.watch && self.reload.progress.begin_look() {
-            self.effects.push(Work::LookAtConfig { is_due: false }.into());
+            self.effects.push(BackgroundWork::LookAtConfig { is_due: false }.into());
         }
     }
 
     /// Has looked at the configuration file once it has settled, to take it on if it is another one.
     pub fn look_at_due_config(&mut self, now: Instant) {
         if self.reload.progress.begin(now).is_some() {
-            self.effects.push(Work::LookAtConfig { is_due: true }.into());
+            self.effects.push(BackgroundWork::LookAtConfig { is_due: true }.into());
         }
     }
 
@@ -162,12 +162,12 @@ impl Controller {
     /// Begins the start with the configuration that it was given.
     pub fn load_given(&mut self, config: Config, now: Instant) {
         if self.reload.turn.request(false) {
-            self.load(Load::Given(Box::new(config)), false, now);
+            self.load(ConfigLoad::Given(Box::new(config)), false, now);
         }
     }
 
     /// Reads a configuration, and the files that it names, and opens its clients, all beside the loop.
-    fn load(&mut self, load: Load, is_asked: bool, now: Instant) {
+    fn load(&mut self, load: ConfigLoad, is_asked: bool, now: Instant) {
         if self.is_ready {
             self.effects.push(Effect::Notify(Notice::Reloading));
         }
@@ -182,7 +182,7 @@ impl Controller {
             before: self.in_force(),
             statics: self.sources.statics.clone(),
         };
-        self.effects.push(Work::Load(Box::new(request)).into());
+        self.effects.push(BackgroundWork::Load(Box::new(request)).into());
     }
 
     pub fn loaded(&mut self, loaded: Loaded, now: Instant) {

@@ -30,7 +30,7 @@ use lb_kernel::{DatapathError, Kernel as _};
 
 pub use self::stage::WireEnd;
 use self::stage::{BACKENDS, FAULTS_PER_MILLE, SEED, SERVICE, Stage, address, cgroup_path, script};
-use super::{Event, Work};
+use super::{BackgroundWork, Event};
 
 const FOR_LONG: &str = "ejection = { base = \"1h\", max = \"1h\" }";
 const BRIEFLY: &str = "ejection = { base = \"1s\", max = \"2s\" }\nslow_start = \"off\"";
@@ -121,7 +121,7 @@ fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends_and_goes_on_countin
 #[test]
 fn a_slot_is_kept_until_a_wait_for_readers_has_succeeded() {
     script("", |stage| {
-        stage.hangs = |work| matches!(work, Work::WaitForReaders);
+        stage.hangs = |work| matches!(work, BackgroundWork::WaitForReaders);
         stage.list(&BACKENDS[1..]);
         stage.settle();
         for _ in 0..3 {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use tracing::{info, warn};
 
-use super::{Controller, Work};
+use super::{BackgroundWork, Controller};
 use crate::backoff::Backoff;
 
 /// Files by path, each with its whole content.
@@ -26,7 +26,7 @@ pub struct FilesToStore {
 
 /// What could not be stored, and the first reason.
 #[derive(Default)]
-pub struct Stored {
+pub struct StoreFailures {
     pub left: StateFiles,
     pub error: Option<String>,
 }
@@ -54,12 +54,12 @@ impl Controller {
         let FilesToStore { files, is_busy, retry } = &mut self.sources.files_to_store;
         if !*is_busy && !files.is_empty() && retry.is_due(now) {
             *is_busy = true;
-            self.effects.push(Work::Store(std::mem::take(files)).into());
+            self.effects.push(BackgroundWork::Store(std::mem::take(files)).into());
         }
     }
 
     /// Files were stored, or not.
-    pub fn stored(&mut self, Stored { mut left, error }: Stored, now: Instant) {
+    pub fn stored(&mut self, StoreFailures { mut left, error }: StoreFailures, now: Instant) {
         let FilesToStore { files, is_busy, retry } = &mut self.sources.files_to_store;
         *is_busy = false;
         left.append(files);

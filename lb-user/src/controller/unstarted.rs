@@ -10,7 +10,7 @@ use lb_kernel::Pins;
 use tracing::warn;
 
 use super::leaving::Leaving;
-use super::{ClientTask, Controller, Environment, Work};
+use super::{BackgroundWork, ClientTask, Controller, Environment};
 use crate::assignments::{Assignments, AssignmentsByService};
 use crate::config::ClientConfig;
 use crate::source::FileSource;
@@ -42,11 +42,11 @@ pub struct OpenRequest {
     /// The lists that are in force.
     pub statics: AssignmentsByService,
     pub in_force: BTreeMap<String, (FileSource, Assignments)>,
-    pub opener: Opener,
+    pub opener: ClientOpener,
 }
 
 /// What it takes to open clients.
-pub struct Opener {
+pub struct ClientOpener {
     pub environment: Environment,
     pub pins: PathBuf,
     pub limits: Limits,
@@ -58,8 +58,8 @@ pub struct Opener {
 
 impl Controller {
     /// What it takes to open clients beside the loop.
-    pub fn opener(&self, now: Instant) -> Opener {
-        Opener {
+    pub fn opener(&self, now: Instant) -> ClientOpener {
+        ClientOpener {
             pins: self.config.paths.pins.clone(),
             limits: self.config.limits,
             environment: self.environment.clone(),
@@ -85,8 +85,9 @@ impl Controller {
         self.clients.opening = true;
         let (opener, in_force) = (self.opener(now), self.in_force());
         let statics = self.sources.statics.clone();
-        self.effects
-            .push(Work::Open(Box::new(OpenRequest { clients, there, statics, in_force, opener })).into());
+        self.effects.push(
+            BackgroundWork::Open(Box::new(OpenRequest { clients, there, statics, in_force, opener })).into(),
+        );
     }
 
     pub fn opened(&mut self, tried: Tried, now: Instant) {

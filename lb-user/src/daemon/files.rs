@@ -7,7 +7,7 @@ use lb_core::feed::Version;
 use lb_host::store::StoreError;
 use tracing::warn;
 
-use crate::controller::{LearntFile, MAX_LEARNT_BYTES, StateFiles, Stored, StoredLoads};
+use crate::controller::{LearntFile, MAX_LEARNT_BYTES, StateFiles, StoreFailures, StoredLoads};
 use crate::source::{self, SourceError, Stamp, last_good};
 
 /// The files of a host. Each call may take as long as the file system likes.
@@ -74,8 +74,8 @@ impl Files for HostFiles {
 }
 
 /// Stores files, and says which could not be stored.
-pub fn store_all(disk: &dyn Files, files: StateFiles) -> Stored {
-    let mut stored = Stored::default();
+pub fn store_all(disk: &dyn Files, files: StateFiles) -> StoreFailures {
+    let mut stored = StoreFailures::default();
     for (path, text) in files {
         if let Err(error) = disk.store(&path, &text) {
             stored.error.get_or_insert_with(|| crate::error::chain(&error));

@@ -10,7 +10,7 @@ use tokio::task::spawn_blocking;
 
 use super::file_io::{FileIo, PATIENCE};
 use super::files::Files;
-use crate::controller::{self, FirstRead, Purpose};
+use crate::controller::{self, FirstRead, ListPurpose};
 use crate::source::{Contents, FileSource, MAX_BYTES, NO_VERSION, NoAnswer, SourceError, Stamp};
 
 /// Texts that are in memory at the same time to be parsed, each of up to 4 MiB.
@@ -38,7 +38,7 @@ impl ListReader {
         &self,
         source: &FileSource,
         known: Option<Option<Stamp>>,
-        purpose: Purpose,
+        purpose: ListPurpose,
     ) -> (Version<Stamp>, Option<Result<Contents, SourceError>>) {
         let version = match self.version(&source.file.path, PATIENCE).await {
             Ok(version) if known == Some(version.stamp) => return (version, None),
@@ -54,7 +54,7 @@ impl ListReader {
     pub async fn read_first(
         &self,
         source: &FileSource,
-        purpose: Purpose,
+        purpose: ListPurpose,
         wants_last_good: bool,
         patience: Duration,
     ) -> FirstRead {
@@ -79,7 +79,7 @@ impl ListReader {
         &self,
         source: &FileSource,
         path: &Path,
-        purpose: Purpose,
+        purpose: ListPurpose,
         patience: Duration,
     ) -> Result<Contents, SourceError> {
         let permit = self.texts.clone().acquire_owned().await.expect("it is never closed");

@@ -16,7 +16,7 @@ use super::lists::ListReader;
 use super::{Reread, work};
 use crate::assignments::{self, Assignments, AssignmentsByService};
 use crate::config::Config;
-use crate::controller::{self, Load, LoadRequest, Loaded, Purpose, Reading};
+use crate::controller::{self, ConfigLoad, ListPurpose, LoadRequest, Loaded, Reading};
 use crate::source::{FileSource, NO_VERSION, Stamp};
 
 /// Reads a configuration and all that it names, beside the loop.
@@ -31,12 +31,12 @@ impl Loader {
         /// At a start a file is waited for so long before the list of an earlier run is used.
         const AT_A_START: Duration = Duration::from_secs(2);
         let LoadRequest { load, begun, running, before, statics, is_asked, opener, there } = request;
-        let is_start = matches!(load, Load::Given(_));
+        let is_start = matches!(load, ConfigLoad::Given(_));
         let patience = if is_start { AT_A_START } else { PATIENCE };
         let is_wanted = is_asked || is_start;
         let (version, config) = match load {
-            Load::Given(config) => (None, Ok(*config)),
-            Load::File => self.reread().await,
+            ConfigLoad::Given(config) => (None, Ok(*config)),
+            ConfigLoad::File => self.reread().await,
         };
         let mut loaded = Loaded {
             version,
@@ -97,7 +97,8 @@ impl Loader {
         for (service, source) in controller::sources(config) {
             let consumers = assignments::consumers(&config.clients, &service);
             let before = before.get(&service).filter(|(before, _)| before.service == source.service);
-            let purpose = Purpose { consumers, before: before.map(|(_, assignments)| assignments.clone()) };
+            let purpose =
+                ListPurpose { consumers, before: before.map(|(_, assignments)| assignments.clone()) };
             readings.spawn(read(self.lists.clone(), service, source, purpose, patience));
         }
         let mut readings = readings.join_all().await;
@@ -111,7 +112,7 @@ async fn read(
     lists: ListReader,
     service: String,
     source: FileSource,
-    purpose: Purpose,
+    purpose: ListPurpose,
     patience: Duration,
 ) -> Reading {
     // A list that is in force is better than one of an earlier run.

@@ -9,10 +9,10 @@ use lb_kernel::{DatapathError, Pins};
 use crate::assignments;
 use crate::config::ClientConfig;
 use crate::controller::{
-    ClientTask, ClientTaskError, Leaving, OpenRequest, Opened, Opener, Tried, lock_other_versions,
+    ClientOpener, ClientTask, ClientTaskError, Leaving, OpenRequest, Opened, Tried, lock_other_versions,
 };
 
-/// Opens clients with the lists that are in force. May block for as long as [`Opener::open_all`], and for seconds to compute lists of
+/// Opens clients with the lists that are in force. May block for as long as [`ClientOpener::open_all`], and for seconds to compute lists of
 /// the largest jobs.
 pub fn open(request: OpenRequest) -> Tried {
     let OpenRequest { clients, there, statics, in_force, opener } = request;
@@ -26,7 +26,7 @@ pub fn open(request: OpenRequest) -> Tried {
     Tried { clients, opened, by_service }
 }
 
-impl Opener {
+impl ClientOpener {
     /// Opens a client, and locks what other versions have of it.
     fn open(&self, client: ClientConfig) -> Result<(ClientTask, Vec<Leaving>)> {
         let kernel = &*self.environment.kernel;

@@ -13,7 +13,9 @@ use super::lists::ListReader;
 use super::loader::Loader;
 use super::watches::Watches;
 use super::{Reread, files, opener};
-use crate::controller::{Event, LearntFile, NamespaceFound, Search, StateFiles, Stored, Work, learnt_path};
+use crate::controller::{
+    BackgroundWork, Event, LearntFile, NamespaceFound, Search, StateFiles, StoreFailures, learnt_path,
+};
 use crate::source::{NoAnswer, Stamp, directory_of};
 
 /// How long the directory of what later starts need is waited for: all files are written and synchronized one by one.
@@ -51,42 +53,46 @@ impl Worker {
     }
 
     /// Does a piece of work. What may block runs on a thread of its own; files that do not answer are given up after a while.
-    pub async fn carry_out(self, work: Work) -> Event {
+    pub async fn carry_out(self, work: BackgroundWork) -> Event {
         match work {
-            Work::Look { service, source } => {
+            BackgroundWork::Look { service, source } => {
                 let result = self.look(&source.file.path).await;
                 Event::Looked { service, source, result }
             }
-            Work::LookAtConfig { is_due } => {
+            BackgroundWork::LookAtConfig { is_due } => {
                 Event::LookedAtConfig { is_due, result: self.look(&self.file).await }
             }
-            Work::Read { service, source, begun, known, purpose } => {
+            BackgroundWork::Read { service, source, begun, known, purpose } => {
                 let (version, result) = self.lists.read(&source, known, purpose).await;
                 Event::Read { service, source, begun, version, result }
             }
-            Work::ReadLearnt => Event::LearntRead(read_learnt(&self.lists, &self.state).await),
-            Work::Store(files) => Event::Stored(self.store(files).await),
-            Work::Compute { service, mut contents, consumers } => {
+            BackgroundWork::ReadLearnt => Event::LearntRead(read_learnt(&self.lists, &self.state).await),
+            BackgroundWork::Store(files) => Event::Stored(self.store(files).await),
+            BackgroundWork::Compute { service, mut contents, consumers } => {
                 let compute = move || {
                     contents.assignments.complete(&consumers);
                     Event::Computed { service, contents }
                 };
                 beside(compute).await
             }
-            Work::Load(request) => {
+            BackgroundWork::Load(request) => {
                 let loader = Loader { file: self.file, reread: self.reread, lists: self.lists };
                 Event::Loaded(Box::new(loader.load(*request).await))
             }
-            Work::Open(request) => beside(move || Event::Opened(Box::new(opener::open(*request)))).await,
-            Work::WaitForReaders => beside(move || Event::ReadersGone(self.kernel.wait_for_readers())).await,
-            Work::Reclaim { targets, mut suspects, now, interval } => {
+            BackgroundWork::Open(request) => {
+                beside(move || Event::Opened(Box::new(opener::open(*request)))).await
+            }
+            BackgroundWork::WaitForReaders => {
+                beside(move || Event::ReadersGone(self.kernel.wait_for_readers())).await
+            }
+            BackgroundWork::Reclaim { targets, mut suspects, now, interval } => {
                 let reclaim = move || {
                     let pass = lb_kernel::reclaim(&targets, &mut suspects, self.knows_mptcp, now, interval);
                     Event::Reclaimed(pass, suspects)
                 };
                 beside(reclaim).await
             }
-            Work::SearchNamespaces(wanted) => {
+            BackgroundWork::SearchNamespaces(wanted) => {
                 let find = |(client, Search { path, known, records }): (String, Search)| {
                     let result = ClientNamespace::find(&path, known);
                     let recorded = records.and_then(|pins| RecordedProcesses::read(&pins, RECENT).ok());
@@ -109,12 +115,12 @@ impl Worker {
         self.lists.io.run(path, PATIENCE, look).await
     }
 
-    async fn store(&self, files: StateFiles) -> Stored {
+    async fn store(&self, files: StateFiles) -> StoreFailures {
         let all = files.clone();
         let directory = self.state.join("last-good");
         let disk = Arc::clone(&self.lists.files);
         let stored = self.lists.io.run(&directory, TO_STORE, move || files::store_all(&*disk, files)).await;
-        stored.unwrap_or_else(|silent| Stored { left: all, error: Some(silent.to_string()) })
+        stored.unwrap_or_else(|silent| StoreFailures { left: all, error: Some(silent.to_string()) })
     }
 }
 

@@ -5,14 +5,14 @@
 
 /// A part of the schedule map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
+pub struct ScheduleRegion {
     /// Its first entry.
     pub base: u32,
     /// Its entries.
     pub length: u32,
 }
 
-impl Region {
+impl ScheduleRegion {
     const fn end(self) -> u32 {
         self.base + self.length
     }
@@ -27,9 +27,9 @@ impl Region {
 ///
 /// # Panics
 /// If `length` is 0.
-pub fn first_fit(in_use: &[Region], entries: u32, length: u32) -> Option<u32> {
+pub fn first_fit(in_use: &[ScheduleRegion], entries: u32, length: u32) -> Option<u32> {
     assert!(length > 0, "an empty table needs no region");
-    let mut in_use: Vec<Region> = in_use.to_vec();
+    let mut in_use: Vec<ScheduleRegion> = in_use.to_vec();
     in_use.sort_by_key(|region| region.base);
     let mut base = 0u32;
     for region in in_use {
@@ -55,15 +55,15 @@ pub fn first_fit(in_use: &[Region], entries: u32, length: u32) -> Option<u32> {
 ///
 /// # Panics
 /// If `length` is 0.
-pub fn make_room(live: &[Region], entries: u32, length: u32) -> Option<Vec<(Region, u32)>> {
+pub fn make_room(live: &[ScheduleRegion], entries: u32, length: u32) -> Option<Vec<(ScheduleRegion, u32)>> {
     // Bound: one round per power of two.
     let mut window_length = length;
     while window_length > 1 {
-        let load = |window: Region| {
+        let load = |window: ScheduleRegion| {
             live.iter().filter(|table| table.overlaps(window)).map(|table| table.length).sum::<u32>()
         };
-        let mut windows: Vec<(u32, Region)> = (0..entries / window_length)
-            .map(|i| Region { base: i * window_length, length: window_length })
+        let mut windows: Vec<(u32, ScheduleRegion)> = (0..entries / window_length)
+            .map(|i| ScheduleRegion { base: i * window_length, length: window_length })
             .map(|window| (load(window), window))
             .filter(|(load, _)| *load > 0 && *load < window_length)
             .collect();
@@ -77,16 +77,21 @@ pub fn make_room(live: &[Region], entries: u32, length: u32) -> Option<Vec<(Regi
 }
 
 /// Copies that empty a window: each of its tables to a region outside that is free now.
-fn empty(live: &[Region], entries: u32, window: Region) -> Option<Vec<(Region, u32)>> {
-    let mut in_use: Vec<Region> = live.to_vec();
+fn empty(
+    live: &[ScheduleRegion],
+    entries: u32,
+    window: ScheduleRegion,
+) -> Option<Vec<(ScheduleRegion, u32)>> {
+    let mut in_use: Vec<ScheduleRegion> = live.to_vec();
     in_use.push(window);
-    let mut tables: Vec<Region> = live.iter().copied().filter(|table| table.overlaps(window)).collect();
+    let mut tables: Vec<ScheduleRegion> =
+        live.iter().copied().filter(|table| table.overlaps(window)).collect();
     // The longest first: the short ones fit into what is left.
     tables.sort_by_key(|table| std::cmp::Reverse(table.length));
     let mut moves = Vec::with_capacity(tables.len());
     for table in tables {
         let base = first_fit(&in_use, entries, table.length)?;
-        in_use.push(Region { base, length: table.length });
+        in_use.push(ScheduleRegion { base, length: table.length });
         moves.push((table, base));
     }
     Some(moves)
@@ -96,8 +101,8 @@ fn empty(live: &[Region], entries: u32, window: Region) -> Option<Vec<(Region, u
 mod tests {
     use super::*;
 
-    fn regions(in_use: &[(u32, u32)]) -> Vec<Region> {
-        in_use.iter().map(|&(base, length)| Region { base, length }).collect()
+    fn regions(in_use: &[(u32, u32)]) -> Vec<ScheduleRegion> {
+        in_use.iter().map(|&(base, length)| ScheduleRegion { base, length }).collect()
     }
 
     #[track_caller]
@@ -121,7 +126,10 @@ mod tests {
         // Both halves of the map are nearly empty, and neither is free.
         let live = regions(&[(0, 1024), (4096, 1024)]);
         assert_eq!(first_fit(&live, 8192, 4096), None);
-        assert_eq!(make_room(&live, 8192, 4096), Some(vec![(Region { base: 0, length: 1024 }, 5120)]));
+        assert_eq!(
+            make_room(&live, 8192, 4096),
+            Some(vec![(ScheduleRegion { base: 0, length: 1024 }, 5120)])
+        );
         // A full map has nothing to move.
         assert_eq!(make_room(&regions(&[(0, 4096), (4096, 4096)]), 8192, 4096), None);
     }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use lb_common::abi::{MAX_SUBSET, Usable};
 
 use crate::health::replacement::{InOrder, replacement};
-use crate::health::tiers::{self, Candidate, Tier};
-use crate::health::{self, Health, Standing};
+use crate::health::tiers::{self, Tier, TierCandidate};
+use crate::health::{self, BackendEvidence, Health};
 use crate::membership::{Member, Membership};
 use crate::service::HealthRules;
 
@@ -57,7 +57,7 @@ pub struct Circumstances<T> {
 pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
     membership: &Membership,
     Circumstances { rules, replaced, used: used_before, is_serving, is_fresh }: &Circumstances<T>,
-    standing: impl Fn(SocketAddr) -> Option<&'s Standing<T>>,
+    standing: impl Fn(SocketAddr) -> Option<&'s BackendEvidence<T>>,
     now: T,
 ) -> Row<T> {
     let members = &membership.members;
@@ -69,10 +69,10 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
         .map(|member| {
             let standing = standing(member.endpoint.address);
             InOrder {
-                unavailable_since: standing.and_then(Standing::unavailable_since),
-                available_since: standing.and_then(Standing::available_since),
+                unavailable_since: standing.and_then(BackendEvidence::unavailable_since),
+                available_since: standing.and_then(BackendEvidence::available_since),
                 replaced_since: replaced.get(&member.endpoint.address).copied(),
-                is_unproven: rules.first_look.is_some() && !standing.is_some_and(Standing::is_proven),
+                is_unproven: rules.first_look.is_some() && !standing.is_some_and(BackendEvidence::is_proven),
                 is_used: used_before.contains(&member.endpoint.address),
             }
         })
@@ -116,7 +116,11 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
 }
 
 /// A member as the tiers see it. `wants_proof`: whether it is unproven until a probe of it has ended.
-fn candidate<T: Copy + Ord>(member: &Member, standing: Option<&Standing<T>>, wants_proof: bool) -> Candidate {
+fn candidate<T: Copy + Ord>(
+    member: &Member,
+    standing: Option<&BackendEvidence<T>>,
+    wants_proof: bool,
+) -> TierCandidate {
     let said = standing.map(|standing| (standing.health(), standing.is_lame_duck()));
     candidate_by(said, member, standing, wants_proof)
 }
@@ -124,33 +128,33 @@ fn candidate<T: Copy + Ord>(member: &Member, standing: Option<&Standing<T>>, wan
 /// As [`candidate`], but for its own word that it is a lame duck: what of it goes into its state word.
 fn without_own_word<T: Copy + Ord>(
     member: &Member,
-    standing: Option<&Standing<T>>,
+    standing: Option<&BackendEvidence<T>>,
     wants_proof: bool,
-) -> Candidate {
-    candidate_by(standing.map(Standing::without_own_word), member, standing, wants_proof)
+) -> TierCandidate {
+    candidate_by(standing.map(BackendEvidence::without_own_word), member, standing, wants_proof)
 }
 
 /// A member by its list and by what else is said of it: its health, and whether it is a lame duck.
 fn candidate_by<T: Copy + Ord>(
     said: Option<(Health, bool)>,
     member: &Member,
-    standing: Option<&Standing<T>>,
+    standing: Option<&BackendEvidence<T>>,
     wants_proof: bool,
-) -> Candidate {
-    let listed = listed(member, wants_proof && !standing.is_some_and(Standing::is_proven));
+) -> TierCandidate {
+    let listed = listed(member, wants_proof && !standing.is_some_and(BackendEvidence::is_proven));
     let (health, is_lame_duck) = said.unwrap_or((Health::Healthy, false));
-    Candidate {
+    TierCandidate {
         health: health.max(listed.health),
         is_lame_duck: is_lame_duck || listed.is_lame_duck,
-        accepts: listed.accepts && standing.is_none_or(Standing::accepts),
+        accepts: listed.accepts && standing.is_none_or(BackendEvidence::accepts),
     }
 }
 
 /// A member by the list alone. Of one that has no slot yet the standing does not have that.
-fn listed(member: &Member, is_unproven: bool) -> Candidate {
+fn listed(member: &Member, is_unproven: bool) -> TierCandidate {
     let least = if is_unproven { Health::Unproven } else { Health::Healthy };
     let health = health::said_of::<()>(&member.endpoint).map_or(least, |said| said.health);
-    Candidate { health, is_lame_duck: health == Health::LameDuck, accepts: health != Health::Refusing }
+    TierCandidate { health, is_lame_duck: health == Health::LameDuck, accepts: health != Health::Refusing }
 }
 
 impl<T> Row<T> {

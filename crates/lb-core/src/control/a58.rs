@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::factor::{Factor, Factors};
 use super::flows::Flows;
-use super::{Heard, Seen, SeenRow, float, thousandths};
+use super::{Heard, MemberObservation, SeenRow, float, thousandths};
 
 /// Reports must have come for so long before they count (`blackout_period`).
 const BLACKOUT: Duration = Duration::from_secs(10);
@@ -57,7 +57,7 @@ impl A58 {
         // Whoever asks for nothing gets nothing.
         let row: SeenRow =
             row.iter().filter(|(_, seen)| seen.weight > 0).map(|(at, seen)| (*at, *seen)).collect();
-        for (&address, Seen { heard, .. }) in row.iter() {
+        for (&address, MemberObservation { heard, .. }) in row.iter() {
             if let Some(heard) = heard {
                 self.hear(address, heard, ready_since(address));
             }
@@ -70,7 +70,7 @@ impl A58 {
         let whole: f64 = row.keys().map(|&address| of(address)).sum();
         let structural = row.values().map(|seen| float(seen.weight)).sum::<f64>() / count;
         // Over the structural weight, because that is what a factor is multiplied by.
-        let factor = |(&address, seen): (&SocketAddr, &Seen)| {
+        let factor = |(&address, seen): (&SocketAddr, &MemberObservation)| {
             (address, Factor::of(of(address) * count / whole * structural / float(seen.weight)))
         };
         row.iter().map(factor).collect()

@@ -20,7 +20,7 @@ use std::time::Duration;
 use super::by_address::{ByAddress, Next};
 use super::factor::{Factor, Factors};
 use super::flows::Flows;
-use super::{Heard, Hold, Look, Seen, SeenRow, TICK, float, thousandths};
+use super::{Heard, Hold, Look, MemberObservation, SeenRow, TICK, float, thousandths};
 
 /// The least and the most that a member can have, of its structural weight.
 const CLAMP: (f64, f64) = (1.0 / 8.0, 8.0);
@@ -73,7 +73,7 @@ const SETTLED: u32 = 3;
 /// What is remembered of the members of one row.
 #[derive(Clone, Debug, Default)]
 pub struct Feedback {
-    members: ByAddress<Remembered>,
+    members: ByAddress<MemberHistory>,
     /// The most members that the row has ever had.
     most: usize,
     /// The gain of the last step; `None` before the first.
@@ -82,7 +82,7 @@ pub struct Feedback {
 
 /// What is remembered of a member.
 #[derive(Clone, Copy, Debug)]
-struct Remembered {
+struct MemberHistory {
     /// Its factor. What is in force is this as of the last table: a step that is worth none is taken all the same, so that small ones
     /// add up.
     factor: f64,
@@ -102,7 +102,7 @@ struct Remembered {
     gone: Option<Duration>,
 }
 
-impl Remembered {
+impl MemberHistory {
     const fn of(factor: f64, silence: Option<Duration>) -> Self {
         Self {
             factor,
@@ -176,7 +176,7 @@ impl Feedback {
     }
 
     fn remember(&mut self, factors: &Factors, number: impl Fn(Factor) -> f64, silence: Duration) -> Factors {
-        let remembered = |(address, factor)| (address, Remembered::of(number(factor), Some(silence)));
+        let remembered = |(address, factor)| (address, MemberHistory::of(number(factor), Some(silence)));
         self.members = factors.iter().map(remembered).collect();
         self.factors()
     }
@@ -351,7 +351,7 @@ impl Feedback {
             remembered.acting *= scale;
         }
         for address in new {
-            self.members.insert(address, Remembered::of(1.0, None));
+            self.members.insert(address, MemberHistory::of(1.0, None));
         }
     }
 
@@ -370,7 +370,8 @@ impl Feedback {
                 return true;
             }
             let since = member.gone.map_or(Duration::ZERO, |gone| gone.saturating_add(passed));
-            *member = Remembered { gone: Some(since), used: None, hold: None, is_at_clamp: false, ..*member };
+            *member =
+                MemberHistory { gone: Some(since), used: None, hold: None, is_at_clamp: false, ..*member };
             gone += 1;
             // Bound: a list that always has others keeps at most as many as it ever had at once, and some. One that is short for
             // a moment loses nobody.
@@ -414,12 +415,12 @@ fn step(learnt: &[Learnt], gain: f64, life: Duration) -> Vec<(SocketAddr, f64, b
 }
 
 /// What a member has reported, if it tells how much it is used.
-fn told(seen: &Seen) -> Option<Heard> {
+fn told(seen: &MemberObservation) -> Option<Heard> {
     seen.heard.filter(|heard| heard.load.utilization.is_some())
 }
 
 /// Whether a backend gets no more than it has: too much of what it does, or of what this task asks of it, fails.
-fn fails(seen: &Seen, now: Duration) -> bool {
+fn fails(seen: &MemberObservation, now: Duration) -> bool {
     // What was said long ago forbids nothing.
     let recent = seen.heard.filter(|heard| now.saturating_sub(heard.at) < HELD);
     let reported = recent.and_then(|heard| heard.load.error_share());

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use super::by_address::Next;
 use super::factor::Factors;
-use super::{Seen, SeenRow};
+use super::{MemberObservation, SeenRow};
 
 /// The part of a share that it has to move by.
 const PART: f64 = 0.02;
@@ -49,7 +49,7 @@ pub fn distance(row: &SeenRow, before: &Factors, after: &Factors) -> Option<Dist
     let shares = |factors: &Factors| -> Vec<f64> {
         let mut next = Next::default();
         #[expect(clippy::cast_precision_loss, reason = "shares need no more than 53 bits")]
-        let weight = |(address, seen): (&SocketAddr, &Seen)| {
+        let weight = |(address, seen): (&SocketAddr, &MemberObservation)| {
             factors.of_next(&mut next, *address).times(seen.weight) as f64
         };
         let weights: Vec<f64> = row.iter().map(weight).collect();

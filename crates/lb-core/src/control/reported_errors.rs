@@ -45,10 +45,10 @@ mod tests {
     use lb_common::load::{HalfLife, decayed, with_more};
 
     use super::*;
-    use crate::reports::Load;
+    use crate::reports::ReportedLoad;
 
     fn heard(qps: Option<u32>, eps: Option<u32>) -> Heard {
-        let load = Load { qps, eps, window: Duration::from_secs(1), ..Load::default() };
+        let load = ReportedLoad { qps, eps, window: Duration::from_secs(1), ..ReportedLoad::default() };
         Heard { load, at: Duration::from_secs(10), interval: Duration::from_secs(1) }
     }
 

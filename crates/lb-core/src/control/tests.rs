@@ -9,10 +9,10 @@ fn address(index: u32) -> SocketAddr {
     SocketAddr::new(std::net::Ipv4Addr::from_bits(0x0a00_0000 + index).into(), 80)
 }
 
-fn load(utilization: f64, qps: f64) -> Load {
+fn load(utilization: f64, qps: f64) -> ReportedLoad {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small positive numbers")]
     let thousandths = |number: f64| Some((number * 1000.0).round() as u32);
-    Load {
+    ReportedLoad {
         qps: thousandths(qps),
         eps: None,
         utilization: thousandths(utilization),
@@ -21,8 +21,8 @@ fn load(utilization: f64, qps: f64) -> Load {
     }
 }
 
-fn seen(weight: u64, load: Load, at: Duration) -> Seen {
-    Seen {
+fn seen(weight: u64, load: ReportedLoad, at: Duration) -> MemberObservation {
+    MemberObservation {
         weight,
         heard: Some(Heard { load, at, interval: TICK }),
         errors: None,
@@ -58,7 +58,7 @@ fn publish(control: &mut Control, now: Duration, look: &Look) -> bool {
     is_any
 }
 
-fn row(loads: &[Load], now: Duration) -> SeenRow {
+fn row(loads: &[ReportedLoad], now: Duration) -> SeenRow {
     (0..).zip(loads).map(|(index, load)| (address(index), seen(10, *load, now))).collect()
 }
 
@@ -88,7 +88,7 @@ fn a58_weights_are_requests_over_utilization_with_errors_on_top() {
     assert_eq!(weighed(&mut a58, s(0), &row, 3), [1.0; 3], "a blackout of ten seconds");
     near(&weighed(&mut a58, s(10), &row, 3), &[3.0 * 1.0 / 7.0, 3.0 * 4.0 / 7.0, 3.0 * 2.0 / 7.0]);
     // One of which nothing is known has the mean of those that are.
-    row.insert(address(3), Seen { heard: None, ..seen(10, Load::default(), s(0)) });
+    row.insert(address(3), MemberObservation { heard: None, ..seen(10, ReportedLoad::default(), s(0)) });
     near(&weighed(&mut a58, s(11), &row, 4), &[3.0 / 7.0, 12.0 / 7.0, 6.0 / 7.0, 1.0]);
     // They replace structural weights, whatever those are.
     for (number, seen) in (1..).zip(row.values_mut()) {
@@ -113,7 +113,7 @@ fn a58_weights_expire_and_then_wait_again() {
 
 #[test]
 fn a58_counts_no_report_without_requests_or_utilization_and_needs_two() {
-    for empty in [load(0.0, 100.0), load(0.5, 0.0), Load { qps: None, ..load(0.5, 0.0) }] {
+    for empty in [load(0.0, 100.0), load(0.5, 0.0), ReportedLoad { qps: None, ..load(0.5, 0.0) }] {
         let mut a58 = A58::default();
         let row = row(&[empty, load(0.25, 100.0)], s(0));
         weighed(&mut a58, s(0), &row, 0);
@@ -122,7 +122,7 @@ fn a58_counts_no_report_without_requests_or_utilization_and_needs_two() {
 }
 
 /// One tick of a fresh law on loads of now.
-fn ticked(loads: &[Load], flows: Flows) -> Vec<f64> {
+fn ticked(loads: &[ReportedLoad], flows: Flows) -> Vec<f64> {
     let factors = feed(&mut Feedback::default(), s(100), &row(loads, s(100)), flows);
     numbers(&factors, u32::try_from(loads.len()).unwrap())
 }
@@ -148,7 +148,7 @@ fn the_gain_falls_with_the_delay_and_rises_with_the_life_of_flows() {
 
 #[test]
 fn of_whom_little_is_known_nothing_is_learnt() {
-    let unknown = Load { utilization: None, ..Load::default() };
+    let unknown = ReportedLoad { utilization: None, ..ReportedLoad::default() };
     assert_eq!(ticked(&[load(0.4, 1.0), unknown, unknown], Flows::default()), [1.0; 3]);
     // Of half of them is enough; the others are used as the mean is.
     near(&ticked(&[load(0.4, 1.0), load(0.6, 1.0), unknown], Flows::default()), &[1.02, 0.98, 1.0]);
@@ -162,7 +162,7 @@ fn of_whom_little_is_known_nothing_is_learnt() {
 
 #[test]
 fn who_fails_gets_no_more_than_it_has() {
-    let failing = Load { eps: Some(60), ..load(0.1, 1.0) };
+    let failing = ReportedLoad { eps: Some(60), ..load(0.1, 1.0) };
     let factors = ticked(&[failing, load(0.5, 1.0), load(0.6, 1.0)], Flows::default());
     assert!(factors[0] <= 1.0 && factors[1] > 1.0, "{factors:?}");
     let mut row = row(&[load(0.1, 1.0), load(0.5, 1.0), load(0.6, 1.0)], s(100));
@@ -175,7 +175,7 @@ fn who_fails_gets_no_more_than_it_has() {
 #[test]
 fn a_backend_that_answers_everything_with_an_error_falls_to_an_eighth() {
     let mut law = Feedback::default();
-    let failing = Load { eps: Some(1_000), ..load(0.1, 1.0) };
+    let failing = ReportedLoad { eps: Some(1_000), ..load(0.1, 1.0) };
     let fed = |second| row(&[failing, load(0.5, 1.0), load(0.5, 1.0), load(0.5, 1.0)], s(second));
     let ticks = (0..120).map(|second| feed(&mut law, s(second), &fed(second), Flows::default()));
     let factors = numbers(&ticks.last().expect("a tick"), 4);
@@ -205,12 +205,12 @@ fn what_nobody_feeds_is_held_and_then_gone_within_a_minute() {
 
 #[test]
 fn absurd_reports_hide_nobody_and_slow_nobody_down() {
-    let absurd = Load { utilization: Some(u32::MAX), ..Load::default() };
+    let absurd = ReportedLoad { utilization: Some(u32::MAX), ..ReportedLoad::default() };
     let factors = ticked(&[load(0.4, 1.0), load(0.6, 1.0), absurd], Flows::default());
     assert!(factors[0] > factors[1] && factors[1] > factors[2], "{factors:?}");
-    let ages = Load { age: s(100_000), window: s(65), ..load(0.1, 1.0) };
+    let ages = ReportedLoad { age: s(100_000), window: s(65), ..load(0.1, 1.0) };
     near(&ticked(&[load(0.4, 1.0), load(0.6, 1.0), ages], Flows::default()), &[1.02, 0.98, 1.0]);
-    let failing = Load { eps: Some(1), qps: Some(0), ..load(0.1, 1.0) };
+    let failing = ReportedLoad { eps: Some(1), qps: Some(0), ..load(0.1, 1.0) };
     assert!(ticked(&[failing, load(0.6, 1.0)], Flows::default())[0] <= 1.0, "it serves nobody");
     let long = Flows { life: Duration::MAX };
     assert!(ticked(&[load(0.4, 1.0), load(0.6, 1.0)], long)[0] > 1.0, "a life that cannot be told is a day");
@@ -269,7 +269,7 @@ fn who_comes_to_a_row_gets_its_mean_whoever_has_left_it() {
 }
 
 /// Clients with a part of the backends each, whose load is rates times shares; what a share does comes with the life of flows.
-struct Fleet {
+struct SimulatedFleet {
     rates: Vec<f64>,
     capacities: Vec<f64>,
     clients: Vec<(Control, Vec<u32>)>,
@@ -277,7 +277,7 @@ struct Fleet {
     acting: Vec<BTreeMap<u32, f64>>,
 }
 
-impl Fleet {
+impl SimulatedFleet {
     fn new(rates: &[f64], capacities: &[f64], size: u32) -> Self {
         let count = u32::try_from(capacities.len()).unwrap();
         let members =
@@ -304,7 +304,7 @@ impl Fleet {
     fn tick(&mut self, second: u64, life: Duration, late: &[f64], age: Duration) {
         for ((control, members), acting) in self.clients.iter_mut().zip(&mut self.acting) {
             let seen = |member: &u32| {
-                let load = Load { age, ..load(late[*member as usize], 1.0) };
+                let load = ReportedLoad { age, ..load(late[*member as usize], 1.0) };
                 (address(*member), seen(1 << 20, load, s(second)))
             };
             let row: SeenRow = members.iter().map(seen).collect();
@@ -356,10 +356,10 @@ impl Fleet {
 }
 
 /// Clients whose rates differ up to five times, and machines that differ two and a half times.
-fn unequal() -> Fleet {
+fn unequal() -> SimulatedFleet {
     let rates: Vec<f64> = (0..20).map(|client| 0.5 + f64::from(client % 5) * 0.5).collect();
     let capacities: Vec<f64> = (0..20).map(|backend| if backend % 2 == 0 { 2.0 } else { 5.0 }).collect();
-    Fleet::new(&rates, &capacities, 8)
+    SimulatedFleet::new(&rates, &capacities, 8)
 }
 
 #[test]
@@ -397,7 +397,7 @@ fn a_fleet_settles_and_holds_still_however_long_flows_live_and_however_late_repo
 #[test]
 fn small_steps_add_up_until_they_are_worth_a_table() {
     let mut control = Control::new(rules(Law::Feedback));
-    let late = Load { age: s(50), ..load(0.6, 1.0) };
+    let late = ReportedLoad { age: s(50), ..load(0.6, 1.0) };
     let mut tables = 0;
     for second in 0..60 {
         let row = row(&[load(0.4, 1.0), late], s(second));
@@ -529,7 +529,9 @@ fn a_member_that_is_new_starts_slowly_and_learns_nothing_meanwhile() {
 
 /// A row of two of whom nobody has reported.
 fn silent() -> SeenRow {
-    let seen = |index| (address(index), Seen { heard: None, ..seen(10, Load::default(), s(0)) });
+    let seen = |index| {
+        (address(index), MemberObservation { heard: None, ..seen(10, ReportedLoad::default(), s(0)) })
+    };
     (0..2).map(seen).collect()
 }
 
@@ -553,14 +555,14 @@ fn what_was_learnt_is_taken_up_and_goes_slowly_if_nobody_feeds_it() {
         near(&numbers(control.in_force(), 2), &[1.0; 2]);
     }
     let mut off = Control::new(rules(Law::Feedback));
-    off.adopt(&Learnt { switch: Switch::Off, ..learnt.clone() }, s(5));
+    off.adopt(&LearntWeights { switch: Switch::Off, ..learnt.clone() }, s(5));
     assert_eq!((off.in_force(), off.switch()), (&Factors::default(), Switch::Off));
     let mut a58 = Control::new(rules(Law::A58));
     assert_eq!(a58.adopt(&learnt, s(5)), Factors::default());
     // A number that nobody can have learnt counts as the nearest that somebody can.
     let absurd: Factors = [(address(0), Factor::of(1e9))].into_iter().collect();
     let mut control = Control::new(rules(Law::Feedback));
-    near(&numbers(&control.adopt(&Learnt { factors: absurd, ..learnt }, s(0)), 1), &[8.0]);
+    near(&numbers(&control.adopt(&LearntWeights { factors: absurd, ..learnt }, s(0)), 1), &[8.0]);
 }
 
 #[test]
@@ -714,7 +716,7 @@ fn who_is_away_while_weights_are_frozen_comes_back_with_what_it_had() {
 #[test]
 fn a_list_that_is_short_for_a_moment_loses_nobody() {
     let at = |second, count: usize| {
-        let loads: Vec<Load> =
+        let loads: Vec<ReportedLoad> =
             (0..count).map(|member| load(if member % 2 == 0 { 0.4 } else { 0.6 }, 1.0)).collect();
         look(row(&loads, s(second)), Flows::default())
     };
@@ -773,8 +775,9 @@ fn who_is_away_for_a_while_comes_back_with_what_it_had() {
     // A list that always has others does not grow what is remembered without end.
     let mut law = Feedback::default();
     for second in 0..200 {
-        let row =
-            (0..50).map(|index| (address(second * 50 + index), seen(10, Load::default(), s(0)))).collect();
+        let row = (0..50)
+            .map(|index| (address(second * 50 + index), seen(10, ReportedLoad::default(), s(0))))
+            .collect();
         feed(&mut law, s(second.into()), &row, Flows::default());
     }
     assert!(law.remembered() <= 50 + 50 + 64, "{}", law.remembered());
@@ -782,7 +785,7 @@ fn who_is_away_for_a_while_comes_back_with_what_it_had() {
 
 #[test]
 fn errors_that_were_reported_long_ago_forbid_nothing() {
-    let failing = Load { eps: Some(500), ..load(0.9, 1.0) };
+    let failing = ReportedLoad { eps: Some(500), ..load(0.9, 1.0) };
     let mut law = Feedback::default();
     for second in 0..600 {
         let mut row = row(&[load(0.3, 1.0), failing, load(0.3, 1.0)], s(second));
@@ -908,7 +911,7 @@ fn two_services_on_the_same_machines_do_not_fight() {
     let mut ratios = Vec::new();
     for second in 0..180 {
         let now = used(&services);
-        let row = row(&now.iter().map(|used| load(*used, 1.0)).collect::<Vec<Load>>(), s(second));
+        let row = row(&now.iter().map(|used| load(*used, 1.0)).collect::<Vec<ReportedLoad>>(), s(second));
         services.iter_mut().for_each(|control| {
             publish(control, s(second), &look(row.clone(), Flows::default()));
         });

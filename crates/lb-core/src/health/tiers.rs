@@ -7,7 +7,7 @@ use super::Health;
 
 /// A backend as the tiers see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Candidate {
+pub struct TierCandidate {
     /// How it is, all in all.
     pub health: Health,
     /// Whether it is a lame duck, whatever else it is.
@@ -60,8 +60,8 @@ pub fn is_below_threshold(available: usize, tried: usize, panic_threshold: u8) -
 }
 
 /// Who serves, of these, where the service is in panic or not.
-pub fn tier(candidates: impl IntoIterator<Item = Candidate>, is_panic: bool) -> Tier {
-    let tier = |Candidate { health, accepts, .. }| match health {
+pub fn tier(candidates: impl IntoIterator<Item = TierCandidate>, is_panic: bool) -> Tier {
+    let tier = |TierCandidate { health, accepts, .. }| match health {
         Health::Healthy if is_panic => Tier::Panic,
         Health::Healthy => Tier::Healthy,
         Health::Unproven => Tier::Unproven,
@@ -78,7 +78,7 @@ pub fn tier(candidates: impl IntoIterator<Item = Candidate>, is_panic: bool) -> 
 ///
 /// An ejected one that is not part of the tier is left to the kernel, which keeps it back by itself and tries it. A refusing one
 /// is not tried: that it refuses is known, and so will be that it does no more.
-pub fn usable(Candidate { health, is_lame_duck, accepts }: Candidate, tier: Tier) -> Usable {
+pub fn usable(TierCandidate { health, is_lame_duck, accepts }: TierCandidate, tier: Tier) -> Usable {
     match (health, tier) {
         (Health::Drained, _) | (_, Tier::Nobody) => Usable::No,
         // Others that fail may be chosen, and so may this one if the kernel ejects it.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use lb_common::abi::MAX_SUBSET;
 
-use super::{Evenness, Member, Membership, Unused, Verdict};
+use super::{Evenness, Member, Membership, MembershipVerdict, Unused};
 use crate::endpoint::{Endpoint, EndpointList, EndpointState};
 use crate::subset::{self, Algorithm, Position};
 use crate::weights::{self, Graph, Precision, Solution};
@@ -26,7 +26,7 @@ pub enum Shares {
 pub struct Pool<'a> {
     endpoints: &'a [Endpoint],
     /// By index: the position among the endpoints, and whether it may be a member; `None` if no endpoint has the index.
-    by_index: Vec<Option<(usize, Verdict)>>,
+    by_index: Vec<Option<(usize, MembershipVerdict)>>,
     /// How many may be.
     admitted: usize,
     /// Their capacity.
@@ -42,12 +42,12 @@ impl<'a> Pool<'a> {
         let (mut admitted, mut capacity) = (0, 0.0);
         for (at, endpoint) in endpoints.iter().enumerate() {
             let verdict = match (endpoint.weight, endpoint.state) {
-                _ if admit(endpoint) => Verdict::Member,
-                (0, _) => Verdict::Unweighted,
-                (_, EndpointState::Down) => Verdict::Down,
-                (_, EndpointState::LameDuck | EndpointState::Healthy) => Verdict::LameDuck,
+                _ if admit(endpoint) => MembershipVerdict::Member,
+                (0, _) => MembershipVerdict::Unweighted,
+                (_, EndpointState::Down) => MembershipVerdict::Down,
+                (_, EndpointState::LameDuck | EndpointState::Healthy) => MembershipVerdict::LameDuck,
             };
-            if verdict == Verdict::Member {
+            if verdict == MembershipVerdict::Member {
                 admitted += 1;
                 capacity += f64::from(endpoint.weight);
             }
@@ -65,7 +65,7 @@ impl<'a> Pool<'a> {
     }
 
     /// Goes along one client's order until it has its members or there are no more.
-    pub fn order(&self, algorithm: Algorithm, position: Position) -> Vec<(u32, Verdict)> {
+    pub fn order(&self, algorithm: Algorithm, position: Position) -> Vec<(u32, MembershipVerdict)> {
         let mut left = subset::length(algorithm, position);
         let mut order = Vec::new();
         // Bound: the order is a permutation of the indexes.
@@ -74,7 +74,7 @@ impl<'a> Pool<'a> {
                 break;
             }
             let Some(verdict) = self.verdict(index) else { continue };
-            left -= u32::from(verdict == Verdict::Member);
+            left -= u32::from(verdict == MembershipVerdict::Member);
             order.push((index, verdict));
         }
         order
@@ -93,12 +93,12 @@ impl<'a> Pool<'a> {
     }
 
     /// What becomes of an index; `None` if no endpoint has it.
-    fn verdict(&self, index: u32) -> Option<Verdict> {
+    fn verdict(&self, index: u32) -> Option<MembershipVerdict> {
         self.by_index[index as usize].map(|(_, verdict)| verdict)
     }
 
     fn is_admitted(&self, index: u32) -> bool {
-        self.verdict(index) == Some(Verdict::Member)
+        self.verdict(index) == Some(MembershipVerdict::Member)
     }
 
     /// Endpoints that no task uses, by the shares of all tasks.
@@ -187,8 +187,8 @@ impl<'a> Pool<'a> {
     }
 
     /// Members of an order whose shares are those of their weights, or equal, in every one of `clients` tasks.
-    pub fn by_weight(&self, order: &[(u32, Verdict)], clients: u32) -> Vec<Member> {
-        let members = order.iter().filter(|(_, verdict)| *verdict == Verdict::Member);
+    pub fn by_weight(&self, order: &[(u32, MembershipVerdict)], clients: u32) -> Vec<Member> {
+        let members = order.iter().filter(|(_, verdict)| *verdict == MembershipVerdict::Member);
         let endpoints: Vec<&Endpoint> = members.map(|&(index, _)| self.endpoint(index)).collect();
         let sum: f64 = endpoints.iter().map(|endpoint| f64::from(endpoint.weight)).sum();
         let equal = part(endpoints.len());
@@ -276,9 +276,9 @@ impl<'a> Pool<'a> {
             let Some((at, verdict)) = self.by_index[index as usize] else { continue };
             let endpoint = &self.endpoints[at];
             let (list, most) = match verdict {
-                Verdict::Member => (&mut standby.next, most_next),
-                Verdict::LameDuck => (&mut standby.lame_ducks, most_lame_ducks),
-                Verdict::Down | Verdict::Unweighted => continue,
+                MembershipVerdict::Member => (&mut standby.next, most_next),
+                MembershipVerdict::LameDuck => (&mut standby.lame_ducks, most_lame_ducks),
+                MembershipVerdict::Down | MembershipVerdict::Unweighted => continue,
             };
             if list.len() < most && !taken.contains(&index) {
                 list.push(mean.member(endpoint));
@@ -289,8 +289,8 @@ impl<'a> Pool<'a> {
 
     /// By index; 0 where nobody may be a member.
     fn capacities(&self) -> Vec<u16> {
-        let capacity = |found: &Option<(usize, Verdict)>| match found {
-            Some((at, Verdict::Member)) => self.endpoints[*at].weight,
+        let capacity = |found: &Option<(usize, MembershipVerdict)>| match found {
+            Some((at, MembershipVerdict::Member)) => self.endpoints[*at].weight,
             _ => 0,
         };
         self.by_index.iter().map(capacity).collect()

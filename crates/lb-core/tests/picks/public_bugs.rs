@@ -8,9 +8,9 @@ use std::time::Duration;
 use lb_common::abi::{NO_SLOT, Policy};
 use lb_common::pick::{How, pick};
 use lb_core::control::flows::{Lives, OfLate};
-use lb_core::control::{Control, ControlRules, Heard, Law, Look, Seen};
+use lb_core::control::{Control, ControlRules, Heard, Law, Look, MemberObservation};
 use lb_core::cursor::start;
-use lb_core::reports::Load;
+use lb_core::reports::ReportedLoad;
 use lb_core::schedule::apportion;
 
 use crate::host::{Host, NOW, cpu_at, rules};
@@ -148,13 +148,23 @@ fn r28_a_connect_a_minute_moves_no_weight_and_reports_move_it_as_calmly_as_ever(
             let seen = |index: u32| {
                 let used =
                     if index == 1 && second < busy_until { 600 } else { 500 - quiet * u32::from(index == 0) };
-                let load =
-                    Load { utilization: Some(used), window: Duration::from_secs(1), ..Load::default() };
+                let load = ReportedLoad {
+                    utilization: Some(used),
+                    window: Duration::from_secs(1),
+                    ..ReportedLoad::default()
+                };
                 let errors = of_late[index as usize].errors();
                 let heard = Some(Heard { load, at: now, interval: Duration::from_secs(1) });
                 (
                     address(index),
-                    Seen { weight: 1, heard, errors, life: None, is_available: true, is_at_limit: false },
+                    MemberObservation {
+                        weight: 1,
+                        heard,
+                        errors,
+                        life: None,
+                        is_available: true,
+                        is_at_limit: false,
+                    },
                 )
             };
             let row = (0..BACKENDS).map(seen).collect();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lb_common::abi::host::{LastReport, ReportBase};
 use lb_common::net::Be16;
 use lb_core::health::{Health, Said, Why};
-use lb_core::reports::{Load, Name};
+use lb_core::reports::{Name, ReportedLoad};
 
 use crate::keys::{BackendKey, Keys};
 pub use crate::wire::Disbelieved;
@@ -33,7 +33,7 @@ pub struct Report<T> {
     /// How long it is valid.
     pub valid_for: Duration,
     /// What it says of its load.
-    pub load: Load,
+    pub load: ReportedLoad,
 }
 
 impl Base {
@@ -270,10 +270,10 @@ fn milliseconds(number: u32) -> Duration {
     Duration::from_millis(number.into())
 }
 
-fn load(datagram: &Datagram) -> Load {
+fn load(datagram: &Datagram) -> ReportedLoad {
     let known = |number: u32| (number != UNKNOWN).then_some(number);
     let short = |number: Be16| Duration::from_millis(number.to_host().into());
-    Load {
+    ReportedLoad {
         qps: known(datagram.qps.to_host()),
         eps: known(datagram.eps.to_host()),
         utilization: known(datagram.utilization.to_host()),

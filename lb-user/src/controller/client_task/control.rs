@@ -13,7 +13,9 @@ use lb_core::control::by_address::{ByAddress, Next};
 use lb_core::control::factor::{Factor, Factors};
 use lb_core::control::flows::{Activity, Lives, OfLate};
 use lb_core::control::publication::Proposal;
-use lb_core::control::{Control, ControlRules, Heard, Learnt, Look, Seen, SeenRow, Switch};
+use lb_core::control::{
+    Control, ControlRules, Heard, LearntWeights, Look, MemberObservation, SeenRow, Switch,
+};
 use lb_core::health::Health;
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_view::load;
@@ -27,7 +29,7 @@ pub struct Controlled {
     activity: Activity,
     /// Flows that had begun at the last tick; `None` before the first.
     begun: Option<u64>,
-    counted: ByAddress<Counted>,
+    counted: ByAddress<BackendFlows>,
     /// What the last tick has seen.
     look: Look,
     /// When that was, by the clock of reports.
@@ -39,7 +41,7 @@ pub struct Controlled {
 }
 
 /// Flows to one backend, as of the last count.
-struct Counted {
+struct BackendFlows {
     at: BackendRef,
     begun: u64,
     failed: u64,
@@ -67,7 +69,11 @@ impl Controlled {
 
 impl ClientTask {
     /// Makes the controls that the configuration asks for. `learnt` tells what was learnt for a service before, and how long ago.
-    pub fn make_controls(&mut self, learnt: impl Fn(&str) -> Option<(Learnt, Duration)>, now: Instant) {
+    pub fn make_controls(
+        &mut self,
+        learnt: impl Fn(&str) -> Option<(LearntWeights, Duration)>,
+        now: Instant,
+    ) {
         let mut before: BTreeMap<String, Controlled> =
             std::mem::take(&mut self.controls).into_iter().flatten().collect();
         for position in 0..self.client.services.len() {
@@ -99,7 +105,7 @@ impl ClientTask {
 
     /// Takes up what was learnt before, where that could not be read in time. What was said meanwhile holds, and what was learnt, which
     /// is of how things are now: unless an operator had frozen the weights, or switched the law off.
-    pub fn adopt_late(&mut self, learnt: impl Fn(&str) -> Option<(Learnt, Duration)>, now: Instant) {
+    pub fn adopt_late(&mut self, learnt: impl Fn(&str) -> Option<(LearntWeights, Duration)>, now: Instant) {
         for position in 0..self.controls.len() {
             let Some((name, controlled)) = &mut self.controls[position] else { continue };
             let Some((learnt, age)) = learnt(name) else { continue };
@@ -205,7 +211,7 @@ impl ClientTask {
             let open = || self.balancer.slot(position, address).map_or(0, |at| tables.active(at.slot));
             let of_late = controlled.counted.get_next(&mut next, &address);
             let of_late = of_late.map(|counted| &counted.of_late);
-            let seen = Seen {
+            let seen = MemberObservation {
                 weight,
                 heard: heard(member),
                 errors: of_late.and_then(OfLate::errors),
@@ -265,7 +271,7 @@ impl ClientTask {
                 }
             }
         }
-        let mut before: Vec<ByAddress<Counted>> = Vec::with_capacity(controls.len());
+        let mut before: Vec<ByAddress<BackendFlows>> = Vec::with_capacity(controls.len());
         for controlled in &mut *controls {
             before.push(
                 controlled
@@ -283,11 +289,11 @@ impl ClientTask {
             let begun = counts.sums.chosen;
             // What was counted before anybody looked says nothing of now.
             let known = before[position].remove(&address).filter(|known| known.at == at);
-            let known = known.unwrap_or(Counted { at, begun, failed, of_late: OfLate::default() });
+            let known = known.unwrap_or(BackendFlows { at, begun, failed, of_late: OfLate::default() });
             let mut of_late = known.of_late;
             let since = |now: u64, before: u64| float(now.saturating_sub(before));
             of_late.add(since(begun, known.begun), since(failed, known.failed));
-            controlled.counted.insert(address, Counted { at, begun, failed, of_late });
+            controlled.counted.insert(address, BackendFlows { at, begun, failed, of_late });
         });
     }
 
@@ -303,7 +309,7 @@ impl ClientTask {
     }
 
     /// What is kept for the next daemon, by service name.
-    pub fn learnt(&self, now: Instant) -> impl Iterator<Item = (&str, Learnt)> {
+    pub fn learnt(&self, now: Instant) -> impl Iterator<Item = (&str, LearntWeights)> {
         let now = self.clock.monotonic(now);
         self.controls.iter().flatten().filter_map(move |(name, controlled)| {
             let has_law = controlled.control.rules().law.is_some();
@@ -328,12 +334,12 @@ impl ClientTask {
 impl Controlled {
     fn view(&self) -> load::ServiceLoadStatus {
         let (rules, flows) = (self.control.rules(), self.look.flows);
-        let weighed = |factors: &Factors, address: &SocketAddr, seen: &Seen| {
+        let weighed = |factors: &Factors, address: &SocketAddr, seen: &MemberObservation| {
             float(factors.of(*address).times(seen.weight))
         };
         let sum: f64 =
             self.look.row.iter().map(|(address, seen)| weighed(self.control.in_force(), address, seen)).sum();
-        let member = |(address, seen): (&SocketAddr, &Seen)| load::MemberLoadStatus {
+        let member = |(address, seen): (&SocketAddr, &MemberObservation)| load::MemberLoadStatus {
             address: *address,
             utilization: seen.heard.and_then(|heard| heard.utilization()),
             age_s: seen.heard.map(|heard| heard.age(self.looked).as_secs_f64()),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use lb_core::balancer::{Balancer, Fact, ReportIdMap};
 use lb_core::endpoint::{Endpoint, EndpointList};
-use lb_core::health::{Health, Standing, Who, Why};
+use lb_core::health::{BackendEvidence, Health, Who, Why};
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::plan::BackendPlan;
 use lb_core::service::Accounting;
@@ -23,7 +23,7 @@ use tracing::{info, warn};
 use super::ClientTask;
 use crate::config::ProbeConfig;
 use crate::controller::Network;
-use crate::controller::probing::{Candidate, connect_target};
+use crate::controller::probing::{ProbeCandidate, connect_target};
 use crate::probes::probed;
 use crate::status;
 
@@ -153,7 +153,7 @@ impl ClientTask {
             serving.looked_at = Some(now);
             let is_well = |(_, backend): &(&Slot, &BackendPlan)| {
                 let identity = Identity { service, address: backend.address };
-                let health = balancer.standing(identity).map_or(Health::Healthy, Standing::health);
+                let health = balancer.standing(identity).map_or(Health::Healthy, BackendEvidence::health);
                 backend.service == service && health == Health::Healthy
             };
             for (&slot, backend) in backends.iter().filter(is_well).take(LOOKS) {
@@ -224,18 +224,18 @@ impl ClientTask {
     }
 
     /// What is said of a backend of the service at this position.
-    fn standing(&self, position: usize, address: SocketAddr) -> Option<&Standing<Instant>> {
+    fn standing(&self, position: usize, address: SocketAddr) -> Option<&BackendEvidence<Instant>> {
         self.balancer.standing(Identity { service: self.index(position)?, address })
     }
 
     /// Whether a backend of the service at this position is down by its own report.
     pub fn is_down_by_report(&self, position: usize, address: SocketAddr) -> bool {
-        self.standing(position, address).is_some_and(Standing::is_down_by_report)
+        self.standing(position, address).is_some_and(BackendEvidence::is_down_by_report)
     }
 
     /// Whether a backend of the service at this position is well by the probes of an earlier daemon alone.
     pub fn is_taken_over_well(&self, position: usize, address: SocketAddr) -> bool {
-        self.standing(position, address).is_some_and(Standing::is_taken_over_well)
+        self.standing(position, address).is_some_and(BackendEvidence::is_taken_over_well)
     }
 
     /// Takes in the ids of all backends that report, for the services that ask for reports: those keep what they have while nobody
@@ -253,7 +253,7 @@ impl ClientTask {
     }
 
     /// Backends that the service at this position uses, or would use next.
-    pub fn candidates(&self, position: usize) -> Vec<Candidate> {
+    pub fn candidates(&self, position: usize) -> Vec<ProbeCandidate> {
         let Some((_, index, Some((_, membership)))) = self.balancer.services().nth(position) else {
             return Vec::new();
         };
@@ -274,10 +274,10 @@ impl ClientTask {
         // Weights follow the load of all the row, of those as well that get little.
         let follows_load = self.client.services[position].service.control.law.is_some() && !active.is_empty();
         let endpoints = probed.map(|member| &member.endpoint);
-        let mut candidates: Vec<Candidate> = endpoints
+        let mut candidates: Vec<ProbeCandidate> = endpoints
             .map(|Endpoint { address, agent, .. }| {
                 let is_active = active.contains(address) || (follows_load && is_of_row(address));
-                Candidate { address: *address, agent: *agent, is_active }
+                ProbeCandidate { address: *address, agent: *agent, is_active }
             })
             .collect();
         candidates.sort_by_key(|candidate| candidate.address);
@@ -313,7 +313,7 @@ impl ClientTask {
             let Some(row) = self.balancer.row(position) else { continue };
             for (&address, &(_, to)) in &row.usable {
                 let standing = self.balancer.standing(Identity { service, address });
-                let worst = standing.and_then(Standing::worst);
+                let worst = standing.and_then(BackendEvidence::worst);
                 let witness = match to {
                     Health::Unproven => Some(Who::Probe),
                     _ => worst.map(|verdict| verdict.who),
@@ -435,7 +435,8 @@ impl ClientTask {
         for backend in self.datapath.applied().backends.values() {
             let Some(name) = names.get(&backend.service) else { continue };
             let identity = Identity { service: backend.service, address: backend.address };
-            if let Some(since) = self.balancer.standing(identity).and_then(Standing::unavailable_since) {
+            if let Some(since) = self.balancer.standing(identity).and_then(BackendEvidence::unavailable_since)
+            {
                 let time = now.saturating_duration_since(since);
                 unavailable.insert(((*name).to_owned(), backend.address), time);
             }

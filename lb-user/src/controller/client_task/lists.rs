@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use lb_core::balancer::Refused;
+use lb_core::balancer::UnusableList;
 
 use super::ClientTask;
 use crate::assignments::{Assignments, AssignmentsByService};
@@ -15,7 +15,11 @@ impl ClientTask {
     ///
     /// # Errors
     /// The first that does not fit; the others are taken in all the same.
-    pub fn deliver_static(&mut self, by_service: &AssignmentsByService, now: Instant) -> Result<(), Refused> {
+    pub fn deliver_static(
+        &mut self,
+        by_service: &AssignmentsByService,
+        now: Instant,
+    ) -> Result<(), UnusableList> {
         self.refused_static.clear();
         let mut result = Ok(());
         for position in 0..self.client.services.len() {
@@ -55,7 +59,7 @@ impl ClientTask {
         position: usize,
         assignments: &Assignments,
         now: Instant,
-    ) -> Result<bool, Refused> {
+    ) -> Result<bool, UnusableList> {
         let Some(assignment) =
             assignments.assignment(&self.client.services[position].service, self.client.task)
         else {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use lb_core::balancer::{Fact, Refused};
+use lb_core::balancer::{Fact, UnusableList};
 use lb_core::load_band::{BandedSize, LoadBand};
 use lb_core::service::{Size, Subset};
 
@@ -58,7 +58,7 @@ impl ClientTask {
     ///
     /// # Errors
     /// The first subset that would not fit; it stays as it is.
-    pub fn follow_flows(&mut self, now: Instant) -> Result<(), Refused> {
+    pub fn follow_flows(&mut self, now: Instant) -> Result<(), UnusableList> {
         if self.sizes.iter().all(Option::is_none) {
             return Ok(());
         }

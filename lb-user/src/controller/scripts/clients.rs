@@ -7,7 +7,7 @@ use lb_common::ending::Ending;
 use lb_fake::{Connect, FakeCgroup, FakeFlow};
 
 use super::stage::{BACKENDS, CONFIG, SERVICE, Stage, address, cgroup_path, script};
-use crate::controller::{Event, Notice, Work};
+use crate::controller::{BackgroundWork, Event, Notice};
 
 const MORE: &str = "10.96.0.11:80";
 const MORE_BACKEND: &str = "10.0.0.9:80";
@@ -201,7 +201,7 @@ fn each_sighup_is_answered_once_everything_follows() {
             assert_eq!(stage.controller().facts(stage.now).reloads.taken_on, times as u64);
         }
         // Two while one is under way are one more.
-        stage.hangs = |work| matches!(work, Work::Load(_));
+        stage.hangs = |work| matches!(work, BackgroundWork::Load(_));
         (0..3).for_each(|_| stage.tell(Event::Hangup));
         stage.pass(5 * SECOND);
         assert_eq!(stage.dial(30), 0);
@@ -305,7 +305,7 @@ fn a_client_that_moves_to_another_cgroup_leaves_the_one_where_it_was() {
 fn a_client_stays_until_the_one_that_takes_over_is_attached() {
     script("", |stage| {
         stage.stop_faults();
-        stage.hangs = |work| matches!(work, Work::Open(_));
+        stage.hangs = |work| matches!(work, BackgroundWork::Open(_));
         stage.write_clients(&[("heir", "web")]);
         // Each attempt to open it fails.
         stage.kernel.faults().fail_some(1_000, super::SEED);
@@ -339,7 +339,7 @@ fn a_client_that_was_opened_late_follows_what_has_changed_meanwhile() {
             stage.kernel.faults().stop();
             stage.pass(5 * SECOND);
         };
-        stage.hangs = |work| matches!(work, Work::Open(_));
+        stage.hangs = |work| matches!(work, BackgroundWork::Open(_));
         configure(stage, "b");
         stage.list(&BACKENDS[1..]);
         stage.finish_hung();
@@ -348,7 +348,7 @@ fn a_client_that_was_opened_late_follows_what_has_changed_meanwhile() {
         assert_eq!(reached, [address(BACKENDS[1]), address(BACKENDS[2])].into());
         stage.clients(&[("web", "web")]);
         (0..70).for_each(|_| stage.pass(SECOND));
-        stage.hangs = |work| matches!(work, Work::Open(_));
+        stage.hangs = |work| matches!(work, BackgroundWork::Open(_));
         configure(stage, "b");
         configure(stage, "c");
         stage.finish_hung();
@@ -446,7 +446,7 @@ fn with_four_clients() -> Stage {
     stage.write_list(&BACKENDS);
     stage.try_to_start(1);
     stage.pass(3 * SECOND);
-    stage.hangs = |work| matches!(work, Work::WaitForReaders | Work::SearchNamespaces(_));
+    stage.hangs = |work| matches!(work, BackgroundWork::WaitForReaders | BackgroundWork::SearchNamespaces(_));
     stage
 }
 
@@ -503,7 +503,12 @@ fn events_that_come_again_or_too_late_change_nothing() {
             stage.tell(Event::NamespacesFound(Vec::new()));
         }
         // A wait for readers that ends after the client has gone.
-        stage.hangs = |work| matches!(work, Work::WaitForReaders | Work::Store(_) | Work::Compute { .. });
+        stage.hangs = |work| {
+            matches!(
+                work,
+                BackgroundWork::WaitForReaders | BackgroundWork::Store(_) | BackgroundWork::Compute { .. }
+            )
+        };
         stage.list(&BACKENDS[1..]);
         stage.pass(10 * SECOND);
         let other = stage.kernel.make_cgroup(&cgroup_path("b"));

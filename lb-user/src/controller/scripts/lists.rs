@@ -9,7 +9,7 @@ use lb_kernel::Snapshot;
 use super::stage::{
     BACKENDS, CONFIG, FAULTS_PER_MILLE, LIST, SEED, SERVICE, Stage, address, cgroup_path, list_of, script,
 };
-use crate::controller::{Event, Work};
+use crate::controller::{BackgroundWork, Event};
 use crate::status;
 
 const LAST_GOOD: &str = "/var/lib/socklb";
@@ -326,7 +326,7 @@ fn a_list_that_one_client_has_no_slots_for_is_a_fault_of_that_client_alone() {
 fn a_list_that_is_stored_late_or_never_holds_nothing_up() {
     script("", |stage| {
         // A disk that does not answer.
-        stage.hangs = |work| matches!(work, Work::Store(_));
+        stage.hangs = |work| matches!(work, BackgroundWork::Store(_));
         for list in [&BACKENDS[..1], &BACKENDS[1..], &BACKENDS[..2]] {
             stage.list(list);
             stage.settle();
@@ -337,7 +337,7 @@ fn a_list_that_is_stored_late_or_never_holds_nothing_up() {
         let stored = stage.disk.content("/var/lib/socklb/last-good/users.toml").expect("it is stored");
         assert!(stored.starts_with(list_of(&BACKENDS[..2]).as_bytes()), "the newest");
         // A disk that is full, and a newer list has come when that is found.
-        stage.hangs = |work| matches!(work, Work::Store(_));
+        stage.hangs = |work| matches!(work, BackgroundWork::Store(_));
         for number in [0, 2] {
             stage.list(&BACKENDS[number..=number]);
             stage.settle();
@@ -355,7 +355,7 @@ fn a_list_that_is_stored_late_or_never_holds_nothing_up() {
 #[test]
 fn a_file_that_does_not_answer_holds_nothing_up_and_is_read_when_it_does() {
     script("", |stage| {
-        stage.hangs = |work| matches!(work, Work::Read { .. } | Work::Look { .. });
+        stage.hangs = |work| matches!(work, BackgroundWork::Read { .. } | BackgroundWork::Look { .. });
         stage.list(&BACKENDS[..1]);
         stage.pass(std::time::Duration::from_secs(20));
         assert_eq!(stage.dialled(60), of(&[0, 1, 2]));
@@ -374,7 +374,7 @@ fn what_was_read_of_another_file_is_not_taken() {
     script("", |stage| {
         let other = "/lists/other.toml";
         stage.disk.write(other, list_of(&BACKENDS[1..2]));
-        stage.hangs = |work| matches!(work, Work::Read { .. });
+        stage.hangs = |work| matches!(work, BackgroundWork::Read { .. });
         stage.list(&BACKENDS[..1]);
         stage.configure(&format!("backends = {{ file = \"{other}\" }}"));
         assert_eq!(stage.dialled(30), of(&[1]));
@@ -383,7 +383,7 @@ fn what_was_read_of_another_file_is_not_taken() {
         assert_eq!(stage.dialled(30), of(&[1]));
         // One that is begun while the configuration is read is the later one of the two.
         stage.write_list(&BACKENDS[1..]);
-        stage.hangs = |work| matches!(work, Work::Load(_) | Work::Read { .. });
+        stage.hangs = |work| matches!(work, BackgroundWork::Load(_) | BackgroundWork::Read { .. });
         stage.write_config("");
         stage.tell(Event::Hangup);
         stage.disk.write(other, list_of(&BACKENDS[..1]));
@@ -410,7 +410,7 @@ fn a_reload_keeps_the_list_in_force_where_the_file_is_bad_and_counts_failures_on
         assert_eq!(stage.file_failures(), 2);
         // A client that is new begins with that list, and not with none until its part of it is computed.
         let other = stage.kernel.make_cgroup(&cgroup_path("batch"));
-        stage.hangs = |work| matches!(work, Work::Compute { .. });
+        stage.hangs = |work| matches!(work, BackgroundWork::Compute { .. });
         stage.write_clients(&[("web", "web"), ("batch", "batch")]);
         stage.tell(Event::Hangup);
         stage.settle();

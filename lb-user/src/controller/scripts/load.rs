@@ -8,7 +8,7 @@ use lb_view::load::{MemberLoadStatus, ServiceLoadStatus};
 
 use super::stage::{BACKENDS, CONFIG, SEED, Stage, address, cgroup_path, script};
 use crate::api::{ControllerQuery, Reply};
-use crate::controller::{Event, Work};
+use crate::controller::{BackgroundWork, Event};
 
 const SECOND: Duration = Duration::from_secs(1);
 const FILE: &str = "/var/lib/socklb/load/factors.json";
@@ -186,7 +186,7 @@ fn what_was_said_of_a_client_holds_while_that_cannot_be_started() {
         stage.is_counted = false;
         stage.write_clients(&[batch]);
         stage.tell(Event::Hangup);
-        stage.hangs = |work| matches!(work, Work::Open(_));
+        stage.hangs = |work| matches!(work, BackgroundWork::Open(_));
         stage.write_clients(&[web, batch]);
         stage.kernel.faults().fail_some(1_000, SEED);
         stage.tell(Event::Hangup);

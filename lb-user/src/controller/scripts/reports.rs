@@ -12,7 +12,7 @@ use lb_kernel::Kernel as _;
 use lb_report::wire::Readiness;
 
 use super::stage::{BACKENDS, PINS, SEED, SERVICE, Stage, address, cgroup_path, script};
-use crate::controller::{Event, Work};
+use crate::controller::{BackgroundWork, Event};
 use crate::status;
 
 const REPORTS: &str =
@@ -150,7 +150,7 @@ fn who_is_named_by_a_client_that_is_kept_until_another_takes_over_stays_register
         stage.pass(30 * SECOND);
         assert_eq!(stage.registered(), BACKENDS.map(address).into());
         stage.list(&BACKENDS);
-        stage.hangs = |work| matches!(work, Work::Open(_));
+        stage.hangs = |work| matches!(work, BackgroundWork::Open(_));
         stage.write_clients(&[("heir", "web")]);
         // The first attempt to open it fails, and the second hangs.
         stage.kernel.faults().fail_some(1_000, SEED);

@@ -26,8 +26,8 @@ use lb_report::wire::{Datagram, Kind, Readiness, UNKNOWN};
 use crate::config::{self, Config};
 use crate::controller::client_task::ClientTask;
 use crate::controller::{
-    Clock, Controller, Effect, Environment, Event, LookAtReports, NamespaceFound, Network, Notice, ReceiveAt,
-    ReportListener, Stores, Work,
+    BackgroundWork, Clock, Controller, Effect, Environment, Event, LookAtReports, NamespaceFound, Network,
+    Notice, ReceiveAt, ReportListener, Stores,
 };
 use crate::daemon::{Files, Watches, Worker};
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
@@ -172,12 +172,12 @@ struct WireState {
     /// The daemon's side of the exchange with agents, if it listens.
     listener: Option<Arc<Exchanging>>,
     /// By backend.
-    agents: BTreeMap<SocketAddr, Agent>,
+    agents: BTreeMap<SocketAddr, ScriptedAgent>,
 }
 
 /// What an agent says of its backend.
 #[derive(Clone, Copy, Debug)]
-pub struct Agent {
+pub struct ScriptedAgent {
     pub readiness: Readiness,
     /// Requests and errors per second, and utilization, in thousandths.
     pub load: [u32; 3],
@@ -190,14 +190,14 @@ pub struct Agent {
     pub is_silent: bool,
 }
 
-impl Default for Agent {
+impl Default for ScriptedAgent {
     fn default() -> Self {
         let load = [UNKNOWN; 3];
         Self { readiness: Readiness::Ready, load, key: 1, incarnation: 1, counter: 1, is_silent: false }
     }
 }
 
-impl Agent {
+impl ScriptedAgent {
     /// Its answer to a request; `None` if it does not understand it.
     fn answer(&self, request: &[u8]) -> Option<Datagram> {
         let mut report = Datagram::parse(request).ok()?;
@@ -413,8 +413,8 @@ pub struct Stage {
     /// Events that the controller has not taken in.
     inbox: VecDeque<Event>,
     /// Which work is not done for now, and what was left of it.
-    pub hangs: fn(&Work) -> bool,
-    hung: Vec<Work>,
+    pub hangs: fn(&BackgroundWork) -> bool,
+    hung: Vec<BackgroundWork>,
     /// What the service manager was told, but for lines on the state.
     pub notices: Vec<Notice>,
     /// Backends that any list has had.
@@ -615,13 +615,13 @@ impl Stage {
         }
     }
 
-    fn work(&mut self, work: Work) {
+    fn work(&mut self, work: BackgroundWork) {
         let event = match work {
             // There are neither processes nor lists of sockets.
-            Work::Reclaim { suspects, .. } => {
+            BackgroundWork::Reclaim { suspects, .. } => {
                 Event::Reclaimed(Pass { clients: Vec::new(), holders: Ok(()) }, suspects)
             }
-            Work::SearchNamespaces(wanted) => Event::NamespacesFound(
+            BackgroundWork::SearchNamespaces(wanted) => Event::NamespacesFound(
                 wanted
                     .into_iter()
                     .map(|(client, search)| NamespaceFound {
@@ -633,11 +633,11 @@ impl Stage {
                     .collect(),
             ),
             // Without a thread for each, because there are two each second.
-            Work::Look { service, source } => {
+            BackgroundWork::Look { service, source } => {
                 let result = Ok(self.disk.stamp(&source.file.path));
                 Event::Looked { service, source, result }
             }
-            Work::LookAtConfig { is_due } => {
+            BackgroundWork::LookAtConfig { is_due } => {
                 Event::LookedAtConfig { is_due, result: Ok(self.disk.stamp(Path::new(CONFIG))) }
             }
             work => self.runtime.block_on(self.worker.clone().carry_out(work)),
@@ -694,7 +694,7 @@ impl Stage {
     }
 
     /// An agent says this of its backend.
-    pub fn report(&mut self, backend: &str, change: impl FnOnce(&mut Agent)) {
+    pub fn report(&mut self, backend: &str, change: impl FnOnce(&mut ScriptedAgent)) {
         self.wire.with(|state| {
             let agent = state.agents.entry(address(backend)).or_default();
             agent.counter += 1;

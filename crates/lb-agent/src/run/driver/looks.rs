@@ -32,7 +32,7 @@ impl RunDriver {
         self.look_at = Some(Instant::now() + LOOK.max(took * (LOOK_SHARE - 1)));
         match result {
             Ok(Connections { busy, idle }) => {
-                self.input(Input::Looked(ConnectionSnapshot { began, busy, idle }))
+                self.input(Input::Looked(ConnectionSnapshot { began, busy, idle }));
             }
             // The list changes while it is read; the next look is soon.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

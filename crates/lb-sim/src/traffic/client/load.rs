@@ -9,7 +9,9 @@ use lb_common::abi::NO_SLOT;
 use lb_core::balancer::Fact;
 use lb_core::control::factor::Factors;
 use lb_core::control::flows::{Lives, OfLate};
-use lb_core::control::{Control, ControlRules, Heard, Learnt, Look, Seen, SeenRow, Switch};
+use lb_core::control::{
+    Control, ControlRules, Heard, LearntWeights, Look, MemberObservation, SeenRow, Switch,
+};
 
 use super::{SimulatedClient, index_of};
 
@@ -18,7 +20,7 @@ use super::{SimulatedClient, index_of};
 pub(super) struct Following {
     control: Control,
     /// What the daemon kept last, and when.
-    kept: Option<(Learnt, Duration)>,
+    kept: Option<(LearntWeights, Duration)>,
     /// Flows that began since the last look.
     begun: u32,
     lives: Lives,
@@ -108,7 +110,7 @@ impl SimulatedClient {
             let age = now.saturating_sub(at);
             let mut starting = learnt.starting.clone();
             starting.values_mut().for_each(|ready_for| *ready_for += age);
-            following.control.adopt(&Learnt { switch, ..learnt }, age);
+            following.control.adopt(&LearntWeights { switch, ..learnt }, age);
             following.control.resume_slow_starts(&starting, now);
         }
         let factors = following.control.in_force().clone();
@@ -146,7 +148,7 @@ impl SimulatedClient {
             let slot = slots[&backend];
             let is_ejected =
                 self.ejector.as_ref().is_some_and(|ejector| ejector.state(slot).is_held_back() != 0);
-            let seen = Seen {
+            let seen = MemberObservation {
                 weight,
                 heard: heard(backend),
                 errors: following.of_late.get(slot as usize).and_then(OfLate::errors),

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use lb_core::control::{Heard, TICK};
-use lb_core::reports::Load;
+use lb_core::reports::ReportedLoad;
 use lb_core::subset::random::{SplitMix64, mix64};
 
 use super::clients::number;
@@ -38,7 +38,7 @@ struct Sums {
 struct SentReport {
     number: u64,
     at_us: u64,
-    load: Load,
+    load: ReportedLoad,
 }
 
 impl World<'_> {
@@ -103,7 +103,11 @@ impl World<'_> {
             let at_us = reached(sent)?;
             let age = Duration::from_micros(at_us - sent.at_us);
             let interval = Duration::from_micros(table.interval.us);
-            Some(Heard { load: Load { age, ..sent.load }, at: Duration::from_micros(at_us), interval })
+            Some(Heard {
+                load: ReportedLoad { age, ..sent.load },
+                at: Duration::from_micros(at_us),
+                interval,
+            })
         })
     }
 
@@ -123,12 +127,12 @@ impl World<'_> {
 const KEPT: u64 = 32;
 
 /// What an agent reports of the time between two measurements: the use of the cores, and the share of time that somebody waited for one.
-fn load_of(before: &Sums, now: &Sums, cores: f64, table: ReportsTable) -> Load {
+fn load_of(before: &Sums, now: &Sums, cores: f64, table: ReportsTable) -> ReportedLoad {
     let passed_us = float(now.at_us - before.at_us);
     let busy = (now.busy_us - before.busy_us) / passed_us / cores;
     let waited = if table.pressure { (now.waited_us - before.waited_us) / passed_us } else { 0.0 };
     let per_second = |count: u64| table.rates.then(|| thousandths(float(count) * 1e6 / passed_us));
-    Load {
+    ReportedLoad {
         qps: per_second(now.arrivals - before.arrivals),
         eps: per_second(now.errors - before.errors),
         utilization: Some(thousandths(busy + waited)),
