@@ -2,6 +2,7 @@
 //! readers together.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::Builder;
 
 use anyhow::{Result, anyhow, ensure};
 use lb_kernel::{DatapathError, Pins};
@@ -60,7 +61,7 @@ impl ClientOpener {
         let clients: Vec<ClientConfig> = clients.into_iter().collect();
         let open =
             |client: &ClientConfig| Opened { result: self.open(client.clone()), client: client.clone() };
-        let mut opened = on_threads(self.environment.threads, &clients, open);
+        let mut opened = on_threads(self.environment.threads, Builder::new, &clients, open);
         let mut adopted = Vec::new();
         for Opened { client, result } in &mut opened {
             if let Ok((client_task, _)) = result
@@ -93,21 +94,26 @@ impl ClientOpener {
     }
 }
 
-/// Does something with each of several things, on so many threads. Results are in the order of the things.
-fn on_threads<T: Sync, R: Send>(threads: usize, things: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let threads = threads.min(things.len());
-    if threads < 2 {
-        return things.iter().map(of).collect();
-    }
+/// Does something with each of several things, on so many threads, of which this is one: where the kernel refuses another, as at
+/// a limit of tasks, those that there are do its part. Results are in the order of the things.
+fn on_threads<T: Sync, R: Send>(
+    threads: usize,
+    builder: fn() -> Builder,
+    things: &[T],
+    of: impl Fn(&T) -> R + Sync,
+) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let work = || {
         let numbers = std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
         let theirs = numbers.map_while(|number| Some((number, of(things.get(number)?))));
         theirs.collect::<Vec<(usize, R)>>()
     };
-    let mut results: Vec<(usize, R)> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().flat_map(|thread| thread.join().expect("no thread panics")).collect()
+    let mut results = std::thread::scope(|scope| {
+        let others = 1..threads.min(things.len());
+        let others: Vec<_> = others.map_while(|_| builder().spawn_scoped(scope, work).ok()).collect();
+        let mut results = work();
+        results.extend(others.into_iter().flat_map(|thread| thread.join().expect("no thread panics")));
+        results
     });
     results.sort_by_key(|(number, _)| *number);
     results.into_iter().map(|(_, result)| result).collect()
@@ -118,13 +124,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_are_in_the_order_of_things() {
+    fn results_are_in_the_order_of_things_even_if_no_thread_can_be_started() {
+        // No kernel has memory for such a stack.
+        let refused = || Builder::new().stack_size(1 << 60);
+        assert!(refused().spawn(|| ()).is_err());
         for count in [0, 1, 2, 63, 64] {
             let things: Vec<u32> = (0..count).collect();
-            assert_eq!(
-                on_threads(3, &things, |thing| thing * 2),
-                things.iter().map(|thing| thing * 2).collect::<Vec<_>>()
-            );
+            let doubled: Vec<u32> = things.iter().map(|thing| thing * 2).collect();
+            for builder in [Builder::new, refused] {
+                assert_eq!(on_threads(3, builder, &things, |thing| thing * 2), doubled);
+            }
         }
     }
 }
