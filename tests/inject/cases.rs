@@ -1,11 +1,12 @@
 //! Which faults are tried, in which order: every call site, in each phase in which it was seen, with each error; all of them, or as
 //! many as there is time for, sampled by a seed.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use fastrand::Rng;
 
-use crate::site::Id;
+use crate::site::{Id, hash};
 use crate::supervisor::{Desk, Fault, Phase};
 
 /// Out of descriptors, out of memory, and not allowed.
@@ -46,18 +47,29 @@ impl fmt::Display for Case {
     }
 }
 
-/// The cases that follow from what was seen: each error at the first call of a site, and one of them at a later call.
-pub fn all(desk: &Desk, random: &mut Rng) -> Vec<Case> {
-    let seen = desk.look(|record| record.seen.clone());
-    let mut cases = Vec::new();
-    for ((phase, site), count) in seen {
-        cases.extend(ERRORS.map(|(errno, _)| Case { phase, site, errno, skip: 0 }));
+/// The cases that follow from what was seen: each error at the first call of a site, and one of them at a later call. In
+/// the order of the seed and of the functions' names alone: which other sites were seen, and where in a function a call
+/// stands, do not change what comes first.
+pub fn all(desk: &Desk, seed: u64) -> Vec<Case> {
+    let seen = desk.look(|record| {
+        let with_paths = record.seen.iter().map(|(key, count)| (*key, *count, record.sites[&key.1].path()));
+        with_paths.collect::<Vec<_>>()
+    });
+    let (mut cases, mut alike) = (Vec::new(), BTreeMap::new());
+    for ((phase, site), count, path) in seen {
+        // Some functions make the same call in several places.
+        let place = alike.entry((phase, path.clone())).or_insert(0_u32);
+        *place += 1;
+        let random = &mut Rng::with_seed(hash(&(seed, phase, path, *place)));
+        let mut first = |errno, skip| (random.u64(..), Case { phase, site, errno, skip });
+        cases.extend(ERRORS.map(|(errno, _)| first(errno, 0)));
         if count > 3 {
             let (errno, _) = random.choice(ERRORS).expect("there are errors");
             // Of half a pass: the record is that of two or more, and not all of them are alike.
             let skip = 1 + random.u32(..(count / 4).max(1));
-            cases.push(Case { phase, site, errno, skip });
+            cases.push((random.u64(..), Case { phase, site, errno, skip }));
         }
     }
-    cases
+    cases.sort_unstable();
+    cases.into_iter().map(|(_, case)| case).collect()
 }

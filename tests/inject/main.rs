@@ -23,7 +23,6 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use fastrand::Rng;
 
 use cases::{Case, ERRORS};
 use scene::Scene;
@@ -101,7 +100,7 @@ fn run() -> Result<()> {
     println!("inject: seed {seed}");
     let mut run = Run {
         desk: Desk::default(),
-        random: Rng::with_seed(seed),
+        seed,
         queue: VecDeque::new(),
         deadline: (!options.all && options.site.is_none())
             .then(|| Instant::now() + Duration::from_secs(options.seconds)),
@@ -118,7 +117,7 @@ fn run() -> Result<()> {
 struct Run {
     options: Options,
     desk: Desk,
-    random: Rng,
+    seed: u64,
     queue: VecDeque<Case>,
     deadline: Option<Instant>,
     tried: u32,
@@ -202,9 +201,8 @@ impl Run {
 
     /// Queues the cases of all that was seen.
     fn fill_queue(&mut self) {
-        let mut cases = cases::all(&self.desk, &mut self.random);
+        let mut cases = cases::all(&self.desk, self.seed);
         cases.retain(|case| self.options.wants(case));
-        self.random.shuffle(&mut cases);
         self.queue = cases.into();
     }
 

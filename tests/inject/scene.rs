@@ -235,14 +235,33 @@ impl Scene {
         result
     }
 
-    fn is_well(&self) -> Result<()> {
-        let look = || {
-            let output = self.setup.run(&["status"]);
+    fn is_well(&mut self) -> Result<()> {
+        let status = |setup: &Setup| {
+            let output = setup.run(&["status"]);
             (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
         };
-        within(3 * patience(), look, |(code, _)| *code == Some(0))
-            .map(drop)
-            .map_err(|(code, text)| anyhow::anyhow!("status stays at {code:?}:\n{text}"))
+        self.wait(status, |(code, _)| *code == Some(0))
+            .map_err(|((code, text), why)| anyhow::anyhow!("{why}; status is {code:?}:\n{text}"))
+    }
+
+    /// Waits for a fact, but not for one that a daemon which has ended would have to show. Returns what was seen last and
+    /// why it waits no longer.
+    fn wait<T>(
+        &mut self,
+        look: impl Fn(&Setup) -> T,
+        fact: impl Fn(&T) -> bool,
+    ) -> Result<(), (T, &'static str)> {
+        let Self { setup, daemon, .. } = self;
+        let both = || {
+            // In this order: one that ends between the two has perhaps shown it.
+            let has_ended = daemon.as_mut().is_some_and(|daemon| daemon.ending().is_some());
+            (look(setup), has_ended)
+        };
+        match within(3 * patience(), both, |(seen, has_ended)| *has_ended || fact(seen)) {
+            Ok((seen, _)) if fact(&seen) => Ok(()),
+            Ok((seen, _)) => Err((seen, "the daemon has ended")),
+            Err((seen, _)) => Err((seen, "it does not come true")),
+        }
     }
 
     /// Writes the configuration, with or without the second client.
@@ -276,17 +295,16 @@ impl Scene {
 
     /// Waits until `look` finds in the status what is expected.
     fn until<T: PartialEq + Debug>(
-        &self,
+        &mut self,
         what: &str,
         look: impl Fn(&StatusDocument) -> T,
         expected: &T,
     ) -> Result<()> {
         // One that ends while it answers has told nothing.
-        let status = || serde_json::from_slice(&self.setup.run(&["status", "--json"]).stdout).ok();
-        let look = || status().map(|status| look(&status));
-        within(3 * patience(), look, |seen| seen.as_ref() == Some(expected)).map(drop).map_err(|seen| {
-            anyhow::anyhow!("it did not come true that {what}: expected {expected:?}, saw {seen:?}")
-        })
+        let status = |setup: &Setup| serde_json::from_slice(&setup.run(&["status", "--json"]).stdout).ok();
+        let look = |setup: &Setup| status(setup).map(|status| look(&status));
+        self.wait(look, |seen| seen.as_ref() == Some(expected))
+            .map_err(|(seen, why)| anyhow::anyhow!("{what}: {why}; expected {expected:?}, saw {seen:?}"))
     }
 
     /// The end of what the daemon has logged.

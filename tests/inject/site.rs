@@ -32,6 +32,14 @@ impl std::str::FromStr for Id {
     }
 }
 
+/// The same in every run.
+pub fn hash(value: &impl Hash) -> u64 {
+    // Its keys are fixed.
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
 /// What the functions of ours begin with.
 const OURS: [&str; 2] = ["lb_kernel::", "lb_user::"];
 /// Those that do no more than call the kernel.
@@ -71,10 +79,13 @@ impl Site {
 
     /// Its name on the command line.
     pub fn id(&self) -> Id {
-        // Its keys are fixed.
-        let mut hasher = DefaultHasher::new();
-        self.hash(&mut hasher);
-        Id(hasher.finish())
+        Id(hash(self))
+    }
+
+    /// The call and the functions that lead to it: the same for every build in which they are called the same.
+    pub fn path(&self) -> String {
+        let functions = self.frames.iter().map(|frame| &*frame.function);
+        [&*self.call].into_iter().chain(functions).collect::<Vec<_>>().join(" < ")
     }
 
     /// The call, and the function of ours for which it is made.

@@ -13,7 +13,7 @@ use crate::stack::Stacks;
 use crate::symbols::Library;
 
 /// What the process is about, when it makes a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     /// It starts.
     Start,

@@ -7,9 +7,10 @@ use stage::{amount, program};
 /// The seed is fixed: a new find must not refuse an unrelated change. Each failing case is printed with what repeats it.
 #[test]
 fn a_system_call_that_fails_loses_no_link_no_connect_and_no_count() {
-    let status = Command::new(program("inject"))
+    let output = Command::new(program("inject"))
         .args(["--seed", "1", "--seconds", amount("30", "90")])
-        .status()
+        .output()
         .expect("start it");
-    assert!(status.success(), "{status}: see above");
+    let [told, errors] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert!(output.status.success(), "{}\n{told}{errors}", output.status);
 }
