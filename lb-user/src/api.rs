@@ -20,6 +20,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use lb_core::control::Switch;
 use lb_http::peer::PeerCredentials;
+use lb_kernel::Linux;
 use lb_kernel::trust::own_user;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -134,7 +135,7 @@ struct Queries {
 pub fn router(queries: &mpsc::Sender<ControllerQuery>, admins: Option<u32>) -> Router {
     let desk = Queries {
         queries: queries.clone(),
-        status: Rounds::of(queries.clone(), |facts| json(&status::of(facts))),
+        status: Rounds::of(queries.clone(), |facts| json(&status::of(&Linux, facts))),
         explaining: Arc::new(Semaphore::new(1)),
         waiting: Arc::new(Semaphore::new(WAITERS)),
         admins,

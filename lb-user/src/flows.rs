@@ -11,7 +11,7 @@ use std::time::Duration;
 use lb_common::abi::{BackendState, Phase, Policy, Reason};
 use lb_core::ids::ServiceIndex;
 use lb_kernel::process::{self, Process};
-use lb_kernel::{DatapathError, FlowSnapshot, OpenFlow, Pins, SlotView};
+use lb_kernel::{DatapathError, FlowSnapshot, Linux, OpenFlow, Pins, SlotView};
 use lb_view::filter::Filter;
 use lb_view::flows::{ActiveFlow, SCHEMA};
 use lb_view::status::LeavingClient;
@@ -58,7 +58,7 @@ pub fn find(directory: &Path, filter: &Filter) -> Result<FlowReport, FlowsError>
     let (mut clients, mut leaving, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
     for pins in all.iter().filter(|pins| filter.has_client(&pins.client)) {
         if !pins.is_of_this_version() {
-            leaving.push(status::leaving(pins));
+            leaving.push(status::leaving(&Linux, pins));
             continue;
         }
         match FlowSnapshot::read(pins) {

@@ -18,7 +18,8 @@ use lb_core::health::{Health, Who, meaning, said_of, stated_reason};
 use lb_core::service::Protocol;
 use lb_kernel::receiver::{self, Attachment};
 use lb_kernel::{
-    BackendSnapshot, Counts, DatapathError, Pinned, Pins, ServiceSnapshot, SlotView, Snapshot, Tables,
+    BackendSnapshot, Counts, DatapathError, Kernel, Linux, Pinned, Pins, ServiceSnapshot, SlotView, Snapshot,
+    Tables,
 };
 use lb_view::backend::{BackendStatus, ConnectLatency, ConnectionRates, EjectionStatus};
 use lb_view::fault::{self, Fault, FaultCode};
@@ -32,24 +33,25 @@ use crate::facts::{ClientFacts, Facts};
 use crate::window::{Lately, Recent};
 
 /// What is left of a client that leaves.
-pub fn leaving(pins: &Pins) -> LeavingClient {
+pub fn leaving(kernel: &dyn Kernel, pins: &Pins) -> LeavingClient {
     LeavingClient {
         client: pins.client.clone(),
         abi: pins.version,
-        in_force: lb_kernel::begins_at(pins).is_ok_and(|cgroups| !cgroups.is_empty()),
-        active: lb_kernel::open_flows(pins).ok(),
+        in_force: kernel.begins_at(pins).is_ok_and(|cgroups| !cgroups.is_empty()),
+        active: kernel.open_flows(pins).ok(),
     }
 }
 
 /// The status as the daemon has it: what its loop told, and what the maps hold now. Opens and reads the maps of all
 /// clients, which takes a second where there are many: not for the event loop.
-pub fn of(facts: Facts) -> StatusDocument {
+pub fn of(kernel: &dyn Kernel, facts: Facts) -> StatusDocument {
     let Facts { daemon, mut faults, clients: all, leaving, interfaces, .. } = facts;
     let mut clients = Vec::with_capacity(all.len());
     let pins = daemon.pins.clone().unwrap_or_default();
     let pinned = Pinned::below(&pins);
     for facts in &all {
-        let maps = Tables::open(&facts.pins, false)
+        let maps = kernel
+            .tables(&facts.pins)
             .and_then(|tables| MapContents::read(&tables, facts.lately.as_ref()))
             .map_err(|error| {
                 // That the client's pins were removed is a fault already.
@@ -85,7 +87,7 @@ pub fn of(facts: Facts) -> StatusDocument {
         clients.push(client);
     }
     faults.extend(fault::of(&clients));
-    let leaving = leaving.iter().map(self::leaving).collect();
+    let leaving = leaving.iter().map(|pins| self::leaving(kernel, pins)).collect();
     StatusDocument { schema: SCHEMA, daemon: Some(daemon), faults, clients, leaving, interfaces }
 }
 
@@ -380,7 +382,7 @@ pub fn from_pins(directory: &Path, why: String) -> Result<StatusDocument, Datapa
     let mut leaving = Vec::new();
     for pins in Pins::all_versions(directory)? {
         if !pins.is_of_this_version() {
-            leaving.push(self::leaving(&pins));
+            leaving.push(self::leaving(&Linux, &pins));
             continue;
         }
         // One client's pins may be incomplete: a start that was cut off, or one that is under way.

@@ -46,6 +46,13 @@ pub(crate) struct FakePinnedClient {
     pub links: BTreeMap<u64, FakeLink>,
 }
 
+impl FakePinnedClient {
+    fn tables(&self) -> Tables {
+        let (maps, verdicts) = self.maps.opened();
+        Tables::over(maps, verdicts, self.pins.clone())
+    }
+}
+
 /// All links of a client to a cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FakeLink {
@@ -154,6 +161,15 @@ impl Kernel for FakeKernel {
         Ok(Box::new(client))
     }
 
+    fn tables(&self, pins: &Pins) -> Result<Tables, DatapathError> {
+        let fail = |source| DatapathError::PinDirectory { path: pins.maps(), source };
+        self.faults.step().map_err(fail)?;
+        match self.host().clients.get(&pins.maps()) {
+            Some(client) => Ok(client.tables()),
+            None => Err(fail(io::ErrorKind::NotFound.into())),
+        }
+    }
+
     fn lock(&self, pins: &Pins) -> Result<Option<Lock>, DatapathError> {
         self.fake_client(pins).step().map(|()| None)
     }
@@ -234,8 +250,7 @@ impl ClientKernel for FakeClient {
             let (number, pins) = (host.last_client, self.pins.clone());
             host.clients.insert(key.clone(), FakePinnedClient { number, pins, maps, links: BTreeMap::new() });
         }
-        let (maps, verdicts) = host.clients[&key].maps.opened();
-        Ok(Tables::over(maps, verdicts, self.pins.clone()))
+        Ok(host.clients[&key].tables())
     }
 
     fn load(&mut self, _: &Limits, _: Features, _: Purpose) -> Result<(), DatapathError> {

@@ -15,6 +15,7 @@ use crate::links;
 use crate::maps::open_flows;
 use crate::pins::{Lock, Pins};
 use crate::readers::wait_for_readers;
+use crate::tables::Tables;
 
 /// The kernel of a host.
 pub trait Kernel: Send + Sync {
@@ -44,6 +45,12 @@ pub trait Kernel: Send + Sync {
     /// # Errors
     /// If another process works on them, or they cannot be locked.
     fn client(&self, pins: Pins) -> Result<Box<dyn ClientKernel>, DatapathError>;
+
+    /// Opens the maps of a client, to read them.
+    ///
+    /// # Errors
+    /// If one is missing or cannot be opened.
+    fn tables(&self, pins: &Pins) -> Result<Tables, DatapathError>;
 
     /// Locks the pins of a client against other writers; `None` where there is no lock.
     ///
@@ -116,6 +123,10 @@ impl Kernel for Linux {
 
     fn client(&self, pins: Pins) -> Result<Box<dyn ClientKernel>, DatapathError> {
         Ok(Box::new(PinnedClient::lock(pins)?))
+    }
+
+    fn tables(&self, pins: &Pins) -> Result<Tables, DatapathError> {
+        Tables::open(pins, false)
     }
 
     fn lock(&self, pins: &Pins) -> Result<Option<Lock>, DatapathError> {
