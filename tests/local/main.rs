@@ -2,6 +2,8 @@
 
 mod verifier;
 
+mod contract;
+
 mod shares;
 
 mod policies;

@@ -17,7 +17,7 @@ use crate::object::{self, Record};
 use crate::test::Workspace;
 
 /// The edges that our crates may have, each a decision: normal and build dependencies only.
-const EDGES: [(&str, Allowed); 21] = [
+const EDGES: [(&str, Allowed); 22] = [
     ("lb-common", Allowed::Exactly(&["bytemuck"])),
     ("lb-core", Allowed::Exactly(&["lb-common", "thiserror", "xxhash-rust"])),
     // Both ends of a protocol, which says to decisions what backends report. Kernel programs have the steps between the ends of it.
@@ -81,8 +81,10 @@ const EDGES: [(&str, Allowed); 21] = [
         ]),
     ),
     ("lb-view", Allowed::Ours(&["lb-common", "lb-core"])),
+    // Scenarios that tests run on the kernel in memory and on a real one.
+    ("lb-contract", Allowed::Ours(&["lb-view"])),
     // The tests drive the program as an operator does, never as a library; what it shows they read by its types.
-    ("lb-tests", Allowed::Ours(&["lb-common", "lb-report", "lb-suite", "lb-view"])),
+    ("lb-tests", Allowed::Ours(&["lb-common", "lb-contract", "lb-report", "lb-suite", "lb-view"])),
     // They use the stage of the tests, and are not built with them.
     ("lb-bench", Allowed::Ours(&["lb-common", "lb-report", "lb-svg", "lb-tests", "lb-view"])),
     ("lb-inject", Allowed::Ours(&["lb-tests", "lb-view"])),

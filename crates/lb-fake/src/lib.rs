@@ -6,7 +6,7 @@
 //! that the real kernel may refuse can be made to fail, see [`faults`].
 //!
 //! It has one CPU, no readers that a wait is for, no overflow of the flow table, no datagrams, and no programs of network interfaces. Local
-//! tests show on the real kernel what depends on these.
+//! tests show on the real kernel what depends on these. The scenarios of `lb_contract` run on both.
 
 pub mod faults;
 

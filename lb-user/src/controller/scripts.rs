@@ -19,6 +19,8 @@ mod reports;
 
 mod load;
 
+mod contract;
+
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;

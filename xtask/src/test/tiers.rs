@@ -63,7 +63,7 @@ impl Tier {
 }
 
 /// Packages whose targets are all in one tier.
-const PACKAGES: [(&str, Tier); 21] = [
+const PACKAGES: [(&str, Tier); 22] = [
     ("lb-common", Tier::Pure),
     ("lb-core", Tier::Pure),
     ("lb-report", Tier::Pure),
@@ -75,6 +75,7 @@ const PACKAGES: [(&str, Tier); 21] = [
     ("lb-suite", Tier::Pure),
     ("xtask", Tier::Pure),
     ("lb-agent", Tier::Product),
+    ("lb-contract", Tier::Product),
     ("lb-diag", Tier::Product),
     ("lb-fake", Tier::Product),
     ("lb-host", Tier::Product),

@@ -1,0 +1,155 @@
+//! What the kernel in memory (`lb-fake`) and a real one must do alike: scenarios of a whole daemon that tests run on both.
+//!
+//! Scripts of the daemon are worth what that kernel is worth. Each scenario here is about something of which it could give another
+//! picture than a real one: arrays that a table is published in while programs read, counts that are summed over CPUs, links that go and
+//! come, programs and maps that outlive their daemon, the order of steps in which failures are judged.
+//!
+//! A [`World`] is a host with three backends, two cgroups and a daemon that runs or does not. Scenarios look at it as an operator does,
+//! by its status; a fact that takes time is waited for with a deadline.
+
+mod scenarios;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lb_view::status::StatusDocument;
+
+pub use scenarios::{
+    a_client_that_is_removed_stays_until_its_last_flow_has_ended, a_connection_keeps_its_slot_until_it_ends,
+    connections_are_counted_whichever_cpu_they_are_made_on,
+    failures_in_a_row_eject_a_backend_and_a_trial_readmits_it, links_that_an_operator_removes_are_made_again,
+    programs_balance_and_count_while_no_daemon_runs,
+};
+
+/// The service that clients dial.
+pub const SERVICE: &str = "10.96.0.10:80";
+
+/// The backends. All listen.
+pub const BACKENDS: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
+
+/// A host.
+pub trait World {
+    /// Writes a configuration in which each of these clients has a cgroup of its own, which it keeps, and all use [`SERVICE`]. A daemon
+    /// that runs reads it.
+    fn configure(&mut self, clients: &[&str]);
+
+    /// Replaces the service's list. A daemon that runs reads it.
+    fn list(&mut self, backends: &[&str]);
+
+    /// A daemon starts.
+    fn start(&mut self);
+
+    /// The daemon dies.
+    fn kill(&mut self);
+
+    /// A process in a client's cgroup dials [`SERVICE`] from one of two CPUs.
+    fn dial(&mut self, client: &str, cpu: usize) -> Reached;
+
+    /// A process in a client's cgroup dials a backend's own address, and closes the connection.
+    fn dial_directly(&mut self, client: &str, backend: &str);
+
+    /// The process closes a connection.
+    fn close(&mut self, flow: Flow);
+
+    /// A backend refuses connections from now on, or accepts them.
+    fn set_refusing(&mut self, backend: &str, is_refusing: bool);
+
+    /// An operator removes all links of a client.
+    fn unlink(&mut self, client: &str);
+
+    /// What `socklb status` shows.
+    fn status(&mut self) -> StatusDocument;
+
+    /// The time that has passed.
+    fn now(&self) -> Duration;
+
+    /// How long a fact may take.
+    fn patience(&self) -> Duration;
+
+    /// Lets a moment pass.
+    fn pass(&mut self);
+}
+
+/// A connection that a process has open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow(pub usize);
+
+/// What a process that dials the service reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// A backend.
+    Backend(SocketAddr, Flow),
+    /// A backend that refuses.
+    Refused,
+    /// Nothing: the connect is not balanced, and no host has the service's address.
+    Nothing,
+}
+
+impl Reached {
+    /// The backend and the connection.
+    #[track_caller]
+    fn backend(self) -> (SocketAddr, Flow) {
+        match self {
+            Self::Backend(backend, flow) => (backend, flow),
+            other => panic!("a backend should be reached: {other:?}"),
+        }
+    }
+}
+
+/// A backend, as far as it must be alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Row {
+    membership: String,
+    state: String,
+    started: u64,
+    established: u64,
+    active: u64,
+    /// Those that have been seen.
+    endings: BTreeMap<String, u64>,
+}
+
+/// The backends of a client, by address.
+fn rows(status: &StatusDocument, client: &str) -> BTreeMap<SocketAddr, Row> {
+    let backends = status.client(client).and_then(|client| client.service("users"));
+    let backends = backends.into_iter().flat_map(|service| &service.backends);
+    backends
+        .map(|backend| {
+            let endings = backend.endings.iter().filter(|(_, count)| **count > 0);
+            let row = Row {
+                membership: backend.membership.clone(),
+                state: backend.state.clone(),
+                started: backend.started,
+                established: backend.established,
+                active: backend.active,
+                endings: endings.map(|(ending, count)| (ending.clone(), *count)).collect(),
+            };
+            (backend.address, row)
+        })
+        .collect()
+}
+
+/// Acts and looks until that shows something.
+#[track_caller]
+fn until<W: World, T>(world: &mut W, what: &str, mut look: impl FnMut(&mut W) -> Option<T>) -> T {
+    let deadline = world.now() + world.patience();
+    loop {
+        if let Some(seen) = look(world) {
+            return seen;
+        }
+        assert!(world.now() < deadline, "it does not come true that {what}: {:#?}", world.status());
+        world.pass();
+    }
+}
+
+/// Waits until the status shows something.
+#[track_caller]
+fn status_until<W: World>(world: &mut W, what: &str, fact: impl Fn(&StatusDocument) -> bool) {
+    until(world, what, |world| fact(&world.status()).then_some(()));
+}
+
+/// Waits until the backends of a client are these.
+#[track_caller]
+fn rows_become<W: World>(world: &mut W, client: &str, expected: &BTreeMap<SocketAddr, Row>) {
+    status_until(world, &format!("{client} has {expected:#?}"), |status| rows(status, client) == *expected);
+}

@@ -1,0 +1,209 @@
+//! The scenarios.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use crate::{BACKENDS, Flow, Reached, Row, World, rows, rows_become, status_until, until};
+
+fn address(backend: &str) -> SocketAddr {
+    backend.parse().expect("an address")
+}
+
+/// A host on which a daemon balances these clients' connects to all backends.
+fn begin<W: World>(world: &mut W, clients: &[&str]) {
+    world.configure(clients);
+    world.list(&BACKENDS);
+    world.start();
+    status_until(world, "all clients use all backends", |status| {
+        clients.iter().all(|client| rows(status, client).len() == BACKENDS.len())
+    });
+}
+
+/// A healthy member with so many connections that have begun, are open, and have been closed.
+fn member(started: u64, active: u64, closed: u64) -> Row {
+    let endings = [("closed".to_owned(), closed)].into_iter().filter(|(_, count)| *count > 0).collect();
+    let (membership, state) = ("member".to_owned(), "healthy".to_owned());
+    Row { membership, state, started, established: started, active, endings }
+}
+
+/// Dials from so many CPUs in turn, and says how often each backend was reached.
+fn dial<W: World>(
+    world: &mut W,
+    client: &str,
+    count: usize,
+    cpus: usize,
+) -> (BTreeMap<SocketAddr, u64>, Vec<Flow>) {
+    let (mut reached, mut flows) = (BTreeMap::new(), Vec::new());
+    for number in 0..count {
+        let (backend, flow) = world.dial(client, number % cpus).backend();
+        *reached.entry(backend).or_default() += 1;
+        flows.push(flow);
+    }
+    (reached, flows)
+}
+
+/// Counts of connections are sums over CPUs, and of each backend they are what its clients have reached.
+pub fn connections_are_counted_whichever_cpu_they_are_made_on<W: World>(world: &mut W) {
+    begin(world, &["web"]);
+    let (reached, flows) = dial(world, "web", 12, 2);
+    world.dial_directly("web", BACKENDS[0]);
+    let open = |count: &u64| member(*count, *count, 0);
+    let rows_of = |row: &dyn Fn(&u64) -> Row| {
+        let all =
+            BACKENDS.map(|backend| (address(backend), row(reached.get(&address(backend)).unwrap_or(&0))));
+        BTreeMap::from(all)
+    };
+    rows_become(world, "web", &rows_of(&open));
+    for flow in flows {
+        world.close(flow);
+    }
+    rows_become(world, "web", &rows_of(&|count| member(*count, 0, *count)));
+    let status = world.status();
+    let client = status.client("web").expect("it is there");
+    let outcomes = &client.service("users").expect("it is there").outcomes;
+    let outcomes: BTreeMap<&str, u64> = outcomes
+        .iter()
+        .filter(|(_, count)| **count > 0)
+        .map(|(name, count)| (name.as_str(), *count))
+        .collect();
+    assert_eq!((client.not_a_service, outcomes), (1, BTreeMap::from([("forwarded", 12)])));
+}
+
+/// A backend that its list no longer has keeps its slot while a connection to it is open, and gets no other.
+pub fn a_connection_keeps_its_slot_until_it_ends<W: World>(world: &mut W) {
+    begin(world, &["web"]);
+    let (first, held) = world.dial("web", 0).backend();
+    let slot_of = |world: &mut W| {
+        let status = world.status();
+        let backends =
+            &status.client("web").expect("it is there").service("users").expect("it is there").backends;
+        backends
+            .iter()
+            .find(|backend| backend.address == first)
+            .map(|backend| (backend.slot, backend.generation))
+    };
+    let slot = slot_of(world).expect("it has one");
+    let others: Vec<&str> = BACKENDS.into_iter().filter(|backend| address(backend) != first).collect();
+    world.list(&others);
+    let leaving = Row { membership: "leaving".to_owned(), ..member(1, 1, 0) };
+    status_until(world, "it leaves", |status| rows(status, "web").get(&first) == Some(&leaving));
+    let (reached, flows) = dial(world, "web", 6, 1);
+    assert!(!reached.contains_key(&first), "{reached:?}");
+    flows.into_iter().for_each(|flow| world.close(flow));
+    assert_eq!(slot_of(world), Some(slot));
+    world.close(held);
+    status_until(world, "it is gone", |status| !rows(status, "web").contains_key(&first));
+    world.list(&BACKENDS);
+    until(world, "it is a member again", |world| {
+        rows(&world.status(), "web").get(&first).filter(|row| row.membership == "member").cloned()
+    });
+    assert_ne!(slot_of(world), Some(slot), "who holds the old slot would take it for the new one");
+    // Its counts are since it was first seen.
+    assert_eq!(rows(&world.status(), "web")[&first], member(1, 0, 1));
+}
+
+/// Without a daemon connects go by the last table, and what begins and ends meanwhile is counted.
+pub fn programs_balance_and_count_while_no_daemon_runs<W: World>(world: &mut W) {
+    begin(world, &["web"]);
+    let (mut reached, before) = dial(world, "web", 3, 1);
+    world.kill();
+    let (more, meanwhile) = dial(world, "web", 6, 1);
+    for (backend, count) in more {
+        *reached.entry(backend).or_default() += count;
+    }
+    for flow in before.into_iter().chain(meanwhile) {
+        world.close(flow);
+    }
+    world.start();
+    let expected = BACKENDS.map(|backend| {
+        let count = reached.get(&address(backend)).copied().unwrap_or(0);
+        (address(backend), member(count, 0, count))
+    });
+    rows_become(world, "web", &BTreeMap::from(expected));
+}
+
+/// Links that an operator removes are made again, and counts go on.
+pub fn links_that_an_operator_removes_are_made_again<W: World>(world: &mut W) {
+    begin(world, &["web", "batch"]);
+    let (backend, flow) = world.dial("web", 0).backend();
+    world.close(flow);
+    rows_become(world, "web", &with(backend, member(1, 0, 1)));
+    world.unlink("web");
+    assert_eq!(world.dial("web", 0), Reached::Nothing);
+    // The other client has links of its own.
+    let (other, flow) = world.dial("batch", 0).backend();
+    world.close(flow);
+    rows_become(world, "batch", &with(other, member(1, 0, 1)));
+    let (again, flow) = until(world, "it is balanced again", |world| match world.dial("web", 0) {
+        Reached::Backend(backend, flow) => Some((backend, flow)),
+        _ => None,
+    });
+    world.close(flow);
+    let mut expected = with(backend, member(1, 0, 1));
+    let row = expected.get_mut(&again).expect("it is a member");
+    *row = member(row.started + 1, 0, row.started + 1);
+    rows_become(world, "web", &expected);
+}
+
+/// All backends without connections, but for one.
+fn with(backend: SocketAddr, row: Row) -> BTreeMap<SocketAddr, Row> {
+    let mut rows = BTreeMap::from(BACKENDS.map(|backend| (address(backend), member(0, 0, 0))));
+    rows.insert(backend, row);
+    rows
+}
+
+/// No flow of a client that is configured no more begins, and the client stays until its last one has ended.
+pub fn a_client_that_is_removed_stays_until_its_last_flow_has_ended<W: World>(world: &mut W) {
+    begin(world, &["web", "batch"]);
+    let (_, flow) = world.dial("batch", 0).backend();
+    world.configure(&["web"]);
+    status_until(world, "it leaves", |status| {
+        let leaving = status.leaving.iter().map(|leaving| (leaving.client.as_str(), leaving.active));
+        leaving.eq([("batch", Some(1))]) && status.client("batch").is_none()
+    });
+    assert_eq!(world.dial("batch", 0), Reached::Nothing);
+    let (_, other) = world.dial("web", 0).backend();
+    world.close(flow);
+    status_until(world, "it is gone", |status| status.leaving.is_empty());
+    world.close(other);
+}
+
+/// The programs eject a backend after failures in a row, and a connect that is a trial readmits it.
+pub fn failures_in_a_row_eject_a_backend_and_a_trial_readmits_it<W: World>(world: &mut W) {
+    begin(world, &["web"]);
+    world.set_refusing(BACKENDS[2], true);
+    let mut refused = 0;
+    let look = |world: &mut W| {
+        let status = world.status();
+        let backends =
+            &status.client("web").expect("it is there").service("users").expect("it is there").backends;
+        backends
+            .iter()
+            .find(|backend| backend.address == address(BACKENDS[2]))
+            .expect("it is a member")
+            .clone()
+    };
+    // The daemon's own probes are off: what is known of it, connects have shown.
+    let ejected = until(world, "it is ejected", |world| {
+        match world.dial("web", 0) {
+            Reached::Backend(_, flow) => world.close(flow),
+            Reached::Refused => refused += 1,
+            Reached::Nothing => panic!("connects are balanced"),
+        }
+        let backend = look(world);
+        (backend.ejections > 0).then_some(backend)
+    });
+    let ejection = ejected.ejection.expect("it is ejected");
+    assert_eq!((ejection.failures, ejection.cause.as_str(), ejection.times), (refused, "refused", 1));
+    assert_eq!((ejected.state.as_str(), ejected.started), ("ejected", refused.into()));
+    world.set_refusing(BACKENDS[2], false);
+    let readmitted = until(world, "a trial has readmitted it", |world| {
+        if let Reached::Backend(_, flow) = world.dial("web", 0) {
+            world.close(flow);
+        }
+        let backend = look(world);
+        (backend.readmissions > 0).then_some(backend)
+    });
+    assert_eq!((readmitted.ejections, readmitted.readmissions, readmitted.trials), (1, 1, 1));
+    assert_eq!(readmitted.ejection, None);
+}

@@ -1,0 +1,139 @@
+//! Scenarios that the kernel in memory and a real one must go through alike (`lb_contract`), on the kernel in memory.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use lb_common::ending::Ending;
+use lb_contract::{Flow, Reached, SERVICE, World};
+use lb_fake::{Connect, FakeCgroup, FakeFlow};
+use lb_kernel::Pins;
+use lb_view::status::StatusDocument;
+
+use super::stage::{PINS, Stage, address, cgroup_path};
+use crate::controller::Event;
+
+/// A host in memory.
+struct Memory {
+    stage: Stage,
+    began: Instant,
+    cgroups: BTreeMap<String, FakeCgroup>,
+    flows: Vec<Option<FakeFlow>>,
+}
+
+impl Memory {
+    fn new() -> Self {
+        let mut stage = Stage::new("");
+        stage.is_counted = false;
+        let cgroups = [("web".to_owned(), stage.place)].into();
+        Self { began: stage.now, stage, cgroups, flows: Vec::new() }
+    }
+}
+
+impl World for Memory {
+    fn configure(&mut self, clients: &[&str]) {
+        for client in clients {
+            let make = || self.stage.kernel.make_cgroup(&cgroup_path(client));
+            self.cgroups.entry((*client).to_owned()).or_insert_with(make);
+        }
+        let clients: Vec<_> = clients.iter().map(|client| (*client, *client)).collect();
+        self.stage.write_clients(&clients);
+        self.stage.tell(Event::Hangup);
+    }
+
+    fn list(&mut self, backends: &[&str]) {
+        self.stage.list(backends);
+    }
+
+    fn start(&mut self) {
+        self.stage.try_to_start(1);
+    }
+
+    fn kill(&mut self) {
+        self.stage.kill();
+    }
+
+    fn dial(&mut self, client: &str, _: usize) -> Reached {
+        match self.stage.kernel.connect(self.cgroups[client], 1, address(SERVICE)) {
+            Connect::Unchanged => Reached::Nothing,
+            Connect::Refused(errno) => panic!("no service is without a backend: {errno}"),
+            Connect::Sent(mut flow) => {
+                self.stage.kernel.send_syn(&flow);
+                if self.stage.dead.contains(&flow.backend) {
+                    self.stage.kernel.end(flow, Ending::Refused, 0, 0);
+                    return Reached::Refused;
+                }
+                self.stage.kernel.establish(&mut flow);
+                self.flows.push(Some(flow));
+                Reached::Backend(flow.backend, Flow(self.flows.len() - 1))
+            }
+        }
+    }
+
+    fn dial_directly(&mut self, client: &str, backend: &str) {
+        let reached = self.stage.kernel.connect(self.cgroups[client], 1, address(backend));
+        assert_eq!(reached, Connect::Unchanged);
+    }
+
+    fn close(&mut self, Flow(flow): Flow) {
+        let flow = self.flows[flow].take().expect("it is open");
+        self.stage.kernel.end(flow, Ending::Closed, 100, 100);
+    }
+
+    fn set_refusing(&mut self, backend: &str, is_refusing: bool) {
+        if is_refusing {
+            self.stage.dead.insert(address(backend));
+        } else {
+            self.stage.dead.remove(&address(backend));
+        }
+    }
+
+    fn unlink(&mut self, client: &str) {
+        self.stage.kernel.unlink(&Pins::of(PINS.as_ref(), client));
+    }
+
+    fn status(&mut self) -> StatusDocument {
+        crate::status::of(&self.stage.kernel, self.stage.controller().facts(self.stage.now))
+    }
+
+    fn now(&self) -> Duration {
+        self.stage.now - self.began
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::from_secs(60)
+    }
+
+    fn pass(&mut self) {
+        self.stage.tick();
+    }
+}
+
+#[test]
+fn connections_are_counted_whichever_cpu_they_are_made_on() {
+    lb_contract::connections_are_counted_whichever_cpu_they_are_made_on(&mut Memory::new());
+}
+
+#[test]
+fn a_connection_keeps_its_slot_until_it_ends() {
+    lb_contract::a_connection_keeps_its_slot_until_it_ends(&mut Memory::new());
+}
+
+#[test]
+fn programs_balance_and_count_while_no_daemon_runs() {
+    lb_contract::programs_balance_and_count_while_no_daemon_runs(&mut Memory::new());
+}
+
+#[test]
+fn links_that_an_operator_removes_are_made_again() {
+    lb_contract::links_that_an_operator_removes_are_made_again(&mut Memory::new());
+}
+
+#[test]
+fn a_client_that_is_removed_stays_until_its_last_flow_has_ended() {
+    lb_contract::a_client_that_is_removed_stays_until_its_last_flow_has_ended(&mut Memory::new());
+}
+
+#[test]
+fn failures_in_a_row_eject_a_backend_and_a_trial_readmits_it() {
+    lb_contract::failures_in_a_row_eject_a_backend_and_a_trial_readmits_it(&mut Memory::new());
+}

@@ -1,0 +1,167 @@
+//! Scenarios that the kernel in memory and a real one must go through alike (`lb_contract`), on this kernel.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use lb_contract::{BACKENDS, Flow, Reached, SERVICE, World};
+use lb_view::status::StatusDocument;
+use rustix::process::Signal;
+use stage::fixture::endpoints;
+use stage::sys::{link_ids, remove_link};
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, SocketId, Stage, patience, replace};
+
+/// This host.
+struct Host {
+    // Dropped in this order: whoever uses something goes first.
+    daemon: Option<Daemon>,
+    probes: BTreeMap<String, Probe>,
+    flows: Vec<(String, SocketId)>,
+    backends: BTreeMap<String, Backend>,
+    setup: Setup,
+    cgroups: BTreeMap<String, Cgroup>,
+    _stage: Stage,
+    began: Instant,
+}
+
+impl Host {
+    fn new() -> Self {
+        let stage = Stage::new();
+        let setup = Setup::new(&stage, "a");
+        let backend = |address: &str| (address.to_owned(), Backend::start(address, address));
+        Self {
+            daemon: None,
+            probes: BTreeMap::new(),
+            flows: Vec::new(),
+            backends: BACKENDS.map(backend).into(),
+            setup,
+            cgroups: BTreeMap::new(),
+            _stage: stage,
+            began: Instant::now(),
+        }
+    }
+
+    /// The process in a client's cgroup.
+    fn probe(&mut self, client: &str) -> &mut Probe {
+        let start = || Probe::start(&self.cgroups[client]);
+        self.probes.entry(client.to_owned()).or_insert_with(start)
+    }
+}
+
+impl World for Host {
+    fn configure(&mut self, clients: &[&str]) {
+        let mut text = String::new();
+        for client in clients {
+            let cgroup = self.cgroups.entry((*client).to_owned()).or_insert_with(Cgroup::new);
+            text +=
+                &format!("[[client]]\njob = \"{client}\"\ncgroup = \"{}\"\n", cgroup.relative().display());
+        }
+        text += &format!(
+            "[[service]]\nname = \"users\"\naddress = \"{SERVICE}\"\nbackends = {{ file = \"users.toml\" }}\n"
+        );
+        replace(&self.setup.folder.join("socklb.toml"), &text);
+        if let Some(daemon) = &self.daemon {
+            daemon.signal(Signal::HUP);
+        }
+    }
+
+    fn list(&mut self, backends: &[&str]) {
+        let list: Vec<_> = backends.iter().map(|backend| (*backend, "")).collect();
+        replace(&self.setup.folder.join("users.toml"), &endpoints(&list));
+    }
+
+    fn start(&mut self) {
+        self.daemon = Some(Daemon::start_again(&self.setup));
+    }
+
+    fn kill(&mut self) {
+        self.daemon.take().expect("a daemon runs").kill();
+    }
+
+    fn dial(&mut self, client: &str, cpu: usize) -> Reached {
+        let probe = self.probe(client);
+        probe.pin(cpu);
+        match probe.try_dial(SERVICE) {
+            Ok(dialled) => {
+                self.flows.push((client.to_owned(), dialled.socket));
+                Reached::Backend(dialled.name.parse().expect("its address"), Flow(self.flows.len() - 1))
+            }
+            Err(libc::ECONNREFUSED) => Reached::Refused,
+            Err(libc::ENETUNREACH) => Reached::Nothing,
+            Err(errno) => panic!("errno {errno}"),
+        }
+    }
+
+    fn dial_directly(&mut self, client: &str, backend: &str) {
+        let probe = self.probe(client);
+        let dialled = probe.dial(backend);
+        assert_eq!(dialled.name, backend);
+        probe.close(dialled.socket);
+    }
+
+    fn close(&mut self, Flow(flow): Flow) {
+        let (client, socket) = self.flows[flow].clone();
+        self.probe(&client).close(socket);
+    }
+
+    fn set_refusing(&mut self, backend: &str, is_refusing: bool) {
+        if is_refusing {
+            self.backends.remove(backend);
+        } else {
+            self.backends.insert(backend.to_owned(), Backend::start(backend, backend));
+        }
+    }
+
+    fn unlink(&mut self, client: &str) {
+        let pins = self.setup.pins_of(client);
+        for link in link_ids(&pins).keys() {
+            remove_link(&pins.join("links").join(link));
+        }
+    }
+
+    fn status(&mut self) -> StatusDocument {
+        self.setup.status()
+    }
+
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn patience(&self) -> Duration {
+        2 * patience()
+    }
+
+    fn pass(&mut self) {
+        // Yields the CPU: the fact that is waited for decides when it ends.
+        std::thread::park_timeout(patience() / 2000);
+    }
+}
+
+#[test]
+fn connections_are_counted_whichever_cpu_they_are_made_on() {
+    lb_contract::connections_are_counted_whichever_cpu_they_are_made_on(&mut Host::new());
+}
+
+#[test]
+fn a_connection_keeps_its_slot_until_it_ends() {
+    lb_contract::a_connection_keeps_its_slot_until_it_ends(&mut Host::new());
+}
+
+#[test]
+fn programs_balance_and_count_while_no_daemon_runs() {
+    lb_contract::programs_balance_and_count_while_no_daemon_runs(&mut Host::new());
+}
+
+#[test]
+fn links_that_an_operator_removes_are_made_again() {
+    lb_contract::links_that_an_operator_removes_are_made_again(&mut Host::new());
+}
+
+#[test]
+fn a_client_that_is_removed_stays_until_its_last_flow_has_ended() {
+    lb_contract::a_client_that_is_removed_stays_until_its_last_flow_has_ended(&mut Host::new());
+}
+
+#[test]
+fn failures_in_a_row_eject_a_backend_and_a_trial_readmits_it() {
+    lb_contract::failures_in_a_row_eject_a_backend_and_a_trial_readmits_it(&mut Host::new());
+}
