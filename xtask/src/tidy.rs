@@ -3,6 +3,8 @@
 
 mod pages;
 
+mod vocabulary;
+
 mod words;
 
 use std::collections::BTreeMap;
@@ -207,6 +209,7 @@ pub fn run() -> Result<()> {
     for (name, text) in &sources {
         words::file(name, text, &synonyms, &mut faults);
     }
+    let hidden = vocabulary::count(sources.iter().chain(&others), &mut faults)?;
     for (name, text) in sources.iter().chain(&others) {
         pages::file(&root, name, text, &sources, &mut faults);
     }
@@ -216,7 +219,7 @@ pub fn run() -> Result<()> {
         }
         bail!("{} house rules are broken", faults.len());
     }
-    println!("tidy: good ({} files)", sources.len() + others.len());
+    println!("tidy: good ({} files, {hidden} words of the closed list)", sources.len() + others.len());
     Ok(())
 }
 
