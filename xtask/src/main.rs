@@ -6,6 +6,8 @@ mod digest;
 
 mod toolchain;
 
+mod same_code;
+
 mod setup;
 
 mod object;
@@ -65,6 +67,8 @@ enum Command {
     Check,
     /// The house rules that no existing tool can lock
     Tidy,
+    /// Compare this tree with a commit, but for words and imports: whether a change of English changes what the code does
+    SameCode(same_code::Options),
     /// Set up, check, tidy and run every tier of tests, or one tier
     Test(test::Options),
     /// Fetch the kernels of the VM tests, and say which they are; `--record` pins the newest
@@ -75,7 +79,7 @@ enum Command {
     Bench(Box<bench::Options>),
     /// Millions of connects; which records of them are left, before a sweep and after it
     Soak(soak::Options),
-    /// Let every call of the daemon that takes a resource or a privilege fail once, under load; `--all` takes an hour
+    /// Let every call of the daemon that takes a resource or a privilege fail once, under load; `--all` takes three hours
     Inject(inject::Options),
     /// Feed what reads text from outside with what a fuzzer makes up, guided by coverage
     Fuzz(fuzz::Options),
@@ -95,6 +99,7 @@ fn main() -> ExitCode {
         Command::Package => package::run(),
         Command::Check => check::run(),
         Command::Tidy => tidy::run(),
+        Command::SameCode(options) => same_code::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Kernels(options) => kernels::run(&options),
         Command::Prometheus => prometheus::run(),
