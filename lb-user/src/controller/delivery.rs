@@ -50,8 +50,9 @@ impl Controller {
         for client_task in &mut self.clients.tasks {
             let Some(position) = client_task.position(service) else { continue };
             // A client that keeps an earlier configuration may have the list in that.
-            if !matches!(client_task.client.services[position].source, EndpointSource::File(_)) {
-                continue;
+            match client_task.client.services[position].source {
+                EndpointSource::File(_) => {}
+                EndpointSource::Static(_) => continue,
             }
             match client_task.deliver(position, assignments, now) {
                 Ok(is_known) => delivered.is_incomplete |= !is_known,

@@ -88,7 +88,10 @@ impl WatchedFile {
 pub fn sources(config: &Config) -> BTreeMap<String, FileSource> {
     let mut sources = BTreeMap::new();
     for configured in config.clients.iter().flat_map(|client| &client.services) {
-        let EndpointSource::File(file) = &configured.source else { continue };
+        let file = match &configured.source {
+            EndpointSource::File(file) => file,
+            EndpointSource::Static(_) => continue,
+        };
         let name = configured.service.name.clone();
         sources.entry(name).or_insert_with(|| {
             FileSource::new(&configured.service, file.clone(), &config.addresses, &config.paths.state)

@@ -6,6 +6,12 @@ use std::path::Path;
 /// Lines of the pages that are read first.
 const LINES: [(&str, usize); 2] = [("README.md", 150), ("ARCHITECTURE.md", 200)];
 
+/// Pages whose names of types and of their methods must be those of the code.
+const FOR_ENGINEERS: [&str; 3] = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/design/daemon.md"];
+
+/// Types of the standard library that they name.
+const OF_STD: [&str; 2] = ["Duration", "Instant"];
+
 /// A function's name of so many words is a test's.
 const WORDS_OF_A_TEST: usize = 5;
 
@@ -33,6 +39,17 @@ pub fn file(
             let function = format!("fn {test}(");
             if !sources.values().any(|source| source.contains(&function)) {
                 fault(format!("there is no test {test}"));
+            }
+        }
+    }
+    // Before its checklists a page may name what shall not be.
+    let begin = text.lines().position(|line| line == "## Checklists").unwrap_or(0);
+    let lines = text.lines().enumerate().skip(begin);
+    for (number, line) in lines.filter(|_| FOR_ENGINEERS.contains(&name)) {
+        for (named, definitions) in types(line) {
+            let is_there = |definition| sources.values().any(|source| source.contains(definition));
+            if !definitions.iter().all(|ways| ways.iter().any(|way| is_there(way.as_str()))) {
+                faults.push(format!("{name}:{}: there is no `{named}`", number + 1));
             }
         }
     }
@@ -78,6 +95,29 @@ fn tests(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
+/// Types that a line names, as in `` `Stage` `` and `` `Stage::new` ``, each with the definitions that must be there: of each one of the
+/// ways to write it.
+fn types(line: &str) -> impl Iterator<Item = (&str, Vec<Vec<String>>)> {
+    line.split('`').skip(1).step_by(2).filter_map(|quoted| {
+        let (name, member) = quoted.split_once("::").unwrap_or((quoted, ""));
+        let is_word = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        let is_type = name.starts_with(|c: char| c.is_ascii_uppercase())
+            && name.contains(|c: char| c.is_ascii_lowercase())
+            && name.chars().all(|c| c.is_ascii_alphanumeric());
+        if !is_type || OF_STD.contains(&name) || !is_word(member) {
+            return None;
+        }
+        let ways = ["struct", "enum", "trait", "type"];
+        let mut definitions = vec![ways.map(|kind| format!("{kind} {name}")).to_vec()];
+        if member.starts_with(|c: char| c.is_ascii_lowercase()) {
+            definitions.push(vec![format!("fn {member}(")]);
+        } else if !member.is_empty() {
+            definitions.push([",", "(", " {", " ="].map(|end| format!("    {member}{end}")).to_vec());
+        }
+        Some((quoted, definitions))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,6 +144,13 @@ mod tests {
             "page.md:3: the link to no/such/page.md leads nowhere",
         ];
         assert_eq!(faults, expected);
+        faults.clear();
+        let sources = "pub enum Work {\n    Load(u8),\n}\nfn of() {}";
+        let sources = BTreeMap::from([("a.rs".to_owned(), sources.to_owned())]);
+        let text = "`Work`, `Work::Load`, `Work::of`, `SIGHUP`, `a::b`\n`Job`, `Work::Look`, `Work::new`\n";
+        file(Path::new("/"), "CONTRIBUTING.md", text, &sources, &mut faults);
+        let expected = ["Job", "Work::Look", "Work::new"];
+        assert_eq!(faults, expected.map(|name| format!("CONTRIBUTING.md:2: there is no `{name}`")));
         faults.clear();
         file(Path::new("/"), "README.md", &"\n".repeat(151), &sources, &mut faults);
         assert_eq!(faults, ["README.md has 151 lines, and may have 150"]);

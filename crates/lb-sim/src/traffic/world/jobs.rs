@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lb_core::control::ControlRules;
-use lb_core::service::{Policy, Service, Subset};
+use lb_core::service::{Service, Subset};
 use lb_core::subset::random::{SplitMix64, mix64, shuffle};
 
 use crate::metrics::float;
@@ -66,8 +66,7 @@ impl SimulatedJob {
         // Connections that are kept are made whoever fails: nothing is chosen that could be judged.
         let ejection = ejection.filter(|_| table.traffic == Traffic::Connections);
         let policy = table.policy.0;
-        let counts_errors = matches!(policy, Policy::LeastLoaded | Policy::P2c);
-        let error_decay = table.error_decay.0.filter(|_| counts_errors);
+        let error_decay = table.error_decay.0.filter(|_| policy.counts_errors());
         let service = Service {
             policy,
             active_limit: table.active_limit.and_then(|limit| limit.0),
