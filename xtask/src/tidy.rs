@@ -88,7 +88,10 @@ const EDGES: [(&str, Allowed); 22] = [
     // The tests drive the program as an operator does, never as a library; what it shows they read by its types.
     ("lb-tests", Allowed::Ours(&["lb-common", "lb-contract", "lb-report", "lb-suite", "lb-view"])),
     // They use the stage of the tests, and are not built with them.
-    ("lb-bench", Allowed::Ours(&["lb-common", "lb-report", "lb-svg", "lb-tests", "lb-view"])),
+    (
+        "lb-bench",
+        Allowed::Ours(&["lb-common", "lb-core", "lb-report", "lb-sim", "lb-svg", "lb-tests", "lb-view"]),
+    ),
     ("lb-inject", Allowed::Ours(&["lb-tests", "lb-view"])),
     // A fuzzer calls what reads text and datagrams, thousands of times a second.
     (

@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 const GLOSSARY: &str = "docs/reference/glossary.md";
 
 /// Where a synonym is another idea's word.
-const EXCEPT: [(&str, &str); 4] = [
+const EXCEPT: [(&str, &str); 5] = [
     // A sweep over parameters is the field's word for what the planner does.
     ("sweep", "crates/lb-sim"),
+    ("sweep", "tests/bench/decisions"),
     // A figure is drawn.
     ("draws", "crates/lb-sim"),
     // A stack is walked by its unwinding tables.
