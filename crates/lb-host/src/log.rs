@@ -6,23 +6,52 @@
 use std::fmt;
 use std::io;
 
-use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::filter::{EnvFilter, LevelFilter};
+use tracing::{Event, Level, Subscriber, warn};
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::{Format, Json, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
 
-/// Logs from now on what `RUST_LOG` asks for, else what has at least the level INFO. `is_json`: one JSON object per line.
-/// `colour`: on a terminal that has colours.
+/// Starts logging. `RUST_LOG` selects levels, as in `warn,lb_user=debug`; INFO is the level of every other target. `is_json`: one JSON
+/// object per line. `colour`: on a terminal that has colours.
 pub fn init(is_json: bool, colour: bool) {
-    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let selected = std::env::var("RUST_LOG").unwrap_or_default();
+    let (targets, wrong) = targets(&selected);
+    let log = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(io::stderr);
     match (is_json, stderr_is_journal()) {
-        (true, true) => log.json().event_format(Journal(json().without_time())).init(),
-        (true, false) => log.json().event_format(json()).init(),
-        (false, true) => log.with_ansi(false).event_format(Journal(Format::default().without_time())).init(),
-        (false, false) => log.with_ansi(colour).init(),
+        (true, true) => {
+            log.json().event_format(Journal(json().without_time())).finish().with(targets).init();
+        }
+        (true, false) => log.json().event_format(json()).finish().with(targets).init(),
+        (false, true) => {
+            let log = log.with_ansi(false).event_format(Journal(Format::default().without_time()));
+            log.finish().with(targets).init();
+        }
+        (false, false) => log.with_ansi(colour).finish().with(targets).init(),
     }
+    for part in wrong {
+        warn!(part, "RUST_LOG has a part that is no level and no target with a level; ignored");
+    }
+}
+
+/// The levels that a list selects, and its parts that cannot be read.
+fn targets(list: &str) -> (Targets, Vec<&str>) {
+    let mut wrong = Vec::new();
+    let mut targets = Targets::new().with_default(LevelFilter::INFO);
+    for part in list.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        match part.parse::<Targets>() {
+            Ok(parsed) => {
+                if let Some(level) = parsed.default_level() {
+                    targets = targets.with_default(level);
+                }
+                targets.extend(parsed);
+            }
+            Err(_) => wrong.push(part),
+        }
+    }
+    (targets, wrong)
 }
 
 /// One object, with the fields of an event beside its message.
@@ -127,6 +156,29 @@ mod tests {
         });
         let bytes = lines.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn levels_are_selected_by_target_and_info_is_the_level_of_others() {
+        let enabled = |list: &str| {
+            let (targets, wrong) = targets(list);
+            let levels = ["lb_user::api", "tokio"].map(|target| {
+                [Level::TRACE, Level::DEBUG, Level::INFO, Level::WARN, Level::ERROR]
+                    .into_iter()
+                    .find(|level| targets.would_enable(target, level))
+            });
+            (levels, wrong.join(" "))
+        };
+        for (list, expected) in [
+            ("", ([Some(Level::INFO); 2], "")),
+            ("warn", ([Some(Level::WARN); 2], "")),
+            ("lb_user=debug", ([Some(Level::DEBUG), Some(Level::INFO)], "")),
+            ("error, lb_user::api=trace", ([Some(Level::TRACE), Some(Level::ERROR)], "")),
+            ("off", ([None; 2], "")),
+            ("lb_user=loud,warn", ([Some(Level::WARN); 2], "lb_user=loud")),
+        ] {
+            assert_eq!(enabled(list), (expected.0, expected.1.to_owned()), "{list}");
+        }
     }
 
     #[test]
