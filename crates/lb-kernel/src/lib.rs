@@ -116,11 +116,11 @@ pub use cgroup::{
 };
 pub use cgroup_tree::CgroupTree;
 pub use client::{ClientKernel, Datapath, PinnedClient};
-pub use client_namespace::{ClientNamespace, RecordedProcesses, own_namespace_cookie};
+pub use client_namespace::{ClientNamespace, RecordedProcesses};
 pub use clock::monotonic_ns;
 pub use counters::Counters;
 pub use cpus::possible_cpus;
-pub use detach::{detach, has_links, is_retired, retire};
+pub use detach::detach;
 pub use elements::Elements;
 pub use error::DatapathError;
 pub use features::{FEATURES, Features};
