@@ -16,7 +16,8 @@ use super::jiffies::Jiffies;
 use super::links;
 use super::object::{HookProgram, LoadedProgram, OBJECT, Programs};
 use super::pins::Pins;
-use super::sys::{self, elements};
+use super::sys;
+use super::sys::elements::Elements as _;
 
 /// What constants end with: a hash of the build, and the time of the first jiffy in nanoseconds. The latter is measured, and
 /// differs by some ticks from one start to the next.
@@ -109,7 +110,7 @@ fn read(map: &OwnedFd) -> Option<Vec<u8>> {
         return None;
     }
     let mut value = vec![0u8; info.value_size as usize];
-    elements::get_into(map.as_fd(), &0u32, &mut value).ok()?.then_some(value)
+    map.get(bytemuck::bytes_of(&0u32), &mut value).ok()?.then_some(value)
 }
 
 #[cfg(test)]

@@ -3,8 +3,6 @@
 //! Programs begin and end flows meanwhile: what is shown was there at some moment of the reading, and a flow that is
 //! open all the while is shown once.
 
-use std::os::fd::AsFd;
-
 use lb_common::abi::{Datagrams, Flow, map};
 
 use super::error::DatapathError;
@@ -73,6 +71,6 @@ fn visit<K: bytemuck::Pod, V: bytemuck::Pod>(
     each: impl FnMut(&K, &V),
 ) -> Result<(), DatapathError> {
     let path = pins.maps().join(name);
-    let read = || elements::visit(sys::open_pin(&path)?.as_fd(), each);
+    let read = || elements::visit(&sys::open_pin(&path)?, each);
     read().map_err(|source| DatapathError::Map { path: path.clone(), operation: "read", source })
 }

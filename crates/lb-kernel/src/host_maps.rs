@@ -19,7 +19,6 @@ use lb_common::net::Address;
 use lb_report::receive::Words;
 use rustix::fs::FlockOperation;
 
-use super::elements::{self, Elements};
 use super::error::DatapathError;
 use super::loader::{self, Globals, Image};
 use super::maps::Mapped;
@@ -28,6 +27,7 @@ use super::per_cpu::PerCpuArray;
 use super::pins::{self, Pins};
 use super::receiver::is_link;
 use super::removal::Directory;
+use super::sys::elements::{self, Elements};
 
 /// The object as it is committed beside its source.
 #[cfg(not(feature = "log-programs"))]

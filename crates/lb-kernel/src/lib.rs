@@ -71,8 +71,6 @@ mod neighbours;
 
 mod maps;
 
-mod elements;
-
 mod per_cpu;
 
 mod counters;
@@ -121,7 +119,6 @@ pub use clock::monotonic_ns;
 pub use counters::Counters;
 pub use cpus::possible_cpus;
 pub use detach::detach;
-pub use elements::Elements;
 pub use error::DatapathError;
 pub use features::{FEATURES, Features};
 pub use flows::{OpenFlow, flows};
@@ -144,6 +141,7 @@ pub use readers::wait_for_readers;
 pub use reclaim::{Pass, ReclaimCounts, ReclaimTarget, Suspects, can_reclaim, reclaim};
 pub use retired::RetiredBackends;
 pub use snapshot::{BackendSnapshot, FlowSnapshot, ServiceSnapshot, Snapshot};
+pub use sys::elements::Elements;
 pub use sys::runs::Runs;
 pub use sys::{XdpMode, program_name};
 pub use tables::{Counts, CursorSeed, Fullness, ServiceView, SlotView, Tables};

@@ -8,9 +8,9 @@ use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::elements::Elements;
 use crate::error::DatapathError;
 use crate::sys;
+use crate::sys::elements::Elements;
 
 /// Bytes that one batch may take.
 const BATCH_BYTES: usize = 512 << 10;

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::mem::offset_of;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use lb_common::abi::{Backend, Datagrams, Flow, FlowBucket, Phase, RECLAIMING, map};
 
@@ -15,7 +15,8 @@ use super::maps::Mapped;
 use super::namespaces::List;
 use super::pins::Pins;
 use super::readers::wait_for_readers;
-use super::sys::{self, elements};
+use super::sys;
+use super::sys::elements::{self, Elements as _};
 
 #[derive(Clone, Debug)]
 enum Location {
@@ -121,10 +122,10 @@ impl Records {
     /// If the kernel refuses to read a map.
     pub fn read(&self) -> io::Result<Vec<Record>> {
         let mut records = Vec::new();
-        for (cookie, entry) in elements::entries::<u64, Datagrams>(self.datagrams.as_fd())? {
+        for (cookie, entry) in elements::entries::<u64, Datagrams>(&self.datagrams)? {
             records.extend(of_entry(cookie, entry));
         }
-        for (cookie, flow) in elements::entries::<u64, Flow>(self.overflow.as_fd())? {
+        for (cookie, flow) in elements::entries::<u64, Flow>(&self.overflow)? {
             records.push(Record { cookie, location: Location::Overflow, flow });
         }
         for index in 0..self.table.len() {
@@ -146,13 +147,13 @@ impl Records {
         let cookie = record.cookie;
         let now = match record.location {
             Location::Table(index) => self.at(index),
-            Location::Overflow => elements::get(self.overflow.as_fd(), &cookie)?.map(|flow| Record {
+            Location::Overflow => elements::get(&self.overflow, &cookie)?.map(|flow| Record {
                 cookie,
                 location: Location::Overflow,
                 flow,
             }),
             Location::Datagrams(_) => {
-                elements::get(self.datagrams.as_fd(), &cookie)?.and_then(|entry| of_entry(cookie, entry))
+                elements::get(&self.datagrams, &cookie)?.and_then(|entry| of_entry(cookie, entry))
             }
         };
         Ok(now.filter(|now| (now.key(), now.version()) == (record.key(), record.version())))
@@ -203,7 +204,7 @@ impl Records {
         for ((index, record), lives) in claimed.into_iter().zip(lives) {
             let now = self.table.flow(index);
             let lives = lives || now != record.flow;
-            if lives && elements::get::<u64, Flow>(self.overflow.as_fd(), &record.cookie)?.is_none() {
+            if lives && elements::get::<u64, Flow>(&self.overflow, &record.cookie)?.is_none() {
                 self.table.pass_on(index, RECLAIMING, record.cookie);
                 continue;
             }
@@ -219,8 +220,8 @@ impl Records {
     }
 
     fn reclaim_overflowed(&self, &Record { cookie, flow, .. }: &Record) -> io::Result<bool> {
-        let is_same = elements::get(self.overflow.as_fd(), &cookie)? == Some(flow);
-        if !is_same || !elements::remove(self.overflow.as_fd(), &cookie)? {
+        let is_same = elements::get(&self.overflow, &cookie)? == Some(flow);
+        if !is_same || !self.overflow.remove(bytemuck::bytes_of(&cookie))? {
             return Ok(false);
         }
         self.table.take_back(cookie, FlowBucket::IN_OVERFLOW);
@@ -229,8 +230,8 @@ impl Records {
     }
 
     fn reclaim_entry(&self, cookie: u64, entry: &Datagrams) -> io::Result<bool> {
-        let is_same = elements::get(self.datagrams.as_fd(), &cookie)? == Some(*entry);
-        if !is_same || !elements::remove(self.datagrams.as_fd(), &cookie)? {
+        let is_same = elements::get(&self.datagrams, &cookie)? == Some(*entry);
+        if !is_same || !self.datagrams.remove(bytemuck::bytes_of(&cookie))? {
             return Ok(false);
         }
         self.table.take_back(cookie, FlowBucket::IN_DATAGRAMS);

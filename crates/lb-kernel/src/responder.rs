@@ -18,14 +18,14 @@ use lb_common::abi::responder::{
 use lb_common::net::Address;
 
 use super::cpus::possible_cpus;
-use super::elements::have_keys;
 use super::error::DatapathError;
 use super::interfaces::Interface;
 use super::loader::{self, Globals, Image};
 use super::object::{LoadedProgram, load_program};
 use super::per_cpu::PerCpuArray;
 use super::privileges;
-use super::sys::{self, XdpMode, elements};
+use super::sys::elements::{self, Elements as _};
+use super::sys::{self, XdpMode};
 use super::xdp::link_to;
 
 /// The object as it is committed beside its source.
@@ -152,7 +152,8 @@ impl Responder {
     pub fn set_addresses(&self, addresses: &[IpAddr]) -> Result<usize, DatapathError> {
         let wanted: Vec<Address> =
             addresses.iter().take(MAX_ADDRESSES as usize).map(|ip| Address::from(*ip)).collect();
-        have_keys(&self.addresses, &wanted, &1_u8).map_err(|error| fail(map::ADDRESSES, "write", error))?;
+        elements::have_keys(&self.addresses, &wanted, &1_u8)
+            .map_err(|error| fail(map::ADDRESSES, "write", error))?;
         Ok(addresses.len() - wanted.len())
     }
 
@@ -165,7 +166,8 @@ impl Responder {
         // Parts of a bond share one.
         let wanted: Vec<Station> =
             all.collect::<BTreeSet<_>>().into_iter().take(MAX_STATIONS as usize).collect();
-        have_keys(&self.stations, &wanted, &1_u8).map_err(|error| fail(map::STATIONS, "write", error))
+        elements::have_keys(&self.stations, &wanted, &1_u8)
+            .map_err(|error| fail(map::STATIONS, "write", error))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -179,7 +181,7 @@ impl Answers {
     /// # Errors
     /// If the kernel refuses.
     pub fn set(&self, name: &SenderName, answer: PreparedAnswer) -> Result<(), DatapathError> {
-        let set = elements::set(self.answers.as_fd(), name, &[answer.checked()]);
+        let set = self.answers.set(bytemuck::bytes_of(name), bytemuck::bytes_of(&answer.checked()));
         set.map_err(|error| fail(map::ANSWERS, "write", error))
     }
 
@@ -188,7 +190,7 @@ impl Answers {
     /// # Errors
     /// If the kernel refuses.
     pub fn remove(&self, name: &SenderName) -> Result<(), DatapathError> {
-        let removed = elements::remove(self.answers.as_fd(), name);
+        let removed = self.answers.remove(bytemuck::bytes_of(name));
         removed.map(drop).map_err(|error| fail(map::ANSWERS, "write", error))
     }
 

@@ -1,10 +1,96 @@
-//! What lies in maps: elements read and written one by one or many at a time, by `bpf(2)` itself.
+//! What lies in maps: elements read and written by calls, one by one or many at a time. Those of the kernel's maps by `bpf(2)` itself;
+//! other maps behave like them.
 
 use std::io;
 use std::ops::ControlFlow;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::{bpf, raw};
+
+/// A map. Keys and values are as long as the map's; a value of a per-CPU map is one value for each CPU.
+pub trait Elements: Send + Sync {
+    /// Reads one element into `value`. Returns whether it is there.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    fn get(&self, key: &[u8], value: &mut [u8]) -> io::Result<bool>;
+
+    /// Writes one element.
+    ///
+    /// # Errors
+    /// If the kernel refuses: E2BIG if a hash is full.
+    fn set(&self, key: &[u8], value: &[u8]) -> io::Result<()>;
+
+    /// Removes one element of a hash. Returns whether it was there.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    fn remove(&self, key: &[u8]) -> io::Result<bool>;
+
+    /// Reads so many consecutive elements of an array from `first` on. Breaks if the kernel reads only one at a time.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    fn read_array(&self, first: u32, count: usize, values: &mut [u8]) -> io::Result<ControlFlow<()>>;
+
+    /// Shows all elements of a hash: those that are there from the beginning of the call to its end, and perhaps others. Keys and values
+    /// have these lengths, and lie at addresses that are multiples of eight if the lengths are. Takes as much memory as one batch, however
+    /// many there are.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    fn visit(&self, key: usize, value: usize, each: &mut dyn FnMut(&[u8], &[u8])) -> io::Result<()>;
+}
+
+/// One entry of a hash, if it is there.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn get<K: bytemuck::Pod, V: bytemuck::Pod>(map: &dyn Elements, key: &K) -> io::Result<Option<V>> {
+    let mut value = V::zeroed();
+    Ok(map.get(bytemuck::bytes_of(key), bytemuck::bytes_of_mut(&mut value))?.then_some(value))
+}
+
+/// Shows all entries of a hash, as [`Elements::visit`] does.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn visit<K: bytemuck::Pod, V: bytemuck::Pod>(
+    map: &dyn Elements,
+    mut each: impl FnMut(&K, &V),
+) -> io::Result<()> {
+    map.visit(size_of::<K>(), size_of::<V>(), &mut |key, value| {
+        each(bytemuck::from_bytes(key), bytemuck::from_bytes(value));
+    })
+}
+
+/// All entries of a hash.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn entries<K: bytemuck::Pod, V: bytemuck::Pod>(map: &dyn Elements) -> io::Result<Vec<(K, V)>> {
+    let mut entries = Vec::new();
+    visit(map, |key: &K, value: &V| entries.push((*key, *value)))?;
+    Ok(entries)
+}
+
+/// Has a hash hold these keys and no other, each with the same value.
+///
+/// # Errors
+/// If the kernel refuses.
+pub fn have_keys<K: bytemuck::Pod + PartialEq, V: bytemuck::Pod>(
+    map: &dyn Elements,
+    keys: &[K],
+    value: &V,
+) -> io::Result<()> {
+    for (old, _) in entries::<K, V>(map)?.iter().filter(|(old, _)| !keys.contains(old)) {
+        map.remove(bytemuck::bytes_of(old))?;
+    }
+    for key in keys {
+        map.set(bytemuck::bytes_of(key), bytemuck::bytes_of(value))?;
+    }
+    Ok(())
+}
 
 const BPF_MAP_LOOKUP_ELEM: i64 = 1;
 const BPF_MAP_UPDATE_ELEM: i64 = 2;
@@ -41,25 +127,6 @@ impl Batch {
             flags: 0,
         })
     }
-}
-
-/// Shows all entries of a hash: those that are there from the beginning of the call to its end, and perhaps others.
-/// Takes as much memory as one batch, however many there are.
-pub fn visit<K: bytemuck::Pod, V: bytemuck::Pod>(
-    map: BorrowedFd<'_>,
-    mut each: impl FnMut(&K, &V),
-) -> io::Result<()> {
-    let each = |key: &[u8], value: &[u8]| each(bytemuck::from_bytes(key), bytemuck::from_bytes(value));
-    visit_bytes(map, (size_of::<K>(), size_of::<V>()), each)
-}
-
-/// The same, of keys and values of these lengths, at addresses that are multiples of eight if the lengths are.
-pub fn visit_bytes(
-    map: BorrowedFd<'_>,
-    lengths: (usize, usize),
-    each: impl FnMut(&[u8], &[u8]),
-) -> io::Result<()> {
-    by_batches(map, BPF_MAP_LOOKUP_BATCH, usize::MAX, lengths, each).map(drop)
 }
 
 /// Takes entries out of a hash, some thousand at most, and shows them. What is written meanwhile is taken out now or later, and not
@@ -113,43 +180,6 @@ fn by_batches(
     Ok(false)
 }
 
-/// All entries of a hash, as [`visit`] shows them.
-pub fn entries<K: bytemuck::Pod, V: bytemuck::Pod>(map: BorrowedFd<'_>) -> io::Result<Vec<(K, V)>> {
-    let mut entries = Vec::new();
-    visit(map, |key: &K, value: &V| entries.push((*key, *value)))?;
-    Ok(entries)
-}
-
-/// Reads consecutive elements of a per-CPU array from `first` on into `values`, which has as many values for each
-/// element as there are CPUs. Breaks if the kernel has no batches for such a map.
-pub fn read_array<V: bytemuck::Pod>(
-    map: BorrowedFd<'_>,
-    first: u32,
-    elements: usize,
-    values: &mut [V],
-) -> io::Result<ControlFlow<()>> {
-    let mut keys = vec![0u32; elements];
-    let mut attr = Batch::of(map, elements, &mut keys, values)?;
-    // The kernel goes on after the element that it is given.
-    let before = first.wrapping_sub(1);
-    attr.in_batch = if first == 0 { 0 } else { std::ptr::from_ref(&before).addr() as u64 };
-    let mut last = 0u32;
-    attr.out_batch = std::ptr::from_mut(&mut last).addr() as u64;
-    match bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) {
-        Ok(_) => {}
-        // The end of the array.
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
-        Err(error) if matches!(error.raw_os_error(), Some(NOT_SUPPORTED | libc::EINVAL)) => {
-            return Ok(ControlFlow::Break(()));
-        }
-        Err(error) => return Err(error),
-    }
-    if attr.count as usize == elements {
-        return Ok(ControlFlow::Continue(()));
-    }
-    Err(io::Error::other(format!("the kernel gave {} elements of {elements}", attr.count)))
-}
-
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct Element {
@@ -161,39 +191,55 @@ struct Element {
 }
 
 impl Element {
-    fn of<K: ?Sized>(map: BorrowedFd<'_>, key: &K) -> Self {
-        let key = std::ptr::from_ref(key).addr() as u64;
-        Self { map_fd: raw(map), _pad: 0, key, value: 0, flags: 0 }
+    fn of(map: &OwnedFd, key: &[u8]) -> Self {
+        Self { map_fd: raw(map.as_fd()), _pad: 0, key: key.as_ptr().addr() as u64, value: 0, flags: 0 }
     }
 }
 
-/// One entry of a hash, if it is there.
-pub fn get<K: bytemuck::Pod, V: bytemuck::Pod>(map: BorrowedFd<'_>, key: &K) -> io::Result<Option<V>> {
-    let mut value = V::zeroed();
-    Ok(get_into(map, key, std::slice::from_mut(&mut value))?.then_some(value))
-}
+/// One of the kernel's.
+impl Elements for OwnedFd {
+    fn get(&self, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
+        let mut attr = Element::of(self, key);
+        attr.value = value.as_mut_ptr().addr() as u64;
+        present(bpf(BPF_MAP_LOOKUP_ELEM, &mut attr))
+    }
 
-/// Reads one element into `values`: one value, or one for each CPU. Returns whether it is there.
-pub fn get_into<K: ?Sized, V: bytemuck::Pod>(
-    map: BorrowedFd<'_>,
-    key: &K,
-    values: &mut [V],
-) -> io::Result<bool> {
-    let mut attr = Element::of(map, key);
-    attr.value = values.as_mut_ptr().addr() as u64;
-    present(bpf(BPF_MAP_LOOKUP_ELEM, &mut attr))
-}
+    fn set(&self, key: &[u8], value: &[u8]) -> io::Result<()> {
+        let mut attr = Element::of(self, key);
+        attr.value = value.as_ptr().addr() as u64;
+        bpf(BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
+    }
 
-/// Writes one element: one value, or one for each CPU.
-pub fn set<K: ?Sized, V: bytemuck::Pod>(map: BorrowedFd<'_>, key: &K, values: &[V]) -> io::Result<()> {
-    let mut attr = Element::of(map, key);
-    attr.value = values.as_ptr().addr() as u64;
-    bpf(BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
-}
+    fn remove(&self, key: &[u8]) -> io::Result<bool> {
+        present(bpf(BPF_MAP_DELETE_ELEM, &mut Element::of(self, key)))
+    }
 
-/// Removes one entry of a hash. Returns whether it was there.
-pub fn remove<K: ?Sized>(map: BorrowedFd<'_>, key: &K) -> io::Result<bool> {
-    present(bpf(BPF_MAP_DELETE_ELEM, &mut Element::of(map, key)))
+    fn read_array(&self, first: u32, count: usize, values: &mut [u8]) -> io::Result<ControlFlow<()>> {
+        let mut keys = vec![0u32; count];
+        let mut attr = Batch::of(self.as_fd(), count, &mut keys, values)?;
+        // The kernel goes on after the element that it is given.
+        let before = first.wrapping_sub(1);
+        attr.in_batch = if first == 0 { 0 } else { std::ptr::from_ref(&before).addr() as u64 };
+        let mut last = 0u32;
+        attr.out_batch = std::ptr::from_mut(&mut last).addr() as u64;
+        match bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) {
+            Ok(_) => {}
+            // The end of the array.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(error) if matches!(error.raw_os_error(), Some(NOT_SUPPORTED | libc::EINVAL)) => {
+                return Ok(ControlFlow::Break(()));
+            }
+            Err(error) => return Err(error),
+        }
+        if attr.count as usize == count {
+            return Ok(ControlFlow::Continue(()));
+        }
+        Err(io::Error::other(format!("the kernel gave {} elements of {count}", attr.count)))
+    }
+
+    fn visit(&self, key: usize, value: usize, each: &mut dyn FnMut(&[u8], &[u8])) -> io::Result<()> {
+        by_batches(self.as_fd(), BPF_MAP_LOOKUP_BATCH, usize::MAX, (key, value), each).map(drop)
+    }
 }
 
 fn present(result: io::Result<i64>) -> io::Result<bool> {

@@ -6,7 +6,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-use super::{bpf_fd, elements, info, raw};
+use super::elements::Elements as _;
+use super::{bpf_fd, info, raw};
 
 const BPF_MAP_CREATE: i64 = 0;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
@@ -54,5 +55,5 @@ pub fn update_map_of_maps() -> io::Result<()> {
     };
     let inner = create(BPF_MAP_TYPE_ARRAY, 0)?;
     let outer = create(BPF_MAP_TYPE_ARRAY_OF_MAPS, raw(inner.as_fd()))?;
-    elements::set(outer.as_fd(), &0u32, std::slice::from_ref(&raw(inner.as_fd())))
+    outer.set(bytemuck::bytes_of(&0u32), bytemuck::bytes_of(&raw(inner.as_fd())))
 }
