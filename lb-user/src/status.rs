@@ -16,7 +16,8 @@ use lb_common::ticks::{self, TICK_LOG2};
 use lb_core::endpoint::EndpointList;
 use lb_core::health::{Health, Who, meaning, said_of, stated_reason};
 use lb_core::service::Protocol;
-use lb_kernel::receiver::{self, Attachment};
+use lb_kernel::receiver;
+use lb_kernel::xdp::Attachment;
 use lb_kernel::{
     BackendSnapshot, Counts, DatapathError, Kernel, Linux, Pinned, Pins, ServiceSnapshot, SlotView, Snapshot,
     Tables,

@@ -25,9 +25,9 @@ use super::maps::Mapped;
 use super::object::{self, Shape};
 use super::per_cpu::PerCpuArray;
 use super::pins::{self, Pins};
-use super::receiver::is_link;
 use super::removal::Directory;
 use super::sys::elements::{self, Elements};
+use super::xdp::is_link;
 
 /// The object as it is committed beside its source.
 #[cfg(not(feature = "log-programs"))]
@@ -302,11 +302,22 @@ impl Verdicts {
     }
 }
 
+/// Removes the host's maps if no client is left, and then the directories of all ABI versions and `pins` itself, if they are
+/// empty; those that are not stay.
+///
+/// # Errors
+/// If the host's maps cannot be removed.
+pub fn remove_roots(pins: &Path) -> Result<(), DatapathError> {
+    remove(pins)?;
+    pins::remove_empty(pins);
+    Ok(())
+}
+
 /// Removes the host's maps of all versions if no client is left and nobody has them open. Otherwise they stay.
 ///
 /// # Errors
 /// If the directories cannot be read, hold what is not a pin, or cannot be removed.
-pub fn remove(pins: &Path) -> Result<(), DatapathError> {
+fn remove(pins: &Path) -> Result<(), DatapathError> {
     let Some(base) = Directory::open(pins)? else { return Ok(()) };
     for name in base.names()?.iter().filter(|name| name.starts_with(PREFIX)) {
         let Some(host) = base.within(name)? else { continue };

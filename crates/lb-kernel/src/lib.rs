@@ -123,7 +123,7 @@ pub use error::DatapathError;
 pub use features::{FEATURES, Features};
 pub use flows::{OpenFlow, flows};
 pub use holders::can_look as try_holders;
-pub use host_maps::{HostArrays, HostMaps, Verdicts};
+pub use host_maps::{HostArrays, HostMaps, Verdicts, remove_roots};
 pub use interfaces::{Changes, Driver, Interface, driver_of, interfaces};
 pub use kernel::{Kernel, Linux};
 pub use links::{balanced_cgroup, begins_at, is_balanced, linked_to};
@@ -135,7 +135,7 @@ pub use object::{
 };
 pub use own_cgroup::sockets_have_theirs as sockets_have_their_cgroup;
 pub use per_cpu::PerCpuArray;
-pub use pins::{DEFAULT_PINS, Lock, Pins, detach_command, pins_option, remove_roots};
+pub use pins::{DEFAULT_PINS, Lock, Pins, detach_command, pins_option};
 pub use privileges::{Capability, Host, host, lacks_privilege, open_files_of, probe};
 pub use readers::wait_for_readers;
 pub use reclaim::{Pass, ReclaimCounts, ReclaimTarget, Suspects, can_reclaim, reclaim};

@@ -14,10 +14,9 @@ use lb_common::abi::ABI_VERSION;
 use rustix::fs::FlockOperation;
 
 use super::error::DatapathError;
-use super::host_maps;
 use super::removal::Directory;
 use super::sys;
-use crate::trust;
+use lb_host::trust;
 
 /// The directory of one client, locked while this is held.
 #[derive(Debug)]
@@ -40,19 +39,13 @@ fn versions(pins: &Path) -> Result<Vec<u32>, DatapathError> {
     Ok(names(pins)?.iter().filter_map(of).collect())
 }
 
-/// Removes the host's maps if no client is left, and then the directories of all ABI versions and `pins` itself, if they are
-/// empty; those that are not stay.
-///
-/// # Errors
-/// If the host's maps cannot be removed.
-pub fn remove_roots(pins: &Path) -> Result<(), DatapathError> {
-    host_maps::remove(pins)?;
+/// Removes the directories of all ABI versions and `pins` itself, if they are empty; those that are not stay.
+pub fn remove_empty(pins: &Path) {
     for version in versions(pins).unwrap_or_default() {
         let _ = fs::remove_dir(root(pins, version));
     }
     // `pins` may be the mount point, which cannot be removed.
     let _ = fs::remove_dir(pins);
-    Ok(())
 }
 
 /// Creates a directory on bpffs that is ours alone.
@@ -60,7 +53,7 @@ pub fn create(directory: &Path) -> Result<(), DatapathError> {
     // The nearest existing ancestor shows the file system. Without this check the directories would be made on any
     // other, and pinning would fail with an error that does not say so.
     let existing = directory.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
-    if !on_bpffs(existing) {
+    if !sys::on_bpffs(existing) {
         return Err(DatapathError::NoBpffs(directory.to_owned()));
     }
     // Not open to all users: a process that can open the directory can hold its lock.
@@ -71,18 +64,6 @@ pub fn create(directory: &Path) -> Result<(), DatapathError> {
         .map_err(|source| DatapathError::PinDirectory { path: directory.to_owned(), source })?;
     // Also if it existed: what other users put there would be taken for our own pins.
     Ok(trust::check_pins(directory)?)
-}
-
-/// `BPF_FS_MAGIC`
-const BPF_FS: i64 = 0xcafe_4a11;
-
-pub fn on_bpffs(path: &Path) -> bool {
-    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == BPF_FS)
-}
-
-/// Whether an open directory is on a bpf file system.
-pub fn is_bpffs(directory: impl AsFd) -> bool {
-    rustix::fs::fstatfs(directory).is_ok_and(|stat| stat.f_type == BPF_FS)
 }
 
 pub use lb_common::abi::DEFAULT_PINS;

@@ -10,7 +10,7 @@ use rustix::thread::CapabilitySet;
 use super::error::DatapathError;
 use super::features::Features;
 use super::object::try_load;
-use super::pins::on_bpffs;
+use super::sys;
 
 /// A capability that socklb can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub fn host(pins: &Path) -> Host {
     Host {
         release: rustix::system::uname().release().to_string_lossy().into_owned(),
         btf: fs::metadata("/sys/kernel/btf/vmlinux").is_ok(),
-        bpffs: on_bpffs(existing),
+        bpffs: sys::on_bpffs(existing),
         capabilities: vec![
             capability("CAP_BPF", "makes maps and loads programs", true, CapabilitySet::BPF, true),
             capability(

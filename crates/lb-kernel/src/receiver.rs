@@ -18,10 +18,7 @@ use super::loader::{self, Globals, Image};
 use super::object::{LoadedProgram, load_program};
 use super::pins;
 use super::sys::{self, XdpLinkInfo, XdpMode};
-use super::xdp::link_to;
-
-/// What names of its pins begin with.
-const PREFIX: &str = "receive-";
+use super::xdp::{Attachment, link_to, of_pin, pin_name};
 
 /// The program of this kernel.
 const PROGRAM: &str = "socklb_receive";
@@ -31,32 +28,6 @@ const WITHOUT_FETCHING_ATOMICS: &str = "socklb_receive_5_10";
 pub struct Receiver {
     program: LoadedProgram,
     directory: PathBuf,
-}
-
-/// A network interface that it is attached to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attachment {
-    /// The interface's number.
-    pub interface: u32,
-    /// How it is run there.
-    pub mode: XdpMode,
-}
-
-/// The name of a pin.
-fn pin_name(attachment: Attachment) -> String {
-    format!("{PREFIX}{}@{}", attachment.mode.name(), attachment.interface)
-}
-
-/// What a pin of this name is for, if it is a link of ours.
-fn of_pin(name: &str) -> Option<Attachment> {
-    let (mode, interface) = name.strip_prefix(PREFIX)?.split_once('@')?;
-    let mode = XdpMode::ALL.into_iter().find(|known| known.name() == mode)?;
-    Some(Attachment { interface: interface.parse().ok()?, mode })
-}
-
-/// Whether a pin beside the host's maps is a link of ours, by its name.
-pub fn is_link(name: &str) -> bool {
-    of_pin(name).is_some()
 }
 
 /// Where it is attached, whoever attached it: a daemon before, most likely.
@@ -181,16 +152,5 @@ mod tests {
         names.sort_unstable();
         assert_eq!(names, [PROGRAM, WITHOUT_FETCHING_ATOMICS]);
         assert_eq!(object.license.to_bytes(), b"Dual MIT/GPL");
-    }
-
-    #[test]
-    fn a_pin_says_what_it_is_for() {
-        for mode in XdpMode::ALL {
-            let attachment = Attachment { interface: 7, mode };
-            assert_eq!(of_pin(&pin_name(attachment)), Some(attachment));
-        }
-        for other in ["verdicts", "receive-native", "receive-other@7", "receive-native@x"] {
-            assert!(!is_link(other), "{other}");
-        }
     }
 }

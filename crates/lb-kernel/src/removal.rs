@@ -14,7 +14,6 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::error::DatapathError;
-use super::pins::is_bpffs;
 use super::sys::{self, BELOW};
 
 /// An open directory of bpffs.
@@ -40,7 +39,7 @@ impl Directory {
             }
             Err(error) => return Err(fail(path, error)),
         };
-        if !is_bpffs(&fd) {
+        if !sys::is_bpffs(&fd) {
             return Err(DatapathError::NoBpffs(path.to_owned()));
         }
         Ok(Some(Self { path: path.to_owned(), fd }))
@@ -154,7 +153,7 @@ impl From<Directory> for File {
 /// not to be followed.
 fn may_be_on_bpffs(path: &Path) -> bool {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty()).map_or(true, |link| is_bpffs(&link))
+    rustix::fs::open(path, flags, Mode::empty()).map_or(true, |link| sys::is_bpffs(&link))
 }
 
 const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);

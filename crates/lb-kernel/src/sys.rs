@@ -26,7 +26,7 @@ pub use programs::{
 
 use std::ffi::{CString, OsStr};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -111,6 +111,19 @@ struct ObjectPath {
 
 fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(OsStr::as_bytes(path.as_os_str())).map_err(io::Error::other)
+}
+
+/// `BPF_FS_MAGIC`
+const BPF_FS: i64 = 0xcafe_4a11;
+
+/// Whether a path is on a bpf file system.
+pub fn on_bpffs(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == BPF_FS)
+}
+
+/// Whether what is open is on a bpf file system.
+pub fn is_bpffs(file: impl AsFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|stat| stat.f_type == BPF_FS)
 }
 
 /// Gives a map, program or link a name in bpffs.

@@ -69,6 +69,35 @@ impl Found {
     }
 }
 
+/// What names of pins of the receiver begin with.
+const PREFIX: &str = "receive-";
+
+/// A network interface that a program is attached to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// The interface's number.
+    pub interface: u32,
+    /// How it is run there.
+    pub mode: XdpMode,
+}
+
+/// The name of the pin, beside the host's maps.
+pub(crate) fn pin_name(attachment: Attachment) -> String {
+    format!("{PREFIX}{}@{}", attachment.mode.name(), attachment.interface)
+}
+
+/// What a pin of this name is for, if it is a link of ours.
+pub(crate) fn of_pin(name: &str) -> Option<Attachment> {
+    let (mode, interface) = name.strip_prefix(PREFIX)?.split_once('@')?;
+    let mode = XdpMode::ALL.into_iter().find(|known| known.name() == mode)?;
+    Some(Attachment { interface: interface.parse().ok()?, mode })
+}
+
+/// Whether a pin beside the host's maps is a link of ours, by its name.
+pub(crate) fn is_link(name: &str) -> bool {
+    of_pin(name).is_some()
+}
+
 /// The thread, which ends when this is dropped.
 pub struct Follower<W: Work> {
     shared: Arc<Mutex<Shared<W::Wanted>>>,
@@ -380,5 +409,16 @@ mod tests {
         assert_eq!(now.since(&before), Found { interfaces: vec![other], error: None });
         assert_eq!(now.since(&now), Found::default());
         assert!(!now.is_complete());
+    }
+
+    #[test]
+    fn a_pin_says_what_it_is_for() {
+        for mode in XdpMode::ALL {
+            let attachment = Attachment { interface: 7, mode };
+            assert_eq!(of_pin(&pin_name(attachment)), Some(attachment));
+        }
+        for other in ["verdicts", "receive-native", "receive-other@7", "receive-native@x"] {
+            assert!(!is_link(other), "{other}");
+        }
     }
 }
