@@ -11,10 +11,12 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use lb_common::abi::{host, map};
 
+use super::hooks::{HookProgram, Programs};
 use super::host_maps;
 use super::jiffies::Jiffies;
 use super::links;
-use super::object::{HookProgram, LoadedProgram, OBJECT, Programs};
+use super::loader::LoadedProgram;
+use super::objects;
 use super::pins::Pins;
 use super::sys;
 use super::sys::elements::Elements as _;
@@ -30,7 +32,7 @@ impl Mark {
     pub fn new(hooks: &[HookProgram], jiffies: Jiffies) -> Self {
         let mut hasher = DefaultHasher::new();
         let names: Vec<&str> = hooks.iter().map(|(_, name)| *name).collect();
-        (OBJECT, env!("CARGO_PKG_VERSION"), names).hash(&mut hasher);
+        (objects::CLIENT, env!("CARGO_PKG_VERSION"), names).hash(&mut hasher);
         Self([hasher.finish(), jiffies.first_ns])
     }
 }

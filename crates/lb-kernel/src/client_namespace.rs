@@ -100,11 +100,6 @@ impl ClientNamespace {
     }
 }
 
-/// The cookie of the calling process's network namespace; `None` before Linux 5.14.
-pub fn own_namespace_cookie() -> Option<u64> {
-    SocketLists::open().and_then(|lists| lists.namespace()).ok()
-}
-
 /// What flow records tell of the processes of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordedProcesses {

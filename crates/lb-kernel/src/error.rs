@@ -202,6 +202,15 @@ impl DatapathError {
         Self::Shortage { program, lack, source }
     }
 
+    /// The error of a probe or of the first call that needed privilege.
+    pub(crate) fn of_probe(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => Self::Privilege(error),
+            io::ErrorKind::Unsupported => Self::Unsupported(error),
+            _ => Self::Probe(error),
+        }
+    }
+
     /// Whether it failed for want of a privilege.
     pub fn is_permission(&self) -> bool {
         matches!(self, Self::Privilege(_)) || self.is_caused_by(io::ErrorKind::PermissionDenied)

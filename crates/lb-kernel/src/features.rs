@@ -11,13 +11,9 @@ use aya::programs::ProgramError;
 
 use super::btf::{self, Casts, Offsets};
 use super::error::DatapathError;
-use super::loader::{self, Image};
-use super::object::load_program;
-use super::privileges::probe_error;
+use super::loader::{self, Image, load_program};
+use super::objects;
 use super::sys;
-
-/// The programs that are tried, as they are committed beside their source.
-pub static PROBES: &[u8] = aya::include_bytes_aligned!("../../../lb-ebpf/object/probes.o");
 
 /// Which of [`FEATURES`] the kernel has. socklb works without them, with the losses told there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -196,23 +192,24 @@ impl Features {
     pub fn probe() -> Result<Self, DatapathError> {
         // If even a program that does nothing is refused, the answers below would mean nothing. Tried without aya:
         // without privilege aya finds the kernel unable to do anything, and reports that in place of EPERM.
-        if !sys::accepts_nothing().map_err(probe_error)? {
+        if !sys::accepts_nothing().map_err(DatapathError::of_probe)? {
             return Err(DatapathError::Unsupported(io::Error::new(
                 io::ErrorKind::Unsupported,
                 "the kernel refuses an empty cgroup/connect4 program (needs Linux 5.10 with CONFIG_CGROUP_BPF)",
             )));
         }
-        check_loader(false).map_err(probe_error)?;
+        check_loader(false).map_err(DatapathError::of_probe)?;
         // Fields cannot be read if the kernel does not describe its types, or describes others than expected.
         let offsets = btf::offsets(Path::new(btf::VMLINUX)).ok();
         let mut probes = load_probes(offsets)?;
         let mut found = Self { offsets, ..Self::default() };
         for feature in FEATURES.iter().filter(|feature| offsets.is_some() || !feature.reads()) {
-            *(feature.field)(&mut found) = is_accepted(&mut probes, feature.name).map_err(probe_error)?;
+            *(feature.field)(&mut found) =
+                is_accepted(&mut probes, feature.name).map_err(DatapathError::of_probe)?;
         }
         // The kernel's sockets for paths of MPTCP have to be balanced: only `knows_mptcp` tells them from its own.
         found.knows_kernel_sockets &= found.knows_mptcp;
-        check_loader(found.outcomes_at_release).map_err(probe_error)?;
+        check_loader(found.outcomes_at_release).map_err(DatapathError::of_probe)?;
         Ok(found)
     }
 
@@ -243,7 +240,7 @@ fn load_probes(offsets: Option<Offsets>) -> Result<Ebpf, DatapathError> {
     let globals = globals.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), false)));
     // They have no maps to pin.
     let casts = offsets.and_then(|offsets| offsets.casts);
-    loader::load_pinned(&Image::new(PROBES, globals.collect(), &[], casts)?, &[], [])
+    loader::load_pinned(&Image::new(objects::PROBES, globals.collect(), &[], casts)?, &[], [])
 }
 
 fn is_accepted(probes: &mut Ebpf, name: &str) -> io::Result<bool> {
@@ -283,20 +280,20 @@ mod tests {
 
     use lb_common::constants::NAMES;
 
-    use super::super::object;
+    use super::super::shape;
     use super::*;
 
     #[test]
     fn every_feature_has_its_probe_and_its_globals_are_the_programs() {
-        let probes = aya_obj::Object::parse(PROBES).unwrap();
+        let probes = aya_obj::Object::parse(objects::PROBES).unwrap();
         let names: BTreeSet<_> = FEATURES.iter().map(|feature| feature.name).collect();
-        assert!(object::declared(PROBES).is_empty(), "they are loaded without pins");
+        assert!(shape::declared(objects::PROBES).is_empty(), "they are loaded without pins");
         assert_eq!(probes.programs.keys().map(String::as_str).collect::<BTreeSet<_>>(), names);
         let symbols = |object: &[u8]| -> BTreeSet<String> {
             let text = String::from_utf8_lossy(object);
             text.split('\0').map(str::to_owned).collect()
         };
-        let of_probes = symbols(PROBES);
+        let of_probes = symbols(objects::PROBES);
         for feature in &FEATURES {
             assert!(feature.globals.iter().all(|(name, _)| NAMES.contains(name)), "{}", feature.name);
             let reads = feature.globals.iter().any(|(name, _)| of_probes.contains(*name));

@@ -15,11 +15,12 @@ use aya::programs::Iter;
 use super::btf;
 use super::error::DatapathError;
 use super::loader::{self, Globals, Image};
-use super::object::{self, OBJECT};
+use super::object;
+use super::objects;
 use super::sys;
 
 /// The program in the object.
-pub const PROGRAM: &str = "socklb_holders";
+const PROGRAM: &str = "socklb_holders";
 /// What it iterates over.
 const ITERATOR: &str = "task_file";
 
@@ -82,7 +83,8 @@ fn open() -> Result<std::fs::File, DatapathError> {
     let globals: Globals<'_> =
         offsets.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), true))).collect();
     // The maps of the object are made as well, and closed at the end of this function.
-    let mut object = loader::load_unpinned(&Image::new(OBJECT, globals, &[], None)?, &object::smallest())?;
+    let mut object =
+        loader::load_unpinned(&Image::new(objects::CLIENT, globals, &[], None)?, &object::smallest())?;
     let refused = |error| DatapathError::refused(PROGRAM, error);
     let program: &mut Iter = object
         .program_mut(PROGRAM)
@@ -123,6 +125,11 @@ fn read(mut iteration: impl Read, mut each: impl FnMut(u64)) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_object_has_the_program() {
+        assert!(aya_obj::Object::parse(objects::CLIENT).unwrap().programs.contains_key(PROGRAM));
+    }
 
     #[test]
     fn cookies_are_read_whatever_the_pieces() {

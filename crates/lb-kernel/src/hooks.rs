@@ -1,9 +1,13 @@
-//! The hooks of a client task's programs, in the order in which these are attached.
+//! The hooks of a client task's programs, in the order in which these are attached, and the programs once they are loaded.
 //!
 //! Which program a hook has is told here and nowhere else. This module knows neither how programs are loaded (see
 //! `object`) nor how they are attached (see `links`).
 
-use super::sys::AttachType;
+use std::io;
+use std::os::fd::AsFd;
+
+use super::loader::LoadedProgram;
+use super::sys::{self, AttachType, runs::Runs};
 
 /// A hook of the kernel, with its program.
 pub struct Hook {
@@ -42,3 +46,46 @@ pub static HOOKS: [Hook; 10] = [
     hook("sendmsg4", "socklb_sendmsg4", "socklb_sendmsg4_5_10", AttachType::Sendmsg4),
     hook("sendmsg6", "socklb_sendmsg6", "socklb_sendmsg6_5_10", AttachType::Sendmsg6),
 ];
+
+/// The programs of one client task, loaded and bound to its pinned maps.
+pub struct Programs {
+    loaded: Vec<(&'static Hook, LoadedProgram)>,
+}
+
+/// A hook and the name of its program on this kernel.
+pub type HookProgram = (&'static Hook, &'static str);
+
+impl Programs {
+    /// Programs in the order in which they are attached.
+    pub const fn new(loaded: Vec<(&'static Hook, LoadedProgram)>) -> Self {
+        Self { loaded }
+    }
+
+    /// The hooks that these programs are for, in the order in which they are attached, each with its program.
+    pub fn hooks(&self) -> impl Iterator<Item = (&'static Hook, &LoadedProgram)> {
+        self.loaded.iter().map(|(hook, program)| (*hook, program))
+    }
+
+    /// The program for a hook; `None` if this kind of accounting does not need it.
+    pub fn of(&self, hook: &Hook) -> Option<&LoadedProgram> {
+        self.hooks().find(|(known, _)| known.name == hook.name).map(|(_, program)| program)
+    }
+
+    /// How often the programs ran and how long, by hook. The kernel counts it only while its statistics are on, because
+    /// they cost every run a look at the clock.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn runs(&self) -> io::Result<Vec<(&'static str, Runs)>> {
+        let on = std::fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").unwrap_or_default();
+        let mut all = Vec::with_capacity(self.loaded.len());
+        for (hook, program) in &self.loaded {
+            let runs = sys::runs::runs(program.fd.as_fd())?;
+            // A process may also have turned them on with `BPF_ENABLE_STATS`, which that file does not show.
+            if on.trim() == "1" || runs.count > 0 {
+                all.push((hook.name, runs));
+            }
+        }
+        Ok(all)
+    }
+}

@@ -22,20 +22,13 @@ use rustix::fs::FlockOperation;
 use super::error::DatapathError;
 use super::loader::{self, Globals, Image};
 use super::maps::Mapped;
-use super::object::{self, Shape};
+use super::objects;
 use super::per_cpu::PerCpuArray;
 use super::pins::{self, Pins};
 use super::removal::Directory;
+use super::shape::{self, Shape};
 use super::sys::elements::{self, Elements};
 use super::xdp::is_link;
-
-/// The object as it is committed beside its source.
-#[cfg(not(feature = "log-programs"))]
-pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../lb-ebpf/object/host.o");
-
-/// The same with programs that write lines.
-#[cfg(feature = "log-programs")]
-pub static OBJECT: &[u8] = super::program_logs::object!("host");
 
 /// What the directories of all host ABI versions are called, before their number.
 const PREFIX: &str = "host-v";
@@ -87,7 +80,7 @@ impl HostMaps {
         pins::create(&path)?;
         let lock = lock(&path)?;
         make_missing(&path)?;
-        let shapes = object::declared(OBJECT);
+        let shapes = shape::declared(objects::HOST);
         let opened = |name: &str| open_checked(&path.join(name), shapes[name]);
         opened(map::VERDICTS)?;
         opened(map::LAST_REPORTS)?;
@@ -361,7 +354,8 @@ fn make_missing(path: &Path) -> Result<(), DatapathError> {
         if map_pins(path).all(|(_, pin)| pin.exists()) {
             break;
         }
-        match loader::load_pinned(&Image::new(OBJECT, Globals::new(), &[], None)?, &[], map_pins(path)) {
+        match loader::load_pinned(&Image::new(objects::HOST, Globals::new(), &[], None)?, &[], map_pins(path))
+        {
             Err(error) if !error.is_caused_by(io::ErrorKind::AlreadyExists) => return Err(error),
             _ => {}
         }
@@ -370,7 +364,7 @@ fn make_missing(path: &Path) -> Result<(), DatapathError> {
 }
 
 fn open_checked(path: &Path, wanted: Shape) -> Result<OwnedFd, DatapathError> {
-    let (fd, found) = object::pinned(path)?;
+    let (fd, found) = shape::pinned(path)?;
     if found == wanted {
         return Ok(fd);
     }
@@ -386,7 +380,7 @@ mod tests {
 
     #[test]
     fn the_object_declares_the_maps_of_the_host_abi() {
-        let shapes = object::declared(OBJECT);
+        let shapes = shape::declared(objects::HOST);
         let found: Vec<_> = shapes.iter().map(|(name, shape)| (name.as_str(), shape.sizes())).collect();
         let expected = [
             (map::LAST_REPORTS, (4, size_of::<LastReport>(), REPORT_IDS)),
@@ -397,6 +391,6 @@ mod tests {
         ];
         assert_eq!(found, expected);
         // Programs of clients are loaded with the host's map in place of their own.
-        assert_eq!(object::declared(object::OBJECT)[map::VERDICTS], shapes[map::VERDICTS]);
+        assert_eq!(shape::declared(objects::CLIENT)[map::VERDICTS], shapes[map::VERDICTS]);
     }
 }

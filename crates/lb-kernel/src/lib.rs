@@ -58,6 +58,10 @@ mod hooks;
 
 mod loader;
 
+mod objects;
+
+mod shape;
+
 mod object;
 
 mod adoption;
@@ -131,12 +135,13 @@ pub use maps::{Mapped, Maps, open_flows};
 pub use neighbours::{Neighbour, Pinned, neighbours};
 pub use network_namespace::NamespaceId;
 pub use object::{
-    Purpose, check_pins, entries as entries_of_maps, memory_of_client, try_load as try_programs,
+    Purpose, check_pins, entries as entries_of_maps, lacks_privilege, memory_of_client,
+    try_load as try_programs,
 };
 pub use own_cgroup::sockets_have_theirs as sockets_have_their_cgroup;
 pub use per_cpu::PerCpuArray;
 pub use pins::{DEFAULT_PINS, Lock, Pins, detach_command, pins_option};
-pub use privileges::{Capability, Host, host, lacks_privilege, open_files_of, probe};
+pub use privileges::{Capability, Host, host, open_files_of, probe};
 pub use readers::wait_for_readers;
 pub use reclaim::{Pass, ReclaimCounts, ReclaimTarget, Suspects, can_reclaim, reclaim};
 pub use retired::RetiredBackends;

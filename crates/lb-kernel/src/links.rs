@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use super::cgroup::Cgroup;
 use super::error::DatapathError;
-use super::hooks::{FOLLOWS, HOOKS, Hook};
-use super::object::{LoadedProgram, Programs};
+use super::hooks::{FOLLOWS, HOOKS, Hook, Programs};
+use super::loader::LoadedProgram;
 use super::pins::{self, Pins};
 use super::sys::{self, LinkInfo};
 

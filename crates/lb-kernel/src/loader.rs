@@ -6,9 +6,11 @@
 //! instead, and each load sets all pins and capacities that it needs. This module knows no map or program by name.
 
 use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
+use aya::programs::{Program, ProgramError};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use aya_obj::{Object, ParseError};
 use lb_common::constants::{self, CALL, MOVE, OF_KERNEL, Placeholder};
@@ -165,6 +167,50 @@ fn load(
     sys::without_signals(|| loader.load(image.bytes())).map_err(load_error)
 }
 
+/// A program in the kernel.
+pub struct LoadedProgram {
+    pub fd: OwnedFd,
+    /// The kernel's id of the program; the info of its links names it, too.
+    pub id: u32,
+}
+
+impl LoadedProgram {
+    /// Loads one of an object's programs.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn load(object: &mut Ebpf, name: &'static str) -> Result<Self, DatapathError> {
+        let fd = load_program(object, name).map_err(|error| DatapathError::refused(name, error))?;
+        let id = sys::program_id(fd.as_fd()).map_err(DatapathError::Program)?;
+        Ok(Self { fd, id })
+    }
+}
+
+/// The same, for its descriptor alone.
+pub fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramError> {
+    let program = object.program_mut(name).expect("the object's programs are checked by a test");
+    let fd = match program {
+        Program::CgroupSockAddr(program) => {
+            sys::without_signals(|| program.load())?;
+            program.fd()?.try_clone()?
+        }
+        Program::CgroupSock(program) => {
+            sys::without_signals(|| program.load())?;
+            program.fd()?.try_clone()?
+        }
+        Program::SockOps(program) => {
+            sys::without_signals(|| program.load())?;
+            program.fd()?.try_clone()?
+        }
+        Program::Xdp(program) => {
+            sys::without_signals(|| program.load())?;
+            program.fd()?.try_clone()?
+        }
+        _ => return Err(ProgramError::UnexpectedProgramType),
+    };
+    Ok(fd.as_fd().try_clone_to_owned()?)
+}
+
 #[expect(clippy::disallowed_methods, reason = "the one place")]
 fn loader() -> EbpfLoader<'static> {
     let mut loader = EbpfLoader::new();
@@ -181,9 +227,9 @@ fn load_error(error: EbpfError) -> DatapathError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{features, host_maps, object, responder};
+    use crate::objects;
 
-    const OBJECTS: [&[u8]; 4] = [object::OBJECT, features::PROBES, host_maps::OBJECT, responder::OBJECT];
+    const OBJECTS: [&[u8]; 4] = [objects::CLIENT, objects::PROBES, objects::HOST, objects::RESPONDER];
 
     /// So the loader needs no BTF of the kernel.
     #[test]
@@ -197,9 +243,9 @@ mod tests {
     fn an_image_has_the_globals_and_the_mark_behind_its_constants() {
         let port = 0xabcd_u32.to_ne_bytes();
         let globals = Globals::from([("PORT", (&port[..], true)), ("OTHER", (&port[..], false))]);
-        let image = Image::new(host_maps::OBJECT, globals, b"mark", None).unwrap();
+        let image = Image::new(objects::HOST, globals, b"mark", None).unwrap();
         assert_eq!(image.constants(), [&port[..], b"mark"].concat());
-        let [before, after] = [host_maps::OBJECT, image.bytes()].map(|object| Object::parse(object).unwrap());
+        let [before, after] = [objects::HOST, image.bytes()].map(|object| Object::parse(object).unwrap());
         assert_eq!(after.maps[CONSTANTS].data(), image.constants());
         let programs = |object: &Object| -> Vec<_> {
             object.functions.values().map(|function| format!("{:?}", function.instructions)).collect()
@@ -245,9 +291,9 @@ mod tests {
             let all = object.functions.values().flat_map(|function| function.instructions.clone());
             all.map(|one| (one.code, one.src_reg(), one.imm.cast_unsigned())).collect()
         };
-        let before = instructions(object::OBJECT);
+        let before = instructions(objects::CLIENT);
         for casts in [Some(CASTS), None] {
-            let image = Image::new(object::OBJECT, globals(), &[], casts).unwrap();
+            let image = Image::new(objects::CLIENT, globals(), &[], casts).unwrap();
             let after = instructions(image.bytes());
             assert_eq!(before.len(), after.len());
             let mut found = std::collections::BTreeSet::new();
@@ -285,7 +331,7 @@ mod tests {
     fn a_global_that_is_missing_or_of_another_size_is_refused() {
         let value = 7_u64.to_ne_bytes();
         for (name, bytes) in [("OTHER", &value[..4]), ("PORT", &value[..])] {
-            let image = Image::new(host_maps::OBJECT, Globals::from([(name, (bytes, true))]), &[], None);
+            let image = Image::new(objects::HOST, Globals::from([(name, (bytes, true))]), &[], None);
             assert!(matches!(image, Err(DatapathError::Load(_))), "{name}");
         }
     }

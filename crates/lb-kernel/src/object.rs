@@ -4,38 +4,28 @@
 //! attached ones (see `links`): an upgrade is a start.
 
 use std::collections::BTreeMap;
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::AsFd;
 use std::sync::LazyLock;
 
-use aya::Ebpf;
 use aya::maps::Map;
-use aya::programs::{Program, ProgramError};
 use lb_common::abi::{self, ENTRIES_PER_CELL, host, map};
+use lb_core::limits::Limits;
+use lb_core::service::Accounting;
 
 use super::adoption::{Attached, Mark};
 use super::cpus::possible_cpus;
 use super::error::DatapathError;
 use super::features::Features;
-use super::hooks::{FOLLOWS, HOOKS, Hook};
+use super::hooks::{FOLLOWS, HOOKS, Hook, HookProgram, Programs};
 use super::host_maps;
 use super::jiffies::Jiffies;
 use super::links;
-use super::loader::{self, CONSTANTS, Globals, Image};
+use super::loader::{self, CONSTANTS, Globals, Image, LoadedProgram};
+use super::objects;
 use super::pins::Pins;
-use super::privileges::probe_error;
-use super::sys::{self, runs::Runs};
-use lb_core::limits::Limits;
-use lb_core::service::Accounting;
-
-/// The object as it is committed beside its source.
-#[cfg(not(feature = "log-programs"))]
-pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../lb-ebpf/object/socklb.o");
-
-/// The same with programs that write lines.
-#[cfg(feature = "log-programs")]
-pub static OBJECT: &[u8] = super::program_logs::object!("socklb");
+use super::privileges;
+use super::shape::{Shape, declared, pinned};
+use super::sys;
 
 /// What a client's programs are made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,54 +35,6 @@ pub struct Purpose {
     /// Whether some service may have its backends scanned. The verifier needs many times as long for the scans as for
     /// everything else.
     pub scans: bool,
-}
-
-/// What a map must look like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    kind: u32,
-    key_size: u32,
-    value_size: u32,
-    max_entries: u32,
-    flags: u32,
-}
-
-impl Shape {
-    /// Kernel memory that a map takes as soon as it is made. Of a hash that takes memory on demand these are the
-    /// buckets; docs/reference/limits.md says what its elements take.
-    pub fn bytes(self, cpus: u64) -> u64 {
-        const HASH: u32 = 1;
-        const PER_CPU_ARRAY: u32 = 6;
-        const ON_DEMAND: u32 = 1;
-        /// `struct htab_elem` before its key, and a bucket.
-        const ELEMENT: u64 = 48;
-        const BUCKET: u64 = 16;
-        let align = |bytes: u32| u64::from(bytes.next_multiple_of(8));
-        let entries = u64::from(self.max_entries);
-        match self.kind {
-            HASH => {
-                let buckets = entries.next_power_of_two() * BUCKET;
-                let element = ELEMENT + align(self.key_size) + align(self.value_size);
-                if self.flags & ON_DEMAND != 0 { buckets } else { buckets + entries * element }
-            }
-            PER_CPU_ARRAY => entries * (cpus * align(self.value_size) + size_of::<u64>() as u64),
-            _ => entries * align(self.value_size),
-        }
-    }
-
-    /// Bytes of key and value, and how many entries.
-    #[cfg(test)]
-    pub fn sizes(self) -> (usize, usize, u32) {
-        (self.key_size as usize, self.value_size as usize, self.max_entries)
-    }
-
-    /// In words of an error.
-    pub fn describe(self) -> String {
-        let Self { kind, key_size, value_size, max_entries, flags } = self;
-        format!(
-            "type {kind}, key {key_size} B, value {value_size} B, {max_entries} entries, flags {flags:#x}"
-        )
-    }
 }
 
 /// The capacities that the configuration sets.
@@ -121,44 +63,11 @@ pub fn smallest() -> Vec<(&'static str, u32)> {
     capacities(&SMALLEST).into_iter().chain([(host::map::VERDICTS, 1)]).collect()
 }
 
-/// The shapes of all maps that an object declares.
-pub fn declared(object: &[u8]) -> BTreeMap<String, Shape> {
-    let object = aya_obj::Object::parse(object).expect("the object is checked by a test");
-    let shape = |map: &aya_obj::Map| Shape {
-        kind: map.map_type(),
-        key_size: map.key_size(),
-        value_size: map.value_size(),
-        max_entries: map.max_entries(),
-        flags: map.map_flags(),
-    };
-    // Not those of sections, nor that of lines that programs write.
-    let declared = object.maps.iter().filter(|(name, _)| !name.starts_with('.') && *name != "AYA_LOGS");
-    declared.map(|(name, map)| (name.clone(), shape(map))).collect()
-}
-
-/// Opens a pinned map, and says what it looks like.
-///
-/// # Errors
-/// If it cannot be opened, or is no map.
-pub fn pinned(path: &Path) -> Result<(OwnedFd, Shape), DatapathError> {
-    let open = |source| DatapathError::Map { path: path.to_owned(), operation: "open", source };
-    let fd = sys::open_pin(path).map_err(open)?;
-    let Ok(info) = sys::map_info(fd.as_fd()) else { return Err(DatapathError::Foreign(path.to_owned())) };
-    let found = Shape {
-        kind: info.kind,
-        key_size: info.key_size,
-        value_size: info.value_size,
-        max_entries: info.max_entries,
-        flags: info.flags,
-    };
-    Ok((fd, found))
-}
-
 /// The shapes of all maps of a client with the given limits.
 pub fn shapes(limits: &Limits) -> BTreeMap<String, Shape> {
     /// As the object declares them: parsed once, not once per client.
     static DECLARED: LazyLock<BTreeMap<String, Shape>> = LazyLock::new(|| {
-        let mut declared = declared(OBJECT);
+        let mut declared = declared(objects::CLIENT);
         // The host's: one that all clients share.
         declared.retain(|name, _| !host::map::ALL.contains(&name.as_str()));
         declared
@@ -218,21 +127,6 @@ pub fn check_pins(pins: &Pins, limits: &Limits) -> Result<(), DatapathError> {
     }
 }
 
-/// The programs of one client task, loaded and bound to its pinned maps.
-pub struct Programs {
-    loaded: Vec<(&'static Hook, LoadedProgram)>,
-}
-
-/// A program in the kernel.
-pub struct LoadedProgram {
-    pub fd: OwnedFd,
-    /// The kernel's id of the program; the info of its links names it, too.
-    pub id: u32,
-}
-
-/// A hook and the name of its program on this kernel.
-pub type HookProgram = (&'static Hook, &'static str);
-
 /// The hooks that a kind of accounting needs.
 fn hook_programs(features: Features, purpose: Purpose) -> Vec<HookProgram> {
     let follows = purpose.accounting == Accounting::Full;
@@ -265,6 +159,11 @@ pub fn try_load(features: Features) -> Result<(), DatapathError> {
     load_with(None, &SMALLEST, features, purpose).map(drop)
 }
 
+/// Whether the kernel does not let this process make maps and load programs, by trying.
+pub fn lacks_privilege() -> bool {
+    privileges::probe().and_then(try_load).is_err_and(|error| error.is_permission())
+}
+
 /// What the programs are told of this client and of the kernel.
 fn globals(limits: &Limits, features: Features, purpose: Purpose) -> Vec<(&'static str, u32)> {
     let client = [
@@ -283,7 +182,7 @@ fn load_with(
 ) -> Result<Programs, DatapathError> {
     let hooks = hook_programs(features, purpose);
     let attached = pins.and_then(|pins| Attached::find(pins, &hooks));
-    let measured = Jiffies::read().map_err(probe_error)?;
+    let measured = Jiffies::read().map_err(DatapathError::of_probe)?;
     let jiffies = attached.as_ref().map_or(measured, |attached| attached.jiffies(measured));
     let told = globals(limits, features, purpose);
     let mut globals: Globals<'_> =
@@ -291,7 +190,7 @@ fn load_with(
     globals.insert("JIFFY_NS", (bytemuck::bytes_of(&jiffies.length_ns), true));
     globals.insert("FIRST_JIFFY_NS", (bytemuck::bytes_of(&jiffies.first_ns), true));
     let mark = Mark::new(&hooks, jiffies);
-    let image = Image::new(OBJECT, globals, bytemuck::bytes_of(&mark), features.casts())?;
+    let image = Image::new(objects::CLIENT, globals, bytemuck::bytes_of(&mark), features.casts())?;
     if let Some(programs) = attached.and_then(|attached| attached.with(image.constants())) {
         return Ok(programs);
     }
@@ -308,75 +207,14 @@ fn load_with(
     let constants = object.take_map(CONSTANTS);
     let mut loaded = Vec::with_capacity(hooks.len());
     for (hook, name) in hooks {
-        let fd = load_program(&mut object, name).map_err(|error| DatapathError::refused(name, error))?;
+        let program = LoadedProgram::load(&mut object, name)?;
         // Some programs read no constants. If this fails, the next start loads programs.
         if let Some(Map::Array(constants)) = &constants {
-            let _ = sys::bind_map(fd.as_fd(), constants.fd().as_fd());
+            let _ = sys::bind_map(program.fd.as_fd(), constants.fd().as_fd());
         }
-        let id = sys::program_id(fd.as_fd()).map_err(DatapathError::Program)?;
-        loaded.push((hook, LoadedProgram { fd, id }));
+        loaded.push((hook, program));
     }
-    Ok(Programs { loaded })
-}
-
-/// Loads one of an object's programs.
-pub fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramError> {
-    let program = object.program_mut(name).expect("the object's programs are checked by a test");
-    let fd = match program {
-        Program::CgroupSockAddr(program) => {
-            sys::without_signals(|| program.load())?;
-            program.fd()?.try_clone()?
-        }
-        Program::CgroupSock(program) => {
-            sys::without_signals(|| program.load())?;
-            program.fd()?.try_clone()?
-        }
-        Program::SockOps(program) => {
-            sys::without_signals(|| program.load())?;
-            program.fd()?.try_clone()?
-        }
-        Program::Xdp(program) => {
-            sys::without_signals(|| program.load())?;
-            program.fd()?.try_clone()?
-        }
-        _ => return Err(ProgramError::UnexpectedProgramType),
-    };
-    Ok(fd.as_fd().try_clone_to_owned()?)
-}
-
-impl Programs {
-    /// Programs in the order in which they are attached.
-    pub const fn new(loaded: Vec<(&'static Hook, LoadedProgram)>) -> Self {
-        Self { loaded }
-    }
-
-    /// The hooks that these programs are for, in the order in which they are attached, each with its program.
-    pub fn hooks(&self) -> impl Iterator<Item = (&'static Hook, &LoadedProgram)> {
-        self.loaded.iter().map(|(hook, program)| (*hook, program))
-    }
-
-    /// The program for a hook; `None` if this kind of accounting does not need it.
-    pub fn of(&self, hook: &Hook) -> Option<&LoadedProgram> {
-        self.hooks().find(|(known, _)| known.name == hook.name).map(|(_, program)| program)
-    }
-
-    /// How often the programs ran and how long, by hook. The kernel counts it only while its statistics are on, because
-    /// they cost every run a look at the clock.
-    ///
-    /// # Errors
-    /// If the kernel does not tell.
-    pub fn runs(&self) -> io::Result<Vec<(&'static str, Runs)>> {
-        let on = std::fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").unwrap_or_default();
-        let mut all = Vec::with_capacity(self.loaded.len());
-        for (hook, program) in &self.loaded {
-            let runs = sys::runs::runs(program.fd.as_fd())?;
-            // A process may also have turned them on with `BPF_ENABLE_STATS`, which that file does not show.
-            if on.trim() == "1" || runs.count > 0 {
-                all.push((hook.name, runs));
-            }
-        }
-        Ok(all)
-    }
+    Ok(Programs::new(loaded))
 }
 
 #[cfg(test)]
@@ -421,14 +259,13 @@ mod tests {
 
     #[test]
     fn the_object_has_every_program_and_speaks_of_its_licence() {
-        let object = aya_obj::Object::parse(OBJECT).unwrap();
+        let object = aya_obj::Object::parse(objects::CLIENT).unwrap();
         for hook in &HOOKS {
             for name in [hook.program, hook.without_fetching_atomics] {
                 assert!(object.programs.contains_key(name), "{name}");
                 assert!(name.starts_with("socklb_"), "{name} would not be recognised as ours");
             }
         }
-        assert!(object.programs.contains_key(super::super::holders::PROGRAM));
         assert_eq!(object.license.to_bytes(), b"Dual MIT/GPL");
     }
 }

@@ -1,7 +1,6 @@
 //! What this process may do and what this host offers. Trying it changes nothing but this process's RLIMIT_MEMLOCK.
 
 use std::fs;
-use std::io;
 use std::path::Path;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -9,7 +8,6 @@ use rustix::thread::CapabilitySet;
 
 use super::error::DatapathError;
 use super::features::Features;
-use super::object::try_load;
 use super::sys;
 
 /// A capability that socklb can use.
@@ -94,18 +92,4 @@ pub fn probe() -> Result<Features, DatapathError> {
     let unlimited = Rlimit { current: None, maximum: None };
     let _ = setrlimit(Resource::Memlock, unlimited);
     Features::probe()
-}
-
-/// Whether the kernel does not let this process make maps and load programs, by trying.
-pub fn lacks_privilege() -> bool {
-    probe().and_then(try_load).is_err_and(|error| error.is_permission())
-}
-
-/// The error of a probe or of the first call that needed privilege.
-pub fn probe_error(error: io::Error) -> DatapathError {
-    match error.kind() {
-        io::ErrorKind::PermissionDenied => DatapathError::Privilege(error),
-        io::ErrorKind::Unsupported => DatapathError::Unsupported(error),
-        _ => DatapathError::Probe(error),
-    }
 }

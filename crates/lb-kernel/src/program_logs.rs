@@ -5,15 +5,6 @@ use aya_log::EbpfLogger;
 use log::{Log, Metadata, Record};
 use rustix::event::{PollFd, PollFlags, poll};
 
-/// The objects with the programs that write them; the build is told where they are (`cargo xtask run --log-programs`).
-macro_rules! object {
-    ($name:literal) => {
-        aya::include_bytes_aligned!(concat!(env!("SOCKLB_LOGGING_OBJECTS"), "/", $name, ".o"))
-    };
-}
-
-pub(crate) use object;
-
 /// Where lines go.
 struct Stderr;
 

@@ -12,10 +12,10 @@ use lb_common::abi::host::map;
 
 use super::error::DatapathError;
 use super::features::Features;
-use super::host_maps::{self, HostMaps, OBJECT};
+use super::host_maps::{self, HostMaps};
 use super::interfaces::Interface;
-use super::loader::{self, Globals, Image};
-use super::object::{LoadedProgram, load_program};
+use super::loader::{self, Globals, Image, LoadedProgram};
+use super::objects;
 use super::pins;
 use super::sys::{self, XdpLinkInfo, XdpMode};
 use super::xdp::{Attachment, link_to, of_pin, pin_name};
@@ -81,7 +81,7 @@ impl Receiver {
         let port = u32::from(port);
         let globals = Globals::from([("PORT", (bytemuck::bytes_of(&port), true))]);
         let object = loader::load_pinned(
-            &Image::new(OBJECT, globals, &[], None)?,
+            &Image::new(objects::HOST, globals, &[], None)?,
             &[],
             host_maps::map_pins(&directory),
         )?;
@@ -93,7 +93,7 @@ impl Receiver {
     /// # Errors
     /// If the kernel refuses.
     pub fn try_load(features: Features) -> Result<(), DatapathError> {
-        let image = Image::new(OBJECT, Globals::new(), &[], None)?;
+        let image = Image::new(objects::HOST, Globals::new(), &[], None)?;
         let object = loader::load_unpinned(&image, &map::ALL.map(|name| (name, 1)))?;
         load(object, features).map(drop)
     }
@@ -136,9 +136,7 @@ fn load(mut object: Ebpf, features: Features) -> Result<LoadedProgram, DatapathE
     #[cfg(feature = "log-programs")]
     super::program_logs::follow(&mut object);
     let name = if features.fetching_atomics { PROGRAM } else { WITHOUT_FETCHING_ATOMICS };
-    let fd = load_program(&mut object, name).map_err(|error| DatapathError::refused(name, error))?;
-    let id = sys::program_id(fd.as_fd()).map_err(DatapathError::Program)?;
-    Ok(LoadedProgram { fd, id })
+    LoadedProgram::load(&mut object, name)
 }
 
 #[cfg(test)]
@@ -147,7 +145,7 @@ mod tests {
 
     #[test]
     fn the_object_has_both_programs() {
-        let object = aya_obj::Object::parse(OBJECT).unwrap();
+        let object = aya_obj::Object::parse(objects::HOST).unwrap();
         let mut names: Vec<&str> = object.programs.keys().map(String::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, [PROGRAM, WITHOUT_FETCHING_ATOMICS]);

@@ -20,21 +20,13 @@ use lb_common::net::Address;
 use super::cpus::possible_cpus;
 use super::error::DatapathError;
 use super::interfaces::Interface;
-use super::loader::{self, Globals, Image};
-use super::object::{LoadedProgram, load_program};
+use super::loader::{self, Globals, Image, LoadedProgram};
+use super::objects;
 use super::per_cpu::PerCpuArray;
 use super::privileges;
 use super::sys::elements::{self, Elements as _};
 use super::sys::{self, XdpMode};
 use super::xdp::link_to;
-
-/// The object as it is committed beside its source.
-#[cfg(not(feature = "log-programs"))]
-pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../lb-ebpf/object/responder.o");
-
-/// The same with programs that write lines.
-#[cfg(feature = "log-programs")]
-pub static OBJECT: &[u8] = super::program_logs::object!("responder");
 
 /// The program.
 const PROGRAM: &str = "socklb_respond";
@@ -78,13 +70,11 @@ pub fn load(port: u16, secret: Secret) -> Result<(Responder, Answers), DatapathE
         ("SECRET_HIGH", (&secret.bytes[8..], true)),
         ("SECRET_DRAWN_NS", (bytemuck::bytes_of(&secret.drawn_ns), true)),
     ]);
-    let mut object = loader::load_unpinned(&Image::new(OBJECT, globals, &[], None)?, &[])?;
+    let mut object = loader::load_unpinned(&Image::new(objects::RESPONDER, globals, &[], None)?, &[])?;
     #[cfg(feature = "log-programs")]
     super::program_logs::follow(&mut object);
-    let fd = load_program(&mut object, PROGRAM).map_err(|error| DatapathError::refused(PROGRAM, error))?;
-    let id = sys::program_id(fd.as_fd()).map_err(DatapathError::Program)?;
     let responder = Responder {
-        program: LoadedProgram { fd, id },
+        program: LoadedProgram::load(&mut object, PROGRAM)?,
         addresses: fd_of(&mut object, map::ADDRESSES)?,
         stations: fd_of(&mut object, map::STATIONS)?,
         links: BTreeMap::new(),
@@ -222,14 +212,14 @@ mod tests {
     use lb_report::respond::Workspace;
 
     use super::*;
-    use crate::object;
+    use crate::shape;
 
     #[test]
     fn the_object_has_the_program_and_its_maps() {
-        let object = aya_obj::Object::parse(OBJECT).unwrap();
+        let object = aya_obj::Object::parse(objects::RESPONDER).unwrap();
         assert_eq!(object.programs.keys().collect::<Vec<_>>(), [PROGRAM]);
         assert_eq!(object.license.to_bytes(), b"Dual MIT/GPL");
-        let shapes = object::declared(OBJECT);
+        let shapes = shape::declared(objects::RESPONDER);
         let found: Vec<_> = shapes.iter().map(|(name, shape)| (name.as_str(), shape.sizes())).collect();
         let expected = [
             (map::ADDRESSES, (size_of::<Address>(), 1, MAX_ADDRESSES)),

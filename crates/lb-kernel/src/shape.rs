@@ -1,0 +1,89 @@
+//! What maps look like: those that an object declares, and those that are pinned.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use super::error::DatapathError;
+use super::sys;
+
+/// What a map must look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    pub max_entries: u32,
+    flags: u32,
+}
+
+impl Shape {
+    /// Kernel memory that a map takes as soon as it is made. Of a hash that takes memory on demand these are the
+    /// buckets; docs/reference/limits.md says what its elements take.
+    pub fn bytes(self, cpus: u64) -> u64 {
+        const HASH: u32 = 1;
+        const PER_CPU_ARRAY: u32 = 6;
+        const ON_DEMAND: u32 = 1;
+        /// `struct htab_elem` before its key, and a bucket.
+        const ELEMENT: u64 = 48;
+        const BUCKET: u64 = 16;
+        let align = |bytes: u32| u64::from(bytes.next_multiple_of(8));
+        let entries = u64::from(self.max_entries);
+        match self.kind {
+            HASH => {
+                let buckets = entries.next_power_of_two() * BUCKET;
+                let element = ELEMENT + align(self.key_size) + align(self.value_size);
+                if self.flags & ON_DEMAND != 0 { buckets } else { buckets + entries * element }
+            }
+            PER_CPU_ARRAY => entries * (cpus * align(self.value_size) + size_of::<u64>() as u64),
+            _ => entries * align(self.value_size),
+        }
+    }
+
+    /// Bytes of key and value, and how many entries.
+    #[cfg(test)]
+    pub fn sizes(self) -> (usize, usize, u32) {
+        (self.key_size as usize, self.value_size as usize, self.max_entries)
+    }
+
+    /// In words of an error.
+    pub fn describe(self) -> String {
+        let Self { kind, key_size, value_size, max_entries, flags } = self;
+        format!(
+            "type {kind}, key {key_size} B, value {value_size} B, {max_entries} entries, flags {flags:#x}"
+        )
+    }
+}
+
+/// The shapes of all maps that an object declares.
+pub fn declared(object: &[u8]) -> BTreeMap<String, Shape> {
+    let object = aya_obj::Object::parse(object).expect("the object is checked by a test");
+    let shape = |map: &aya_obj::Map| Shape {
+        kind: map.map_type(),
+        key_size: map.key_size(),
+        value_size: map.value_size(),
+        max_entries: map.max_entries(),
+        flags: map.map_flags(),
+    };
+    // Not those of sections, nor that of lines that programs write.
+    let declared = object.maps.iter().filter(|(name, _)| !name.starts_with('.') && *name != "AYA_LOGS");
+    declared.map(|(name, map)| (name.clone(), shape(map))).collect()
+}
+
+/// Opens a pinned map, and says what it looks like.
+///
+/// # Errors
+/// If it cannot be opened, or is no map.
+pub fn pinned(path: &Path) -> Result<(OwnedFd, Shape), DatapathError> {
+    let open = |source| DatapathError::Map { path: path.to_owned(), operation: "open", source };
+    let fd = sys::open_pin(path).map_err(open)?;
+    let Ok(info) = sys::map_info(fd.as_fd()) else { return Err(DatapathError::Foreign(path.to_owned())) };
+    let found = Shape {
+        kind: info.kind,
+        key_size: info.key_size,
+        value_size: info.value_size,
+        max_entries: info.max_entries,
+        flags: info.flags,
+    };
+    Ok((fd, found))
+}
