@@ -6,7 +6,7 @@ use std::mem::offset_of;
 use lb_common::abi::{Flow, FlowBucket, RECLAIMING, map};
 
 use super::error::DatapathError;
-use super::maps::Mapped;
+use super::mapped::Mapped;
 use super::pins::Pins;
 
 /// A client task's flow table.

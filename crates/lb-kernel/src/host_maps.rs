@@ -21,7 +21,7 @@ use rustix::fs::FlockOperation;
 
 use super::error::DatapathError;
 use super::loader::{self, Globals, Image};
-use super::maps::Mapped;
+use super::mapped::Mapped;
 use super::objects;
 use super::per_cpu::PerCpuArray;
 use super::pins::{self, Pins};

@@ -75,6 +75,8 @@ mod neighbours;
 
 mod maps;
 
+mod mapped;
+
 mod per_cpu;
 
 mod counters;
@@ -131,7 +133,8 @@ pub use host_maps::{HostArrays, HostMaps, Verdicts, remove_roots};
 pub use interfaces::{Changes, Driver, Interface, driver_of, interfaces};
 pub use kernel::{Kernel, Linux};
 pub use links::{balanced_cgroup, begins_at, is_balanced, linked_to};
-pub use maps::{Mapped, Maps, open_flows};
+pub use mapped::Mapped;
+pub use maps::{Maps, open_flows};
 pub use neighbours::{Neighbour, Pinned, neighbours};
 pub use network_namespace::NamespaceId;
 pub use object::{

@@ -11,7 +11,7 @@ use lb_common::abi::{Backend, Datagrams, Flow, FlowBucket, Phase, RECLAIMING, ma
 
 use super::error::DatapathError;
 use super::flow_table::FlowTable;
-use super::maps::Mapped;
+use super::mapped::Mapped;
 use super::namespaces::List;
 use super::pins::Pins;
 use super::readers::wait_for_readers;

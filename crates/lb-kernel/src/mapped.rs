@@ -1,0 +1,184 @@
+//! Memory-mapped arrays, which are shared with the kernel programs: they read and write them at any moment, so every access is a
+//! volatile load or store of a whole word, or an atomic instruction, in the order in which the code has them.
+
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::error::DatapathError;
+use super::sys;
+
+/// An array that lies in the daemon's memory as well.
+pub struct Mapped<T> {
+    region: Arc<Region>,
+    writable: bool,
+    value: PhantomData<T>,
+}
+
+/// Mapped memory.
+struct Region {
+    memory: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the memory is shared with the kernel anyway; access is volatile or atomic, plain stores take `&mut Mapped`.
+unsafe impl Send for Region {}
+// SAFETY: as above; all that is written by `&Mapped` is written atomically.
+unsafe impl Sync for Region {}
+
+impl<T: bytemuck::Pod> Mapped<T> {
+    /// Maps the array that is pinned at `path`.
+    ///
+    /// # Errors
+    /// If it cannot be opened or mapped.
+    pub fn open(path: &Path, writable: bool) -> Result<Self, DatapathError> {
+        let fail = |error| DatapathError::Map { path: path.to_owned(), operation: "map", source: error };
+        let fd = sys::open_pin(path).map_err(fail)?;
+        let info = sys::map_info(fd.as_fd()).map_err(fail)?;
+        Self::map(&fd, info.max_entries as usize * size_of::<T>(), writable).map_err(fail)
+    }
+
+    /// Maps so many bytes of an array.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn map(fd: &OwnedFd, bytes: usize, writable: bool) -> io::Result<Self> {
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let memory =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) };
+        let memory = NonNull::new(memory?.cast::<u8>()).expect("mmap does not return null");
+        Ok(Self { region: Arc::new(Region { memory, bytes }), writable, value: PhantomData })
+    }
+
+    /// An array of zeros in this process's memory alone, which no kernel knows.
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub fn in_memory(length: usize) -> io::Result<Self> {
+        let (bytes, protection) = (length * size_of::<T>(), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let memory =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) };
+        let memory = NonNull::new(memory?.cast::<u8>()).expect("mmap does not return null");
+        Ok(Self { region: Arc::new(Region { memory, bytes }), writable: true, value: PhantomData })
+    }
+
+    /// The same array once more: what one of the two writes, the other reads.
+    #[must_use]
+    pub fn shared(&self) -> Self {
+        Self { region: Arc::clone(&self.region), writable: self.writable, value: PhantomData }
+    }
+
+    /// Number of elements.
+    pub fn length(&self) -> usize {
+        self.region.bytes / size_of::<T>()
+    }
+
+    fn word<W>(&self, index: usize, offset: usize) -> *mut W {
+        assert!(index < self.length(), "element {index} of {}", self.length());
+        assert!(offset + size_of::<W>() <= size_of::<T>() && offset.is_multiple_of(size_of::<W>()));
+        // SAFETY: within the mapping by the checks above; the mapping is page-aligned and `T` a multiple of a word.
+        unsafe { self.region.memory.as_ptr().add(index * size_of::<T>() + offset).cast() }
+    }
+
+    /// Reads an element by words of 32 bits. Words that are written meanwhile need not belong together.
+    pub fn get(&self, index: usize) -> T {
+        let mut value = T::zeroed();
+        let words = bytemuck::bytes_of_mut(&mut value);
+        for (i, bytes) in words.chunks_exact_mut(4).enumerate() {
+            bytes.copy_from_slice(&self.load32(index, 4 * i).to_ne_bytes());
+        }
+        value
+    }
+
+    /// Reads one word of an element in one piece.
+    pub fn load64(&self, index: usize, offset: usize) -> u64 {
+        // SAFETY: `word` checks bounds and alignment.
+        unsafe { self.word::<u64>(index, offset).read_volatile() }
+    }
+
+    /// As [`Mapped::load64`], a word of 32 bits.
+    pub fn load32(&self, index: usize, offset: usize) -> u32 {
+        // SAFETY: `word` checks bounds and alignment.
+        unsafe { self.word::<u32>(index, offset).read_volatile() }
+    }
+
+    fn atomic64(&self, index: usize, offset: usize) -> &AtomicU64 {
+        assert!(self.writable, "opened for reading");
+        // SAFETY: `word` checks bounds and alignment; the mapping lives as long as `self`. All other accesses to such a
+        // word, by this process or by the kernel programs, are volatile or atomic.
+        unsafe { AtomicU64::from_ptr(self.word(index, offset)) }
+    }
+
+    /// Compare-and-swap, also against the kernel programs. Returns whether `old` was there.
+    pub fn replace64(&self, index: usize, offset: usize, old: u64, new: u64) -> bool {
+        self.atomic64(index, offset).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Writes one 64-bit word in one piece that others write at the same time.
+    pub fn store_atomic64(&self, index: usize, offset: usize, word: u64) {
+        self.atomic64(index, offset).store(word, Ordering::SeqCst);
+    }
+
+    /// Adds to a number that the kernel programs add to as well; `u64::MAX` takes one away.
+    pub fn add64(&self, index: usize, offset: usize, amount: u64) {
+        self.atomic64(index, offset).fetch_add(amount, Ordering::SeqCst);
+    }
+
+    /// Writes an element word by word.
+    pub fn set(&mut self, index: usize, value: &T) {
+        self.set_part(index, 0, value);
+    }
+
+    /// Writes what lies at an offset of an element, word by word.
+    pub fn set_part<P: bytemuck::Pod>(&mut self, index: usize, offset: usize, part: &P) {
+        assert!(self.writable, "opened for reading");
+        for (i, bytes) in bytemuck::bytes_of(part).chunks_exact(4).enumerate() {
+            let word = u32::from_ne_bytes(bytes.try_into().expect("four bytes"));
+            // SAFETY: `word` checks bounds and alignment.
+            unsafe { self.word::<u32>(index, offset + 4 * i).write_volatile(word) };
+        }
+    }
+
+    fn store<W>(&mut self, index: usize, offset: usize, word: W) {
+        assert!(self.writable, "opened for reading");
+        fence(Ordering::SeqCst);
+        // SAFETY: `word` checks bounds and alignment.
+        unsafe { self.word::<W>(index, offset).write_volatile(word) };
+        fence(Ordering::SeqCst);
+    }
+
+    /// Writes one byte of an element, after everything written before.
+    pub fn store8(&mut self, index: usize, offset: usize, byte: u8) {
+        self.store(index, offset, byte);
+    }
+
+    /// Writes one 16-bit word of an element in one piece, after everything written before.
+    pub fn store16(&mut self, index: usize, offset: usize, word: u16) {
+        self.store(index, offset, word);
+    }
+
+    /// Writes one 32-bit word of an element in one piece, after everything written before.
+    pub fn store32(&mut self, index: usize, offset: usize, word: u32) {
+        self.store(index, offset, word);
+    }
+
+    /// Writes one 64-bit word of an element in one piece, after everything written before.
+    pub fn store64(&mut self, index: usize, offset: usize, word: u64) {
+        self.store(index, offset, word);
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: exactly what was mapped; no reference into it outlives the arrays that share it.
+        let _ = unsafe { rustix::mm::munmap(self.memory.as_ptr().cast(), self.bytes) };
+    }
+}
