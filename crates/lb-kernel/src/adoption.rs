@@ -13,13 +13,13 @@ use lb_common::abi::{host, map};
 
 use super::hooks::{HookProgram, Programs};
 use super::host_maps;
-use super::jiffies::Jiffies;
 use super::links;
 use super::loader::LoadedProgram;
 use super::objects;
 use super::pins::Pins;
 use super::sys;
 use super::sys::elements::Elements as _;
+use crate::sys::jiffies::Jiffies;
 
 /// What constants end with: a hash of the build, and the time of the first jiffy in nanoseconds. The latter is measured, and
 /// differs by some ticks from one start to the next.

@@ -10,13 +10,13 @@ use std::time::Duration;
 use lb_diag::SocketLists;
 
 use super::cgroup;
-use super::clock::monotonic_ns;
 use super::error::DatapathError;
 use super::flow_table::FlowTable;
 use super::namespaces::open_within;
-use super::network_namespace::{NamespaceId, open};
 use super::pins::Pins;
 use crate::process::{monotonic_of_start, numbers_are_ours, start_of};
+use crate::sys::clock::monotonic_ns;
+use crate::sys::network_namespace::{NamespaceId, open};
 
 /// Processes of a cgroup that one search compares, at most. The kernel lists processes of the cgroup itself first, then those of its
 /// descendants. To read the age of one takes some 10 µs.

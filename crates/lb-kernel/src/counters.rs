@@ -8,7 +8,7 @@ use lb_common::abi::{SlotCounters, map};
 use lb_core::ids::Slot;
 
 use super::error::DatapathError;
-use super::per_cpu::PerCpuArray;
+use crate::sys::per_cpu::PerCpuArray;
 
 /// The counters of all slots.
 pub struct Counters {

@@ -6,8 +6,8 @@ use std::mem::offset_of;
 use lb_common::abi::{Flow, FlowBucket, RECLAIMING, map};
 
 use super::error::DatapathError;
-use super::mapped::Mapped;
 use super::pins::Pins;
+use crate::sys::mapped::Mapped;
 
 /// A client task's flow table.
 pub struct FlowTable {

@@ -21,14 +21,14 @@ use rustix::fs::FlockOperation;
 
 use super::error::DatapathError;
 use super::loader::{self, Globals, Image};
-use super::mapped::Mapped;
 use super::objects;
-use super::per_cpu::PerCpuArray;
 use super::pins::{self, Pins};
 use super::removal::Directory;
 use super::shape::{self, Shape};
 use super::sys::elements::{self, Elements};
 use super::xdp::is_link;
+use crate::sys::mapped::Mapped;
+use crate::sys::per_cpu::PerCpuArray;
 
 /// What the directories of all host ABI versions are called, before their number.
 const PREFIX: &str = "host-v";

@@ -22,10 +22,6 @@ mod btf;
 
 mod features;
 
-mod clock;
-
-mod cpus;
-
 mod privileges;
 
 pub mod process;
@@ -75,17 +71,11 @@ mod neighbours;
 
 mod maps;
 
-mod mapped;
-
-mod per_cpu;
-
 mod counters;
 
 mod retired;
 
 mod tables;
-
-mod readers;
 
 mod client;
 
@@ -96,10 +86,6 @@ mod flow_table;
 mod records;
 
 mod flows;
-
-mod jiffies;
-
-mod network_namespace;
 
 mod namespaces;
 
@@ -121,9 +107,7 @@ pub use cgroup::{
 pub use cgroup_tree::CgroupTree;
 pub use client::{ClientKernel, Datapath, PinnedClient};
 pub use client_namespace::{ClientNamespace, RecordedProcesses};
-pub use clock::monotonic_ns;
 pub use counters::Counters;
-pub use cpus::possible_cpus;
 pub use detach::detach;
 pub use error::DatapathError;
 pub use features::{FEATURES, Features};
@@ -133,23 +117,25 @@ pub use host_maps::{HostArrays, HostMaps, Verdicts, remove_roots};
 pub use interfaces::{Changes, Driver, Interface, driver_of, interfaces};
 pub use kernel::{Kernel, Linux};
 pub use links::{balanced_cgroup, begins_at, is_balanced, linked_to};
-pub use mapped::Mapped;
 pub use maps::{Maps, open_flows};
 pub use neighbours::{Neighbour, Pinned, neighbours};
-pub use network_namespace::NamespaceId;
 pub use object::{
     Purpose, check_pins, entries as entries_of_maps, lacks_privilege, memory_of_client,
     try_load as try_programs,
 };
 pub use own_cgroup::sockets_have_theirs as sockets_have_their_cgroup;
-pub use per_cpu::PerCpuArray;
 pub use pins::{DEFAULT_PINS, Lock, Pins, detach_command, pins_option};
 pub use privileges::{Capability, Host, host, open_files_of, probe};
-pub use readers::wait_for_readers;
 pub use reclaim::{Pass, ReclaimCounts, ReclaimTarget, Suspects, can_reclaim, reclaim};
 pub use retired::RetiredBackends;
 pub use snapshot::{BackendSnapshot, FlowSnapshot, ServiceSnapshot, Snapshot};
+pub use sys::clock::monotonic_ns;
+pub use sys::cpus::possible_cpus;
 pub use sys::elements::Elements;
+pub use sys::mapped::Mapped;
+pub use sys::network_namespace::NamespaceId;
+pub use sys::per_cpu::PerCpuArray;
+pub use sys::readers::wait_for_readers;
 pub use sys::runs::Runs;
 pub use sys::{XdpMode, program_name};
 pub use tables::{Counts, CursorSeed, Fullness, ServiceView, SlotView, Tables};

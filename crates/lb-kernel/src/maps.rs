@@ -7,11 +7,11 @@ use lb_common::abi::{Anomalies, Backend, Cursor, Members, Outcomes, ScheduleCell
 
 use super::counters::Counters;
 use super::error::DatapathError;
-use super::mapped::Mapped;
-use super::per_cpu::PerCpuArray;
 use super::pins::Pins;
 use super::retired::RetiredBackends;
 use super::sys;
+use crate::sys::mapped::Mapped;
+use crate::sys::per_cpu::PerCpuArray;
 
 /// Open flows of a client of any ABI version: each keeps them in a mapped array whose values begin with the number.
 ///

@@ -13,12 +13,10 @@ use lb_core::limits::Limits;
 use lb_core::service::Accounting;
 
 use super::adoption::{Attached, Mark};
-use super::cpus::possible_cpus;
 use super::error::DatapathError;
 use super::features::Features;
 use super::hooks::{FOLLOWS, HOOKS, Hook, HookProgram, Programs};
 use super::host_maps;
-use super::jiffies::Jiffies;
 use super::links;
 use super::loader::{self, CONSTANTS, Globals, Image, LoadedProgram};
 use super::objects;
@@ -26,6 +24,8 @@ use super::pins::Pins;
 use super::privileges;
 use super::shape::{Shape, declared, pinned};
 use super::sys;
+use crate::sys::cpus::possible_cpus;
+use crate::sys::jiffies::Jiffies;
 
 /// What a client's programs are made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::time::ClockId;
 
-use crate::clock::{monotonic_ns, now_ns};
+use crate::sys::clock::{monotonic_ns, now_ns};
 
 /// A process that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]

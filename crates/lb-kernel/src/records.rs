@@ -11,12 +11,12 @@ use lb_common::abi::{Backend, Datagrams, Flow, FlowBucket, Phase, RECLAIMING, ma
 
 use super::error::DatapathError;
 use super::flow_table::FlowTable;
-use super::mapped::Mapped;
 use super::namespaces::List;
 use super::pins::Pins;
-use super::readers::wait_for_readers;
 use super::sys;
 use super::sys::elements::{self, Elements as _};
+use crate::sys::mapped::Mapped;
+use crate::sys::readers::wait_for_readers;
 
 #[derive(Clone, Debug)]
 enum Location {

@@ -17,16 +17,16 @@ use lb_common::abi::responder::{
 };
 use lb_common::net::Address;
 
-use super::cpus::possible_cpus;
 use super::error::DatapathError;
 use super::interfaces::Interface;
 use super::loader::{self, Globals, Image, LoadedProgram};
 use super::objects;
-use super::per_cpu::PerCpuArray;
 use super::privileges;
 use super::sys::elements::{self, Elements as _};
 use super::sys::{self, XdpMode};
 use super::xdp::link_to;
+use crate::sys::cpus::possible_cpus;
+use crate::sys::per_cpu::PerCpuArray;
 
 /// The program.
 const PROGRAM: &str = "socklb_respond";

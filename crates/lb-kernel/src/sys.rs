@@ -1,5 +1,6 @@
-//! The kernel calls that aya does not offer, as `bpf(2)` itself: [`links`], [`maps`] and what lies in them
-//! ([`elements`]), [`programs`] and how often they ran ([`runs`]), pins.
+//! System calls, and little more: those of bpf(2) that aya does not offer ([`links`], [`maps`] and what lies in them: [`elements`],
+//! [`per_cpu`], [`mapped`]; [`programs`] and how often they ran: [`runs`]; pins); how to wait until no program reads any more
+//! ([`readers`]); [`clock`] and [`jiffies`], [`cpus`], a [`network_namespace`].
 //!
 //! Most functions are one system call. The structures are the parts of the kernel's `union bpf_attr` (`linux/bpf.h`)
 //! that the call reads; the kernel takes the rest as zero.
@@ -10,7 +11,21 @@ mod maps;
 
 mod programs;
 
+pub mod clock;
+
+pub mod cpus;
+
 pub mod elements;
+
+pub mod jiffies;
+
+pub mod mapped;
+
+pub mod network_namespace;
+
+pub mod per_cpu;
+
+pub mod readers;
 
 pub mod runs;
 

@@ -10,8 +10,8 @@ use lb_diag::{SocketEntry, SocketLists};
 
 use super::cgroup::{self, Cgroup};
 use super::namespaces::open_in_namespace_of;
-use super::network_namespace::NamespaceId;
 use crate::process;
+use crate::sys::network_namespace::NamespaceId;
 
 /// A socket whose connects are not balanced.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 use lb_core::limits::Limits;
 
 use crate::cgroup::{self, Cgroup};
-use crate::clock::monotonic_ns;
-use crate::cpus::possible_cpus;
 use crate::detach::retire;
 use crate::error::DatapathError;
 use crate::features::Features;
 use crate::hooks::Programs;
 use crate::host_maps::HostMaps;
 use crate::links;
-use crate::network_namespace::own_namespace_cookie;
 use crate::object::{self, Purpose};
 use crate::pins::{self, Lock, Pins};
+use crate::sys::clock::monotonic_ns;
+use crate::sys::cpus::possible_cpus;
+use crate::sys::network_namespace::own_namespace_cookie;
 use crate::sys::runs::Runs;
 use crate::tables::Tables;
 

@@ -8,8 +8,8 @@ use std::io;
 
 use rustix::time::{ClockId, clock_getres, clock_gettime};
 
-use super::sys::{Instruction, TestRun};
-use crate::clock::nanoseconds;
+use super::clock::nanoseconds;
+use crate::sys::{Instruction, TestRun};
 
 /// Time as a count of ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

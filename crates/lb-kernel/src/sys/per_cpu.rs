@@ -8,9 +8,9 @@ use std::marker::PhantomData;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::elements::Elements;
 use crate::error::DatapathError;
 use crate::sys;
-use crate::sys::elements::Elements;
 
 /// Bytes that one batch may take.
 const BATCH_BYTES: usize = 512 << 10;
@@ -34,7 +34,7 @@ impl<V: bytemuck::Pod> PerCpuArray<V> {
     pub fn open(path: &Path) -> Result<Self, DatapathError> {
         let fail = |source| DatapathError::Map { path: path.to_owned(), operation: "open", source };
         let map = sys::open_pin(path).map_err(fail)?;
-        let cpus = crate::cpus::possible_cpus().map_err(fail)? as usize;
+        let cpus = super::cpus::possible_cpus().map_err(fail)? as usize;
         Ok(Self::over(Box::new(map), cpus))
     }
 

@@ -2,8 +2,8 @@
 
 use std::io;
 
-use super::error::DatapathError;
-use super::sys;
+use crate::error::DatapathError;
+use crate::sys;
 
 /// Waits until every kernel program that is running now has ended: one RCU grace period, 8 to 16 ms. May block, so not
 /// for the event loop.

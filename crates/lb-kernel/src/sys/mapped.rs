@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::error::DatapathError;
-use super::sys;
+use crate::error::DatapathError;
+use crate::sys;
 
 /// An array that lies in the daemon's memory as well.
 pub struct Mapped<T> {
