@@ -9,16 +9,16 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::{AsFd, OwnedFd};
 
-use lb_common::abi::{host, map};
+use lb_common::abi::map;
 
 use super::hooks::{HookProgram, Programs};
-use super::host_maps;
 use super::links;
-use super::loader::LoadedProgram;
-use super::objects;
-use super::pins::Pins;
 use super::sys;
 use super::sys::elements::Elements as _;
+use crate::host::loader::LoadedProgram;
+use crate::host::loader::objects;
+use crate::host::maps::verdicts_pin;
+use crate::host::pins::Pins;
 use crate::sys::jiffies::Jiffies;
 
 /// What constants end with: a hash of the build, and the time of the first jiffy in nanoseconds. The latter is measured, and
@@ -92,7 +92,7 @@ fn nearest(first_ns: u64, measured: Jiffies) -> Jiffies {
 /// The ids of the maps that a client's programs may refer to.
 fn pinned_maps(pins: &Pins) -> Option<BTreeSet<u32>> {
     let own = map::ALL.into_iter().map(|name| pins.maps().join(name));
-    let all = own.chain([host_maps::directory(pins.base()).join(host::map::VERDICTS)]);
+    let all = own.chain([verdicts_pin(pins.base())]);
     all.map(|path| Some(sys::map_info(sys::open_pin(&path).ok()?.as_fd()).ok()?.id)).collect()
 }
 

@@ -18,9 +18,9 @@ use lb_core::limits::Limits;
 use lb_core::plan::{Plan, Step, diff, entries_by_slot};
 
 use crate::error::DatapathError;
-use crate::features::Features;
+use crate::host::features::Features;
+use crate::host::pins::Lock;
 use crate::object::Purpose;
-use crate::pins::Lock;
 use crate::tables::{CursorSeed, Tables};
 
 pub use kernel::{ClientKernel, PinnedClient};

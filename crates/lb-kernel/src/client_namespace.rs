@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use lb_diag::SocketLists;
 
-use super::cgroup;
 use super::error::DatapathError;
 use super::flow_table::FlowTable;
 use super::namespaces::open_within;
-use super::pins::Pins;
-use crate::process::{monotonic_of_start, numbers_are_ours, start_of};
+use crate::host::cgroup;
+use crate::host::pins::Pins;
+use crate::host::process::{monotonic_of_start, numbers_are_ours, start_of};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::network_namespace::{NamespaceId, open};
 

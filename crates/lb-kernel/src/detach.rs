@@ -3,8 +3,8 @@
 use lb_common::abi;
 
 use crate::error::DatapathError;
+use crate::host::pins::Pins;
 use crate::links;
-use crate::pins::Pins;
 
 /// Removes a client from the kernel: from now on connects of its cgroup go to the addresses that they name.
 ///

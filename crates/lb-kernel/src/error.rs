@@ -1,5 +1,7 @@
 //! What can go wrong between the daemon and the kernel: one variant per operation that failed.
 
+mod refusal;
+
 use std::io;
 use std::path::PathBuf;
 
@@ -7,10 +9,10 @@ use aya::programs::ProgramError;
 use aya::sys::SyscallError;
 use lb_common::abi::ABI_VERSION;
 use lb_common::abi::host::HOST_ABI_VERSION;
+use lb_host::trust::Untrusted;
 use thiserror::Error;
 
-use crate::refusal::Refusal;
-use crate::trust::Untrusted;
+use refusal::Refusal;
 
 /// A failure of the datapath, with what to do about it where that is known.
 #[derive(Debug, Error)]

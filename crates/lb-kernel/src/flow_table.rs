@@ -6,7 +6,7 @@ use std::mem::offset_of;
 use lb_common::abi::{Flow, FlowBucket, RECLAIMING, map};
 
 use super::error::DatapathError;
-use super::pins::Pins;
+use crate::host::pins::Pins;
 use crate::sys::mapped::Mapped;
 
 /// A client task's flow table.

@@ -7,9 +7,9 @@ use lb_common::abi::{Datagrams, Flow, map};
 
 use super::error::DatapathError;
 use super::flow_table::FlowTable;
-use super::pins::Pins;
 use super::sys;
 use super::sys::elements;
+use crate::host::pins::Pins;
 
 /// A flow and the socket that it is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,12 +12,12 @@ use std::path::Path;
 use aya::Btf;
 use aya::programs::Iter;
 
-use super::btf;
 use super::error::DatapathError;
-use super::loader::{self, Globals, Image};
 use super::object;
-use super::objects;
 use super::sys;
+use crate::host::btf;
+use crate::host::loader::objects;
+use crate::host::loader::{self, Globals, Image};
 
 /// The program in the object.
 const PROGRAM: &str = "socklb_holders";

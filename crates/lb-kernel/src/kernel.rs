@@ -5,14 +5,14 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::cgroup::{self, Cgroup};
 use crate::client::{ClientKernel, PinnedClient};
 use crate::detach::{detach, has_links, is_retired, retire};
 use crate::error::DatapathError;
-use crate::host_maps::HostMaps;
+use crate::host::cgroup::{self, Cgroup};
+use crate::host::maps::HostMaps;
+use crate::host::pins::{Lock, Pins};
 use crate::links;
 use crate::maps::open_flows;
-use crate::pins::{Lock, Pins};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::readers::wait_for_readers;
 use crate::tables::Tables;

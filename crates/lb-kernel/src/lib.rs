@@ -16,54 +16,15 @@ mod sys;
 
 mod error;
 
-mod refusal;
-
-mod btf;
-
-mod features;
-
-mod privileges;
-
-pub mod process;
-
-pub use lb_host::trust;
-
-mod cgroup;
-
-mod cgroup_tree;
-
-mod own_cgroup;
-
-mod pins;
-
-mod removal;
+mod host;
 
 mod detach;
 
-mod host_maps;
-
-mod interfaces;
-
-pub mod xdp;
-
-pub mod receiver;
-
-pub mod responder;
-
 mod hooks;
-
-mod loader;
-
-mod objects;
-
-mod shape;
 
 mod object;
 
 mod adoption;
-
-#[cfg(feature = "log-programs")]
-mod program_logs;
 
 mod links;
 
@@ -99,23 +60,29 @@ mod reclaim;
 
 mod snapshot;
 
-pub use btf::Offsets;
-pub use cgroup::{
-    Cgroup, cgroup2_mount, ids_below as cgroups_below, namespace_warning, of_process_and_above,
-    ours_and_above, path_of as cgroup_of_id,
-};
-pub use cgroup_tree::CgroupTree;
+pub use host::{process, receiver, responder, xdp};
+
 pub use client::{ClientKernel, Datapath, PinnedClient};
 pub use client_namespace::{ClientNamespace, RecordedProcesses};
 pub use counters::Counters;
 pub use detach::detach;
 pub use error::DatapathError;
-pub use features::{FEATURES, Features};
 pub use flows::{OpenFlow, flows};
 pub use holders::can_look as try_holders;
-pub use host_maps::{HostArrays, HostMaps, Verdicts, remove_roots};
-pub use interfaces::{Changes, Driver, Interface, driver_of, interfaces};
+pub use host::btf::Offsets;
+pub use host::cgroup::own::sockets_have_theirs as sockets_have_their_cgroup;
+pub use host::cgroup::tree::CgroupTree;
+pub use host::cgroup::{
+    Cgroup, cgroup2_mount, ids_below as cgroups_below, namespace_warning, of_process_and_above,
+    ours_and_above, path_of as cgroup_of_id,
+};
+pub use host::features::{FEATURES, Features};
+pub use host::interfaces::{Changes, Driver, Interface, driver_of, interfaces};
+pub use host::maps::{HostArrays, HostMaps, Verdicts, remove_roots};
+pub use host::pins::{DEFAULT_PINS, Lock, Pins, detach_command, pins_option};
+pub use host::privileges::{Capability, Host, host, open_files_of, probe};
 pub use kernel::{Kernel, Linux};
+pub use lb_host::trust;
 pub use links::{balanced_cgroup, begins_at, is_balanced, linked_to};
 pub use maps::{Maps, open_flows};
 pub use neighbours::{Neighbour, Pinned, neighbours};
@@ -123,9 +90,6 @@ pub use object::{
     Purpose, check_pins, entries as entries_of_maps, lacks_privilege, memory_of_client,
     try_load as try_programs,
 };
-pub use own_cgroup::sockets_have_theirs as sockets_have_their_cgroup;
-pub use pins::{DEFAULT_PINS, Lock, Pins, detach_command, pins_option};
-pub use privileges::{Capability, Host, host, open_files_of, probe};
 pub use reclaim::{Pass, ReclaimCounts, ReclaimTarget, Suspects, can_reclaim, reclaim};
 pub use retired::RetiredBackends;
 pub use snapshot::{BackendSnapshot, FlowSnapshot, ServiceSnapshot, Snapshot};

@@ -7,9 +7,9 @@ use lb_common::abi::{Anomalies, Backend, Cursor, Members, Outcomes, ScheduleCell
 
 use super::counters::Counters;
 use super::error::DatapathError;
-use super::pins::Pins;
 use super::retired::RetiredBackends;
 use super::sys;
+use crate::host::pins::Pins;
 use crate::sys::mapped::Mapped;
 use crate::sys::per_cpu::PerCpuArray;
 

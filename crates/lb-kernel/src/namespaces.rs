@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use lb_diag::{SocketEntry, SocketLists};
 
-use super::cgroup;
+use crate::host::cgroup;
 use crate::sys::network_namespace::{NamespaceId, enter, open};
 
 /// Namespaces that one look goes into. A process may make as many as it likes, and each takes some 0.2 ms.

@@ -9,12 +9,12 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use super::cgroup::cgroup2_mount;
 use super::error::DatapathError;
 use super::hooks::{FOLLOWS, HOOKS};
 use super::links;
-use super::pins::Pins;
 use super::sys::{self, AttachType};
+use crate::host::cgroup::cgroup2_mount;
+use crate::host::pins::Pins;
 
 /// How the names of socklb's programs begin.
 pub const NAME_PREFIX: &str = "socklb_";

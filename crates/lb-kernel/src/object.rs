@@ -14,16 +14,16 @@ use lb_core::service::Accounting;
 
 use super::adoption::{Attached, Mark};
 use super::error::DatapathError;
-use super::features::Features;
 use super::hooks::{FOLLOWS, HOOKS, Hook, HookProgram, Programs};
-use super::host_maps;
 use super::links;
-use super::loader::{self, CONSTANTS, Globals, Image, LoadedProgram};
-use super::objects;
-use super::pins::Pins;
-use super::privileges;
-use super::shape::{Shape, declared, pinned};
 use super::sys;
+use crate::host::features::Features;
+use crate::host::loader::objects;
+use crate::host::loader::shape::{Shape, declared, pinned};
+use crate::host::loader::{self, CONSTANTS, Globals, Image, LoadedProgram};
+use crate::host::maps::verdicts_pin;
+use crate::host::pins::Pins;
+use crate::host::privileges;
 use crate::sys::cpus::possible_cpus;
 use crate::sys::jiffies::Jiffies;
 
@@ -196,14 +196,14 @@ fn load_with(
     }
     let mut object = if let Some(pins) = pins {
         let directory = pins.maps();
-        let verdicts = (host::map::VERDICTS, host_maps::verdicts_pin(pins.base()));
+        let verdicts = (host::map::VERDICTS, verdicts_pin(pins.base()));
         let pins = map::ALL.into_iter().map(|name| (name, directory.join(name))).chain([verdicts]);
         loader::load_pinned(&image, &capacities(limits), pins)?
     } else {
         loader::load_unpinned(&image, &smallest())?
     };
     #[cfg(feature = "log-programs")]
-    super::program_logs::follow(&mut object);
+    crate::host::loader::program_logs::follow(&mut object);
     let constants = object.take_map(CONSTANTS);
     let mut loaded = Vec::with_capacity(hooks.len());
     for (hook, name) in hooks {

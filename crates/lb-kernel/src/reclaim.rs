@@ -19,13 +19,13 @@ use suspect::{InUse, Observation, Suspect, Verdict};
 
 use lb_diag::SocketLists;
 
-use super::cgroup;
 use super::error::DatapathError;
 use super::holders;
 use super::links;
 use super::namespaces::{Namespaces, Sight, SocketsByList};
-use super::pins::Pins;
 use super::records::{Failed, Key, Record, Records};
+use crate::host::cgroup;
+use crate::host::pins::Pins;
 
 /// What a pass over a client's flow records found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

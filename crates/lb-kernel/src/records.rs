@@ -12,9 +12,9 @@ use lb_common::abi::{Backend, Datagrams, Flow, FlowBucket, Phase, RECLAIMING, ma
 use super::error::DatapathError;
 use super::flow_table::FlowTable;
 use super::namespaces::List;
-use super::pins::Pins;
 use super::sys;
 use super::sys::elements::{self, Elements as _};
+use crate::host::pins::Pins;
 use crate::sys::mapped::Mapped;
 use crate::sys::readers::wait_for_readers;
 

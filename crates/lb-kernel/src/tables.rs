@@ -30,9 +30,9 @@ use lb_core::ids::Slot;
 use lb_core::plan::{BackendPlan, Plan, ServicePlan};
 
 use super::error::DatapathError;
-use super::host_maps::Verdicts;
 use super::maps::Maps;
-use super::pins::Pins;
+use crate::host::maps::Verdicts;
+use crate::host::pins::Pins;
 
 /// The tables of one client task, by maps that are opened for it.
 pub struct Tables {

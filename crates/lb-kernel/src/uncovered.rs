@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use lb_diag::{SocketEntry, SocketLists};
 
-use super::cgroup::{self, Cgroup};
 use super::namespaces::open_in_namespace_of;
-use crate::process;
+use crate::host::cgroup::{self, Cgroup};
+use crate::host::process;
 use crate::sys::network_namespace::NamespaceId;
 
 /// A socket whose connects are not balanced.

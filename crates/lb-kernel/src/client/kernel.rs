@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 
 use lb_core::limits::Limits;
 
-use crate::cgroup::{self, Cgroup};
 use crate::detach::retire;
 use crate::error::DatapathError;
-use crate::features::Features;
 use crate::hooks::Programs;
-use crate::host_maps::HostMaps;
+use crate::host::cgroup::{self, Cgroup};
+use crate::host::features::Features;
+use crate::host::maps::HostMaps;
+use crate::host::pins::{self, Lock, Pins};
 use crate::links;
 use crate::object::{self, Purpose};
-use crate::pins::{self, Lock, Pins};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::cpus::possible_cpus;
 use crate::sys::network_namespace::own_namespace_cookie;

@@ -10,7 +10,7 @@ use lb_core::ids::{BackendRef, Generation, ServiceIndex, Slot};
 
 use crate::error::DatapathError;
 use crate::flows::{self, OpenFlow};
-use crate::pins::Pins;
+use crate::host::pins::Pins;
 use crate::tables::{ServiceView, SlotView, Tables};
 
 /// The open flows of one client task, with what their numbers stand for.

@@ -17,16 +17,16 @@ use lb_common::abi::responder::{
 };
 use lb_common::net::Address;
 
-use super::error::DatapathError;
 use super::interfaces::Interface;
 use super::loader::{self, Globals, Image, LoadedProgram};
-use super::objects;
 use super::privileges;
-use super::sys::elements::{self, Elements as _};
-use super::sys::{self, XdpMode};
 use super::xdp::link_to;
+use crate::error::DatapathError;
+use crate::host::loader::objects;
 use crate::sys::cpus::possible_cpus;
+use crate::sys::elements::{self, Elements as _};
 use crate::sys::per_cpu::PerCpuArray;
+use crate::sys::{self, XdpMode};
 
 /// The program.
 const PROGRAM: &str = "socklb_respond";
@@ -72,7 +72,7 @@ pub fn load(port: u16, secret: Secret) -> Result<(Responder, Answers), DatapathE
     ]);
     let mut object = loader::load_unpinned(&Image::new(objects::RESPONDER, globals, &[], None)?, &[])?;
     #[cfg(feature = "log-programs")]
-    super::program_logs::follow(&mut object);
+    crate::host::loader::program_logs::follow(&mut object);
     let responder = Responder {
         program: LoadedProgram::load(&mut object, PROGRAM)?,
         addresses: fd_of(&mut object, map::ADDRESSES)?,
@@ -212,7 +212,7 @@ mod tests {
     use lb_report::respond::Workspace;
 
     use super::*;
-    use crate::shape;
+    use crate::host::loader::shape;
 
     #[test]
     fn the_object_has_the_program_and_its_maps() {

@@ -5,6 +5,13 @@
 //! one loader. A loader keeps its overrides from one load to the next: globals are written into a copy of the object
 //! instead, and each load sets all pins and capacities that it needs. This module knows no map or program by name.
 
+pub mod objects;
+
+#[cfg(feature = "log-programs")]
+pub mod program_logs;
+
+pub mod shape;
+
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -16,8 +23,8 @@ use aya_obj::{Object, ParseError};
 use lb_common::constants::{self, CALL, MOVE, OF_KERNEL, Placeholder};
 
 use super::btf::Casts;
-use super::error::DatapathError;
-use super::sys;
+use crate::error::DatapathError;
+use crate::sys;
 
 /// The name of the map of constants in an object. All globals lie there.
 pub const CONSTANTS: &str = ".rodata";
@@ -227,7 +234,7 @@ fn load_error(error: EbpfError) -> DatapathError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objects;
+    use crate::host::loader::objects;
 
     const OBJECTS: [&[u8]; 4] = [objects::CLIENT, objects::PROBES, objects::HOST, objects::RESPONDER];
 

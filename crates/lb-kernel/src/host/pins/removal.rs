@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::error::DatapathError;
-use super::sys::{self, BELOW};
+use crate::error::DatapathError;
+use crate::sys::{self, BELOW};
 
 /// An open directory of bpffs.
 #[derive(Debug)]

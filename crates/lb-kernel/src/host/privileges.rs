@@ -6,9 +6,9 @@ use std::path::Path;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
 
-use super::error::DatapathError;
 use super::features::Features;
-use super::sys;
+use crate::error::DatapathError;
+use crate::sys;
 
 /// A capability that socklb can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,10 +10,10 @@ use aya::Ebpf;
 use aya::programs::ProgramError;
 
 use super::btf::{self, Casts, Offsets};
-use super::error::DatapathError;
 use super::loader::{self, Image, load_program};
-use super::objects;
-use super::sys;
+use crate::error::DatapathError;
+use crate::host::loader::objects;
+use crate::sys;
 
 /// Which of [`FEATURES`] the kernel has. socklb works without them, with the losses told there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -280,8 +280,8 @@ mod tests {
 
     use lb_common::constants::NAMES;
 
-    use super::super::shape;
     use super::*;
+    use crate::host::loader::shape;
 
     #[test]
     fn every_feature_has_its_probe_and_its_globals_are_the_programs() {
@@ -318,7 +318,7 @@ mod tests {
         for Feature { name, title, takes, without, .. } in &FEATURES {
             table += &format!("| {title} | `{name}` | {takes} | {without} |\n");
         }
-        let text = include_str!("../../../docs/reference/limits.md");
+        let text = include_str!("../../../../docs/reference/limits.md");
         assert!(text.contains(&table), "docs/reference/limits.md must have this table:\n{table}");
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use super::error::DatapathError;
-use super::sys;
+use crate::error::DatapathError;
+use crate::sys;
 
 /// What a map must look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

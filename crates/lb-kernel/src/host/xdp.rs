@@ -13,9 +13,9 @@ use std::time::Duration;
 use lb_host::wake::Wake;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::error::DatapathError;
 use super::interfaces::{Changes, Interface, interfaces};
-use super::sys::{self, XdpMode};
+use crate::error::DatapathError;
+use crate::sys::{self, XdpMode};
 
 /// What the thread does whenever something has changed.
 pub trait Work: Send + 'static {

@@ -1,12 +1,16 @@
 //! The cgroup of a client task: where cgroup2 is mounted, and which cgroup a path names.
 
+pub mod own;
+
+pub mod tree;
+
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::error::DatapathError;
+use crate::error::DatapathError;
 
 /// A cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]

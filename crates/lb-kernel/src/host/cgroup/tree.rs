@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::cgroup::{cgroup2_mount, is_cgroup2, ours_and_above};
-use super::error::DatapathError;
-use super::sys::BELOW;
+use crate::error::DatapathError;
+use crate::host::cgroup::{cgroup2_mount, is_cgroup2, ours_and_above};
+use crate::sys::BELOW;
 
 /// The cgroup2 mount, open.
 #[derive(Debug)]

@@ -4,6 +4,8 @@
 //! tables go on working while no daemon runs. Directories of other ABI versions lie beside it: an upgrade has left them
 //! until their last flows end, or another build of socklb made them.
 
+mod removal;
+
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,12 +13,13 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use lb_common::abi::ABI_VERSION;
+use lb_host::trust;
 use rustix::fs::FlockOperation;
 
-use super::error::DatapathError;
-use super::removal::Directory;
-use super::sys;
-use lb_host::trust;
+pub use removal::Directory;
+
+use crate::error::DatapathError;
+use crate::sys;
 
 /// The directory of one client, locked while this is held.
 #[derive(Debug)]
@@ -321,8 +324,8 @@ mod tests {
     #[test]
     fn the_documentation_speaks_of_this_version() {
         let pages = [
-            include_str!("../../../docs/guide/bpftool.md"),
-            include_str!("../../../docs/reference/files-and-exit-codes.md"),
+            include_str!("../../../../docs/guide/bpftool.md"),
+            include_str!("../../../../docs/reference/files-and-exit-codes.md"),
         ];
         for text in pages {
             let versions: Vec<&str> =

@@ -10,15 +10,15 @@ use std::path::{Path, PathBuf};
 use aya::Ebpf;
 use lb_common::abi::host::map;
 
-use super::error::DatapathError;
 use super::features::Features;
-use super::host_maps::{self, HostMaps};
 use super::interfaces::Interface;
 use super::loader::{self, Globals, Image, LoadedProgram};
-use super::objects;
+use super::maps::{self, HostMaps};
 use super::pins;
-use super::sys::{self, XdpLinkInfo, XdpMode};
 use super::xdp::{Attachment, link_to, of_pin, pin_name};
+use crate::error::DatapathError;
+use crate::host::loader::objects;
+use crate::sys::{self, XdpLinkInfo, XdpMode};
 
 /// The program of this kernel.
 const PROGRAM: &str = "socklb_receive";
@@ -35,7 +35,7 @@ pub struct Receiver {
 /// # Errors
 /// If the pins cannot be read.
 pub fn attached(pins: &Path) -> Result<Vec<Attachment>, DatapathError> {
-    let directory = host_maps::directory(pins);
+    let directory = maps::directory(pins);
     let mut all = Vec::new();
     for attachment in pins::names(&directory)?.iter().filter_map(|name| of_pin(name)) {
         if look(&directory.join(pin_name(attachment)))?.is_some_and(|(_, info)| info.interface != 0) {
@@ -51,7 +51,7 @@ pub fn attached(pins: &Path) -> Result<Vec<Attachment>, DatapathError> {
 /// # Errors
 /// If the pins cannot be read, or one cannot be removed.
 pub fn detach_others(pins: &Path, interfaces: &BTreeSet<u32>) -> Result<Vec<Attachment>, DatapathError> {
-    let directory = host_maps::directory(pins);
+    let directory = maps::directory(pins);
     let mut left = Vec::new();
     for name in pins::names(&directory)? {
         let Some(attachment) = of_pin(&name) else { continue };
@@ -83,7 +83,7 @@ impl Receiver {
         let object = loader::load_pinned(
             &Image::new(objects::HOST, globals, &[], None)?,
             &[],
-            host_maps::map_pins(&directory),
+            maps::map_pins(&directory),
         )?;
         Ok(Self { program: load(object, features)?, directory })
     }
@@ -134,7 +134,7 @@ impl Receiver {
 
 fn load(mut object: Ebpf, features: Features) -> Result<LoadedProgram, DatapathError> {
     #[cfg(feature = "log-programs")]
-    super::program_logs::follow(&mut object);
+    crate::host::loader::program_logs::follow(&mut object);
     let name = if features.fetching_atomics { PROGRAM } else { WITHOUT_FETCHING_ATOMICS };
     LoadedProgram::load(&mut object, name)
 }

@@ -19,14 +19,14 @@ use lb_common::net::Address;
 use lb_report::receive::Words;
 use rustix::fs::FlockOperation;
 
-use super::error::DatapathError;
 use super::loader::{self, Globals, Image};
-use super::objects;
-use super::pins::{self, Pins};
-use super::removal::Directory;
-use super::shape::{self, Shape};
-use super::sys::elements::{self, Elements};
+use super::pins::{self, Directory, Pins};
 use super::xdp::is_link;
+use crate::error::DatapathError;
+use crate::host::loader::objects;
+use crate::host::loader::shape::{self, Shape};
+
+use crate::sys::elements::{self, Elements};
 use crate::sys::mapped::Mapped;
 use crate::sys::per_cpu::PerCpuArray;
 

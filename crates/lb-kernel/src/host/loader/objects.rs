@@ -4,7 +4,7 @@
 #[cfg(not(feature = "log-programs"))]
 macro_rules! object {
     ($name:literal) => {
-        aya::include_bytes_aligned!(concat!("../../../lb-ebpf/object/", $name, ".o"))
+        aya::include_bytes_aligned!(concat!("../../../../../lb-ebpf/object/", $name, ".o"))
     };
 }
 
@@ -26,4 +26,4 @@ pub static HOST: &[u8] = object!("host");
 pub static RESPONDER: &[u8] = object!("responder");
 
 /// The programs by which is found out what the kernel can do.
-pub static PROBES: &[u8] = aya::include_bytes_aligned!("../../../lb-ebpf/object/probes.o");
+pub static PROBES: &[u8] = aya::include_bytes_aligned!("../../../../../lb-ebpf/object/probes.o");

@@ -8,7 +8,7 @@ use std::net::TcpListener;
 
 use lb_diag::SocketLists;
 
-use super::cgroup::ours_and_above;
+use crate::host::cgroup::ours_and_above;
 
 /// Whether a socket that is made now is in this process's cgroup; `None` if that cannot be told, as in the root cgroup.
 pub fn sockets_have_theirs() -> Option<bool> {
