@@ -3,9 +3,29 @@
 //! It remembers what the maps hold, so that comparing plans finds a failed step again, and where tables lie. It decides
 //! neither: plans come from the core, and the arena places tables.
 
+mod adoption;
+
+pub mod counters;
+
+pub mod detach;
+
+pub mod flow_table;
+
+pub mod hooks;
+
 mod kernel;
 
+pub mod links;
+
+pub mod maps;
+
+pub mod object;
+
+pub mod retired;
+
 mod steps;
+
+pub mod tables;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,8 +40,8 @@ use lb_core::plan::{Plan, Step, diff, entries_by_slot};
 use crate::error::DatapathError;
 use crate::host::features::Features;
 use crate::host::pins::Lock;
-use crate::object::Purpose;
-use crate::tables::{CursorSeed, Tables};
+use object::Purpose;
+use tables::{CursorSeed, Tables};
 
 pub use kernel::{ClientKernel, PinnedClient};
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 use lb_diag::SocketLists;
 
 use super::error::DatapathError;
-use super::flow_table::FlowTable;
 use super::namespaces::open_within;
+use crate::client::flow_table::FlowTable;
 use crate::host::cgroup;
 use crate::host::pins::Pins;
 use crate::host::process::{monotonic_of_start, numbers_are_ours, start_of};

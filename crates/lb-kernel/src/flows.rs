@@ -6,9 +6,9 @@
 use lb_common::abi::{Datagrams, Flow, map};
 
 use super::error::DatapathError;
-use super::flow_table::FlowTable;
 use super::sys;
 use super::sys::elements;
+use crate::client::flow_table::FlowTable;
 use crate::host::pins::Pins;
 
 /// A flow and the socket that it is of.

@@ -13,8 +13,8 @@ use aya::Btf;
 use aya::programs::Iter;
 
 use super::error::DatapathError;
-use super::object;
 use super::sys;
+use crate::client::object;
 use crate::host::btf;
 use crate::host::loader::objects;
 use crate::host::loader::{self, Globals, Image};

@@ -5,17 +5,17 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::client::detach::{detach, has_links, is_retired, retire};
+use crate::client::links;
+use crate::client::maps::open_flows;
+use crate::client::tables::Tables;
 use crate::client::{ClientKernel, PinnedClient};
-use crate::detach::{detach, has_links, is_retired, retire};
 use crate::error::DatapathError;
 use crate::host::cgroup::{self, Cgroup};
 use crate::host::maps::HostMaps;
 use crate::host::pins::{Lock, Pins};
-use crate::links;
-use crate::maps::open_flows;
 use crate::sys::clock::monotonic_ns;
 use crate::sys::readers::wait_for_readers;
-use crate::tables::Tables;
 
 /// The kernel of a host.
 pub trait Kernel: Send + Sync {

@@ -18,31 +18,11 @@ mod error;
 
 mod host;
 
-mod detach;
-
-mod hooks;
-
-mod object;
-
-mod adoption;
-
-mod links;
-
 mod neighbours;
-
-mod maps;
-
-mod counters;
-
-mod retired;
-
-mod tables;
 
 mod client;
 
 mod kernel;
-
-mod flow_table;
 
 mod records;
 
@@ -62,10 +42,18 @@ mod snapshot;
 
 pub use host::{process, receiver, responder, xdp};
 
+pub use client::counters::Counters;
+pub use client::detach::detach;
+pub use client::links::{balanced_cgroup, begins_at, is_balanced, linked_to};
+pub use client::maps::{Maps, open_flows};
+pub use client::object::{
+    Purpose, check_pins, entries as entries_of_maps, lacks_privilege, memory_of_client,
+    try_load as try_programs,
+};
+pub use client::retired::RetiredBackends;
+pub use client::tables::{Counts, CursorSeed, Fullness, ServiceView, SlotView, Tables};
 pub use client::{ClientKernel, Datapath, PinnedClient};
 pub use client_namespace::{ClientNamespace, RecordedProcesses};
-pub use counters::Counters;
-pub use detach::detach;
 pub use error::DatapathError;
 pub use flows::{OpenFlow, flows};
 pub use holders::can_look as try_holders;
@@ -83,15 +71,8 @@ pub use host::pins::{DEFAULT_PINS, Lock, Pins, detach_command, pins_option};
 pub use host::privileges::{Capability, Host, host, open_files_of, probe};
 pub use kernel::{Kernel, Linux};
 pub use lb_host::trust;
-pub use links::{balanced_cgroup, begins_at, is_balanced, linked_to};
-pub use maps::{Maps, open_flows};
 pub use neighbours::{Neighbour, Pinned, neighbours};
-pub use object::{
-    Purpose, check_pins, entries as entries_of_maps, lacks_privilege, memory_of_client,
-    try_load as try_programs,
-};
 pub use reclaim::{Pass, ReclaimCounts, ReclaimTarget, Suspects, can_reclaim, reclaim};
-pub use retired::RetiredBackends;
 pub use snapshot::{BackendSnapshot, FlowSnapshot, ServiceSnapshot, Snapshot};
 pub use sys::clock::monotonic_ns;
 pub use sys::cpus::possible_cpus;
@@ -102,5 +83,4 @@ pub use sys::per_cpu::PerCpuArray;
 pub use sys::readers::wait_for_readers;
 pub use sys::runs::Runs;
 pub use sys::{XdpMode, program_name};
-pub use tables::{Counts, CursorSeed, Fullness, ServiceView, SlotView, Tables};
 pub use uncovered::{Sockets, Uncovered, made_elsewhere, uncovered};

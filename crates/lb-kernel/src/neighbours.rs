@@ -10,9 +10,9 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use super::error::DatapathError;
-use super::hooks::{FOLLOWS, HOOKS};
-use super::links;
 use super::sys::{self, AttachType};
+use crate::client::hooks::{FOLLOWS, HOOKS};
+use crate::client::links;
 use crate::host::cgroup::cgroup2_mount;
 use crate::host::pins::Pins;
 

@@ -21,9 +21,9 @@ use lb_diag::SocketLists;
 
 use super::error::DatapathError;
 use super::holders;
-use super::links;
 use super::namespaces::{Namespaces, Sight, SocketsByList};
 use super::records::{Failed, Key, Record, Records};
+use crate::client::links;
 use crate::host::cgroup;
 use crate::host::pins::Pins;
 

@@ -13,7 +13,7 @@ use lb_common::abi::{Anomalies, NO_SLOT, Outcomes};
 use lb_core::ids::Slot;
 
 use super::error::DatapathError;
-use super::tables::{Counts, ServiceView, SlotView, Tables};
+use crate::client::tables::{Counts, ServiceView, SlotView, Tables};
 
 /// What the maps of one client task hold.
 #[derive(Clone, Debug)]

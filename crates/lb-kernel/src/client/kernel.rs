@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 
 use lb_core::limits::Limits;
 
-use crate::detach::retire;
+use super::detach::retire;
+use super::hooks::Programs;
+use super::links;
+use super::object::{self, Purpose};
+use super::tables::Tables;
 use crate::error::DatapathError;
-use crate::hooks::Programs;
 use crate::host::cgroup::{self, Cgroup};
 use crate::host::features::Features;
 use crate::host::maps::HostMaps;
 use crate::host::pins::{self, Lock, Pins};
-use crate::links;
-use crate::object::{self, Purpose};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::cpus::possible_cpus;
 use crate::sys::network_namespace::own_namespace_cookie;
 use crate::sys::runs::Runs;
-use crate::tables::Tables;
 
 /// The kernel, as one client task needs it.
 pub trait ClientKernel: Send + Sync {

@@ -10,8 +10,8 @@ use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::plan::{ServicePlan, Step, entries_by_slot};
 
 use super::Datapath;
+use super::tables::CursorSeed;
 use crate::error::DatapathError;
-use crate::tables::CursorSeed;
 
 impl Datapath {
     /// Carries out one step towards a plan with these services. Returns `false` if a new table finds no room until

@@ -24,8 +24,8 @@ use lb_core::plan::BackendPlan;
 
 use super::services::name_of;
 use super::{Counts, Tables};
+use crate::client::retired;
 use crate::error::DatapathError;
-use crate::retired;
 
 /// A slot as the maps show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

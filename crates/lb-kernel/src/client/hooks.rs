@@ -6,8 +6,8 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use super::sys::{self, AttachType, runs::Runs};
 use crate::host::loader::LoadedProgram;
+use crate::sys::{self, AttachType, runs::Runs};
 
 /// A hook of the kernel, with its program.
 pub struct Hook {

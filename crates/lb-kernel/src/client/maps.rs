@@ -6,10 +6,10 @@ use std::path::Path;
 use lb_common::abi::{Anomalies, Backend, Cursor, Members, Outcomes, ScheduleCell, Service, VipCell, map};
 
 use super::counters::Counters;
-use super::error::DatapathError;
 use super::retired::RetiredBackends;
-use super::sys;
+use crate::error::DatapathError;
 use crate::host::pins::Pins;
+use crate::sys;
 use crate::sys::mapped::Mapped;
 use crate::sys::per_cpu::PerCpuArray;
 

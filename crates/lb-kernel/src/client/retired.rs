@@ -10,9 +10,9 @@ use std::path::Path;
 use lb_common::abi::{BackendName, NAME_BYTES, RetiredCounters, SlotCounters};
 use lb_common::net::{Address, Be16};
 
-use super::error::DatapathError;
-use super::sys;
-use super::sys::elements::{self, Elements};
+use crate::error::DatapathError;
+use crate::sys;
+use crate::sys::elements::{self, Elements};
 
 /// The counters of one client's backends that have left.
 pub struct RetiredBackends {

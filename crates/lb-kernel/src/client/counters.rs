@@ -7,7 +7,7 @@ use std::path::Path;
 use lb_common::abi::{SlotCounters, map};
 use lb_core::ids::Slot;
 
-use super::error::DatapathError;
+use crate::error::DatapathError;
 use crate::sys::per_cpu::PerCpuArray;
 
 /// The counters of all slots.

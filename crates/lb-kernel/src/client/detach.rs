@@ -2,9 +2,9 @@
 
 use lb_common::abi;
 
+use super::links;
 use crate::error::DatapathError;
 use crate::host::pins::Pins;
-use crate::links;
 
 /// Removes a client from the kernel: from now on connects of its cgroup go to the addresses that they name.
 ///

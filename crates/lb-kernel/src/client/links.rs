@@ -8,12 +8,12 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use super::error::DatapathError;
 use super::hooks::{FOLLOWS, HOOKS, Hook, Programs};
-use super::sys::{self, LinkInfo};
+use crate::error::DatapathError;
 use crate::host::cgroup::Cgroup;
 use crate::host::loader::LoadedProgram;
 use crate::host::pins::{self, Pins};
+use crate::sys::{self, LinkInfo};
 
 /// What follows the name of a link that is about to take the place of another. (The kernel reserves names with dots.)
 const SUCCESSOR: &str = "+new";

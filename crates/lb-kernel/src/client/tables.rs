@@ -29,8 +29,8 @@ use lb_common::abi::{Anomalies, NO_SLOT, map};
 use lb_core::ids::Slot;
 use lb_core::plan::{BackendPlan, Plan, ServicePlan};
 
-use super::error::DatapathError;
 use super::maps::Maps;
+use crate::error::DatapathError;
 use crate::host::maps::Verdicts;
 use crate::host::pins::Pins;
 

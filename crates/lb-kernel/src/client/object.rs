@@ -13,10 +13,9 @@ use lb_core::limits::Limits;
 use lb_core::service::Accounting;
 
 use super::adoption::{Attached, Mark};
-use super::error::DatapathError;
 use super::hooks::{FOLLOWS, HOOKS, Hook, HookProgram, Programs};
 use super::links;
-use super::sys;
+use crate::error::DatapathError;
 use crate::host::features::Features;
 use crate::host::loader::objects;
 use crate::host::loader::shape::{Shape, declared, pinned};
@@ -24,6 +23,7 @@ use crate::host::loader::{self, CONSTANTS, Globals, Image, LoadedProgram};
 use crate::host::maps::verdicts_pin;
 use crate::host::pins::Pins;
 use crate::host::privileges;
+use crate::sys;
 use crate::sys::cpus::possible_cpus;
 use crate::sys::jiffies::Jiffies;
 

@@ -5,7 +5,7 @@ use std::mem::offset_of;
 
 use lb_common::abi::{Flow, FlowBucket, RECLAIMING, map};
 
-use super::error::DatapathError;
+use crate::error::DatapathError;
 use crate::host::pins::Pins;
 use crate::sys::mapped::Mapped;
 

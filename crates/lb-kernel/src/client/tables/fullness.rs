@@ -3,8 +3,8 @@
 use lb_common::abi::{ENTRIES_PER_CELL, FlowBucket, map};
 
 use super::Tables;
+use crate::client::flow_table::FlowTable;
 use crate::error::DatapathError;
-use crate::flow_table::FlowTable;
 
 /// How full a map is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

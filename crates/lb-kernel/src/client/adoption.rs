@@ -13,12 +13,12 @@ use lb_common::abi::map;
 
 use super::hooks::{HookProgram, Programs};
 use super::links;
-use super::sys;
-use super::sys::elements::Elements as _;
 use crate::host::loader::LoadedProgram;
 use crate::host::loader::objects;
 use crate::host::maps::verdicts_pin;
 use crate::host::pins::Pins;
+use crate::sys;
+use crate::sys::elements::Elements as _;
 use crate::sys::jiffies::Jiffies;
 
 /// What constants end with: a hash of the build, and the time of the first jiffy in nanoseconds. The latter is measured, and
