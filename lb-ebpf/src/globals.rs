@@ -1,7 +1,7 @@
 //! What the loader tells the programs before they are loaded, so that the verifier knows each value and skips what it makes
 //! unreachable.
 //!
-//! Each is set by name: in `crates/lb-kernel/src/object.rs`, and in `holders.rs` for those of the iterator.
+//! Each is set by name: in `crates/lb-kernel/src/client/object.rs`, and in `read/holders.rs` for those of the iterator.
 
 use core::arch::asm;
 use core::marker::PhantomData;

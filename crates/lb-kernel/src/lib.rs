@@ -2,45 +2,31 @@
 //!
 //! It carries out plans and reports counts, and decides nothing. Only this crate of the program uses aya or bpf(2).
 //!
-//! In reading order: system calls (`sys`) and errors ([`DatapathError`]); what the host is and allows
-//! ([`features`](Features), [`privileges`](host), [`cpus`](possible_cpus), [`clock`](monotonic_ns), [`process`],
-//! [`trust`], [`cgroup`](Cgroup), [`network namespaces`](ClientNamespace)); where a client's objects are pinned ([`Pins`]) and how they are removed
-//! ([`detach`](detach())); what all clients of a host share ([`HostMaps`]), network interfaces ([`interfaces`](interfaces())), the thread that keeps a program on them ([`xdp`]), and the programs that are kept there: the one that takes reports in
-//! ([`receiver`]) and the one that answers for an agent ([`responder`]); the object and its programs ([`Purpose`]), their links ([`is_balanced`]), and programs of
-//! others on the same cgroups ([`neighbours`](neighbours())); the maps ([`Tables`]) and one client task ([`Datapath`]);
-//! the open flows ([`flows`](flows())) and the reclaiming of those whose socket is gone ([`reclaim`](reclaim())); and
-//! what all of it is shown from ([`Snapshot`], [`FlowSnapshot`]).
+//! Four rooms, each of which names those after it and none before:
+//!
+//! - `read`: what is found out about clients by looking ([`Snapshot`], [`FlowSnapshot`], [`flows`](flows()),
+//!   [`reclaim`](reclaim()), [`ClientNamespace`], [`neighbours`](neighbours()));
+//! - `client`: the maps ([`Tables`]), programs ([`Purpose`]) and links ([`is_balanced`]) of one client task ([`Datapath`]), and how
+//!   it leaves ([`detach`](detach()));
+//! - `host`: what the host is and allows ([`Features`], [`host`](host()), [`Cgroup`], [`process`]), where clients are pinned
+//!   ([`Pins`]), what they share ([`HostMaps`]), and what is kept on network [`interfaces`](interfaces()) ([`xdp`]: [`receiver`],
+//!   [`responder`]);
+//! - `sys`: system calls.
+//!
+//! [`Kernel`] is what a daemon needs of them all beside its clients, and [`DatapathError`] what can go wrong.
 #![expect(missing_docs, reason = "an error's text is its documentation")]
 
-mod sys;
+mod client;
 
 mod error;
 
 mod host;
 
-mod neighbours;
-
-mod client;
-
 mod kernel;
 
-mod records;
+mod read;
 
-mod flows;
-
-mod namespaces;
-
-mod client_namespace;
-
-mod holders;
-
-mod uncovered;
-
-mod reclaim;
-
-mod snapshot;
-
-pub use host::{process, receiver, responder, xdp};
+mod sys;
 
 pub use client::counters::Counters;
 pub use client::detach::detach;
@@ -53,10 +39,7 @@ pub use client::object::{
 pub use client::retired::RetiredBackends;
 pub use client::tables::{Counts, CursorSeed, Fullness, ServiceView, SlotView, Tables};
 pub use client::{ClientKernel, Datapath, PinnedClient};
-pub use client_namespace::{ClientNamespace, RecordedProcesses};
 pub use error::DatapathError;
-pub use flows::{OpenFlow, flows};
-pub use holders::can_look as try_holders;
 pub use host::btf::Offsets;
 pub use host::cgroup::own::sockets_have_theirs as sockets_have_their_cgroup;
 pub use host::cgroup::tree::CgroupTree;
@@ -69,11 +52,16 @@ pub use host::interfaces::{Changes, Driver, Interface, driver_of, interfaces};
 pub use host::maps::{HostArrays, HostMaps, Verdicts, remove_roots};
 pub use host::pins::{DEFAULT_PINS, Lock, Pins, detach_command, pins_option};
 pub use host::privileges::{Capability, Host, host, open_files_of, probe};
+pub use host::{process, receiver, responder, xdp};
 pub use kernel::{Kernel, Linux};
 pub use lb_host::trust;
-pub use neighbours::{Neighbour, Pinned, neighbours};
-pub use reclaim::{Pass, ReclaimCounts, ReclaimTarget, Suspects, can_reclaim, reclaim};
-pub use snapshot::{BackendSnapshot, FlowSnapshot, ServiceSnapshot, Snapshot};
+pub use read::client_namespace::{ClientNamespace, RecordedProcesses};
+pub use read::flows::{OpenFlow, flows};
+pub use read::holders::can_look as try_holders;
+pub use read::neighbours::{Neighbour, Pinned, neighbours};
+pub use read::reclaim::{Pass, ReclaimCounts, ReclaimTarget, Suspects, can_reclaim, reclaim};
+pub use read::snapshot::{BackendSnapshot, FlowSnapshot, ServiceSnapshot, Snapshot};
+pub use read::uncovered::{Sockets, Uncovered, made_elsewhere, uncovered};
 pub use sys::clock::monotonic_ns;
 pub use sys::cpus::possible_cpus;
 pub use sys::elements::Elements;
@@ -83,4 +71,3 @@ pub use sys::per_cpu::PerCpuArray;
 pub use sys::readers::wait_for_readers;
 pub use sys::runs::Runs;
 pub use sys::{XdpMode, program_name};
-pub use uncovered::{Sockets, Uncovered, made_elsewhere, uncovered};

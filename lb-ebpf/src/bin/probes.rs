@@ -1,7 +1,7 @@
 //! A program for each optional ability of the kernel, which has it if its verifier accepts the program of that name.
 //!
 //! They use the abilities as the programs that ship do, and are never attached. The loader tells both where fields lie
-//! (`globals.rs`). `crates/lb-kernel/src/features.rs` has the table of abilities.
+//! (`globals.rs`). `crates/lb-kernel/src/host/features.rs` has the table of abilities.
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]

@@ -5,7 +5,7 @@
 use std::ops::Sub;
 use std::time::{Duration, Instant};
 
-use crate::records::{Record, Version};
+use crate::read::records::{Record, Version};
 
 /// Intervals for which no process may have used a socket whose namespace cannot be looked into, before its flow is
 /// over: the kernel closes connections that no process uses, and gives up within two minutes.

@@ -5,11 +5,11 @@
 
 use lb_common::abi::{Datagrams, Flow, map};
 
-use super::error::DatapathError;
-use super::sys;
-use super::sys::elements;
 use crate::client::flow_table::FlowTable;
+use crate::error::DatapathError;
 use crate::host::pins::Pins;
+use crate::sys;
+use crate::sys::elements;
 
 /// A flow and the socket that it is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

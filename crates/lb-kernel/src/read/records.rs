@@ -9,12 +9,12 @@ use std::os::fd::OwnedFd;
 
 use lb_common::abi::{Backend, Datagrams, Flow, FlowBucket, Phase, RECLAIMING, map};
 
-use super::error::DatapathError;
 use super::namespaces::List;
-use super::sys;
-use super::sys::elements::{self, Elements as _};
 use crate::client::flow_table::FlowTable;
+use crate::error::DatapathError;
 use crate::host::pins::Pins;
+use crate::sys;
+use crate::sys::elements::{self, Elements as _};
 use crate::sys::mapped::Mapped;
 use crate::sys::readers::wait_for_readers;
 

@@ -10,8 +10,8 @@ use lb_core::ids::{BackendRef, Generation, ServiceIndex, Slot};
 
 use crate::client::tables::{ServiceView, SlotView, Tables};
 use crate::error::DatapathError;
-use crate::flows::{self, OpenFlow};
 use crate::host::pins::Pins;
+use crate::read::flows::{self, OpenFlow};
 
 /// The open flows of one client task, with what their numbers stand for.
 #[derive(Clone, Debug)]

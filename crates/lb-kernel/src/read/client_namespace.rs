@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use lb_diag::SocketLists;
 
-use super::error::DatapathError;
 use super::namespaces::open_within;
 use crate::client::flow_table::FlowTable;
+use crate::error::DatapathError;
 use crate::host::cgroup;
 use crate::host::pins::Pins;
 use crate::host::process::{monotonic_of_start, numbers_are_ours, start_of};
@@ -217,7 +217,7 @@ mod tests {
     fn the_cookie_is_that_of_a_socket_made_there() {
         let there = Started::new(UnshareFlags::NEWNET);
         let found = find(&[there.pid()], &[], None).expect("a process");
-        let lists = super::super::namespaces::open_in_namespace_of(there.pid()).expect("root enters it");
+        let lists = crate::read::namespaces::open_in_namespace_of(there.pid()).expect("root enters it");
         assert_eq!(found.cookie, lists.namespace().ok());
         let ours = find(&[std::process::id()], &[], None).expect("a process");
         assert_eq!(ours.cookie, SocketLists::open().and_then(|lists| lists.namespace()).ok());

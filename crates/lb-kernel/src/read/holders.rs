@@ -12,12 +12,12 @@ use std::path::Path;
 use aya::Btf;
 use aya::programs::Iter;
 
-use super::error::DatapathError;
-use super::sys;
 use crate::client::object;
+use crate::error::DatapathError;
 use crate::host::btf;
 use crate::host::loader::objects;
 use crate::host::loader::{self, Globals, Image};
+use crate::sys;
 
 /// The program in the object.
 const PROGRAM: &str = "socklb_holders";

@@ -12,8 +12,8 @@ use lb_common::abi::{Anomalies, NO_SLOT, Outcomes};
 
 use lb_core::ids::Slot;
 
-use super::error::DatapathError;
 use crate::client::tables::{Counts, ServiceView, SlotView, Tables};
+use crate::error::DatapathError;
 
 /// What the maps of one client task hold.
 #[derive(Clone, Debug)]

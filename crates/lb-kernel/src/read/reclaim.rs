@@ -19,11 +19,11 @@ use suspect::{InUse, Observation, Suspect, Verdict};
 
 use lb_diag::SocketLists;
 
-use super::error::DatapathError;
 use super::holders;
 use super::namespaces::{Namespaces, Sight, SocketsByList};
 use super::records::{Failed, Key, Record, Records};
 use crate::client::links;
+use crate::error::DatapathError;
 use crate::host::cgroup;
 use crate::host::pins::Pins;
 

@@ -9,12 +9,12 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use super::error::DatapathError;
-use super::sys::{self, AttachType};
 use crate::client::hooks::{FOLLOWS, HOOKS};
 use crate::client::links;
+use crate::error::DatapathError;
 use crate::host::cgroup::cgroup2_mount;
 use crate::host::pins::Pins;
+use crate::sys::{self, AttachType};
 
 /// How the names of socklb's programs begin.
 pub const NAME_PREFIX: &str = "socklb_";
