@@ -195,6 +195,9 @@ static IMPURE: [&str; 10] = [
     "TcpStream",
 ];
 
+/// The rooms of the kernel side: each names those after it, itself and errors, and none before.
+const KERNEL_ROOMS: [&str; 4] = ["read", "client", "host", "sys"];
+
 /// `cargo xtask tidy`.
 pub fn run() -> Result<()> {
     let mut faults = Vec::new();
@@ -297,6 +300,16 @@ fn file(name: &str, text: &str, faults: &mut Vec<String>) {
             }
         }
     }
+    let room = name.strip_prefix("crates/lb-kernel/src/").and_then(|rest| rest.split(['/', '.']).next());
+    if let Some(at) = KERNEL_ROOMS.iter().position(|known| room == Some(known)) {
+        let is_open = |path: &str| KERNEL_ROOMS[at..].iter().chain(&["error"]).any(|to| path.starts_with(to));
+        for (number, line) in text.lines().enumerate() {
+            if line.split("crate::").skip(1).any(|path| !is_open(path)) {
+                let at = number + 1;
+                faults.push(format!("{name}:{at}: a room names those after it alone: {KERNEL_ROOMS:?}"));
+            }
+        }
+    }
     for idiom in &IDIOMS {
         let here =
             name.starts_with(idiom.inside) && !idiom.except.iter().any(|except| name.starts_with(except));
@@ -364,6 +377,15 @@ mod tests {
             "lb-user/src/controller/a.rs:2: `tokio` in a pure room: pass what it gives as an argument";
         check("lb-user/src/controller/a.rs", text, &[fault]);
         check("lb-user/src/daemon/a.rs", text, &[]);
+    }
+
+    #[test]
+    fn a_room_of_the_kernel_side_names_none_before_it() {
+        let text = "//! Head.\nuse crate::error::E;\nuse crate::sys::a;\nuse crate::client::b;\n";
+        let fault = "crates/lb-kernel/src/host/a.rs:4: a room names those after it alone: \
+                     [\"read\", \"client\", \"host\", \"sys\"]";
+        check("crates/lb-kernel/src/host/a.rs", text, &[fault]);
+        check("crates/lb-kernel/src/kernel.rs", text, &[]);
     }
 
     #[test]
