@@ -38,8 +38,7 @@ use lb_core::limits::Limits;
 use lb_core::plan::{Plan, Step, diff, entries_by_slot};
 
 use crate::error::DatapathError;
-use crate::host::features::Features;
-use crate::host::pins::Lock;
+use crate::host::{features::Features, pins::Lock};
 use object::Purpose;
 use tables::{CursorSeed, Tables};
 

@@ -13,13 +13,9 @@ use lb_common::abi::map;
 
 use super::hooks::{HookProgram, Programs};
 use super::links;
-use crate::host::loader::LoadedProgram;
-use crate::host::loader::objects;
-use crate::host::maps::verdicts_pin;
-use crate::host::pins::Pins;
-use crate::sys;
-use crate::sys::elements::Elements as _;
-use crate::sys::jiffies::Jiffies;
+use crate::host::loader::{LoadedProgram, objects};
+use crate::host::{maps::verdicts_pin, pins::Pins};
+use crate::sys::{self, elements::Elements as _, jiffies::Jiffies};
 
 /// What constants end with: a hash of the build, and the time of the first jiffy in nanoseconds. The latter is measured, and
 /// differs by some ticks from one start to the next.

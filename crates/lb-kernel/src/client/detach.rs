@@ -32,11 +32,3 @@ pub fn is_retired(pins: &Pins) -> Result<bool, DatapathError> {
     let (_, links) = pins.contents()?;
     Ok(!links.is_empty() && !links.iter().any(|name| links::detaches_first(name)))
 }
-
-/// Whether any link of a client is pinned: only then are its flows seen to end, and may new ones begin.
-///
-/// # Errors
-/// If the pins cannot be read.
-pub fn has_links(pins: &Pins) -> Result<bool, DatapathError> {
-    Ok(!pins.link_names()?.is_empty())
-}

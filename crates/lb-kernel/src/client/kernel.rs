@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use lb_core::limits::Limits;
+use lb_diag::SocketLists;
 
 use super::detach::retire;
 use super::hooks::Programs;
@@ -15,13 +16,9 @@ use super::object::{self, Purpose};
 use super::tables::Tables;
 use crate::error::DatapathError;
 use crate::host::cgroup::{self, Cgroup};
-use crate::host::features::Features;
-use crate::host::maps::HostMaps;
 use crate::host::pins::{self, Lock, Pins};
-use crate::sys::clock::monotonic_ns;
-use crate::sys::cpus::possible_cpus;
-use crate::sys::network_namespace::own_namespace_cookie;
-use crate::sys::runs::Runs;
+use crate::host::{features::Features, maps::HostMaps};
+use crate::sys::{clock::monotonic_ns, cpus::possible_cpus, runs::Runs};
 
 /// The kernel, as one client task needs it.
 pub trait ClientKernel: Send + Sync {
@@ -51,7 +48,7 @@ pub trait ClientKernel: Send + Sync {
     /// If the kernel does not tell.
     fn cpus(&self) -> io::Result<u32>;
 
-    /// Cookie of the daemon's network namespace, if it is known.
+    /// Cookie of the daemon's network namespace; `None` if it is not known, as before Linux 5.14.
     fn own_namespace(&self) -> Option<u64>;
 
     /// Where cgroup2 is mounted.
@@ -183,7 +180,7 @@ impl ClientKernel for PinnedClient {
     }
 
     fn own_namespace(&self) -> Option<u64> {
-        own_namespace_cookie()
+        SocketLists::open().and_then(|lists| lists.namespace()).ok()
     }
 
     fn mount(&self) -> Result<PathBuf, DatapathError> {

@@ -10,9 +10,8 @@ use std::path::{Path, PathBuf};
 
 use super::hooks::{FOLLOWS, HOOKS, Hook, Programs};
 use crate::error::DatapathError;
-use crate::host::cgroup::Cgroup;
-use crate::host::loader::LoadedProgram;
 use crate::host::pins::{self, Pins};
+use crate::host::{cgroup::Cgroup, loader::LoadedProgram};
 use crate::sys::{self, LinkInfo};
 
 /// What follows the name of a link that is about to take the place of another. (The kernel reserves names with dots.)

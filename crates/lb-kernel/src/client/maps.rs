@@ -10,8 +10,7 @@ use super::retired::RetiredBackends;
 use crate::error::DatapathError;
 use crate::host::pins::Pins;
 use crate::sys;
-use crate::sys::mapped::Mapped;
-use crate::sys::per_cpu::PerCpuArray;
+use crate::sys::{mapped::Mapped, per_cpu::PerCpuArray};
 
 /// Open flows of a client of any ABI version: each keeps them in a mapped array whose values begin with the number.
 ///

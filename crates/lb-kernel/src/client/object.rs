@@ -16,16 +16,11 @@ use super::adoption::{Attached, Mark};
 use super::hooks::{FOLLOWS, HOOKS, Hook, HookProgram, Programs};
 use super::links;
 use crate::error::DatapathError;
-use crate::host::features::Features;
-use crate::host::loader::objects;
 use crate::host::loader::shape::{Shape, declared, pinned};
 use crate::host::loader::{self, CONSTANTS, Globals, Image, LoadedProgram};
-use crate::host::maps::verdicts_pin;
-use crate::host::pins::Pins;
-use crate::host::privileges;
+use crate::host::{features::Features, loader::objects, maps::verdicts_pin, pins::Pins, privileges};
 use crate::sys;
-use crate::sys::cpus::possible_cpus;
-use crate::sys::jiffies::Jiffies;
+use crate::sys::{cpus::possible_cpus, jiffies::Jiffies};
 
 /// What a client's programs are made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

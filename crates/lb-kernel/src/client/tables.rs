@@ -31,8 +31,7 @@ use lb_core::plan::{BackendPlan, Plan, ServicePlan};
 
 use super::maps::Maps;
 use crate::error::DatapathError;
-use crate::host::maps::Verdicts;
-use crate::host::pins::Pins;
+use crate::host::{maps::Verdicts, pins::Pins};
 
 /// The tables of one client task, by maps that are opened for it.
 pub struct Tables {

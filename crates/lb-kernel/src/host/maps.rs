@@ -25,10 +25,8 @@ use super::xdp::is_link;
 use crate::error::DatapathError;
 use crate::host::loader::objects;
 use crate::host::loader::shape::{self, Shape};
-
 use crate::sys::elements::{self, Elements};
-use crate::sys::mapped::Mapped;
-use crate::sys::per_cpu::PerCpuArray;
+use crate::sys::{mapped::Mapped, per_cpu::PerCpuArray};
 
 /// What the directories of all host ABI versions are called, before their number.
 const PREFIX: &str = "host-v";
@@ -307,9 +305,6 @@ pub fn remove_roots(pins: &Path) -> Result<(), DatapathError> {
 }
 
 /// Removes the host's maps of all versions if no client is left and nobody has them open. Otherwise they stay.
-///
-/// # Errors
-/// If the directories cannot be read, hold what is not a pin, or cannot be removed.
 fn remove(pins: &Path) -> Result<(), DatapathError> {
     let Some(base) = Directory::open(pins)? else { return Ok(()) };
     for name in base.names()?.iter().filter(|name| name.starts_with(PREFIX)) {

@@ -23,10 +23,9 @@ use super::privileges;
 use super::xdp::link_to;
 use crate::error::DatapathError;
 use crate::host::loader::objects;
-use crate::sys::cpus::possible_cpus;
 use crate::sys::elements::{self, Elements as _};
-use crate::sys::per_cpu::PerCpuArray;
 use crate::sys::{self, XdpMode};
+use crate::sys::{cpus::possible_cpus, per_cpu::PerCpuArray};
 
 /// The program.
 const PROGRAM: &str = "socklb_respond";

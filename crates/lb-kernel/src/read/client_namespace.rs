@@ -12,9 +12,8 @@ use lb_diag::SocketLists;
 use super::namespaces::open_within;
 use crate::client::flow_table::FlowTable;
 use crate::error::DatapathError;
-use crate::host::cgroup;
-use crate::host::pins::Pins;
 use crate::host::process::{monotonic_of_start, numbers_are_ours, start_of};
+use crate::host::{cgroup, pins::Pins};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::network_namespace::{NamespaceId, open};
 

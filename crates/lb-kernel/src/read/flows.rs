@@ -8,8 +8,7 @@ use lb_common::abi::{Datagrams, Flow, map};
 use crate::client::flow_table::FlowTable;
 use crate::error::DatapathError;
 use crate::host::pins::Pins;
-use crate::sys;
-use crate::sys::elements;
+use crate::sys::{self, elements};
 
 /// A flow and the socket that it is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

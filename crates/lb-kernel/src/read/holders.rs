@@ -14,9 +14,8 @@ use aya::programs::Iter;
 
 use crate::client::object;
 use crate::error::DatapathError;
-use crate::host::btf;
-use crate::host::loader::objects;
 use crate::host::loader::{self, Globals, Image};
+use crate::host::{btf, loader::objects};
 use crate::sys;
 
 /// The program in the object.

@@ -12,8 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::client::hooks::{FOLLOWS, HOOKS};
 use crate::client::links;
 use crate::error::DatapathError;
-use crate::host::cgroup::cgroup2_mount;
-use crate::host::pins::Pins;
+use crate::host::{cgroup::cgroup2_mount, pins::Pins};
 use crate::sys::{self, AttachType};
 
 /// How the names of socklb's programs begin.

@@ -24,8 +24,7 @@ use super::namespaces::{Namespaces, Sight, SocketsByList};
 use super::records::{Failed, Key, Record, Records};
 use crate::client::links;
 use crate::error::DatapathError;
-use crate::host::cgroup;
-use crate::host::pins::Pins;
+use crate::host::{cgroup, pins::Pins};
 
 /// What a pass over a client's flow records found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -15,8 +15,7 @@ use crate::error::DatapathError;
 use crate::host::pins::Pins;
 use crate::sys;
 use crate::sys::elements::{self, Elements as _};
-use crate::sys::mapped::Mapped;
-use crate::sys::readers::wait_for_readers;
+use crate::sys::{mapped::Mapped, readers::wait_for_readers};
 
 #[derive(Clone, Debug)]
 enum Location {

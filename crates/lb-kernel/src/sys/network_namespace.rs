@@ -7,7 +7,6 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 
-use lb_diag::SocketLists;
 use rustix::thread::LinkNameSpaceType;
 
 /// A network namespace: the number of its inode, which no other one has while it lasts.
@@ -58,9 +57,4 @@ pub fn open(pid: u32) -> io::Result<File> {
 /// Without CAP_SYS_ADMIN.
 pub fn enter(namespace: &File) -> io::Result<()> {
     Ok(rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
-}
-
-/// The cookie of the calling process's network namespace; `None` before Linux 5.14.
-pub fn own_namespace_cookie() -> Option<u64> {
-    SocketLists::open().and_then(|lists| lists.namespace()).ok()
 }
