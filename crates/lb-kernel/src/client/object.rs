@@ -198,7 +198,7 @@ fn load_with(
         loader::load_unpinned(&image, &smallest())?
     };
     #[cfg(feature = "log-programs")]
-    crate::host::loader::program_logs::follow(&mut object);
+    loader::program_logs::follow(&mut object);
     let constants = object.take_map(CONSTANTS);
     let mut loaded = Vec::with_capacity(hooks.len());
     for (hook, name) in hooks {

@@ -134,7 +134,7 @@ impl Receiver {
 
 fn load(mut object: Ebpf, features: Features) -> Result<LoadedProgram, DatapathError> {
     #[cfg(feature = "log-programs")]
-    crate::host::loader::program_logs::follow(&mut object);
+    loader::program_logs::follow(&mut object);
     let name = if features.fetching_atomics { PROGRAM } else { WITHOUT_FETCHING_ATOMICS };
     LoadedProgram::load(&mut object, name)
 }

@@ -71,7 +71,7 @@ pub fn load(port: u16, secret: Secret) -> Result<(Responder, Answers), DatapathE
     ]);
     let mut object = loader::load_unpinned(&Image::new(objects::RESPONDER, globals, &[], None)?, &[])?;
     #[cfg(feature = "log-programs")]
-    crate::host::loader::program_logs::follow(&mut object);
+    loader::program_logs::follow(&mut object);
     let responder = Responder {
         program: LoadedProgram::load(&mut object, PROGRAM)?,
         addresses: fd_of(&mut object, map::ADDRESSES)?,
