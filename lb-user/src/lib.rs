@@ -9,7 +9,6 @@
 //! ([`dry_run`]) and what its probes would cost ([`probe_cost`]), what is configured ([`configured`]) and what that changes
 //! ([`comparison`]), and what may be wrong with the host ([`doctor`]); and the commands ([`cli`]).
 #![deny(clippy::print_stdout, clippy::print_stderr)]
-#![expect(missing_docs, reason = "an error's or an option's text is its documentation")]
 
 pub mod error;
 

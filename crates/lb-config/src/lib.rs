@@ -5,7 +5,6 @@
 //! where there is neither kernel nor cgroup. Must not look at the host: whether a cgroup exists is for the datapath. Variables, the
 //! host name and files of keys come in through [`ProcessEnvironment`].
 #![forbid(unsafe_code)]
-#![expect(missing_docs, reason = "a key's text is its documentation")]
 
 use std::net::SocketAddr;
 use std::ops::Range;

@@ -9,6 +9,7 @@
 //! facts come in ([`balancer`]); how the daemon's lists come into force ([`feed`]); and, for the planner and for tests, what
 //! the kernel programs do with backends that fail ([`ejection`]); and what is known of backends' reports ([`reports`]).
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 pub mod service;
 

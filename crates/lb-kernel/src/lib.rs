@@ -14,7 +14,6 @@
 //! - `sys`: system calls.
 //!
 //! [`Kernel`] is what a daemon needs of them all beside its clients, and [`DatapathError`] what can go wrong.
-#![expect(missing_docs, reason = "an error's text is its documentation")]
 
 mod client;
 

@@ -7,6 +7,7 @@
 //! called ([`name`]), the keys ([`keys`]), the places of verdicts in the kernel ([`ids`]), whoever asks
 //! ([`client`]), and whoever is asked ([`agent`]).
 #![cfg_attr(not(feature = "std"), no_std)]
+#![warn(missing_docs)]
 
 pub mod wire;
 
