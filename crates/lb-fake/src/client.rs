@@ -1,14 +1,16 @@
 //! The kernel in memory: its time, its cgroups, and the clients whose maps and links it has.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use lb_common::abi::{Backend, Service};
 use lb_core::limits::Limits;
 use lb_kernel::{
-    Cgroup, ClientKernel, DatapathError, Features, HostMaps, Kernel, Lock, Pins, Purpose, Runs, Tables,
+    Cgroup, ClientKernel, DatapathError, Features, HostMaps, Kernel, Lock, Mapped, Pins, Purpose, Runs,
+    Tables,
 };
 
 use crate::faults::FaultInjection;
@@ -34,6 +36,8 @@ pub(crate) struct FakeHost {
     pub host_maps: SharedMaps,
     /// By the directory of their pins.
     pub clients: BTreeMap<PathBuf, FakePinnedClient>,
+    /// The directories of pins where somebody else's lie as well.
+    foreign: BTreeSet<PathBuf>,
 }
 
 /// A client that is pinned.
@@ -84,6 +88,7 @@ impl FakeKernel {
             last_link: 0,
             host_maps: SharedMaps::new(&faults)?,
             clients: BTreeMap::new(),
+            foreign: BTreeSet::new(),
         };
         Ok(Self { host: Arc::new(Mutex::new(host)), faults })
     }
@@ -117,6 +122,26 @@ impl FakeKernel {
         FakeClient { kernel: self.clone(), pins: pins.clone(), program: 0 }
     }
 
+    /// Lets pins lie among a client's that are somebody else's, so that it cannot be opened, or takes them away.
+    pub fn set_foreign_pins(&self, pins: &Pins, is_foreign: bool) {
+        let mut host = self.host();
+        if is_foreign {
+            host.foreign.insert(pins.maps())
+        } else {
+            host.foreign.remove(&pins.maps())
+        };
+    }
+
+    /// Changes a row of a client's services, past its daemon.
+    pub fn change_service(&self, pins: &Pins, index: usize, change: impl FnOnce(&mut Service)) {
+        change_row(&self.host().clients[&pins.maps()].maps.services, index, change);
+    }
+
+    /// Changes a row of a client's backends, past its daemon.
+    pub fn change_backend(&self, pins: &Pins, slot: usize, change: impl FnOnce(&mut Backend)) {
+        change_row(&self.host().clients[&pins.maps()].maps.backends, slot, change);
+    }
+
     /// An operator removes all links of a client.
     pub fn unlink(&self, pins: &Pins) {
         if let Some(client) = self.host().clients.get_mut(&pins.maps()) {
@@ -127,6 +152,12 @@ impl FakeKernel {
     pub(crate) fn host(&self) -> MutexGuard<'_, FakeHost> {
         self.host.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn change_row<T: bytemuck::Pod>(rows: &Mapped<T>, index: usize, change: impl FnOnce(&mut T)) {
+    let mut row = rows.get(index);
+    change(&mut row);
+    rows.shared().set(index, &row);
 }
 
 impl Kernel for FakeKernel {
@@ -243,6 +274,9 @@ impl ClientKernel for FakeClient {
         self.load(limits, features, purpose)?;
         let mut host = self.kernel.host();
         let key = self.pins.maps();
+        if host.foreign.contains(&key) {
+            return Err(DatapathError::Foreign(key.join("theirs")));
+        }
         if !host.clients.contains_key(&key) {
             let maps = ClientMaps::new(limits, &host.host_maps.verdicts, &self.kernel.faults);
             let maps = maps.map_err(|error| self.fail(error))?;

@@ -9,6 +9,10 @@ mod ejection;
 
 mod policies;
 
+mod choices;
+
+mod subsets;
+
 mod lists;
 
 mod clients;
@@ -31,7 +35,9 @@ use lb_fake::{Connect, FakeCgroup};
 use lb_kernel::{DatapathError, Kernel as _};
 
 pub use self::stage::WireEnd;
-use self::stage::{BACKENDS, FAULTS_PER_MILLE, SEED, SERVICE, Stage, address, cgroup_path, script};
+use self::stage::{
+    BACKENDS, CONFIG, FAULTS_PER_MILLE, SEED, SERVICE, Stage, address, cgroup_path, list_of, script,
+};
 use super::{BackgroundWork, Event};
 
 const FOR_LONG: &str = "ejection = { base = \"1h\", max = \"1h\" }";
@@ -82,10 +88,17 @@ fn an_ejected_backend_comes_back_by_a_trial() {
 }
 
 #[test]
-fn ejections_survive_a_daemon_that_starts() {
+fn what_the_programs_found_outlives_lists_policies_and_starts() {
     script(FOR_LONG, |stage| {
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
+        stage.list(&[BACKENDS[0], BACKENDS[1], BACKENDS[2], "10.0.0.4:80"]);
+        stage.settle();
+        let weights = BACKENDS.into_iter().zip(["weight = 3\n", "weight = 2\n", ""]);
+        stage.list_text(&weights.map(|(backend, weight)| list_of(&[backend]) + weight).collect::<String>());
+        stage.settle();
+        stage.configure(&format!("policy = \"random\"\n{FOR_LONG}"));
+        assert!(stage.states()[&address(BACKENDS[0])].1);
         for _ in 0..3 {
             stage.start(&BACKENDS);
             assert_eq!(stage.dial(60), 0);
@@ -206,12 +219,25 @@ fn a_client_that_an_operator_has_removed_stays_gone() {
         }
         assert!(stage.task().is_unpinned());
         assert!(stage.faults().iter().any(|fault| fault.starts_with("its pins were removed")));
-        // SIGHUP makes it again, and so would a start.
+        // The configuration says the same again, which does not bring back what was removed on purpose.
+        stage.write_config("");
+        stage.changed(CONFIG);
+        stage.tick();
+        assert_eq!((stage.connect(), stage.pinned()), (Err(0), vec![]));
+        // SIGHUP makes it again, and so does another configuration, and a start would.
         (stage.sent, stage.open) = Default::default();
         stage.kernel.faults().fail_some(FAULTS_PER_MILLE, SEED);
         stage.tell(Event::Hangup);
         stage.stop_faults();
-        assert_eq!(stage.dial(3), 0);
+        assert_eq!((stage.dial(3), stage.faults()), (0, vec![]));
+        stage.kernel.detach(&stage.pins()).expect("no fault");
+        stage.changed(cgroup_path("web"));
+        stage.tick();
+        (stage.sent, stage.open) = Default::default();
+        stage.write_config("policy = \"round-robin\"");
+        stage.changed(CONFIG);
+        stage.stop_faults();
+        assert_eq!((stage.dial(3), stage.faults()), (0, vec![]));
     });
 }
 

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use lb_common::ending::Ending;
 use lb_fake::{Connect, FakeCgroup, FakeFlow};
+use lb_view::coverage::Coverage;
 
 use super::stage::{BACKENDS, CONFIG, SERVICE, Stage, address, cgroup_path, script};
+use crate::api::{ControllerQuery, Reply};
 use crate::controller::{BackgroundWork, Event, Notice};
 
 const MORE: &str = "10.96.0.11:80";
@@ -23,7 +25,7 @@ impl Stage {
 
     /// Adds to the configuration.
     fn add(&mut self, text: &str) {
-        let before = String::from_utf8(self.disk.content(CONFIG).expect("it is there")).expect("text");
+        let before = self.config_text();
         self.write_text(&(before + text));
     }
 
@@ -114,7 +116,7 @@ fn a_service_that_is_renamed_keeps_its_flows_and_serves_on() {
     script("", |stage| {
         stage.connect().expect("all are well");
         stage.is_counted = false;
-        let text = String::from_utf8(stage.disk.content(CONFIG).expect("it is there")).expect("text");
+        let text = stage.config_text();
         stage.write_text(&text.replace("name = \"users\"", "name = \"renamed\""));
         stage.tell(Event::Hangup);
         for _ in 0..70 {
@@ -129,7 +131,7 @@ fn a_service_that_is_renamed_keeps_its_flows_and_serves_on() {
 #[test]
 fn a_service_or_a_client_that_gets_another_name_is_balanced_at_each_step() {
     let rename = |stage: &mut Stage| {
-        let text = String::from_utf8(stage.disk.content(CONFIG).expect("it is there")).expect("text");
+        let text = stage.config_text();
         stage.write_text(&text.replace("name = \"users\"", "name = \"people\""));
     };
     let names = |stage: &Stage| {
@@ -170,6 +172,20 @@ fn a_configuration_with_a_fault_changes_nothing_and_is_reported_until_it_is_good
         stage.changed(CONFIG);
         stage.tick();
         assert!(!stage.faults().iter().any(|fault| fault.contains("socklb.toml")), "{:?}", stage.faults());
+        // Its file system does not answer: that is told, and everything else goes on.
+        stage.disk.set_silent(CONFIG, true);
+        stage.changed(CONFIG);
+        stage.pass(2 * SECOND);
+        stage.list(&BACKENDS[1..]);
+        stage.tell(Event::Hangup);
+        stage.settle();
+        let faults = stage.faults();
+        assert!(faults.iter().any(|fault| fault.contains("socklb.toml does not answer")), "{faults:?}");
+        assert_eq!(stage.dialled(30).len(), 2);
+        stage.list(&BACKENDS);
+        stage.disk.set_silent(CONFIG, false);
+        stage.pass(2 * SECOND);
+        assert!(!stage.faults().iter().any(|fault| fault.contains("socklb.toml")), "{:?}", stage.faults());
         // It is gone, or cannot be read.
         stage.disk.remove(CONFIG);
         stage.changed(CONFIG);
@@ -184,6 +200,129 @@ fn a_configuration_with_a_fault_changes_nothing_and_is_reported_until_it_is_good
         stage.stop_faults();
         assert_eq!(stage.faults(), [""; 0]);
         assert_eq!(stage.dial(30), 0);
+    });
+}
+
+/// Each says what it takes; a restart all the same is refused where maps have other sizes.
+#[test]
+fn what_cannot_change_while_running_is_named_and_the_rest_changes() {
+    script("", |stage| {
+        stage.stop_faults();
+        let good = stage.config_text();
+        let limits = "[limits]\nschedule_entries = 32768\nflow_records = 128\nslots = 512\n";
+        let metrics = "[metrics]\nlisten = \"127.0.0.1:9464\"\n";
+        let more = format!("{}{limits}{metrics}[paths]\nrun = \"/elsewhere\"\n", second_service());
+        stage.add(&more);
+        stage.tell(Event::Hangup);
+        stage.settle();
+        let restart = |key: &str| format!("{key} cannot change while running; restart socklb to apply it");
+        let remade = "limits.flow_records cannot change while running, nor by a restart alone, for the clients' maps outlive it: \
+                      stop socklb, run `socklb detach web --pins '/sys/fs/bpf'` (connects then go unbalanced), and start it again";
+        let expected = [remade.to_owned(), restart("paths.run"), restart("metrics.listen")];
+        assert_eq!(stage.faults(), expected);
+        assert_eq!(stage.reached(stage.place, MORE), Some(address(MORE_BACKEND)));
+        // Only that is put back.
+        stage.write_text(&(good + &second_service() + metrics));
+        stage.tell(Event::Hangup);
+        stage.settle();
+        assert_eq!(stage.faults(), [restart("metrics.listen")]);
+        stage.try_to_start(1);
+        assert_eq!(stage.faults(), [""; 0]);
+        assert_eq!(stage.reached(stage.place, MORE), Some(address(MORE_BACKEND)));
+    });
+}
+
+/// Two are refused whose pins are somebody else's in part: of one, then of both.
+#[test]
+fn a_client_that_cannot_be_started_keeps_no_other_from_that_and_heals_by_itself() {
+    script("", |stage| {
+        let other = stage.kernel.make_cgroup(&cgroup_path("b"));
+        let pins = |client| lb_kernel::Pins::of(std::path::Path::new(super::stage::PINS), client);
+        stage.clients(&[("web", "web"), ("two", "b")]);
+        stage.stop_faults();
+        stage.kernel.set_foreign_pins(&pins("two"), true);
+        stage.try_to_start(1);
+        stage.pass(5 * SECOND);
+        let faults = stage.faults();
+        assert!(faults.len() == 1 && faults[0].contains("two/maps/theirs"), "{faults:?}");
+        assert!(stage.reaches(stage.place) && stage.reaches(other), "programs of before go on");
+        stage.kernel.set_foreign_pins(&pins("two"), false);
+        stage.pass(11 * SECOND);
+        assert_eq!(stage.faults(), [""; 0]);
+        for client in ["two", "web"] {
+            stage.kernel.set_foreign_pins(&pins(client), true);
+        }
+        stage.try_to_start(1);
+        assert!(stage.controller.is_none());
+        for part in ["none of 2 clients can be started", "client two: ", "client web: ", "theirs"] {
+            assert!(stage.refused.contains(part), "{part:?} is not in {}", stage.refused);
+        }
+        for client in ["two", "web"] {
+            stage.kernel.set_foreign_pins(&pins(client), false);
+        }
+        stage.start(&BACKENDS);
+    });
+}
+
+#[test]
+fn directories_of_files_that_are_no_longer_configured_are_not_watched() {
+    script("", |stage| {
+        for round in 0..5 {
+            let file = format!("/lists/{round}/users.toml");
+            stage.disk.write(&file, super::stage::list_of(&BACKENDS[..2]));
+            stage.configure(&format!("backends = {{ file = \"{file}\" }}"));
+            let watched = ["/etc/socklb".to_owned(), format!("/lists/{round}")];
+            assert_eq!(stage.watched, watched.map(Into::into).into());
+        }
+    });
+}
+
+#[test]
+fn the_line_on_the_state_follows_what_happens() {
+    script("", |stage| {
+        stage.stop_faults();
+        assert_eq!(stage.state_line, "1 of 1 clients attached");
+        stage.kernel.remove_cgroup(&cgroup_path("web"));
+        stage.tick();
+        assert_eq!(stage.state_line, "0 of 1 clients attached");
+        stage.place = stage.kernel.make_cgroup(&cgroup_path("web"));
+        stage.tick();
+        assert_eq!(stage.state_line, "1 of 1 clients attached");
+        stage.disk.remove(super::stage::LIST);
+        stage.changed(super::stage::LIST);
+        stage.tick();
+        assert_eq!(stage.state_line, "1 of 1 clients attached; 1 of 1 endpoint files cannot be used");
+    });
+}
+
+/// Services were restarted, and what they dialled first went to the service address.
+#[test]
+fn r29_a_cgroup_that_is_made_anew_is_covered_before_a_process_that_waits_goes_on() {
+    script("", |stage| {
+        stage.stop_faults();
+        let cover = |stage: &mut Stage, cgroups: &[u64]| {
+            let (answer, said) = Reply::new();
+            let (client, cgroups) = ("web".to_owned(), cgroups.to_vec());
+            stage.tell(Event::Asked(ControllerQuery::Cover { client, cgroups, answer }));
+            said
+        };
+        let elsewhere = stage.kernel.make_cgroup(&cgroup_path("b"));
+        for _ in 0..5 {
+            stage.kernel.remove_cgroup(&cgroup_path("web"));
+            assert_eq!(stage.degraded().len(), 1, "attached is not effective");
+            // One that is not there is waited for.
+            let mut waiting = cover(stage, &[elsewhere.0]);
+            stage.tick();
+            assert!(waiting.try_recv().is_err());
+            stage.place = stage.kernel.make_cgroup(&cgroup_path("web"));
+            // No watch has told of it: the query itself has it looked at.
+            let said = cover(stage, &[stage.place.0]).try_recv();
+            assert_eq!(said.expect("at once"), Coverage::Covered);
+            let configured = cgroup_path("web");
+            assert_eq!(waiting.try_recv().expect("it is told"), Coverage::Elsewhere { configured });
+            assert_eq!((stage.dial(60), stage.client().cgroup_id), (0, Some(stage.place.0)));
+        }
+        assert_eq!((stage.client().not_a_service, stage.degraded()), (0, vec![]));
     });
 }
 
@@ -396,8 +535,19 @@ fn links_that_were_removed_by_hand_are_made_again() {
 }
 
 #[test]
-fn a_client_without_a_cgroup_waits_for_it() {
+fn a_client_without_a_cgroup_waits_for_it_also_at_a_start_and_holds_no_other_up() {
     script("", |stage| {
+        stage.stop_faults();
+        stage.kernel.remove_cgroup(&cgroup_path("web"));
+        let other = stage.kernel.make_cgroup(&cgroup_path("b"));
+        stage.write_clients(&[("web", "web"), ("two", "b")]);
+        stage.try_to_start(1);
+        assert!(stage.reaches(other));
+        let expected = "there is no cgroup web; it is attached when it appears";
+        assert_eq!(stage.faults(), [expected]);
+        stage.place = stage.kernel.make_cgroup(&cgroup_path("web"));
+        stage.pass(2 * SECOND);
+        assert_eq!((stage.dial(30), stage.faults()), (0, vec![]));
         stage.kernel.remove_cgroup(&cgroup_path("web"));
         stage.stop_faults();
         let faults = stage.faults();

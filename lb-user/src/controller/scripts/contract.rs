@@ -92,7 +92,7 @@ impl World for Memory {
     }
 
     fn status(&mut self) -> StatusDocument {
-        crate::status::of(&self.stage.kernel, self.stage.controller().facts(self.stage.now))
+        self.stage.status()
     }
 
     fn now(&self) -> Duration {

@@ -1,13 +1,19 @@
 //! Scripts of ejection: what the programs decide by themselves, mostly while no daemon runs. That the programs in the kernel decide alike
 //! is shown by the local tests of the same name's module, for one case of each kind.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use lb_common::abi::BackendState;
+use lb_common::abi::{BackendState, EjectionRules, NextTrial};
 use lb_common::ending::Ending;
+use lb_fake::Connect;
+use lb_http::peer::PeerCredentials;
+use lb_view::readmission::Readmission;
 
 use super::FOR_LONG;
 use super::stage::{BACKENDS, Stage, address, script};
+use crate::api::{ControllerQuery, Reply};
+use crate::controller::Event;
 use crate::status;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -164,6 +170,135 @@ fn who_leaves_is_not_named_for_a_trial_any_more() {
         assert_eq!(states[&address("10.0.0.4:80")], (BackendState::Member, false));
         assert!(!states.contains_key(&address(BACKENDS[0])));
         assert_eq!(stage.dial(60), 0);
+    });
+}
+
+/// A daemon that was killed while it turned ejection off has stored the rules, and has taken nobody back yet.
+#[test]
+fn who_is_still_ejected_where_ejection_is_off_comes_back() {
+    script(FOR_LONG, |stage| {
+        stage.dead.insert(address(BACKENDS[0]));
+        assert_eq!(stage.dial(60), 5);
+        stage.kill();
+        stage.kernel.change_service(&stage.pins(), 0, |row| row.ejection = EjectionRules::default());
+        stage.write_config("ejection = \"off\"");
+        stage.start(&BACKENDS);
+        stage.stop_faults();
+        assert_eq!(stage.states()[&address(BACKENDS[0])], (BackendState::Member, false));
+    });
+}
+
+/// What is named for the next trial may have left since, and its slot may be another service's.
+#[test]
+fn a_trial_never_goes_to_a_backend_of_another_service() {
+    script("ejection = { base = \"1s\", max = \"1h\" }", |stage| {
+        let (orders, backends) = ("10.96.0.11:80", ["10.0.1.1:80", "10.0.1.2:80"]);
+        let text = stage.config_text();
+        let other = format!(
+            "[[service]]\nname = \"orders\"\naddress = \"{orders}\"\nbackends = {{ static = {backends:?} }}\n"
+        );
+        stage.write_text(&(text + &other));
+        stage.tell(Event::Hangup);
+        stage.stop_faults();
+        for _ in 0..20 {
+            let Connect::Sent(flow) = stage.kernel.connect(stage.place, 1, address(orders)) else {
+                panic!("it is balanced");
+            };
+            stage.kernel.send_syn(&flow);
+            let ending = if flow.backend == address(backends[0]) { Ending::Refused } else { Ending::Closed };
+            stage.kernel.end(flow, ending, 0, 0);
+        }
+        let ejected = stage.slot(address(backends[0]));
+        assert!(ejected.is_ejected);
+        stage.kill();
+        stage.pass(10 * SECOND);
+        let trial = NextTrial::of(ejected.at.slot.number(), 0, 0);
+        stage.kernel.change_service(&stage.pins(), 0, |row| row.next_trial = trial);
+        // `begin` would not know its backend.
+        assert_eq!(stage.dialled(20), BACKENDS.map(address).into());
+    });
+}
+
+/// Of ten endpoints a subset of four: one that stays ejected is replaced, keeps its trials, and comes back to its place.
+#[test]
+fn a_member_that_stays_ejected_is_replaced_and_tried_on() {
+    let lines = "subset = { size = 4 }\nejection = { failures = 2, base = \"1s\", max = \"1s\" }\n\
+                 health = { replace_after = \"1s\" }";
+    script(lines, |stage| {
+        let ten = many(10);
+        stage.list(&ten.iter().map(String::as_str).collect::<Vec<_>>());
+        stage.reconfigure("[[client]]\n", "[[client]]\nindex = 1\ncount = 3\n");
+        stage.stop_faults();
+        let members = |stage: &Stage| {
+            let backends = stage.service().backends.into_iter();
+            backends.filter(|one| one.share_wanted > 0.0).map(|one| one.address).collect::<BTreeSet<_>>()
+        };
+        let before = members(stage);
+        assert_eq!(before.len(), 4);
+        let lost = *before.first().expect("four");
+        stage.dead.insert(lost);
+        for _ in 0..10 {
+            stage.dial(8);
+            stage.tick();
+        }
+        let after = members(stage);
+        assert!(after.len() == 4 && !after.contains(&lost), "{after:?}");
+        assert_eq!(before.difference(&after).collect::<Vec<_>>(), [&lost], "one loss is one change");
+        let faults = stage.degraded().join("\n");
+        assert!(faults.contains("ejected: ") && faults.contains(&lost.to_string()), "{faults}");
+        let explained = stage.explained();
+        let told = format!("replaced, and tried until they are well: {lost} (ejected, says the kernel)");
+        assert!(explained.contains(&told), "{explained}");
+        let stands_in = after.difference(&before).next().expect("one");
+        let told = format!("the next of the order in their place: {stands_in}\n");
+        assert!(explained.contains(&told), "{explained}");
+        // It is in no table, and is tried, also without a daemon, and found again.
+        let trials = |stage: &Stage| stage.backend(&lost.to_string()).trials;
+        let first = trials(stage);
+        stage.pass(3 * SECOND);
+        stage.dial(8);
+        assert!(trials(stage) > first);
+        stage.kill();
+        stage.dead.clear();
+        stage.pass(3 * SECOND);
+        assert!(stage.dialled(8).contains(&lost));
+        stage.try_to_start(1);
+        assert_eq!(stage.backend(&lost.to_string()).membership, "replaced");
+        assert_eq!(members(stage), after, "a daemon that starts goes on from there");
+        stage.pass(60 * SECOND);
+        stage.dial(8);
+        stage.pass(60 * SECOND);
+        assert_eq!(members(stage), before, "it comes back to its place");
+    });
+}
+
+/// The backend is taken back at once and with a clean record.
+#[test]
+fn an_ejection_is_lifted_before_its_time() {
+    script(FOR_LONG, |stage| {
+        let readmit = |stage: &mut Stage, backend: &str, client: Option<&str>| {
+            let (answer, mut said) = Reply::new();
+            let (service, client) = ("users".to_owned(), client.map(str::to_owned));
+            let (backend, who) = (address(backend), PeerCredentials { user: 0, groups: vec![0], process: 1 });
+            stage.tell(Event::Asked(ControllerQuery::Readmit { service, backend, client, who, answer }));
+            let Readmission { clients, .. } = said.try_recv().expect("an answer");
+            clients.into_iter().map(|told| (told.client, told.was_ejected)).collect::<Vec<_>>()
+        };
+        stage.dead.insert(address(BACKENDS[0]));
+        assert_eq!(stage.dial(60), 5);
+        assert_eq!(readmit(stage, BACKENDS[1], None), [("web".to_owned(), false)]);
+        assert_eq!(readmit(stage, "10.0.0.9:80", None), []);
+        assert_eq!(readmit(stage, BACKENDS[0], Some("batch")), []);
+        assert!(stage.slot(address(BACKENDS[0])).is_ejected, "what failed changed nothing");
+        stage.dead.clear();
+        assert_eq!(readmit(stage, BACKENDS[0], Some("web")), [("web".to_owned(), true)]);
+        let before = stage.sent[&address(BACKENDS[0])];
+        assert_eq!(stage.dial(30), 0);
+        assert_eq!(stage.sent[&address(BACKENDS[0])] - before, 10, "its whole share");
+        // Four failures do not eject it, the fifth does, for as long as at first.
+        stage.dead.insert(address(BACKENDS[0]));
+        assert_eq!(stage.dial(60), 5);
+        assert_eq!(stage.slot(address(BACKENDS[0])).ejection.level, 1);
     });
 }
 

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use lb_common::abi::BackendState;
 use lb_core::health::Health;
 use lb_kernel::Snapshot;
+use lb_view::status::SourceStatus;
 
 use super::stage::{
-    BACKENDS, CONFIG, FAULTS_PER_MILLE, LIST, SEED, SERVICE, Stage, address, cgroup_path, list_of, script,
+    BACKENDS, FAULTS_PER_MILLE, LIST, SEED, SERVICE, Stage, address, cgroup_path, list_of, script,
 };
 use crate::controller::{BackgroundWork, Event};
 use crate::status;
@@ -36,14 +37,17 @@ impl Stage {
         self.list(&backends);
     }
 
+    fn service_source(&self) -> SourceStatus {
+        self.controller().sources(self.task(), self.now).remove("users").expect("the service")
+    }
+
     /// The fault of the service's file.
     fn file_fault(&self) -> String {
-        let sources = self.controller().sources(self.task(), self.now);
-        sources["users"].error.clone().unwrap_or_default()
+        self.service_source().error.unwrap_or_default()
     }
 
     fn file_failures(&self) -> u64 {
-        self.controller().sources(self.task(), self.now)["users"].failures
+        self.service_source().failures
     }
 }
 
@@ -209,6 +213,166 @@ fn a_start_with_a_bad_file_uses_the_last_good_list_of_its_service() {
         stage.list(&BACKENDS[..1]);
         stage.settle();
         assert_eq!(stage.dialled(30), of(&[0]));
+    });
+}
+
+/// A source that came back empty, or a daemon that started without one, took all backends away.
+#[test]
+fn r13_no_broken_source_takes_backends_away_and_a_valid_shorter_list_does() {
+    let whole = list_of(&BACKENDS);
+    script("", |stage| {
+        stage.stop_faults();
+        for bad in ["", &whole[..whole.len() - 6], "[[endpoint]]\n", "\0\0\0"] {
+            stage.list_text(bad);
+            assert_ne!(stage.file_fault(), "", "{bad:?}");
+            assert_eq!(stage.dialled(30), of(&[0, 1, 2]), "{bad:?}");
+            stage.try_to_start(1);
+            assert_ne!(stage.file_fault(), "", "a start with {bad:?}");
+            assert_eq!(stage.dialled(30), of(&[0, 1, 2]), "a start with {bad:?}");
+            stage.list_text(&whole);
+            assert_eq!(stage.file_fault(), "");
+        }
+        stage.list(&BACKENDS[1..2]);
+        stage.settle();
+        assert_eq!((stage.file_fault().as_str(), stage.dialled(30)), ("", of(&[1])));
+    });
+}
+
+#[test]
+fn the_json_of_prometheus_is_read_and_what_is_another_programs_is_told() {
+    let group = |labels: &str| {
+        format!(r#"[{{"targets": ["{}", "{}"], "labels": {{{labels}}}}}]"#, BACKENDS[0], BACKENDS[2])
+    };
+    script("", |stage| {
+        let notes = |stage: &Stage| stage.service_source().notes;
+        stage.list_text(&group(r#""weight": "2", "state": "running", "__meta_x": "y""#));
+        stage.stop_faults();
+        assert_eq!(stage.dialled(30), of(&[0, 2]));
+        let note =
+            "label state is ignored: unknown state \"running\" on line 1; a label socklb_state is heeded";
+        assert_eq!(notes(stage), [note]);
+        stage.list_text(&group(r#""socklb_state": "lame-duck", "state": "running""#));
+        stage.stop_faults();
+        assert_eq!(notes(stage), [""; 0]);
+        assert_eq!(stage.backend(BACKENDS[2]).state, "lame-duck");
+        // What was kept of it begins as JSON, and serves a start without the file.
+        stage.disk.remove(LIST);
+        stage.try_to_start(1);
+        stage.settle();
+        assert_eq!(stage.backend(BACKENDS[2]).state, "lame-duck");
+        assert_eq!(stage.dialled(30), of(&[0, 2]));
+    });
+}
+
+/// The shell gives the file and the last good list up after a while each: what the kernel holds serves then.
+#[test]
+fn a_start_goes_on_without_a_file_system_that_does_not_answer() {
+    script("", |stage| {
+        stage.list(&BACKENDS[..2]);
+        stage.stop_faults();
+        stage.disk.set_silent(LIST, true);
+        stage.kill();
+        lb_kernel::Kernel::detach(&stage.kernel, &stage.pins()).expect("no fault");
+        (stage.sent, stage.open) = Default::default();
+        stage.try_to_start(1);
+        stage.settle();
+        assert_eq!(stage.dialled(30), of(&[0, 1]), "the last good list");
+        assert!(stage.file_fault().contains("users.toml does not answer"), "{}", stage.file_fault());
+        stage.disk.set_silent(LAST_GOOD, true);
+        stage.try_to_start(1);
+        stage.settle();
+        assert_eq!(stage.dialled(30), of(&[0, 1]), "what the kernel holds");
+        for path in [LIST, LAST_GOOD] {
+            stage.disk.set_silent(path, false);
+        }
+        stage.pass(std::time::Duration::from_secs(3));
+        assert_eq!(stage.file_fault(), "");
+        stage.list(&BACKENDS[2..]);
+        stage.settle();
+        assert_eq!(stage.dialled(30), of(&[2]));
+    });
+}
+
+/// Other files of its directory change, and so does time.
+#[test]
+fn an_idle_daemon_reads_nothing_anew() {
+    script("", |stage| {
+        stage.stop_faults();
+        let readings = |stage: &Stage| stage.controller().sources.readings;
+        let before = readings(stage);
+        for n in 0..5 {
+            stage.disk.write(format!("/lists/other{n}"), "x");
+            stage.changed(format!("/lists/other{n}"));
+            stage.pass(std::time::Duration::from_mins(1));
+        }
+        // A change in its directory has the file looked at, and not read, for it is the version that is known.
+        assert_eq!((readings(stage) - before, stage.service_source().failures), (5, 0));
+        stage.hangs = |work| matches!(work, BackgroundWork::Read { .. });
+        stage.pass(std::time::Duration::from_mins(1));
+        assert_eq!(readings(stage) - before, 5);
+    });
+}
+
+/// The store holds twice the limit; tables that grow and shrink scatter over it.
+#[test]
+fn tables_of_many_lengths_always_find_room() {
+    // 1,024 entries up to 32 backends, 4,096 for 128.
+    let sizes =
+        [(4, 128), (4, 127), (4, 1), (0, 2), (1, 128), (3, 2), (2, 2), (3, 1), (1, 127), (1, 1), (2, 128)];
+    let list = |service: usize, count: usize, version: usize| {
+        let all: Vec<String> =
+            (0..count).map(|n| format!("10.{}.{version}.{}:80", service + 1, n + 1)).collect();
+        list_of(&all.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let mut stage = Stage::new("");
+    let mut text =
+        "[limits]\nschedule_entries = 8192\n[[client]]\njob = \"web\"\ncgroup = \"web\"\n".to_owned();
+    for n in 0..5 {
+        stage.disk.write(format!("/lists/{n}.toml"), list(n, 1, 0));
+        text += &format!(
+            "[[service]]\nname = \"s{n}\"\naddress = \"10.96.1.{n}:80\"\nbackends = {{ file = \"/lists/{n}.toml\" }}\n"
+        );
+    }
+    stage.write_text(&text);
+    stage.try_to_start(1);
+    for (version, (service, count)) in (1..).zip(sizes) {
+        stage.disk.write(format!("/lists/{service}.toml"), list(service, count, version));
+        stage.changed(format!("/lists/{service}.toml"));
+        stage.settle();
+        let backends = stage.client().services.swap_remove(service).backends.into_iter();
+        let version = format!("10.{}.{version}.", service + 1);
+        let used =
+            backends.filter(|one| one.share_wanted > 0.0 && one.address.to_string().starts_with(&version));
+        assert_eq!((used.count(), stage.faults()), (count, vec![]), "{version}");
+    }
+    for n in 0..5 {
+        assert!((0..20).all(|_| stage.reached(stage.place, &format!("10.96.1.{n}:80")).is_some()));
+    }
+}
+
+#[test]
+fn a_static_list_that_finds_no_slot_keeps_no_daemon_from_starting() {
+    let lines = |list: &[String]| format!("subset = \"all\"\nbackends = {{ static = {list:?} }}");
+    let (old, new) = (many(1, 300), many(2, 300));
+    script("", |stage| {
+        stage.configure(&lines(&old));
+        stage.stop_faults();
+        stage.is_counted = false;
+        let used = |stage: &Stage, of: &str| {
+            let backends = stage.service().backends.into_iter();
+            backends.filter(|one| one.usable && one.address.to_string().starts_with(of)).count()
+        };
+        // As many others at once do not fit beside those that are in force.
+        stage.write_config(&lines(&new));
+        stage.try_to_start(1);
+        assert!(stage.file_fault().contains("all 512 slots"), "{}", stage.file_fault());
+        assert_eq!((used(stage, "10.1."), stage.reached(stage.place, SERVICE).is_some()), (300, true));
+        // A shorter one fits, and makes room for the rest.
+        for count in [100, 300] {
+            stage.configure(&lines(&new[..count]));
+            stage.stop_faults();
+            assert_eq!((used(stage, "10.2."), stage.file_fault().as_str()), (count, ""));
+        }
     });
 }
 
@@ -427,7 +591,7 @@ fn a_reload_keeps_the_list_in_force_where_the_file_is_bad_and_counts_failures_on
 #[test]
 fn files_that_are_not_watched_are_read_at_sighup_only() {
     script("", |stage| {
-        let text = String::from_utf8(stage.disk.content(CONFIG).expect("it is there")).expect("text");
+        let text = stage.config_text();
         stage.write_text(&(text + "[daemon]\nwatch = false\n"));
         stage.tell(Event::Hangup);
         stage.settle();

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use lb_core::control::Switch;
 use lb_http::peer::PeerCredentials;
-use lb_view::load::{MemberLoadStatus, ServiceLoadStatus};
+use lb_view::load::{MemberLoadStatus, ServiceLoadStatus, Switched};
 
-use super::stage::{BACKENDS, CONFIG, SEED, Stage, address, cgroup_path, script};
+use super::stage::{BACKENDS, SEED, Stage, address, cgroup_path, list_of, script};
 use crate::api::{ControllerQuery, Reply};
 use crate::controller::{BackgroundWork, Event};
 
@@ -60,17 +60,19 @@ impl Stage {
     }
 
     /// An operator says what becomes of the service's law.
-    fn switch(&mut self, switch: Switch) {
-        self.switch_of(None, switch);
+    fn switch(&mut self, switch: Switch) -> Switched {
+        let said = self.switch_of(None, switch);
+        assert_eq!(said.clients.len(), 1);
+        said
     }
 
     /// The same, of one client if it is named.
-    fn switch_of(&mut self, client: Option<&str>, switch: Switch) {
+    fn switch_of(&mut self, client: Option<&str>, switch: Switch) -> Switched {
         let (answer, mut said) = Reply::new();
         let client = client.map(str::to_owned);
         let (service, who) = ("users".to_owned(), PeerCredentials { user: 0, groups: vec![0], process: 1 });
         self.tell(Event::Asked(ControllerQuery::SwitchLoad { service, switch, client, who, answer }));
-        assert_eq!(said.try_recv().expect("an answer").clients.len(), 1);
+        said.try_recv().expect("an answer")
     }
 }
 
@@ -111,13 +113,53 @@ fn what_is_observed_is_shown_and_changes_nothing() {
 }
 
 #[test]
+fn a58_weights_are_requests_over_utilization() {
+    script(&lines("load = { control = \"a58\" }"), |stage| {
+        stage.utilize([900, 300, 300]);
+        stage.use_for(60);
+        stage.stop_faults();
+        // 100 requests a second at 0.9 and twice at 0.3: 111 of 778.
+        assert!((stage.shares()[0] - 1.0 / 7.0).abs() < 0.01, "{:?}", stage.shares());
+    });
+}
+
+#[test]
 fn with_reports_of_fewer_than_half_weights_stay_and_that_is_told() {
     script(&lines(FEEDBACK), |stage| {
         stage.report(BACKENDS[0], |agent| agent.load = [100_000, 0, 900]);
+        stage.pass(10 * SECOND);
+        stage.stop_faults();
+        assert!(stage.load().is_idle && !stage.load().is_blind(), "nobody needs reports");
+        assert_eq!(stage.degraded(), [""; 0]);
         stage.use_for(60);
         assert_eq!(stage.member(0).held_by.as_deref(), Some("few-reports"));
         assert!((stage.member(0).factor - 1.0).abs() < 1e-9);
         assert_eq!((stage.load().reporting, stage.load().expected), (1, 3));
+        let faults = stage.degraded();
+        let told = "client web, service users: weights are to follow load, and 1 of 3 members report";
+        assert!(faults.len() == 1 && faults[0].starts_with(told), "{faults:?}");
+    });
+}
+
+/// The third gets no connect: its weight is too small. An idle service's agents are asked every ten minutes.
+#[test]
+fn of_a_service_that_is_used_members_that_get_nothing_are_asked_as_often() {
+    let seldom = lines(FEEDBACK).replace("\"1s\"", "\"1s\", idle_interval = \"10m\"");
+    script(&seldom, |stage| {
+        stage.utilize([300; 3]);
+        let weights = [60_000, 60_000, 1].into_iter().zip(BACKENDS);
+        let endpoint = |(weight, backend)| format!("{}weight = {weight}\n", list_of(&[backend]));
+        stage.list_text(&weights.map(endpoint).collect::<String>());
+        stage.stop_faults();
+        let before = stage.sent.get(&address(BACKENDS[2])).copied();
+        stage.use_for(60);
+        assert_eq!(stage.sent.get(&address(BACKENDS[2])).copied(), before, "it gets nothing");
+        let load = stage.load();
+        assert!(!load.is_idle && (load.reporting, load.expected) == (3, 3), "{load:?}");
+        // What it says next is heard within an interval, and a second that the daemon takes to look.
+        stage.utilize([300, 300, 700]);
+        stage.use_for(3);
+        assert_eq!(stage.member(2).utilization, Some(0.7));
     });
 }
 
@@ -136,6 +178,8 @@ fn what_is_absurd_moves_a_share_as_far_as_it_goes() {
         let [first, one, other] = [0, 1, 2].map(|at| stage.member(at));
         assert!(first.is_at_clamp && first.factor > 0.1 && first.factor < 0.2, "{first:?}");
         assert!(one.share > 0.35 && other.share > 0.35, "{one:?} {other:?}");
+        let faults = stage.degraded().join("\n");
+        assert!(faults.contains("as far as that goes") && faults.contains(BACKENDS[0]), "{faults}");
     });
 }
 
@@ -157,7 +201,7 @@ fn what_was_learnt_and_said_holds_over_kills_silence_and_other_configurations() 
         stage.configure(&lines(&format!("{FEEDBACK}\nslow_start = \"1m\"")));
         assert!(is_as_before(stage) && stage.load().slow_start_s.is_some(), "{:?}", stage.shares());
         // Another service before it in the file.
-        let text = String::from_utf8(stage.disk.content(CONFIG).expect("it is there")).expect("text");
+        let text = stage.config_text();
         let first = "[[service]]\nname = \"first\"\naddress = \"10.96.0.11:80\"\nbackends = { static = [] }\n[[service]]";
         stage.write_text(&text.replacen("[[service]]", first, 1));
         stage.tell(Event::Hangup);
@@ -168,6 +212,15 @@ fn what_was_learnt_and_said_holds_over_kills_silence_and_other_configurations() 
         stage.try_to_start(1);
         stage.pass(2 * SECOND);
         assert_eq!(stage.load().switch, "freeze");
+        // A file that is cut off is as good as none, and is put aside.
+        let stored = stage.disk.content(FILE).expect("it is stored");
+        stage.disk.write(FILE, &stored[..stored.len() / 2]);
+        stage.try_to_start(1);
+        stage.use_for(3);
+        assert_eq!(stage.load().switch, "on");
+        assert!((stage.shares()[0] - 1.0 / 3.0).abs() < 0.01, "{:?}", stage.shares());
+        let aside = stage.disk.content(format!("{FILE}.not-understood")).expect("it is put aside");
+        assert_eq!(aside, stored[..stored.len() / 2]);
     });
 }
 
@@ -210,7 +263,7 @@ fn what_is_said_while_the_file_cannot_be_read_holds_once_it_can_be() {
     script(&lines(FEEDBACK), |stage| {
         stage.utilize([300; 3]);
         stage.use_for(3);
-        stage.switch(Switch::Frozen);
+        assert_eq!(stage.switch(Switch::Frozen).not_kept, None);
         stage.pass(2 * SECOND);
         stage.stop_faults();
         stage.disk.set_broken(FILE, true);
@@ -226,7 +279,8 @@ fn what_is_said_while_the_file_cannot_be_read_holds_once_it_can_be() {
         stage.try_to_start(1);
         stage.pass(3 * SECOND);
         assert_eq!(stage.load().switch, "on");
-        stage.switch(Switch::Off);
+        let not_kept = stage.switch(Switch::Off).not_kept.expect("it cannot be kept");
+        assert!(not_kept.contains("os error 5"), "{not_kept}");
         stage.pass(30 * SECOND);
         stage.disk.set_broken(FILE, false);
         assert_eq!(stage.disk.content(FILE).expect("it is there"), stored, "nothing was written over it");
@@ -261,6 +315,7 @@ fn a_backend_that_is_new_or_available_again_starts_slowly_also_over_a_restart() 
         let later = stage.shares()[0];
         assert!(later > first && later < 0.2, "{first} {later}");
         assert_eq!(stage.member(0).held_by.as_deref(), Some("slow-start"));
+        assert_eq!(stage.switch_of(None, Switch::Frozen).clients, [], "there is no control");
         stage.use_for(60);
         assert!((stage.shares()[0] - 0.25).abs() < 0.02, "{:?}", stage.shares());
     });

@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::time::Duration;
 
-use lb_common::abi::Policy;
+use lb_common::abi::{Policy, RecentErrors};
+use lb_common::ticks::{TICK_LOG2, tick};
 
 use super::FOR_LONG;
-use super::stage::{BACKENDS, Stage, address, script};
+use super::stage::{BACKENDS, Stage, address, list_of, script};
 
 impl Stage {
     fn open_by_backend(&self) -> BTreeMap<SocketAddr, u32> {
@@ -57,6 +59,91 @@ fn every_policy_may_be_switched_to_with_flows_open() {
             assert_eq!(stage.dial(9), 0, "{policy:?}");
             stage.check();
         }
+    });
+}
+
+#[test]
+fn round_robin_ignores_weights_and_random_takes_each_backend_by_its_weight() {
+    script("", |stage| {
+        stage.connect().expect("all are well");
+        let weights = ["weight = 1", "weight = 30", "weight = 0"].into_iter().zip(BACKENDS);
+        stage.list_text(
+            &weights.map(|(line, one)| format!("{}{line}\n", list_of(&[one]))).collect::<String>(),
+        );
+        stage.stop_faults();
+        let got = |stage: &mut Stage, policy: &str| {
+            stage.configure(&format!("policy = \"{policy}\""));
+            let before = stage.sent.clone();
+            assert_eq!(stage.dial(1_024), 0);
+            BACKENDS.map(|one| {
+                let before = before.get(&address(one)).copied().unwrap_or(0);
+                stage.sent.get(&address(one)).copied().unwrap_or(0) - before
+            })
+        };
+        assert_eq!(got(stage, "weighted-round-robin"), [33, 991, 0]);
+        assert_eq!(got(stage, "round-robin"), [512, 512, 0]);
+        let explained = stage.explained();
+        assert!(explained.contains("share = 1 / members, for round-robin ignores weights"), "{explained}");
+        assert_eq!(got(stage, "weighted-round-robin"), [33, 991, 0]);
+        // Samples of a hash, the same in each run, and not in the order of the cursor.
+        let [first, second, third] = got(stage, "random");
+        assert!(
+            (15..=55).contains(&first) && first != 33 && first + second == 1_024 && third == 0,
+            "{first}"
+        );
+    });
+}
+
+/// One that began anew with each table would give everything to the backends of the first entries.
+#[test]
+fn the_cursor_goes_on_over_a_new_table() {
+    script("", |stage| {
+        for weight in [2, 1, 2, 1, 2, 1] {
+            let endpoint = |one| format!("{}weight = {weight}\n", list_of(&[one]));
+            stage.list_text(&BACKENDS.map(endpoint).concat());
+            stage.stop_faults();
+            assert_eq!(stage.dial(1), 0);
+        }
+        assert_eq!(stage.sent, BACKENDS.map(|backend| (address(backend), 2)).into());
+    });
+}
+
+#[test]
+fn status_shows_the_shares_that_were_had() {
+    script("", |stage| {
+        stage.stop_faults();
+        assert_eq!(stage.dial(1_024), 0);
+        stage.tick();
+        let service = stage.service();
+        let started: Vec<u64> = service.backends.iter().map(|backend| backend.started).collect();
+        assert_eq!(started, [342, 341, 341]);
+        for backend in &service.backends {
+            let shares = [backend.share, backend.share_60s];
+            assert_eq!(shares, [Some(backend.share_wanted); 2], "{backend:?}");
+        }
+        assert_eq!((service.skew, service.outcomes["forwarded"]), (Some(1.0), 1_024));
+    });
+}
+
+/// Ticks begin anew after 52 days: errors of which nothing is left would weigh again then.
+#[test]
+fn errors_that_are_long_past_are_taken_away_and_others_stay() {
+    const DAY_NS: u64 = 86_400_000_000_000;
+    script("policy = \"p2c\"", |stage| {
+        stage.stop_faults();
+        let now = tick(lb_kernel::Kernel::now_ns(&stage.kernel));
+        let days = |days: u64| u32::try_from((days * DAY_NS) >> TICK_LOG2).expect("below 52 days");
+        for (slot, age) in [14, 1, 0].into_iter().enumerate() {
+            let errors = RecentErrors { count: 2, since: now.wrapping_sub(days(age)) };
+            stage.kernel.change_backend(&stage.pins(), slot, |row| row.errors = errors);
+        }
+        stage.pass(Duration::from_mins(2));
+        let counts = [0, 1, 2].map(|slot| {
+            let mut count = 0;
+            stage.kernel.change_backend(&stage.pins(), slot, |row| count = row.errors.count);
+            count
+        });
+        assert_eq!(counts, [0, 2, 2]);
     });
 }
 

@@ -11,11 +11,11 @@ use lb_core::health::Health;
 use lb_kernel::Kernel as _;
 use lb_report::wire::Readiness;
 
-use super::stage::{BACKENDS, PINS, SEED, SERVICE, Stage, address, cgroup_path, script};
+use super::stage::{BACKENDS, PINS, SEED, SERVICE, Stage, address, cgroup_path, list_of, script};
 use crate::controller::{BackgroundWork, Event};
 use crate::status;
 
-const REPORTS: &str =
+pub const REPORTS: &str =
     "health = { probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }\n[reports]\nkey = \"1\"";
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -239,6 +239,68 @@ fn a_key_is_replaced_without_a_gap() {
         stage.report(BACKENDS[0], |agent| (agent.key, agent.readiness) = (1, Readiness::Ready));
         stage.pass(5 * SECOND);
         assert!(!stage.dialled(12).contains(&address(BACKENDS[0])));
+    });
+}
+
+/// Whoever may write a list and has a key of his own could otherwise speak for a backend of another service.
+#[test]
+fn a_service_hears_of_its_backends_by_its_own_key_alone() {
+    let (more, list) = ("10.96.0.11:80", "/lists/more.toml");
+    script(REPORTS, |stage| {
+        // A backend has a slot for each service.
+        stage.is_counted = false;
+        let alone = stage.config_text();
+        let with_more = |stage: &mut Stage, lines: &str| {
+            let service = format!(
+                "name = \"more\"\naddress = \"{more}\"\nbackends = {{ file = \"{list}\" }}\n{lines}\n"
+            );
+            stage.write_text(&alone.replace("[reports]", &format!("[[service]]\n{service}[reports]")));
+            stage.tell(Event::Hangup);
+            stage.pass(5 * SECOND);
+            stage.stop_faults();
+            stage.faults()
+        };
+        stage.disk.write(list, list_of(&BACKENDS[..1]));
+        stage.are_ready(&BACKENDS);
+        stage.announce_lame(BACKENDS[0]);
+        // It asks nobody, so it has to do with what its list says, though another service of the client knows more.
+        assert_eq!(with_more(stage, ""), [""; 0]);
+        assert_eq!(stage.reached(stage.place, more), Some(address(BACKENDS[0])));
+        assert!(!stage.dialled(60).contains(&address(BACKENDS[0])));
+        let faults = with_more(stage, "health = { probe = \"report\", interval = \"1s\", key = \"2\" }");
+        let told = format!("services give {} different keys: nobody is asked for its reports", BACKENDS[0]);
+        assert!(faults.len() == 1 && faults[0].contains(&told), "{faults:?}");
+        stage.disk.write(list, list_of(&BACKENDS[..1]) + "agent = \"127.0.0.1:9\"\n");
+        let faults = with_more(stage, "health = { probe = \"report\", interval = \"1s\" }");
+        let told = format!("name different agents of {}: the first is asked", BACKENDS[0]);
+        assert!(faults.len() == 1 && faults[0].contains(&told), "{faults:?}");
+        assert_eq!(with_more(stage, ""), [""; 0]);
+        assert_eq!(stage.reported(BACKENDS[0]), "lame-duck");
+    });
+}
+
+#[test]
+fn keys_that_cannot_be_read_and_a_port_that_is_taken_are_named_and_what_was_heard_holds() {
+    script(REPORTS, |stage| {
+        stage.are_ready(&BACKENDS);
+        stage.stop_faults();
+        stage.write_config(&REPORTS.replace("\"1\"", "\"none\""));
+        stage.tell(Event::Hangup);
+        stage.announce_lame(BACKENDS[1]);
+        stage.pass(3 * SECOND);
+        let faults = stage.faults();
+        assert!(faults.len() == 1 && faults[0].contains("none: there is no such file"), "{faults:?}");
+        assert_eq!(stage.reported(BACKENDS[1]), "lame-duck", "it is asked by the key before");
+        stage.write_config(REPORTS);
+        stage.wire.take_port(true);
+        stage.try_to_start(1);
+        stage.pass(3 * SECOND);
+        let faults = stage.faults();
+        assert!(faults.len() == 1 && faults[0].contains("reports cannot be received at"), "{faults:?}");
+        assert_eq!(stage.dialled(60), [address(BACKENDS[0]), address(BACKENDS[2])].into());
+        stage.wire.take_port(false);
+        stage.pass(3 * SECOND);
+        assert_eq!((stage.faults(), stage.reported(BACKENDS[0])), (vec![], "ready".to_owned()));
     });
 }
 

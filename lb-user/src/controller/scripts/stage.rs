@@ -22,6 +22,10 @@ use lb_report::client::reported::Base;
 use lb_report::client::senders::Target;
 use lb_report::keys::{Keys, Numbered, ServiceKey};
 use lb_report::wire::{Datagram, Kind, Readiness, UNKNOWN};
+use lb_view::backend::BackendStatus;
+use lb_view::explanation::Explanation;
+use lb_view::status::{ClientStatus, ServiceStatus, StatusDocument};
+use lb_view::text::Style;
 
 use crate::config::{self, Config};
 use crate::controller::client_task::ClientTask;
@@ -30,9 +34,11 @@ use crate::controller::{
     Notice, ReceiveAt, ReportListener, Stores,
 };
 use crate::daemon::{Files, Watches, Worker};
+use crate::explain::explain;
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
 use crate::reports::Exchange;
-use crate::source::{SourceError, Stamp, last_good};
+use crate::source::{NoAnswer, SourceError, Stamp, last_good};
+use crate::status;
 
 /// The service that the client dials, and its backends at the start.
 pub const SERVICE: &str = "10.96.0.10:80";
@@ -73,6 +79,8 @@ struct DiskState {
     changes: u64,
     /// Paths, and directories, of which nothing can be read or written.
     broken: BTreeSet<PathBuf>,
+    /// Paths, and directories, whose file system does not answer.
+    silent: BTreeSet<PathBuf>,
 }
 
 impl Disk {
@@ -103,6 +111,26 @@ impl Disk {
         };
     }
 
+    /// Lets the file system of all that is at a path or below it not answer from now on, or answer again.
+    pub fn set_silent(&self, path: impl AsRef<Path>, is_silent: bool) {
+        let (mut state, path) = (self.state(), path.as_ref().to_owned());
+        if is_silent {
+            state.silent.insert(path)
+        } else {
+            state.silent.remove(&path)
+        };
+    }
+
+    fn ask(&self, path: &Path) -> Result<(), NoAnswer> {
+        let is_silent = self.state().silent.iter().any(|silent| path.starts_with(silent));
+        if is_silent { Err(NoAnswer::Silent(path.to_owned())) } else { Ok(()) }
+    }
+
+    /// Looks what lies at a path.
+    fn look(&self, path: &Path) -> Result<Option<Stamp>, NoAnswer> {
+        self.ask(path).map(|()| self.stamp(path))
+    }
+
     /// What a file holds.
     pub fn content(&self, path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
         let state = self.state();
@@ -129,6 +157,7 @@ impl Files for Disk {
     }
 
     fn read(&self, path: &Path) -> Result<Vec<u8>, SourceError> {
+        self.ask(path)?;
         self.content(path).map_err(|source| SourceError::Read { path: path.to_owned(), source })
     }
 
@@ -169,6 +198,8 @@ struct WireState {
     targets: BTreeSet<ConnectTarget>,
     found: BTreeMap<SocketAddr, ProbedHealth>,
     version: u64,
+    /// Whether another process has the port for reports.
+    is_taken: bool,
     /// The daemon's side of the exchange with agents, if it listens.
     listener: Option<Arc<Exchanging>>,
     /// By backend.
@@ -290,6 +321,11 @@ impl Wire {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Lets another process have the port for reports, or give it up.
+    pub fn take_port(&self, is_taken: bool) {
+        self.with(|state| state.is_taken = is_taken);
+    }
+
     /// The backends that the daemon probes.
     pub fn probed(&self) -> BTreeSet<SocketAddr> {
         self.with(|state| state.targets.iter().map(|target| target.at).collect())
@@ -333,6 +369,9 @@ impl Network for WireEnd {
     }
 
     fn listen(&mut self, _: SocketAddr, stores: Stores) -> io::Result<()> {
+        if self.wire.with(|state| state.is_taken) {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
         let mut nonces = 0;
         let nonce = move || {
             nonces += 1;
@@ -381,6 +420,7 @@ impl config::ProcessEnvironment for Nothing {
 }
 
 fn read_config(disk: &Disk) -> Result<Config, ReadFailure> {
+    disk.ask(Path::new(CONFIG)).map_err(|silent| ReadFailure::Silent(silent.to_string()))?;
     let text = disk.content(CONFIG).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => ReadFailure::Faulty(error.to_string()),
         _ => ReadFailure::Unread(error.to_string()),
@@ -388,7 +428,9 @@ fn read_config(disk: &Disk) -> Result<Config, ReadFailure> {
     let text = String::from_utf8(text).map_err(|error| ReadFailure::Faulty(error.to_string()))?;
     let parsed = config::parse(&text, Path::new(CONFIG), &Nothing);
     let mut config = parsed.map_err(|faults| ReadFailure::Faulty(faults.to_string()))?;
-    config.limits = LIMITS;
+    if !text.contains("[limits]") {
+        config.limits = LIMITS;
+    }
     config.paths.pins = PathBuf::from(PINS);
     Ok(config)
 }
@@ -415,8 +457,13 @@ pub struct Stage {
     /// Which work is not done for now, and what was left of it.
     pub hangs: fn(&BackgroundWork) -> bool,
     hung: Vec<BackgroundWork>,
-    /// What the service manager was told, but for lines on the state.
+    /// What the service manager was told, but for lines on the state, and the last of these.
     pub notices: Vec<Notice>,
+    pub state_line: String,
+    /// The directories that are watched for changes of files.
+    pub watched: BTreeSet<PathBuf>,
+    /// Why the last daemon could not start.
+    pub refused: String,
     /// Backends that any list has had.
     listed: BTreeSet<SocketAddr>,
     /// Backends that refuse connects.
@@ -481,6 +528,9 @@ impl Stage {
             hangs: |_| false,
             hung: Vec::new(),
             notices: Vec::new(),
+            state_line: String::new(),
+            watched: BTreeSet::new(),
+            refused: String::new(),
             listed: BTreeSet::new(),
             dead: BTreeSet::new(),
             sent: BTreeMap::new(),
@@ -515,6 +565,20 @@ impl Stage {
         self.clients = clients.iter().map(owned).collect();
         let lines = self.lines.clone();
         self.write_config(&lines);
+    }
+
+    /// The text of the configuration.
+    pub fn config_text(&self) -> String {
+        String::from_utf8(self.disk.content(CONFIG).expect("it is there")).expect("text")
+    }
+
+    /// The daemon follows a configuration in which this text has that in its place.
+    pub fn reconfigure(&mut self, text: &str, instead: &str) {
+        let before = self.config_text();
+        assert!(before.contains(text), "{text} is not in {before}");
+        self.write_text(&before.replace(text, instead));
+        self.tell(Event::Hangup);
+        self.settle();
     }
 
     /// Writes the configuration with this text.
@@ -557,8 +621,8 @@ impl Stage {
     /// The daemon dies: what it has not done is never done.
     pub fn kill(&mut self) {
         self.wire.with(|state| {
-            let WireState { agents, now, .. } = std::mem::take(state);
-            *state = WireState { agents, now, ..WireState::default() };
+            let WireState { agents, now, is_taken, .. } = std::mem::take(state);
+            *state = WireState { agents, now, is_taken, ..WireState::default() };
         });
         self.controller = None;
         self.inbox.clear();
@@ -597,8 +661,10 @@ impl Stage {
             let Some(controller) = &mut self.controller else { return };
             match controller.handle(event, now, wall) {
                 Ok(effects) => self.carry_out(effects),
-                // It cannot start.
-                Err(_) => self.kill(),
+                Err(error) => {
+                    self.refused = format!("{error:#}");
+                    self.kill();
+                }
             }
         }
     }
@@ -606,8 +672,11 @@ impl Stage {
     fn carry_out(&mut self, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
-                Effect::Watch { .. } => self.inbox.push_back(Event::Watched),
-                Effect::Notify(Notice::Status(_)) => {}
+                Effect::Watch { directories, .. } => {
+                    self.watched = directories;
+                    self.inbox.push_back(Event::Watched);
+                }
+                Effect::Notify(Notice::Status(line)) => self.state_line = line,
                 Effect::Notify(notice) => self.notices.push(notice),
                 Effect::Work(work) if (self.hangs)(&work) => self.hung.push(*work),
                 Effect::Work(work) => self.work(*work),
@@ -634,11 +703,11 @@ impl Stage {
             ),
             // Without a thread for each, because there are two each second.
             BackgroundWork::Look { service, source } => {
-                let result = Ok(self.disk.stamp(&source.file.path));
+                let result = self.disk.look(&source.file.path);
                 Event::Looked { service, source, result }
             }
             BackgroundWork::LookAtConfig { is_due } => {
-                Event::LookedAtConfig { is_due, result: Ok(self.disk.stamp(Path::new(CONFIG))) }
+                Event::LookedAtConfig { is_due, result: self.disk.look(Path::new(CONFIG)) }
             }
             work => self.runtime.block_on(self.worker.clone().carry_out(work)),
         };
@@ -793,6 +862,45 @@ impl Stage {
     pub fn faults(&self) -> Vec<String> {
         let faults = self.controller().facts(self.now).faults;
         faults.into_iter().map(|fault| fault.text).collect()
+    }
+
+    /// What `status` shows.
+    pub fn status(&self) -> StatusDocument {
+        status::of(&self.kernel, self.controller().facts(self.now))
+    }
+
+    /// The client `web` of that.
+    pub fn client(&self) -> ClientStatus {
+        let mut clients = self.status().clients.into_iter();
+        clients.find(|client| client.name == "web").expect("the client runs")
+    }
+
+    /// Its service.
+    pub fn service(&self) -> ServiceStatus {
+        self.client().services.swap_remove(0)
+    }
+
+    /// A backend of that.
+    pub fn backend(&self, backend: &str) -> BackendStatus {
+        let mut backends = self.service().backends.into_iter();
+        backends.find(|one| one.address == address(backend)).expect("it has a slot")
+    }
+
+    /// All that `status` says is wrong.
+    pub fn degraded(&self) -> Vec<String> {
+        self.status().faults.iter().map(ToString::to_string).collect()
+    }
+
+    /// Why the service's backends are used.
+    pub fn explanation(&self) -> Explanation {
+        let task = self.task();
+        let mut all = explain(&task.client, task.balancer(), Some("users"), true, task.loads());
+        all.pop().expect("it has a list")
+    }
+
+    /// The same as text.
+    pub fn explained(&self) -> String {
+        lb_view::text::explanation(&self.explanation(), Style::default())
     }
 
     /// Begins a connection: its SYN leaves.

@@ -1,0 +1,220 @@
+//! Scripts of what a connect does with a table that is older than what is known of its backends, and of what operators see of failures.
+
+use lb_common::abi::{BackendState, NO_SLOT, StateWord};
+use lb_common::ending::Ending;
+use lb_report::wire::Readiness;
+
+use super::reports::REPORTS;
+use super::stage::{BACKENDS, Stage, address, list_of, script};
+
+impl Stage {
+    /// Says of which slots the backends may be chosen, of all others' not, and which slot is the fallback, with nobody there to follow
+    /// up with a new table.
+    fn leave_with(&mut self, usable: &[u32], fallback: u32) {
+        self.kill();
+        let pins = self.pins();
+        for slot in 0..5 {
+            let state = StateWord::new(usable.contains(&slot).into(), BackendState::Member);
+            self.kernel.change_backend(&pins, slot as usize, |row| row.state = state);
+        }
+        self.kernel.change_service(&pins, 0, |row| row.fallback = fallback);
+    }
+}
+
+#[test]
+fn who_may_not_be_chosen_is_skipped_at_once_and_the_fallback_taken_where_nobody_may() {
+    let five = [BACKENDS[0], BACKENDS[1], BACKENDS[2], "10.0.0.4:80", "10.0.0.5:80"];
+    script("policy = \"round-robin\"", |stage| {
+        stage.list(&five);
+        stage.stop_faults();
+        let slots = five.map(|backend| stage.slot(address(backend)).at.slot.number());
+        let of = |numbers: &[usize]| numbers.iter().map(|number| address(five[*number])).collect();
+        stage.leave_with(&slots[1..], NO_SLOT);
+        assert_eq!(stage.dialled(300), of(&[1, 2, 3, 4]));
+        stage.leave_with(&slots, NO_SLOT);
+        assert_eq!(stage.dialled(300), of(&[0, 1, 2, 3, 4]), "back with one store; the table goes first");
+        // Five equal weights are five different entries in a row: one that may be chosen gets all.
+        stage.leave_with(&slots[4..], NO_SLOT);
+        assert_eq!((stage.dial(200), stage.dialled(200)), (0, of(&[4])));
+        stage.leave_with(&[], slots[2]);
+        assert_eq!((stage.dial(100), stage.dialled(100)), (0, of(&[2])));
+        stage.leave_with(&[], NO_SLOT);
+        assert_eq!(stage.connect(), Err(113));
+        stage.start(&five);
+        let outcomes = stage.service().outcomes;
+        assert_eq!((outcomes["fallback"], outcomes["no-backend"]), (200, 1));
+    });
+}
+
+#[test]
+fn the_fallback_stands_though_it_is_a_lame_duck_where_nobody_else_may_be_chosen() {
+    script(REPORTS, |stage| {
+        stage.report(BACKENDS[0], |agent| agent.readiness = Readiness::LameDuck);
+        stage.stop_faults();
+        let slot = stage.slot(address(BACKENDS[0])).at.slot.number();
+        stage.leave_with(&[], slot);
+        assert_eq!(stage.dialled(20), [address(BACKENDS[0])].into());
+    });
+}
+
+#[test]
+fn a_backend_whose_every_connect_fails_is_marked_until_one_succeeds() {
+    script("ejection = \"off\"", |stage| {
+        stage.stop_faults();
+        stage.dead.insert(address(BACKENDS[0]));
+        let fail = |stage: &mut Stage, times| {
+            let mut failed = 0;
+            while failed < times {
+                failed += stage.dial(1);
+            }
+            stage.tick();
+            (stage.backend(BACKENDS[0]).failing, stage.degraded())
+        };
+        assert_eq!(fail(stage, 4), (false, vec![]), "four may be chance");
+        let fault = format!(
+            "client web, service users, backend {}: every connect of the last minute failed, 5 of them",
+            BACKENDS[0]
+        );
+        assert_eq!(fail(stage, 1), (true, vec![fault]));
+        assert_eq!([1, 2].map(|at| stage.backend(BACKENDS[at]).failing), [false; 2]);
+        stage.dead.clear();
+        assert_eq!(stage.dial(3), 0);
+        assert_eq!(fail(stage, 0), (false, vec![]), "one that answers once does not fail every connect");
+    });
+}
+
+#[test]
+fn refusals_at_the_limit_are_told() {
+    script("active_limit = 1\noverflow = \"refuse\"", |stage| {
+        stage.stop_faults();
+        for _ in BACKENDS {
+            stage.connect().expect("below the limit");
+        }
+        stage.tick();
+        assert_eq!(stage.degraded(), [""; 0]);
+        for _ in 0..3 {
+            assert_eq!(stage.connect(), Err(113));
+        }
+        stage.tick();
+        let fault = "client web, service users: refused 3 connects of the last minute: every backend was at its active_limit";
+        assert_eq!(stage.degraded(), [fault]);
+        assert_eq!(stage.service().limited_60s, Some(3));
+    });
+}
+
+/// After all backends had been restarted one after another, load stayed uneven for long: whoever was restarted first kept what the others
+/// had lost meanwhile.
+#[test]
+fn r17_after_a_rolling_restart_under_load_shares_are_even_at_once() {
+    script("ejection = { base = \"1s\", max = \"1s\" }", |stage| {
+        let dial_for = |stage: &mut Stage, seconds| {
+            for _ in 0..seconds {
+                stage.tick();
+                stage.dial(30);
+            }
+        };
+        for backend in BACKENDS {
+            stage.dead.insert(address(backend));
+            dial_for(stage, 4);
+            assert!(stage.slot(address(backend)).is_ejected);
+            stage.dead.clear();
+            dial_for(stage, 4);
+            assert!(!stage.slot(address(backend)).is_ejected);
+        }
+        stage.stop_faults();
+        let before = stage.sent.clone();
+        assert_eq!(stage.dial(3_000), 0);
+        for backend in BACKENDS {
+            let since = stage.sent[&address(backend)] - before[&address(backend)];
+            assert!((990..=1_010).contains(&since), "{since}");
+            let shown = stage.backend(backend);
+            assert_eq!((shown.state.as_str(), shown.withheld), ("healthy", 0), "{shown:?}");
+            assert!(shown.readmissions >= 1, "{shown:?}");
+        }
+    });
+}
+
+/// Panic, in which everybody is as good as anybody, sent connects to hosts that were being drained.
+#[test]
+fn r18_in_panic_neither_lame_ducks_nor_drained_backends_are_chosen_and_panic_is_said() {
+    const DEAD: [&str; 3] = ["10.0.1.1:80", "10.0.1.2:80", "10.0.1.3:80"];
+    let [well, lame, drained] = BACKENDS;
+    let with = |backends: &[&str], lines: &str| list_of(backends).trim_end().to_owned() + lines + "\n";
+    let (lame_line, drained_line) =
+        (with(&[lame], "\nstate = \"lame-duck\""), with(&[drained], "\nweight = 0"));
+    script("ejection = { base = \"2s\", max = \"1h\" }", |stage| {
+        // Three of the four that the list wants are dead.
+        stage.list(&[DEAD[0], DEAD[1], DEAD[2], well]);
+        stage.list_text(&(list_of(&[DEAD[0], DEAD[1], DEAD[2], well]) + &lame_line + &drained_line));
+        stage.stop_faults();
+        stage.dead = DEAD.map(address).into();
+        assert_eq!(stage.dial(80), 15);
+        let told = "service users: panic: too few backends are available (3 are ejected)";
+        let panics = |stage: &Stage| {
+            let is_told = stage.degraded().iter().any(|fault| fault.contains(told));
+            assert_eq!(stage.service().is_panic, is_told, "{:?}", stage.degraded());
+            is_told
+        };
+        // While the one that is well serves, this is no panic; when it has not for a while, it is.
+        stage.tick();
+        assert!(!panics(stage));
+        stage.pass(std::time::Duration::from_mins(2));
+        assert!(panics(stage));
+        // Backends that fail have their shares again, lame ducks and drained ones have none; nor does it take a daemon.
+        stage.kill();
+        let before = stage.sent.clone();
+        assert_eq!(stage.dial(80), 60);
+        assert_eq!(stage.sent[&address(well)] - before[&address(well)], 20);
+        stage.try_to_start(1);
+        for _ in 0..3 {
+            stage.dial(20);
+            stage.tick();
+        }
+        assert!(!panics(stage), "the one that is well serves");
+        // Without an ordinary one the lame duck serves, and without that nobody: never one that is drained.
+        stage.list_text(&(lame_line.clone() + &drained_line));
+        stage.stop_faults();
+        assert_eq!((stage.dial(20), stage.dialled(20)), (0, [address(lame)].into()));
+        stage.list_text(&drained_line);
+        stage.stop_faults();
+        assert_eq!(stage.connect(), Err(113));
+    });
+}
+
+/// Counts lay by position in a table: a rebuild or a restart gave them to other backends, and open connections with them.
+#[test]
+fn r15_counts_are_a_backends_own_through_rebuilt_tables_and_restarts() {
+    script("", |stage| {
+        for _ in 0..9 {
+            stage.connect().expect("all are well");
+        }
+        let counts = |stage: &Stage| {
+            BACKENDS.map(|backend| {
+                let shown = stage.backend(backend);
+                (shown.started, shown.active)
+            })
+        };
+        stage.stop_faults();
+        assert_eq!(counts(stage), [(3, 3); 3]);
+        // The order, the weights and the length of the list change, and with them every position in the table.
+        let added: Vec<String> = (10..60).map(|n| format!("10.0.1.{n}:80")).collect();
+        let added: String = added.iter().map(|one| format!("{}weight = 0\n", list_of(&[one]))).collect();
+        let known = [(BACKENDS[2], 5), (BACKENDS[1], 2), (BACKENDS[0], 1)];
+        let known = known.map(|(one, weight)| format!("{}weight = {weight}\n", list_of(&[one])));
+        stage.list_text(&(added + &known.concat()));
+        stage.stop_faults();
+        assert_eq!(stage.backend(BACKENDS[2]).weight, 5);
+        assert_eq!(counts(stage), [(3, 3); 3]);
+        stage.try_to_start(1);
+        assert_eq!(counts(stage), [(3, 3); 3]);
+        // Ends while no daemon runs are the backend's as well.
+        stage.kill();
+        let at = stage.open.iter().position(|flow| flow.backend == address(BACKENDS[1]));
+        let flow = stage.open.swap_remove(at.expect("three"));
+        stage.kernel.end(flow, Ending::Closed, 100, 100);
+        stage.try_to_start(1);
+        assert_eq!(counts(stage), [(3, 3), (3, 2), (3, 3)]);
+        stage.close_all();
+        assert_eq!(counts(stage), [(3, 0); 3]);
+    });
+}
