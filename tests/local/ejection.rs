@@ -1,10 +1,8 @@
 //! Ejection: what a dead backend costs, who is tried when, and that none of it needs a daemon.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use aya::maps::{Array, MapData};
-use lb_common::abi::{self, EjectionRules, NextTrial, Policy, Service, map};
+use lb_common::abi::Policy;
 use lb_view::backend;
 use lb_view::status::StatusDocument;
 use rustix::process::Signal;
@@ -12,7 +10,6 @@ use stage::backend::Manner;
 use stage::chance::likely;
 use stage::daemon::failure;
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
-use stage::maps::{Raw, array};
 use stage::{Backend, Probe, SocketId, eventually, kernel, look, replace, window};
 
 /// A daemon whose service has these lines, before endpoints at these addresses.
@@ -76,16 +73,6 @@ pub fn failed(counts: &BTreeMap<String, u32>) -> u32 {
 
 pub fn at(fixture: &Fixture, address: &str) -> backend::BackendStatus {
     fixture.setup.backend(address).expect("the backend")
-}
-
-/// The rows of the services, as the maps of the client hold them.
-fn services_of(fixture: &Fixture) -> Array<MapData, Raw<Service>> {
-    array(&fixture.setup.map("web", map::SERVICES))
-}
-
-/// As [`services_of`], of the backends.
-fn backends_of(fixture: &Fixture) -> Array<MapData, Raw<abi::Backend>> {
-    array(&fixture.setup.map("web", map::BACKENDS))
 }
 
 fn is_ejected(fixture: &Fixture, address: &str) -> bool {
@@ -216,126 +203,6 @@ fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_does() {
     }
 }
 
-#[test]
-fn of_more_than_can_be_listed_the_dead_are_ejected_and_found_again() {
-    let mut fixture = Fixture::without_daemon();
-    let _many = Backend::start("many", "0.0.0.0:8100");
-    let addresses: Vec<String> = (0..300)
-        .map(|n| format!("127.0.{}.{}:{}", 1 + n / 200, 1 + n % 200, if n % 30 == 0 { 9100 } else { 8100 }))
-        .collect();
-    let list: Vec<(&str, &str)> = addresses.iter().map(|address| (address.as_str(), "")).collect();
-    fixture.write_endpoints(&list);
-    let lines =
-        "policy = \"random\"\nsubset = \"all\"\nejection = { failures = 1, base = \"1s\", max = \"1s\" }";
-    replace(
-        &fixture.setup.folder.join("socklb.toml"),
-        &config(&fixture.cgroup, r#"{ file = "users.toml" }"#, lines),
-    );
-    fixture.start();
-    fixture.stop();
-    let mut probe = fixture.probe();
-    let dead = || {
-        let backends = fixture.setup.backends("web", "users");
-        backends.into_iter().filter(|backend| backend.address.port() == 9100).collect::<Vec<_>>()
-    };
-    eventually(
-        "all ten are ejected",
-        || {
-            dial(&mut probe, 500);
-            dead().iter().filter(|backend| backend.ejections > 0).count()
-        },
-        |ejected| *ejected == 10,
-    );
-    let _back = Backend::start("back", "0.0.0.0:9100");
-    eventually(
-        "all ten are taken back",
-        || {
-            dial(&mut probe, 500);
-            dead().iter().filter(|backend| backend.ejection.is_some()).count()
-        },
-        |ejected| *ejected == 0,
-    );
-}
-
-#[test]
-fn what_the_programs_found_outlives_lists_restarts_and_kills() {
-    let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], FOR_LONG);
-    let mut probe = fixture.probe();
-    assert_eq!(failed(&dial(&mut probe, 60)), 5);
-    // Other endpoints come, weights change, and then the policy.
-    write(&fixture, &[DEAD[0], THREE[0], THREE[1], THREE[2]]);
-    eventually("the list is in force", || fixture.setup.backend(THREE[2]), Option::is_some);
-    fixture.write_endpoints(&[(DEAD[0], "weight = 3"), (THREE[0], "weight = 2"), (THREE[1], "")]);
-    eventually("the weights are in force", || at(&fixture, DEAD[0]).weight, |weight| *weight == 3);
-    let policy = format!("policy = \"random\"\n{FOR_LONG}");
-    replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, &policy));
-    let rules = || services_of(&fixture).get(&0, 0).expect("the service").0.rules;
-    eventually("the kernel has the policy", rules, |rules| rules.policy == Policy::Random as u8);
-    assert!(is_ejected(&fixture, DEAD[0]));
-    fixture.stop();
-    fixture.start();
-    assert!(is_ejected(&fixture, DEAD[0]));
-    fixture.daemon.take().expect("a daemon runs").kill();
-    fixture.start();
-    assert!(is_ejected(&fixture, DEAD[0]));
-    assert_eq!(failed(&dial(&mut probe, 60)), 0);
-    // No daemon logs as a change what one before it has logged.
-    look(|| fixture.daemon().log().matches("backend health changed").count())
-        .stays(1, Duration::from_secs(1));
-}
-
-/// A daemon that was killed while it turned ejection off has stored the rules, and has taken nobody back yet.
-#[test]
-fn who_is_still_ejected_where_ejection_is_off_comes_back() {
-    let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], FOR_LONG);
-    assert_eq!(failed(&dial(&mut fixture.probe(), 60)), 5);
-    fixture.stop();
-    let mut services = services_of(&fixture);
-    let mut row = services.get(&0, 0).expect("the service").0;
-    row.ejection = EjectionRules::default();
-    services.set(0, Raw(row), 0).expect("store the rules");
-    replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, "ejection = \"off\""));
-    fixture.start();
-    eventually("it is back", || is_ejected(&fixture, DEAD[0]), |ejected| !ejected);
-}
-
-/// What is named for the next trial may have left since, and its slot may be another service's.
-#[test]
-fn a_trial_never_goes_to_a_backend_of_another_service() {
-    let mut fixture = Fixture::without_daemon();
-    let others = format!(
-        "{}\n[[service]]\nname = \"orders\"\naddress = \"10.96.0.11:80\"\nbackends = {{ static = [\"{}\", \"{}\"] }}\n{}\n",
-        text(&fixture, ""),
-        DEAD[1],
-        THREE[1],
-        briefly(),
-    );
-    write(&fixture, &[DEAD[0], THREE[0]]);
-    replace(&fixture.setup.folder.join("socklb.toml"), &others);
-    fixture.start();
-    let mut probe = fixture.probe();
-    let orders = (0..20).filter(|_| probe.try_dial("10.96.0.11:80").is_err()).count();
-    assert!(orders >= 5, "{orders}");
-    fixture.stop();
-    let mut services = services_of(&fixture);
-    let of = |name: &str| {
-        (0..2).find(|index| services.get(index, 0).expect("a row").0.name.starts_with(name.as_bytes()))
-    };
-    let (users, orders) = (of("users").expect("users"), of("orders").expect("orders"));
-    let backends = backends_of(&fixture);
-    let ejected = (0..4).find(|slot| backends.get(slot, 0).expect("a row").0.state.ejected != 0);
-    let slot = ejected.expect("an ejected backend");
-    assert_eq!(u32::from(backends.get(&slot, 0).expect("its row").0.endpoint.service), orders);
-    let mut row = services.get(&users, 0).expect("the service").0;
-    row.next_trial = NextTrial::of(slot, 0, 0);
-    services.set(users, Raw(row), 0).expect("store the next trial");
-    // Its backend listens meanwhile: a connect that is sent there succeeds.
-    let _stranger = Backend::start("stranger", DEAD[1]);
-    let counts = dial(&mut probe, 20);
-    assert_eq!(counts.get("stranger"), None, "{counts:?}");
-    assert_eq!(failed(&counts), 5, "{counts:?}");
-}
-
 /// The end of such a connection is not seen, so a trial by it would never be decided.
 #[test]
 fn a_connect_of_an_mptcp_socket_is_never_a_trial() {
@@ -372,83 +239,7 @@ fn with_active_accounting_nobody_is_ejected_unless_that_is_asked_for() {
     }
 }
 
-/// Of ten endpoints a subset of four: one that stays ejected is replaced, keeps its trials, and comes back to its place.
-#[test]
-fn a_member_that_stays_ejected_is_replaced_and_tried_on() {
-    let mut fixture = Fixture::without_daemon();
-    let _many = Backend::start("many", "0.0.0.0:8100");
-    let addresses: Vec<String> = (1..=10).map(|n| format!("127.0.1.{n}:8100")).collect();
-    let list = |dead: &str| {
-        let port = |address: &str| address.replace(":8100", if address == dead { ":9100" } else { ":8100" });
-        addresses.iter().map(|address| port(address)).collect::<Vec<_>>()
-    };
-    let time = window("500ms");
-    let lines = format!(
-        "subset = {{ size = 4 }}\nejection = {{ failures = 2, base = \"{time}\", max = \"{time}\" }}\n\
-         health = {{ replace_after = \"1s\" }}"
-    );
-    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, &lines)
-        .replace("[[client]]\n", "[[client]]\nindex = 1\ncount = 3\n");
-    replace(&fixture.setup.folder.join("socklb.toml"), &text);
-    let all = list("");
-    write(&fixture, &all.iter().map(String::as_str).collect::<Vec<_>>());
-    fixture.start();
-    let setup = fixture.setup.clone();
-    let members = || {
-        let backends = setup.backends("web", "users");
-        let members = backends.into_iter().filter(|backend| backend.share_wanted > 0.0);
-        members.map(|backend| backend.address.to_string()).collect::<Vec<_>>()
-    };
-    let before = members();
-    assert_eq!(before.len(), 4);
-    // Its address stays the same, and nobody listens there any more: another list with another port.
-    let lost = before[0].replace(":8100", ":9100");
-    let with_dead = list(&before[0]);
-    write(&fixture, &with_dead.iter().map(String::as_str).collect::<Vec<_>>());
-    eventually("the list is in force", || members().contains(&lost), |there| *there);
-    let mut probe = fixture.probe();
-    eventually(
-        "another one stands in",
-        || {
-            dial(&mut probe, 8);
-            (members(), at(&fixture, &lost).state)
-        },
-        |(members, _)| members.len() == 4 && !members.contains(&lost),
-    );
-    let others: Vec<&String> = before.iter().filter(|address| **address != before[0]).collect();
-    assert!(others.iter().all(|address| members().contains(address)), "one loss is one change");
-    let faults = || fixture.setup.faults().join("\n");
-    eventually("it is told", faults, |faults| faults.contains("ejected: ") && faults.contains(&lost));
-    let explained = String::from_utf8_lossy(&fixture.setup.run(&["explain", "users"]).stdout).into_owned();
-    // A terminal's width may have broken its lines.
-    let explained = explained.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(
-        explained
-            .contains(&format!("replaced, and tried until they are well: {lost} (ejected, says the kernel)"))
-    );
-    assert!(explained.contains("the next of the order in their place: 127."), "{explained}");
-    // It is in no table, and is tried.
-    let trials = at(&fixture, &lost).trials;
-    eventually(
-        "it is tried",
-        || {
-            dial(&mut probe, 2);
-            at(&fixture, &lost).trials
-        },
-        |now| *now > trials,
-    );
-    // The same without a daemon, and found again.
-    fixture.daemon.take().expect("a daemon runs").kill();
-    let _back = Backend::start("back", &lost);
-    eventually("it is found again", || dial(&mut probe, 1), |counts| counts.contains_key("back"));
-    assert_eq!(at(&fixture, &lost).membership, "replaced");
-    // A daemon that starts goes on from there.
-    fixture.start();
-    assert!(!members().contains(&lost), "{:?}", members());
-}
-
-/// `socklb readmit`: the backend is taken back at once and with a clean record, here or everywhere; what cannot be done is
-/// said, and changes nothing.
+/// `socklb readmit`: what cannot be done is said, and changes nothing.
 #[test]
 fn an_ejection_is_lifted_before_its_time() {
     let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], FOR_LONG);
@@ -475,18 +266,9 @@ fn an_ejection_is_lifted_before_its_time() {
     let (code, text) = readmit(&["users", "nonsense"]);
     assert!(code == Some(2) && text.contains("nonsense"), "{code:?} {text}");
     assert!(is_ejected(&fixture, DEAD[0]), "what failed changed nothing");
-    let back = Backend::start("back", DEAD[0]);
     let expected = format!("client web, service users: {} is taken back\n", DEAD[0]);
     assert_eq!(readmit(&["users", DEAD[0], "--client", "web"]), (Some(0), expected));
-    let after = at(&fixture, DEAD[0]);
-    assert!(after.ejection.is_none() && after.trials == 0, "{after:?}");
-    let counts = dial(&mut probe, 30);
-    assert_eq!((failed(&counts), counts.get("back")), (0, Some(&10)), "its whole share: {counts:?}");
-    // Its record is clean: four failures do not eject it, the fifth does, for as long as at first.
-    drop(back);
-    dial(&mut probe, 40);
-    let again = at(&fixture, DEAD[0]).ejection.expect("it is ejected again");
-    assert_eq!(again.times, 1, "{again:?}");
+    assert!(!is_ejected(&fixture, DEAD[0]));
     // Without a daemon there is nobody to ask.
     fixture.stop();
     let output = fixture.setup.run(&["readmit", "users", DEAD[0]]);
@@ -495,7 +277,6 @@ fn an_ejection_is_lifted_before_its_time() {
         output.status.code() == Some(1) && text.contains("the daemon is not running, so nothing is lifted"),
         "{text}"
     );
-    assert!(is_ejected(&fixture, DEAD[0]));
 }
 
 /// What was asked is in its socket, so it may do it when it goes on, or see that nobody waits for the answer.

@@ -18,15 +18,11 @@ mod refusal;
 
 mod endpoints;
 
-mod states;
-
 mod isolation;
 
 mod active;
 
 mod endings;
-
-mod degraded;
 
 mod ejection;
 

@@ -7,98 +7,11 @@ use std::net::SocketAddr;
 use lb_common::abi::map;
 use lb_view::backend::BackendStatus;
 use lb_view::flows::{ActiveFlow, FlowsDocument};
-use stage::{Backend, Cgroup, Probe, SocketId, address, eventually, look, replace, window};
+use stage::{Backend, Cgroup, Probe, SocketId, address, eventually, look, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-use crate::degraded::seen;
-use crate::ejection::{DEAD, THREE, at, dial, failed, start, text, write};
-
-/// After all backends had been restarted one after another, load stayed uneven for long: whoever was restarted first kept
-/// what the others had lost meanwhile.
-#[test]
-fn r17_after_a_rolling_restart_under_load_shares_are_even_at_once() {
-    let time = window("1s");
-    let mut fixture = start(&THREE, &format!("ejection = {{ base = \"{time}\", max = \"{time}\" }}"));
-    let mut clients: Vec<Probe> = (0..3).map(|_| Probe::start(&fixture.cgroup)).collect();
-    for client in &mut clients {
-        client.start_dialling(SERVICE);
-    }
-    let is_ejected = |fixture: &Fixture, place: usize| at(fixture, THREE[place]).ejection.is_some();
-    for (place, address) in THREE.into_iter().enumerate() {
-        let stopped = fixture.backends.remove(place);
-        let name = stopped.name().to_owned();
-        drop(stopped);
-        let heard = || at(&fixture, address).unavailable_s;
-        eventually("it is ejected, and the daemon has heard of it", heard, Option::is_some);
-        fixture.backends.insert(place, Backend::start(&name, address));
-        eventually("it is taken back", || is_ejected(&fixture, place), |ejected| !ejected);
-    }
-    // All in one status: between two of them, connects go on.
-    let started = || -> Vec<u64> {
-        let backends = fixture.setup.backends("web", "users");
-        backends.iter().map(|backend| backend.started).collect()
-    };
-    let before = started();
-    let since = || -> Vec<u64> { started().into_iter().zip(&before).map(|(now, then)| now - then).collect() };
-    let counts = eventually("connects go on", since, |counts| counts.iter().sum::<u64>() >= 3_000);
-    let even = counts.iter().sum::<u64>() / 3;
-    assert!(counts.iter().all(|count| count.abs_diff(even) <= even / 10), "{counts:?}");
-    for client in &mut clients {
-        client.stop_dialling();
-    }
-    for address in THREE {
-        let backend = at(&fixture, address);
-        assert_eq!((backend.state.as_str(), backend.withheld), ("healthy", 0), "{backend:?}");
-        assert!(backend.readmissions >= 1, "{backend:?}");
-    }
-}
-
-/// Panic, in which everybody is as good as anybody, sent connects to hosts that were being drained.
-#[test]
-fn r18_in_panic_neither_lame_ducks_nor_drained_backends_are_chosen_and_panic_is_said() {
-    const METRIC: &str = r#"socklb_service_panic{client="web",service="users"}"#;
-    let base = window("2s");
-    let lines = format!("ejection = {{ base = \"{base}\", max = \"1h\" }}");
-    let mut fixture = Fixture::without_daemon();
-    let (lame, drained) = ((THREE[1], "state = \"lame-duck\""), (THREE[2], "weight = 0"));
-    // Three of the four that the list wants are dead.
-    let list = [(DEAD[0], ""), (DEAD[1], ""), (DEAD[2], ""), (THREE[0], ""), lame, drained];
-    fixture.write_endpoints(&list);
-    replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, &lines));
-    fixture.start();
-    assert_eq!(seen(&fixture, METRIC).2, format!("{METRIC} 0"));
-    let mut probe = fixture.probe();
-    let counts = dial(&mut probe, 80);
-    // Each of the dead is tried again now and then.
-    assert!((15..30).contains(&failed(&counts)), "{counts:?}");
-    // While the one that is well serves, this is no panic; when it has not for a while, it is.
-    let panics = |fixture: &Fixture| fixture.setup.service().is_panic;
-    eventually("panic", || panics(&fixture), |panics| *panics);
-    let (code, said, metric) = seen(&fixture, METRIC);
-    let fault = "service users: panic: too few backends are available (3 are ejected)";
-    assert!(code == Some(3) && said.contains(fault), "{said}");
-    assert_eq!(metric, format!("{METRIC} 1"));
-    // Backends that fail have their shares again, lame ducks and drained ones have none; nor does it take a daemon.
-    fixture.stop();
-    let counts = dial(&mut probe, 80);
-    assert_eq!((failed(&counts), counts["b1"], counts.len()), (60, 20, 2), "{counts:?}");
-    fixture.start();
-    let serves = || (dial(&mut probe, 20), panics(&fixture));
-    eventually("the one that is well serves", serves, |(_, panics)| !panics);
-    eventually("panic", || panics(&fixture), |panics| *panics);
-    // Of another list most are available.
-    write(&fixture, &[THREE[0], THREE[1], THREE[2], DEAD[0]]);
-    eventually("others serve", || panics(&fixture), |panics| !panics);
-    // Without an ordinary one the lame duck serves, and without that nobody: never one that is drained.
-    fixture.write_endpoints(&[lame, drained]);
-    let now = |probe: &mut Probe| dial(probe, 20);
-    let only = |who: String| BTreeMap::from([(who, 20)]);
-    eventually("the lame duck serves", || now(&mut probe), |counts| *counts == only("b2".to_owned()));
-    fixture.write_endpoints(&[drained]);
-    let refused = stage::kernel::refusal(libc::EHOSTUNREACH).to_string();
-    eventually("nobody serves", || now(&mut probe), |counts| *counts == only(refused.clone()));
-}
+use crate::ejection::write;
 
 /// Client tasks, each in a cgroup of its own.
 const CLIENTS: [&str; 3] = ["web", "api", "batch"];

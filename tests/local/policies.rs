@@ -3,14 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use lb_common::abi::{Backend, Overflow, Policy, RecentErrors, Service, map};
-use lb_common::ticks::{TICK_LOG2, tick};
-use rustix::time::{ClockId, clock_gettime};
-use stage::chance::likely;
+use lb_common::abi::{Overflow, Policy, Service, map};
 use stage::maps::array;
 use stage::{Probe, SocketId, eventually, replace};
 
-use stage::fixture::{Fixture, SERVICE, config, with_passes};
+use stage::fixture::{Fixture, SERVICE, config};
 
 /// A daemon whose service has these lines, before endpoints of these weights.
 fn start(lines: &str, weights: [u32; 3]) -> Fixture {
@@ -60,17 +57,6 @@ fn by_name(sockets: &[(SocketId, String)]) -> BTreeMap<&str, u32> {
 
 fn outcomes(fixture: &Fixture) -> BTreeMap<String, u64> {
     fixture.setup.service().outcomes
-}
-
-#[test]
-fn random_takes_each_backend_by_its_weight() {
-    let fixture = start("policy = \"random\"", [1, 1, 2]);
-    let counts = fixture.probe().dial_many(SERVICE, 2000);
-    for (name, share) in [("b1", 0.25), ("b2", 0.25), ("b3", 0.5)] {
-        assert!(likely(2000, share).contains(&counts[name]), "{counts:?}");
-    }
-    // Its samples are not in the cursor's order.
-    assert_ne!(counts, [("b1", 500), ("b2", 500), ("b3", 1000)].map(|(name, n)| (name.to_owned(), n)).into());
 }
 
 #[test]
@@ -125,28 +111,4 @@ fn at_the_limit_the_rule_of_the_service_decides_and_is_counted() {
         probe.kill();
         fixture.setup.active_becomes(0);
     }
-}
-
-/// Ticks begin anew after 52 days: errors of which nothing is left would weigh again then.
-#[test]
-fn errors_that_are_long_past_are_taken_away_and_others_stay() {
-    const DAY_NS: u64 = 86_400_000_000_000;
-    let mut fixture = Fixture::without_daemon();
-    weigh(&fixture, [1; 3]);
-    fixture.setup.write("socklb.toml", &with_passes(&text(&fixture, "policy = \"p2c\"")));
-    fixture.start();
-    let clock = clock_gettime(ClockId::Monotonic);
-    let now = tick(u64::try_from(clock.tv_sec).expect("after the boot") * 1_000_000_000);
-    let days = |days: u64| u32::try_from((days * DAY_NS) >> TICK_LOG2).expect("below 52 days");
-    let aged = [14, 1, 0].map(|age| RecentErrors { count: 7, since: now.wrapping_sub(days(age)) });
-    let pin = fixture.setup.map("web", map::BACKENDS);
-    for (slot, errors) in (0..).zip(aged) {
-        let mut backend = array::<Backend>(&pin).get(&slot, 0).expect("a backend");
-        backend.0.errors = errors;
-        array::<Backend>(&pin).set(slot, backend, 0).expect("store it");
-    }
-    let errors = || [0, 1, 2].map(|slot| array::<Backend>(&pin).get(&slot, 0).expect("a backend").0.errors);
-    // Of the new ones there are no more than others' flows are worth, and the rest stays while no connect comes.
-    let gone = |errors: &[RecentErrors; 3]| errors[0] == RecentErrors::default() && errors[2].count == 2;
-    assert_eq!(eventually("the old are gone", errors, gone)[1], aged[1]);
 }

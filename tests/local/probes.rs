@@ -64,32 +64,6 @@ fn the_first_connect_of_a_fresh_host_goes_to_a_backend_that_was_probed() {
     assert!(fixture.probe().dial_many(SERVICE, 60).keys().eq(["b2", "b3"]));
 }
 
-/// Without ejection every connect to it would fail until probes have found it once more.
-#[test]
-fn what_probes_have_found_holds_while_another_daemon_takes_over() {
-    let mut fixture = start_with("probe = \"tcp\"", "ejection = \"off\"");
-    let address = fixture.backends[0].address().to_string();
-    drop(fixture.backends.remove(0));
-    eventually("it is found", || state(&fixture, &address), |state| state == "refusing");
-    let mut busy = fixture.probe();
-    busy.start_dialling(SERVICE);
-    for is_killed in [false, true, false, true] {
-        let daemon = fixture.daemon.take().expect("it runs");
-        if is_killed {
-            daemon.kill();
-        } else {
-            assert_eq!(daemon.stop(), Some(0));
-        }
-        assert_eq!(state(&fixture, &address), "refusing", "it is shown without a daemon");
-        fixture.start();
-        let probed = || fixture.setup.backend(&address).and_then(|backend| backend.probe);
-        eventually("the new daemon has probed it", probed, |probe| {
-            probe.as_ref().is_some_and(|probe| probe.state == "failing")
-        });
-    }
-    assert!(busy.stop_dialling().keys().eq(["b2", "b3"]), "no connect has failed");
-}
-
 /// Such a connect fails at once, with an error that depends on the kind of the route.
 #[test]
 fn a_backend_to_which_there_is_no_way_is_refusing() {

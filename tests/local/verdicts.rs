@@ -13,9 +13,8 @@ use stage::chance::likely;
 use stage::daemon::finish;
 use stage::fixture::{Fixture, SERVICE, config};
 use stage::maps::{Raw, array, hash};
-use stage::pace::pace;
 use stage::udp::{self, Scene, backend_of};
-use stage::{Cgroup, Family, Setup, Stage, eventually, look, replace};
+use stage::{Cgroup, Family, Setup, Stage, eventually, replace};
 
 use crate::ejection::{THREE, dial, start};
 
@@ -121,16 +120,6 @@ fn from_the_next_connect_on_a_lame_duck_is_not_chosen_whatever_the_policy() {
 }
 
 #[test]
-fn a_verdict_ends_at_its_time() {
-    let fixture = three("");
-    let mut probe = fixture.probe();
-    judge(&fixture.setup, IDS[0], monotonic_ns() + u64::from(pace()) * 1_500_000_000);
-    let counts = dial(&mut probe, 1);
-    assert!(!counts.contains_key("b1"), "{counts:?}");
-    eventually("it is chosen again", || dial(&mut probe, 3), |counts| counts.contains_key("b1"));
-}
-
-#[test]
 fn a_flow_tells_that_it_was_diverted() {
     let fixture = three("");
     let mut probe = fixture.probe();
@@ -144,27 +133,6 @@ fn a_flow_tells_that_it_was_diverted() {
     let diverted = text.matches(&format!("\"reason\": \"{}\"", Reason::Diverted.name())).count();
     // Those that never were to go elsewhere are picked. (Least-loaded meets a lame duck whenever that has fewer flows.)
     assert!((6..=12).contains(&diverted), "{diverted}: {text}");
-}
-
-#[test]
-fn the_fallback_stands_though_it_is_a_lame_duck_where_nobody_else_may_be_chosen() {
-    let mut fixture = start(&THREE, "policy = \"round-robin\"");
-    // The daemon would repair what follows.
-    fixture.stop();
-    judge(&fixture.setup, IDS[0], for_an_hour());
-    let mut backends = array::<abi::Backend>(&fixture.setup.map("web", map::BACKENDS));
-    let services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
-    let Raw(service) = services.get(&0, 0).expect("the service");
-    for slot in 0..3 {
-        let Raw(mut row) = backends.get(&slot, 0).expect("a slot");
-        row.state.usable = 0;
-        row.endpoint.report = IDS[0];
-        backends.set(slot, Raw(row), 0).expect("store the row");
-    }
-    let Raw(fallback) = backends.get(&service.fallback, 0).expect("the fallback");
-    let name = format!("b{}", fallback.endpoint.port.to_host() - 8000);
-    assert_eq!(dial(&mut fixture.probe(), 20), [(name, 20)].into());
-    look(|| fixture.setup.service().outcomes["fallback"]).becomes(20);
 }
 
 #[test]
