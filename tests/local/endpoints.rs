@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use stage::{Backend, address, eventually, look, replace};
+use stage::{Backend, eventually, look, replace};
 
 use stage::fixture::{Fixture, SERVICE, endpoints};
 
@@ -53,67 +53,6 @@ fn a_symbolic_link_that_is_switched_is_followed() {
     std::os::unix::fs::symlink("v2", folder.join("next")).expect("link");
     fs::rename(folder.join("next"), folder.join("current")).expect("switch");
     expect(&fixture, &["b2"]);
-}
-
-#[test]
-fn the_json_of_prometheus_is_read_as_well() {
-    let mut fixture = Fixture::without_daemon();
-    let text = fs::read_to_string(fixture.setup.folder.join("socklb.toml")).expect("read");
-    fixture.setup.write("socklb.toml", &text.replace("users.toml", "users"));
-    let group = |labels: &str| {
-        format!(r#"[{{"targets": ["127.0.0.1:8001", "127.0.0.1:8003"], "labels": {{{labels}}}}}]"#)
-    };
-    let file = fixture.setup.write("users", &group(r#""weight": "2", "state": "running", "__meta_x": "y""#));
-    fixture.start();
-    expect(&fixture, &["b1", "b3"]);
-    // What is another program's is told, until it is gone.
-    let note = "label state is ignored: unknown state \"running\" on line 1; a label socklb_state is heeded";
-    look(|| fixture.setup.source().notes).becomes([note.to_owned()]);
-    let check =
-        fixture.setup.run(&["check", fixture.setup.folder.join("socklb.toml").to_str().expect("UTF-8")]);
-    let said = String::from_utf8_lossy(&check.stdout).into_owned();
-    assert!(check.status.success() && said.contains(&format!("{}: {note}", file.display())), "{said}");
-    replace(&file, &group(r#""socklb_state": "lame-duck", "state": "running""#));
-    look(|| fixture.setup.source().notes).becomes([] as [String; 0]);
-    look(|| fixture.setup.backend("127.0.0.1:8003").map(|backend| backend.state))
-        .becomes(Some("lame-duck".to_owned()));
-    // What was kept of it begins as JSON, and serves a start without the file.
-    fixture.stop();
-    fs::remove_file(&file).expect("remove the file");
-    fixture.start();
-    expect(&fixture, &["b1", "b3"]);
-}
-
-#[test]
-fn a_lame_duck_gets_no_new_connects_and_keeps_its_open_ones() {
-    let fixture = Fixture::new();
-    let mut probe = fixture.probe();
-    let open: Vec<_> = (0..30).map(|_| probe.dial(SERVICE)).collect();
-    let on_b2 = open.iter().filter(|dialled| dialled.name == "b2").count();
-    assert_eq!(on_b2, 10);
-    let lame = [("127.0.0.1:8001", ""), ("127.0.0.1:8002", "state = \"lame-duck\""), ("127.0.0.1:8003", "")];
-    fixture.write_endpoints(&lame);
-    expect(&fixture, &["b1", "b3"]);
-    let b2 = fixture.setup.backend("127.0.0.1:8002").expect("it keeps its slot");
-    assert_eq!((b2.state.as_str(), b2.usable, b2.active), ("lame-duck", false, 10));
-    // Its sockets still report the address they dialled.
-    let duck = open.iter().find(|dialled| dialled.name == "b2").expect("one of ten");
-    assert_eq!(probe.peer(duck.socket), address(SERVICE));
-    // It stays as the backup, which no connect needs.
-    look(|| fixture.setup.service().fallback).becomes(Some(address("127.0.0.1:8002")));
-    for dialled in open {
-        probe.close(dialled.socket);
-    }
-    let active = || fixture.setup.backend("127.0.0.1:8002").map(|backend| backend.active);
-    look(active).becomes(Some(0));
-    // With the last connection to another lame duck its slot is freed.
-    fixture.write_endpoints(&[lame[0], lame[1], ("127.0.0.1:8003", "state = \"lame-duck\"")]);
-    expect(&fixture, &["b1"]);
-    let slots = || fixture.setup.backends("web", "users").len();
-    eventually("the other lame duck's slot is freed", slots, |slots| *slots == 2);
-    // Back in service, it is taken again.
-    fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]);
-    expect(&fixture, &["b1", "b2", "b3"]);
 }
 
 #[test]

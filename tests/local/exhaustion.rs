@@ -259,33 +259,3 @@ fn a_daemon_without_watches_looks_once_a_second() {
     assert_eq!(Probe::start(&fixture.cgroup).dial(SERVICE).name, "b2");
     assert_eq!(daemon.stop(), Some(0));
 }
-
-/// Lists are kept for a start that finds no good file: there must be room for it, and nothing else depends on that.
-#[test]
-fn a_full_disk_keeps_no_list_and_holds_up_nothing() {
-    let mut fixture = Fixture::without_daemon();
-    let state = fixture.setup.folder.join("state");
-    std::fs::create_dir_all(&state).expect("a folder");
-    let options = c"size=16k,mode=0755";
-    rustix::mount::mount("none", &state, "tmpfs", rustix::mount::MountFlags::empty(), options)
-        .expect("a disk");
-    let filler = state.join("filler");
-    // As much as there is room for.
-    let full = std::fs::write(&filler, vec![0; 1 << 20]).expect_err("a small disk");
-    assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
-    fixture.start();
-    let said = || fixture.daemon().log().matches("cannot keep").count();
-    for address in ["127.0.0.1:8001", "127.0.0.1:8002"] {
-        fixture.write_endpoints(&[(address, "")]);
-        eventually("the list is in force", || addresses(&fixture), |found| *found == [address]);
-    }
-    eventually("it is said", said, |times| *times > 0);
-    assert_eq!(status(&fixture).0, Some(0), "connects go where they should");
-    std::fs::remove_file(&filler).expect("make room");
-    fixture.write_endpoints(&[("127.0.0.1:8003", "")]);
-    eventually("the list is in force", || addresses(&fixture), |found| *found == ["127.0.0.1:8003"]);
-    let kept = || std::fs::read_to_string(state.join("last-good/users.toml")).unwrap_or_default();
-    eventually("and kept", kept, |kept| kept.contains("8003"));
-    fixture.stop();
-    rustix::mount::unmount(&state, rustix::mount::UnmountFlags::DETACH).expect("unmount the disk");
-}

@@ -80,56 +80,6 @@ fn a_file_system_that_does_not_answer_holds_up_its_own_service_only() {
     eventually("it is followed again", || only(&mut probe, SECOND), |names| *names == ["b3"]);
 }
 
-#[test]
-fn a_start_waits_only_so_long_for_a_file_system_that_does_not_answer() {
-    let Some((mut fixture, other, directory)) = scene() else { return };
-    fixture.start();
-    let hung = Hung::over(&directory);
-    // The daemon has looked at it, and a thread of it waits there.
-    eventually("it is reported", || fixture.setup.faults().len(), |count| *count > 0);
-    fixture.stop();
-    assert!(fixture.setup.run(&["detach", "--all"]).status.success());
-    fixture.start();
-    assert!(
-        fixture.daemon().log().contains("using the last good endpoint list"),
-        "{}",
-        fixture.daemon().log()
-    );
-    let mut probe = fixture.probe();
-    assert_eq!(only(&mut probe, SECOND), ["b1"]);
-    assert_eq!(only(&mut probe, SERVICE), ["b1", "b2", "b3"]);
-    goes_on(&fixture, &other);
-    // The directory of the last good lists does not answer either: connects get what the kernel holds.
-    let state = Hung::over(&fixture.setup.folder.join("state"));
-    fixture.daemon.take().expect("a daemon runs").kill();
-    fixture.start();
-    assert_eq!(only(&mut probe, SECOND), ["b1"]);
-    goes_on(&fixture, &other);
-    let said = || fixture.daemon().log().matches("cannot keep what later starts need").count();
-    stage::within(3 * stage::patience(), said, |times| *times == 1).expect("it is said once");
-    drop((hung, state));
-    eventually("it is well again", || fixture.setup.faults(), Vec::is_empty);
-}
-
-#[test]
-fn a_configuration_that_does_not_answer_changes_nothing_and_is_reported() {
-    let Some((mut fixture, other, _)) = scene() else { return };
-    // The configuration is a link into a directory of its own.
-    let remote = fixture.setup.folder.join("config");
-    fs::create_dir(&remote).expect("make a directory");
-    let path = fixture.setup.folder.join("socklb.toml");
-    fs::rename(&path, remote.join("socklb.toml")).expect("move it");
-    std::os::unix::fs::symlink(remote.join("socklb.toml"), &path).expect("link");
-    fixture.start();
-    let hung = Hung::over(&remote);
-    let faults = eventually("it is reported", || fixture.setup.faults(), |faults| !faults.is_empty());
-    assert!(faults[0].contains("the configuration cannot be used") && faults[0].contains("does not answer"));
-    fixture.daemon().signal(Signal::HUP);
-    goes_on(&fixture, &other);
-    drop(hung);
-    eventually("it is well again", || fixture.setup.faults(), Vec::is_empty);
-}
-
 /// Whatever hangs, a daemon that is asked to stop gives up its socket, its port and its locks, and a successor can start.
 #[test]
 fn a_daemon_that_is_asked_to_stop_makes_way_whatever_hangs() {

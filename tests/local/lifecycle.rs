@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use rustix::thread::CapabilitySet;
 use stage::probe::without;
 use stage::protocol::Counts;
-use stage::{Daemon, Probe, address, eventually, look};
+use stage::{Daemon, Probe, address, eventually};
 
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 
@@ -306,21 +306,6 @@ fn tables_are_replaced_where_membarrier_is_refused() {
 }
 
 #[test]
-fn a_link_that_was_removed_by_hand_is_made_again() {
-    let fixture = Fixture::new();
-    let links = fixture.setup.pins_of("web").join("links");
-    for link in std::fs::read_dir(&links).expect("links").map(|link| link.expect("a link").path()) {
-        if link.to_string_lossy().contains("connect4") {
-            std::fs::remove_file(link).expect("remove the link");
-        }
-    }
-    let attached = || fixture.daemon().log().matches("client attached").count();
-    eventually("it is noticed", attached, |times| *times == 2);
-    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
-    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-}
-
-#[test]
 fn a_client_that_is_not_configured_any_more_is_named() {
     let mut fixture = Fixture::new();
     fixture.stop();
@@ -338,56 +323,6 @@ fn a_client_that_is_not_configured_any_more_is_named() {
 }
 
 #[test]
-fn tables_of_many_lengths_always_find_room() {
-    // The store holds twice the limit; tables that grow and shrink scatter over it.
-    let mut fixture = Fixture::without_daemon();
-    let names = ["s0", "s1", "s2", "s3", "s4"];
-    let mut text =
-        format!("[[client]]\njob = \"web\"\ncgroup = \"{}\"\n", fixture.cgroup.relative().display());
-    for (i, name) in names.iter().enumerate() {
-        text += &format!(
-            "[[service]]\nname = \"{name}\"\naddress = \"10.96.1.{i}:80\"\nbackends = {{ file = \"{name}.toml\" }}\n"
-        );
-    }
-    text += "[limits]\nschedule_entries = 8192\n";
-    fixture.setup.write("socklb.toml", &text);
-    fixture.backends.clear();
-    let everywhere = stage::Backend::start("b", "0.0.0.0:8001");
-    // 1,024 entries up to 32 backends, 4,096 for 128.
-    let list = |service: usize, count: u32, version: u32| {
-        let addresses: Vec<String> =
-            (0..count).map(|n| format!("127.{}.{version}.{}:8001", service + 1, n + 1)).collect();
-        stage::fixture::endpoints(&addresses.iter().map(|a| (a.as_str(), "")).collect::<Vec<_>>())
-    };
-    for (service, name) in names.iter().enumerate() {
-        fixture.setup.write(&format!("{name}.toml"), &list(service, 1, 0));
-    }
-    fixture.start();
-    let sizes =
-        [(4, 128), (4, 127), (4, 1), (0, 2), (1, 128), (3, 2), (2, 2), (3, 1), (1, 127), (1, 1), (2, 128)];
-    for (version, (service, count)) in sizes.into_iter().enumerate() {
-        let version = u32::try_from(version).expect("small") + 1;
-        stage::replace(
-            &fixture.setup.folder.join(format!("{}.toml", names[service])),
-            &list(service, count, version),
-        );
-        let usable = || {
-            let backends = fixture.setup.backends("web", names[service]);
-            let of_version = |b: &&lb_view::backend::BackendStatus| {
-                b.share_wanted > 0.0 && b.address.to_string().split('.').nth(2) == Some(&version.to_string())
-            };
-            backends.iter().filter(of_version).count()
-        };
-        eventually("the new table is in force", usable, |usable| *usable == count as usize);
-    }
-    let mut probe = fixture.probe();
-    for i in 0..names.len() {
-        assert_eq!(probe.dial_many(&format!("10.96.1.{i}:80"), 20), [("b".to_owned(), 20)].into());
-    }
-    drop(everywhere);
-}
-
-#[test]
 fn a_second_daemon_on_the_same_pins_is_refused() {
     let fixture = Fixture::new();
     let before = fixture.setup.status();
@@ -402,17 +337,4 @@ fn a_second_daemon_on_the_same_pins_is_refused() {
     let after = fixture.setup.status();
     assert_eq!(before.daemon, after.daemon);
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-}
-
-#[test]
-fn an_idle_daemon_reads_nothing_anew() {
-    let fixture = Fixture::new();
-    // Other files of the directory change; ours does not.
-    for n in 0..5 {
-        fixture.setup.write(&format!("other{n}"), "x");
-    }
-    fixture.write_endpoints(&[("127.0.0.1:8001", "")]);
-    let log = || fixture.daemon().log().matches("endpoint list read").count();
-    eventually("the change is read", log, |reads| *reads == 2);
-    look(|| fixture.setup.backends("web", "users").iter().filter(|b| b.usable).count()).becomes(1);
 }

@@ -38,19 +38,6 @@ fn a_reload_is_announced_and_ends_ready() {
     manager.expect("READY=1");
 }
 
-#[test]
-fn the_status_line_follows_what_happens() {
-    let fixture = Fixture::without_daemon();
-    let (manager, _daemon) = started(&fixture, Duration::from_secs(60));
-    manager.expect("READY=1");
-    fixture.cgroup.remove();
-    manager.expect("STATUS=0 of 1 clients attached");
-    fixture.cgroup.create();
-    manager.expect("STATUS=1 of 1 clients attached");
-    std::fs::remove_file(&fixture.file).expect("remove the endpoint file");
-    manager.expect("STATUS=1 of 1 clients attached; 1 of 1 endpoint files cannot be used");
-}
-
 /// A manager that does not read lets its senders wait.
 #[test]
 fn a_manager_that_does_not_listen_does_not_hold_the_daemon_up() {

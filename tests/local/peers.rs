@@ -4,14 +4,13 @@
 //! R9: a cgroup that is made anew, R10: cgroup namespaces, R24: daemons that come and go, R25: the verifier, R29: services
 //! that restart, are told at greater length elsewhere; what is here is the bug itself.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use lb_common::abi::{Service, map};
 use stage::maps::array;
-use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, eventually, look, replace};
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, eventually, look};
 
-use stage::fixture::{Fixture, SERVICE, config, endpoints};
+use stage::fixture::{Fixture, SERVICE, config};
 
 /// A map without room failed the connect with ENOMEM.
 #[test]
@@ -142,81 +141,6 @@ fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected
     look(|| setup.backends("web", "users")[0].diverted).becomes(1);
 }
 
-/// A source that came back empty, or a daemon that started without one, took all backends away.
-#[test]
-fn r13_no_broken_source_takes_backends_away_and_a_valid_shorter_list_does() {
-    let mut fixture = Fixture::new();
-    let degraded = |fixture: &Fixture| fixture.setup.run(&["status"]).status.code() == Some(3);
-    let serves = |fixture: &Fixture| fixture.probe().dial_many(SERVICE, 30).len();
-    let whole = endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]);
-    // Cut anywhere but between two entries it is not valid.
-    let cut = &whole[..whole.len() - 6];
-    for bad in ["", cut, "[[endpoint]]\n", "\u{0}\u{0}\u{0}"] {
-        replace(&fixture.file, bad);
-        eventually("it is reported", || degraded(&fixture), |degraded| *degraded);
-        assert_eq!(serves(&fixture), 3, "after {bad:?}");
-        // A start with it takes no backend away either.
-        fixture.stop();
-        fixture.start();
-        assert!(degraded(&fixture));
-        assert_eq!(serves(&fixture), 3, "after a start with {bad:?}");
-        replace(&fixture.file, &whole);
-        eventually("it is good again", || degraded(&fixture), |degraded| !degraded);
-    }
-    std::fs::remove_file(&fixture.file).expect("remove the file");
-    eventually("it is reported", || degraded(&fixture), |degraded| *degraded);
-    assert_eq!(serves(&fixture), 3);
-    look(|| fixture.setup.source().failures).matches("it is counted", |failures| *failures > 0);
-    fixture.stop();
-    // The same where the kernel holds nothing any more: it starts from the last good list.
-    assert!(fixture.setup.run(&["detach", "--all"]).status.success());
-    fixture.start();
-    assert_eq!(serves(&fixture), 3, "the last good list");
-    // What is valid is obeyed, however short.
-    replace(&fixture.file, &endpoints(&[("127.0.0.1:8002", "")]));
-    eventually("it is obeyed", || serves(&fixture), |backends| *backends == 1);
-    assert!(!degraded(&fixture));
-}
-
-/// Counts lay by position in a table: a rebuild or a restart gave them to other backends, and open connections with them.
-#[test]
-fn r15_counts_are_a_backends_own_through_rebuilt_tables_and_restarts() {
-    let mut fixture = Fixture::new();
-    let mut probe = fixture.probe();
-    let open: Vec<_> = (0..9).map(|_| probe.dial(SERVICE)).collect();
-    let of = |fixture: &Fixture| -> BTreeMap<String, (u64, u64)> {
-        let backends = fixture.setup.backends("web", "users").into_iter();
-        backends.map(|backend| (backend.address.to_string(), (backend.started, backend.active))).collect()
-    };
-    let before = of(&fixture);
-    assert_eq!(before.values().collect::<Vec<_>>(), [&(3, 3); 3]);
-    // The order, the weights and the length of the list change, and with them every position in the table.
-    let added: Vec<String> = (10..60).map(|n| format!("127.0.1.{n}:9")).collect();
-    let added = added.iter().map(|address| (address.as_str(), "weight = 0"));
-    let known = [("127.0.0.1:8003", "weight = 5"), ("127.0.0.1:8002", "weight = 2"), ("127.0.0.1:8001", "")];
-    fixture.write_endpoints(&added.chain(known).collect::<Vec<_>>());
-    let weight = || fixture.setup.backend("127.0.0.1:8003");
-    eventually("there is another table", weight, |backend| backend.as_ref().is_some_and(|b| b.weight == 5));
-    let unchanged =
-        |now: &BTreeMap<String, (u64, u64)>| before.iter().all(|(name, counts)| now[name] == *counts);
-    assert!(unchanged(&of(&fixture)), "{:?}", of(&fixture));
-    fixture.stop();
-    fixture.start();
-    assert!(unchanged(&of(&fixture)), "{:?}", of(&fixture));
-    fixture.daemon.take().expect("a daemon runs").kill();
-    // Ends while no daemon runs are the backend's as well.
-    let gone = open.iter().find(|dialled| dialled.name == "b2").expect("three");
-    probe.close(gone.socket);
-    fixture.start();
-    let now = eventually("it ends", || of(&fixture), |now| now["127.0.0.1:8002"] == (3, 2));
-    assert_eq!((now["127.0.0.1:8001"], now["127.0.0.1:8003"]), ((3, 3), (3, 3)));
-    for dialled in open.iter().filter(|dialled| dialled.socket != gone.socket) {
-        probe.close(dialled.socket);
-    }
-    eventually("all end", || of(&fixture), |now| now.values().all(|(_, active)| *active == 0));
-    assert_eq!(of(&fixture)["127.0.0.1:8003"], (3, 0));
-}
-
 /// A daemon killed, replaced by a newer and by an older one: connects failed, or went to the service address itself.
 #[test]
 fn r24_a_kill_under_load_leaks_no_connect() {
@@ -252,23 +176,4 @@ fn r25_programs_load_with_the_largest_configuration() {
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     let services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
     assert_eq!(services.len(), 256);
-}
-
-/// Services were restarted, and what they dialled first went to the service address.
-#[test]
-fn r29_a_restarted_service_leaks_no_connect() {
-    let fixture = Fixture::new();
-    for _ in 0..5 {
-        fixture.cgroup.remove();
-        fixture.cgroup.create();
-        let mut probe = fixture.probe();
-        assert_eq!(probe.socklb(&fixture.setup, &["wait", "web"]), 0);
-        let counts = probe.dial_many(SERVICE, 60);
-        assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
-        look(|| fixture.setup.client().cgroup_id).becomes(Some(fixture.cgroup.id()));
-    }
-    assert_eq!(
-        look(|| fixture.setup.client().not_a_service).now("a connect is counted before it returns"),
-        0
-    );
 }

@@ -1,12 +1,11 @@
 //! Another configuration while the daemon runs: what may change of services and files does, and flows do not notice.
 
 use rustix::process::Signal;
-use stage::protocol::failure;
-use stage::{Probe, Setup, address, eventually, look, replace};
+use stage::{Setup, address, eventually, look, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-pub fn second_service() -> String {
+fn second_service() -> String {
     "[[service]]\nname = \"more\"\naddress = \"10.96.0.11:80\"\nbackends = { static = [\"127.0.0.1:8001\"] }\n".to_owned()
 }
 
@@ -20,19 +19,10 @@ pub fn write(setup: &Setup, text: &str) {
     replace(&setup.folder.join("socklb.toml"), text);
 }
 
-/// The clients that are in force, by their names.
-pub fn clients(setup: &Setup) -> Vec<String> {
-    setup.status().clients.into_iter().map(|client| client.name).collect()
-}
-
-pub fn services(setup: &Setup) -> Vec<String> {
+fn services(setup: &Setup) -> Vec<String> {
     let status = setup.status();
     let services = status.clients.into_iter().next().map_or_else(Vec::new, |client| client.services);
     services.into_iter().map(|service| service.name).collect()
-}
-
-pub fn unreachable(probe: &mut Probe, address: &str) -> bool {
-    probe.dial_many(address, 1).contains_key(&failure(libc::ENETUNREACH))
 }
 
 /// Every field that may change, one after the other, under a client that connects without pause.
@@ -80,35 +70,6 @@ fn what_may_change_does_and_no_connect_fails() {
         held.close(dialled.socket);
     }
     fixture.setup.active_becomes(0);
-}
-
-/// Each configuration names a file in another directory.
-#[test]
-fn directories_of_files_that_are_no_longer_configured_are_not_watched() {
-    let fixture = Fixture::new();
-    let watched = || {
-        let folder = format!("/proc/{}/fdinfo", fixture.daemon().pid());
-        let files = std::fs::read_dir(folder).expect("a process").filter_map(Result::ok);
-        let text = files.filter_map(|file| std::fs::read_to_string(file.path()).ok());
-        text.map(|text| text.matches("inotify wd:").count()).sum::<usize>()
-    };
-    let before = eventually("directories are watched", watched, |count| *count >= 2);
-    let good = stage::daemon::read(&fixture.file);
-    for round in 0..5 {
-        let folder = fixture.setup.folder.join(round.to_string());
-        std::fs::create_dir(&folder).expect("make a directory");
-        std::fs::write(folder.join("users.toml"), &good).expect("write");
-        let named = format!("\"{round}/users.toml\"");
-        write(&fixture.setup, &text(&fixture, "", "", "").replace("\"users.toml\"", &named));
-        let taken_on = || fixture.daemon().log().matches("configuration taken on").count();
-        eventually("it is taken on", taken_on, |times| *times == round + 1);
-    }
-    eventually("one more is watched", watched, |count| *count == before + 1);
-    let last = fixture.setup.folder.join("4/users.toml");
-    replace(&last, &stage::fixture::endpoints(&[("127.0.0.1:8002", "")]));
-    let mut probe = fixture.probe();
-    let names = || probe.dial_many(SERVICE, 6).into_keys().collect::<Vec<_>>();
-    eventually("the last one is followed", names, |names| *names == ["b2"]);
 }
 
 /// A change in several files takes effect at once, with the signal.

@@ -1,12 +1,11 @@
 //! Client tasks that another configuration adds, removes, moves or renames while the daemon runs: each is balanced without a
 //! gap, and what is gone leaves nothing.
 
-use rustix::process::Signal;
-use stage::{Cgroup, Daemon, Probe, address, eventually, look, replace};
+use stage::{Cgroup, Daemon, Probe, address, eventually, look};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-use crate::reload::{clients, second_service, services, text, unreachable, write};
+use crate::reload::{text, write};
 
 /// Two clients, each with its job and its cgroup.
 pub fn two_clients(fixture: &Fixture, cgroups: [&Cgroup; 2], more: &str) -> String {
@@ -75,71 +74,6 @@ fn clients_that_change_places_are_balanced_all_the_time() {
         let counts = probe.stop_dialling();
         assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     }
-}
-
-/// The client that takes a cgroup over cannot be started: the one before goes on until it can.
-#[test]
-fn a_client_stays_until_the_one_that_takes_over_is_attached() {
-    let fixture = Fixture::new();
-    let mut busy = fixture.probe();
-    busy.start_dialling(SERVICE);
-    let pins = fixture.setup.pins_of("heir").join("maps");
-    std::fs::create_dir_all(&pins).expect("the heir's pins");
-    let foreign = pins.join("theirs");
-    std::fs::hard_link(fixture.setup.map("web", "cursors"), &foreign).expect("somebody else's pin");
-    write(&fixture.setup, &text(&fixture, "name = \"heir\"", "", ""));
-    let faults = eventually("it is told", || fixture.setup.faults(), |faults| faults.len() >= 2);
-    assert!(faults.iter().any(|fault| fault.contains("maps/theirs")), "{faults:?}");
-    assert!(faults.iter().any(|fault| fault.contains("client web: it is to leave")), "{faults:?}");
-    std::fs::remove_file(foreign).expect("remove the pin");
-    fixture.daemon().signal(Signal::HUP);
-    eventually("the heir takes over", || clients(&fixture.setup), |clients| *clients == ["heir"]);
-    let old = fixture.setup.pins_of("web");
-    let counts = busy.stop_dialling();
-    assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
-    eventually("the one before is gone", || old.exists(), |exists| !exists);
-    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
-}
-
-/// Somebody has removed all that a client has in the kernel, under the daemon.
-#[test]
-fn a_client_whose_pins_were_removed_is_named_and_comes_back_with_a_reload() {
-    let fixture = Fixture::new();
-    let mut probe = fixture.probe();
-    let before = probe.dial(SERVICE);
-    let said = |what: &str| fixture.daemon().log().matches(what).count();
-    for times in 1..=2 {
-        // All at once: links that are missing while the directory is still there are made again.
-        let gone = fixture.setup.pins.join("gone");
-        std::fs::rename(fixture.setup.pins_of("web"), &gone).expect("take the pins away");
-        std::fs::remove_dir_all(gone).expect("remove the pins");
-        eventually("it is said", || said("its pins were removed"), |count| *count == times);
-        let faults = fixture.setup.faults();
-        assert!(
-            faults[0].starts_with("client web: its pins were removed") && faults[0].contains("SIGHUP"),
-            "{faults:?}"
-        );
-        // The pins were removed on purpose: a process that waits for the client, or a configuration that says the same again,
-        // does not bring them back.
-        let path = fixture.setup.folder.join("socklb.toml");
-        replace(&path, &stage::daemon::read(&path));
-        assert_eq!(fixture.setup.run(&["wait", "web", "--timeout", "1"]).status.code(), Some(1));
-        assert!(!fixture.setup.pins_of("web").exists());
-        let unbalanced = || unreachable(&mut probe, SERVICE);
-        eventually("connects go where they say", unbalanced, |unbalanced| *unbalanced);
-        if times == 1 {
-            fixture.daemon().signal(Signal::HUP);
-        } else {
-            write(&fixture.setup, &text(&fixture, "", "", &second_service()));
-        }
-        eventually("it is attached again", || fixture.setup.faults(), Vec::is_empty);
-        assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-    }
-    assert_eq!(said("its pins were removed"), 2, "once each");
-    assert_eq!(services(&fixture.setup).len(), 2);
-    probe.close(before.socket);
-    // Flows of the maps before are not counted in those after.
-    fixture.setup.active_becomes(0);
 }
 
 /// As many clients at once as a host may have: the daemon answers meanwhile.

@@ -29,29 +29,6 @@ fn a_cgroup_that_appears_later_is_attached_at_once() {
     assert_eq!(Probe::start(&cgroup).dial(SERVICE).name, "b1");
 }
 
-/// One service of a host may be stopped, or its path mistyped: the others must not suffer for it.
-#[test]
-fn a_cgroup_that_is_missing_at_the_start_keeps_no_other_client_from_being_balanced() {
-    let stage = Stage::new();
-    let (absent, there) = (Cgroup::absent(), Cgroup::new());
-    let setup = Setup::new(&stage, "a");
-    let _backend = stage::Backend::start("b1", "127.0.0.1:8001");
-    let text = config(&absent, r#"{ static = ["127.0.0.1:8001"] }"#, "");
-    let second = format!("[[client]]\njob = \"second\"\ncgroup = \"{}\"\n", there.relative().display());
-    let daemon = Daemon::start(&setup, &(text + &second));
-    assert_eq!(Probe::start(&there).dial(SERVICE).name, "b1");
-    let path = absent.relative();
-    let fault = format!("client web: there is no cgroup {}; it is attached when it appears", path.display());
-    look(|| stage::faults_of(&setup.status())).becomes([fault]);
-    let log = daemon.log();
-    let warning = log.lines().find(|line| line.contains("there is no such cgroup; waiting for it"));
-    let warning = warning.unwrap_or_else(|| panic!("no warning in:\n{log}"));
-    assert!(warning.contains("WARN") && warning.contains(path.to_str().expect("UTF-8")), "{warning}");
-    absent.create();
-    eventually("it is attached", || degraded(&setup), |code| *code == Some(0));
-    assert_eq!(Probe::start(&absent).dial(SERVICE).name, "b1");
-}
-
 #[test]
 fn a_cgroup_whose_parents_are_made_with_it_is_attached() {
     let stage = Stage::new();
