@@ -186,6 +186,36 @@ fn check_refuses_what_the_kernel_could_not_do() {
 }
 
 #[test]
+fn check_shows_the_notes_of_a_list_and_refuses_a_long_one_and_an_open_key() {
+    let fixture = Fixture::without_daemon();
+    let setup = &fixture.setup;
+    let path = setup.folder.join("socklb.toml");
+    let check = || setup.run(&["check", path.to_str().expect("UTF-8")]);
+    let good = std::fs::read_to_string(&path).expect("read");
+    setup.write("socklb.toml", &good.replace("users.toml", "users"));
+    let list = r#"[{"targets": ["127.0.0.1:8001"], "labels": {"state": "running"}}]"#;
+    let file = setup.write("users", list);
+    let note = "label state is ignored: unknown state \"running\" on line 1; a label socklb_state is heeded";
+    let output = check();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.contains(&format!("{}: {note}", file.display())), "{text}");
+    setup.write("socklb.toml", &(good.clone() + "[limits]\nschedule_entries = 1024\n"));
+    let addresses: Vec<String> = (1..=33).map(|n| format!("127.0.1.{n}:8001")).collect();
+    let long: Vec<(&str, &str)> = addresses.iter().map(|address| (address.as_str(), "")).collect();
+    fixture.write_endpoints(&long);
+    let (code, text) = failure(&check());
+    let numbers = "would have 2048 entries, limits.schedule_entries allows 1024";
+    assert!(code == Some(1) && text.contains(numbers), "{text}");
+    fixture.write_endpoints(&[("127.0.0.1:8001", "")]);
+    let key = setup.write("service.key", &format!("1 {}\n", "0".repeat(64)));
+    std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o644))
+        .expect("change the mode");
+    setup.write("socklb.toml", &(good + "health = { probe = \"report\", key = \"service.key\" }\n"));
+    let (code, text) = failure(&check());
+    assert!(code == Some(1) && text.contains("is open to others (mode 0644)"), "{text}");
+}
+
+#[test]
 fn check_refuses_a_pipe_instead_of_waiting_for_it() {
     let fixture = Fixture::without_daemon();
     let pipe = fixture.setup.folder.join("pipe");

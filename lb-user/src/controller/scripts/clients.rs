@@ -675,3 +675,27 @@ fn events_that_come_again_or_too_late_change_nothing() {
         assert_eq!(stage.dialled(30), [address(BACKENDS[1]), address(BACKENDS[2])].into());
     });
 }
+
+/// Each SIGHUP gets an answer, and so does the end of a fault.
+#[test]
+fn the_log_answers_each_sighup_about_a_faulty_configuration_and_shows_its_end() {
+    let mut stage = Stage::new("");
+    stage.start(&BACKENDS);
+    let good = stage.disk.content(CONFIG).expect("it is there");
+    stage.disk.write(CONFIG, [&good, &b"policy = 'best'"[..]].concat());
+    stage.changed(CONFIG);
+    stage.pass(2 * SECOND);
+    let unusable = "the configuration cannot be used";
+    assert_eq!(stage.logged(unusable), 1);
+    for times in 2..=3 {
+        stage.tell(Event::Hangup);
+        stage.pass(2 * SECOND);
+        assert_eq!(stage.logged(unusable), times);
+    }
+    stage.disk.write(CONFIG, &good);
+    stage.changed(CONFIG);
+    stage.pass(2 * SECOND);
+    let counts = ["the configuration is good again", unusable, "configuration taken on"]
+        .map(|what| stage.logged(what));
+    assert_eq!(counts, [1, 3, 0]);
+}

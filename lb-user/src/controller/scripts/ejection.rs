@@ -333,3 +333,16 @@ fn a_trial_that_is_not_decided_holds_nobody_else_up() {
         assert!(status::found(&stage.slot(undecided.backend)).2.is_some());
     });
 }
+
+#[test]
+fn a_later_daemon_does_not_log_again_that_a_backend_is_ejected() {
+    let mut stage = Stage::new(FOR_LONG);
+    stage.start(&BACKENDS);
+    stage.dead.insert(address(BACKENDS[0]));
+    assert_eq!(stage.dial(60), 5);
+    stage.settle();
+    assert_eq!(stage.logged("backend health changed"), 1);
+    stage.start(&BACKENDS);
+    stage.settle();
+    assert_eq!((stage.logged("backend health changed"), stage.dial(60)), (1, 0));
+}

@@ -435,6 +435,20 @@ fn read_config(disk: &Disk) -> Result<Config, ReadFailure> {
     Ok(config)
 }
 
+/// The lines that all daemons of a stage have logged.
+#[derive(Clone, Default)]
+pub struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Connects of a client, and a daemon that runs, or does not.
 pub struct Stage {
     pub kernel: FakeKernel,
@@ -473,6 +487,8 @@ pub struct Stage {
     pub open: Vec<FakeFlow>,
     /// Whether `sent` and `open` are all flows that the maps of the client `web` have counted.
     pub is_counted: bool,
+    log: Log,
+    _logs: tracing::subscriber::DefaultGuard,
 }
 
 /// Runs a script plain, and with a tenth of the kernel's operations failing.
@@ -513,6 +529,10 @@ impl Stage {
             Arc::new(kernel.clone()),
             true,
         );
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber =
+            tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let mut stage = Self {
             place: kernel.make_cgroup(&cgroup_path("web")),
@@ -536,6 +556,8 @@ impl Stage {
             sent: BTreeMap::new(),
             open: Vec::new(),
             is_counted: true,
+            _logs: tracing::subscriber::set_default(subscriber),
+            log,
             kernel,
             disk,
             wire: Wire::default(),
@@ -846,6 +868,12 @@ impl Stage {
         for _ in 0..SETTLED {
             self.tick();
         }
+    }
+
+    /// How many lines of the log contain this.
+    pub fn logged(&self, what: &str) -> usize {
+        let lines = self.log.0.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&lines).lines().filter(|line| line.contains(what)).count()
     }
 
     /// The controller of the daemon that runs.
