@@ -1,9 +1,10 @@
-//! What the loader writes into the instructions of the kernel programs of client tasks before it loads them: constants, which the
-//! verifier knows and which cost no load from memory, and calls of functions of the kernel.
+//! Values that the loader writes into the instructions of the kernel programs of client tasks
+//! before it loads them: constants, which the verifier then knows and which need no load from
+//! memory, and calls of kernel functions.
 //!
-//! In the object, numbers stand in their place that no program has otherwise.
+//! The object file contains placeholders for them: numbers that no program uses otherwise.
 
-/// Every constant by name. Its number is its place in this list.
+/// The names of all constants. A constant's number is its index in this list.
 pub const NAMES: [&str; 37] = [
     "FLOW_MASK",
     "KNOWS_MPTCP",
@@ -44,15 +45,15 @@ pub const NAMES: [&str; 37] = [
     "UNICAST_TTL",
 ];
 
-/// The number in place of the first of [`NAMES`]; those of the others follow.
+/// The placeholder of the first of [`NAMES`]; the others follow.
 pub const FIRST: u32 = 0x5c1c_0000;
-/// In place of a helper's number: `bpf_rdonly_cast`.
+/// The placeholder of the call of `bpf_rdonly_cast`, in place of a helper's number.
 pub const CAST: u32 = 0x5c1b_0000;
 
-/// The number in place of a constant.
+/// The placeholder of a constant.
 ///
 /// # Panics
-/// If there is no such constant, which is seen when a program is compiled.
+/// If there is no such constant; the compiler then reports the error.
 pub const fn place_of(name: &str) -> u32 {
     let mut number = 0;
     while number < NAMES.len() {
@@ -74,7 +75,7 @@ const fn are_equal(one: &[u8], other: &[u8]) -> bool {
     at == one.len() && at == other.len()
 }
 
-/// What stands in an instruction in place of what the loader writes there.
+/// The meaning of a placeholder in an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placeholder {
     /// A constant of 32 bits, by its name.
@@ -85,16 +86,16 @@ pub enum Placeholder {
     Cast,
 }
 
-/// The operation of a call.
+/// The opcode of a call.
 pub const CALL: u8 = 0x85;
-/// The operation that moves a number into a register.
+/// The opcode that moves a number into a register.
 pub const MOVE: u8 = 0xb7;
-/// What a call names in its source register if it is one of a function of the kernel (`BPF_PSEUDO_KFUNC_CALL`).
+/// The source register of a call of a kernel function (`BPF_PSEUDO_KFUNC_CALL`).
 pub const OF_KERNEL: u8 = 2;
 
-/// What is to be written in place of the number `immediate` of an instruction with this operation, if anything is.
+/// The placeholder that the number `immediate` of an instruction with this opcode is, if it is one.
 pub fn placeholder(operation: u8, immediate: u32) -> Option<Placeholder> {
-    /// Moves 32 bits into a register, and 64 bits.
+    /// Opcodes that move 32 and 64 bits into a register.
     const MOVE_32: u8 = 0xb4;
     const MOVE_64: u8 = 0x18;
     let name = || NAMES.get(immediate.wrapping_sub(FIRST) as usize).copied();

@@ -1,14 +1,16 @@
-//! When a backend is ejected, and when it is taken back: a circuit breaker for each backend of a client task, run by the kernel
-//! programs as flows end, and by the planner and the tests on the host.
+//! When a backend is ejected and readmitted: a circuit breaker for each backend of a client task.
+//! The kernel programs run it as flows end, and the planner and the tests run it on the host.
 //!
-//! Failures make a leaky run: each adds to it, each connection that is established takes one away. A run of
-//! [`failures`](EjectionRules::failures) ejects for [`base`](EjectionRules::base), twice as long each time that follows before the
-//! run was back at 0, and at most for [`max`](EjectionRules::max). When the time is over one connect is let through, the
-//! *trial*: if it is established the backend is taken back, if it fails the backend is ejected for twice as long. (Envoy's
-//! outlier detection ejects as well; its hosts come back with the clock, not by a trial.)
+//! Failures make a leaky run: each failure adds to it, each established connection subtracts one. A
+//! run of [`failures`](EjectionRules::failures) ejects a backend for [`base`](EjectionRules::base),
+//! twice as long for each ejection before the run is back at 0, and at most for
+//! [`max`](EjectionRules::max). Then one connect may try the backend, the *trial*: if it is
+//! established the backend is readmitted, if it fails the backend is ejected for twice as long.
+//! (Envoy's outlier detection ejects as well, but readmits hosts by time, not by a trial.)
 //!
-//! It knows no map and no clock: times are ticks, which begin anew after 52 days, so they are compared by their distance. One
-//! that is further ahead than an ejection can last is over.
+//! The module must not know any map or clock. Times are ticks, which wrap around after 52 days, so
+//! they are compared by their distance. A time that is further ahead than the longest ejection is
+//! in the past.
 
 pub mod steps;
 
@@ -17,38 +19,43 @@ use crate::ending::{End, Ending, is_below};
 use crate::load::{sign_mask_in_register, smaller};
 use crate::pick::Survey;
 
-/// What became of a flow, as its backend is judged by it.
+/// The result of a flow, by which its backend is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evidence {
-    /// Whether it speaks for or against the backend.
+    /// Whether it counts for or against the backend.
     pub kind: EvidenceKind,
     /// Whether the flow was a trial.
     pub is_trial: bool,
-    /// How it ended; of no meaning if it has not.
+    /// The ending of the flow; without meaning if it has not ended.
     pub ending: u8,
-    /// The process that began it; as [`next`] takes it, all that have made the run of failures with it, see [`failure_source`].
+    /// The process that began the flow. For [`next`]: the source of the whole run of failures
+    /// including this one, see [`failure_source`].
     pub failure_source: FailureSource,
 }
 
-/// Whether it speaks for or against a backend. (A number and not an enumeration: for that the compiler makes a way for each.)
+/// Whether evidence counts for or against a backend. (A number and not an enum, because the
+/// compiler makes a branch for each variant of an enum.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvidenceKind(u8);
 
 impl EvidenceKind {
-    /// It says nothing; a trial that ends so has decided nothing.
+    /// No evidence; a trial with this result has decided nothing.
     pub const NONE: Self = Self(0);
     /// A failure.
     pub const FAILURE: Self = Self(1);
-    /// A reset after the connection was established, which had spoken for the backend: it weighs twice.
+    /// A reset after the connection was established. It weighs twice, because the establishment
+    /// counted for the backend.
     pub const RESET: Self = Self(2);
-    /// An established connection that the backend did not answer: it weighs twice, and counts only while others answer, see
-    /// [`Service::answered`](crate::abi::Service::answered).
+    /// An established connection that the backend did not answer: it weighs twice, and counts only
+    /// while other backends answer, see [`Service::answered`](crate::abi::Service::answered).
     pub const NO_ANSWER: Self = Self(3);
-    /// The SYN could not be sent: it counts unless none can, see [`SendFailures`].
+    /// The SYN could not be sent: it counts unless SYNs to other backends fail as well, see
+    /// [`SendFailures`].
     pub const SEND_FAILED: Self = Self(4);
     /// The connection was established.
     pub const ESTABLISHED: Self = Self(5);
-    /// The backend answered: this decides a trial of one that was ejected because it did not.
+    /// The backend answered: this decides the trial of a backend that was ejected for missing
+    /// answers.
     pub const ANSWERED: Self = Self(6);
 
     #[inline(always)]
@@ -56,7 +63,7 @@ impl EvidenceKind {
         self.0 == other.0
     }
 
-    /// What it adds to a run of failures.
+    /// The number that it adds to a run of failures.
     #[inline(always)]
     const fn weight(self) -> u8 {
         // Two bits for each number, in place of a branch for each.
@@ -67,20 +74,22 @@ impl EvidenceKind {
         (WEIGHTS >> ((2 * self.0) & 31) & 3) as u8
     }
 
-    /// Whether it speaks against the backend.
+    /// Whether it counts against the backend.
     #[inline(always)]
     pub const fn is_failure(self) -> bool {
         self.weight() != 0
     }
 
-    /// Whether a process can bring it about by what it sends: a request that a server answers with a reset, or not at all.
+    /// Whether a process can cause it by the data that it sends: a request that a server answers
+    /// with a reset, or not at all.
     #[inline(always)]
     const fn depends_on_request(self) -> bool {
         self.weight() == 2
     }
 }
 
-/// The process that caused a run of failures, in one byte. If one process caused all of them, its requests may be the cause.
+/// The process that caused a run of failures, in one byte. If one process caused all of them, its
+/// requests may be the cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailureSource(pub u8);
 
@@ -88,18 +97,18 @@ impl FailureSource {
     /// Two or more processes, or the client's only process.
     pub const SEVERAL: Self = Self(255);
 
-    /// A process. (One of 254 pairs of processes has the same byte.)
+    /// The source for a process. (One of 254 pairs of processes has the same byte.)
     #[inline(always)]
     pub const fn of(process: u32) -> Self {
         let number = (process % 254) as u8 + 1;
         Self(number)
     }
 
-    /// A process of a client; [`SEVERAL`](Self::SEVERAL) unless several processes of it have begun flows recently
-    /// (`is_one_of_several`, 1 or 0).
+    /// The source for a process of a client; [`SEVERAL`](Self::SEVERAL) unless several processes of
+    /// the client have begun flows recently (`is_one_of_several`, 1 or 0).
     #[inline(always)]
     pub fn among(process: u32, is_one_of_several: u8) -> Self {
-        // All bits of the mask are set if it is alone.
+        // All bits of the mask are set if it is the only process.
         let mask = sign_mask_in_register(u64::from(is_one_of_several).wrapping_sub(1));
         #[expect(clippy::cast_possible_truncation, reason = "a mask")]
         let alone = mask as u8;
@@ -107,34 +116,36 @@ impl FailureSource {
     }
 }
 
-/// A reset counts against the backend if it comes so soon after the choice, and nothing was received: who accepts and then
-/// resets at once does not serve. Later it is more likely the client's or a middlebox's doing.
+/// A reset counts against the backend if it comes within this time after the choice and no data was
+/// received: a backend that accepts and then resets at once does not serve. Later resets are more
+/// likely caused by the client or a middlebox.
 const RESET_AT_ONCE_NS: u64 = 3_000_000_000;
 
-/// A backend that has not answered for this long after the choice does not answer; sooner, the client may not have waited.
+/// A missing answer counts only if this much time has passed since the choice: the client may have
+/// waited for less.
 const NO_ANSWER_AFTER_NS: u64 = 500_000_000;
 
 impl Evidence {
     /// The bits of the kind in its number.
     pub const KIND: u32 = 7;
-    /// The bit that says that the flow was a trial.
+    /// The bit that is set if the flow was a trial.
     pub const TRIAL: u32 = 8;
 
-    /// That a connection was established.
+    /// The evidence that a connection was established.
     #[inline(always)]
     pub const fn established(is_trial: bool) -> Self {
         Self { kind: EvidenceKind::ESTABLISHED, is_trial, ending: 0, failure_source: FailureSource(0) }
     }
 
-    /// What the end of a flow says that lasted so long.
+    /// The evidence of the end of a flow that lasted `lasted_ns`.
     pub fn of_end(end: End, is_trial: bool, failure_source: FailureSource, lasted_ns: u64) -> Self {
         Self::from_word(Self::word_of_end(end, u32::from(is_trial), failure_source, lasted_ns))
     }
 
-    /// The same as its number, from whether the flow was a trial as 1 or 0; without branches, as [`End`].
+    /// The same as a number. `is_trial` is 1 or 0. Computed without branches, like [`End`].
     #[inline(always)]
     pub fn word_of_end(end: End, is_trial: u32, failure_source: FailureSource, lasted_ns: u64) -> u32 {
-        /// Endings of a connect that speak against the backend.
+        /// Endings of a connect that count against the backend.
         const FAILED: u32 = Ending::Refused.bit()
             | Ending::TimedOut.bit()
             | Ending::Unreachable.bit()
@@ -147,19 +158,19 @@ impl Evidence {
             & is_below(end.bytes_received, 1)
             & is_below(lasted_ns, RESET_AT_ONCE_NS);
         let lacks_answer = end.lacks_answer() & (is_below(lasted_ns, NO_ANSWER_AFTER_NS) ^ 1);
-        // At most one of them holds.
+        // At most one of them is 1.
         let kind = is_failure * u32::from(EvidenceKind::FAILURE.0)
             + is_reset * u32::from(EvidenceKind::RESET.0)
             + lacks_answer * u32::from(EvidenceKind::NO_ANSWER.0)
             + end.send_failed() * u32::from(EvidenceKind::SEND_FAILED.0)
             + end.is_answered() * u32::from(EvidenceKind::ANSWERED.0);
-        // What was established has decided a trial already, unless an answer decides it.
+        // An established flow has already decided a trial, unless an answer decides it.
         let decides = lacks_answer | end.is_answered() | (was_established ^ 1);
         let ending = end.number() * (lacks_answer ^ 1) + u32::from(NO_ANSWER) * lacks_answer;
         kind | (is_trial & decides) << 3 | ending << 8 | u32::from(failure_source.0) << 16
     }
 
-    /// As one number, which is what a function of a kernel program can be given.
+    /// The evidence as one number, which can be passed to a function of a kernel program.
     #[inline(always)]
     pub const fn to_word(self) -> u32 {
         self.kind.0 as u32
@@ -168,7 +179,7 @@ impl Evidence {
             | (self.failure_source.0 as u32) << 16
     }
 
-    /// From that number.
+    /// The inverse of [`Evidence::to_word`].
     #[inline(always)]
     pub const fn from_word(word: u32) -> Self {
         let kind = EvidenceKind((word & Self::KIND) as u8);
@@ -179,7 +190,7 @@ impl Evidence {
         Self { kind, is_trial: word & 8 != 0, ending, failure_source }
     }
 
-    /// Whether it can change anything of a backend that stands like this. Most of what happens cannot.
+    /// Whether it can change the ejection word of a backend. Most evidence cannot.
     #[inline(always)]
     pub fn matters(self, before: EjectionState) -> bool {
         if self.kind.is(EvidenceKind::ESTABLISHED) {
@@ -192,18 +203,20 @@ impl Evidence {
     }
 }
 
-/// Whether a backend was ejected because it did not answer: that it accepts connections does not show that it is well.
+/// Whether a backend was ejected for missing answers: accepting connections then does not show that
+/// it works.
 #[inline(always)]
 const fn awaits_answer(before: EjectionState) -> bool {
     before.phase != EjectionPhase::Counting as u8 && before.ending == NO_ANSWER
 }
 
-/// In place of the number of an [`Ending`] in [`EjectionState::ending`]: established connections were not answered. However they
-/// ended, that was the client's doing.
+/// The value of [`EjectionState::ending`] for established connections without an answer, in place
+/// of the number of an [`Ending`]. The client determined how they ended.
 pub const NO_ANSWER: u8 = 13;
 const _: () = assert!(NO_ANSWER as usize == Ending::ALL.len());
 
-/// What the last failure of a backend was, in a word for tables, JSON and metrics: that of an [`Ending`], or `no-answer`.
+/// The name of a backend's last failure in tables, JSON and metrics: that of an [`Ending`], or
+/// `no-answer`.
 pub fn name_of_failure(ending: u8) -> &'static str {
     match ending {
         NO_ANSWER => "no-answer",
@@ -211,20 +224,23 @@ pub fn name_of_failure(ending: u8) -> &'static str {
     }
 }
 
-/// Of which backend SYNs cannot be sent, and whether that is this host's fault: a word of its service.
+/// Which backend SYNs cannot be sent to, and whether that is this host's fault: a word of its
+/// service.
 ///
-/// A failure to send speaks against a backend as long as no SYN to another one fails as well. If one does, and none was sent in
-/// between, this host cannot send at all: no failure counts until a SYN leaves.
+/// A send failure counts against a backend as long as SYNs to other backends do not fail as well.
+/// If one does, and no SYN was sent in between, this host cannot send at all: then no failure
+/// counts until a SYN is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendFailures(pub u16);
 
 impl SendFailures {
-    /// Nothing is known against any backend.
+    /// No send failure is known.
     pub const NONE: Self = Self(0);
-    /// Nothing can be sent to several of them.
+    /// SYNs to several backends cannot be sent.
     pub const HOST: Self = Self(u16::MAX);
 
-    /// After a SYN to the backend in a slot could not be sent. The failure counts unless [`SendFailures::HOST`] comes of it.
+    /// The word after a SYN to the backend in a slot could not be sent. The failure counts unless
+    /// the result is [`SendFailures::HOST`].
     #[inline(always)]
     #[must_use]
     pub const fn failed(self, slot: u32) -> Self {
@@ -233,39 +249,39 @@ impl SendFailures {
         if self.0 == 0 || self.0 == this { Self(this) } else { Self::HOST }
     }
 
-    /// The slot of the backend that alone was blamed; [`NO_SLOT`] or more if there is none.
+    /// The slot of the only backend with send failures; [`NO_SLOT`] or more if there is none.
     #[inline(always)]
     pub const fn blamed(self) -> u32 {
         (self.0 as u32).wrapping_sub(1)
     }
 }
 
-/// What evidence makes of a backend.
+/// The effect of evidence on a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Nothing has changed.
     Unchanged,
-    /// It is remembered, and the backend stays as it was.
+    /// The evidence is stored, without any other effect.
     Remembered,
-    /// The backend is to be ejected, if there is room for one more; see [`withheld`].
+    /// The backend should be ejected if one more may be; otherwise see [`withheld`].
     Eject,
-    /// The backend stays ejected, for longer.
+    /// The backend stays ejected for longer.
     EjectLonger,
-    /// The backend is taken back.
+    /// The backend is readmitted.
     Readmit,
 }
 
-/// Failures in a row that eject a backend.
+/// The number of failures in a row that ejects a backend.
 #[inline(always)]
 pub fn failures_to_eject(rules: EjectionRules, state: StateWord) -> u8 {
     doubled_if(rules.failures, (state.usable / Usable::PROBED_HEALTHY) & 1)
 }
 
-/// Failures in a row that eject a backend, of the number in the rules: twice as many if the daemon's probes say that it is well
-/// (`is_probed_healthy`, 1 or 0).
+/// The number of failures in a row that ejects a backend: the number in the rules, doubled if the
+/// daemon's probes find it healthy (`is_probed_healthy`, 1 or 0).
 #[inline(always)]
 pub fn doubled_if(failures: u8, is_probed_healthy: u8) -> u8 {
-    // A shift in place of a branch. 255 is the most that a run counts.
+    // A shift in place of a branch. A run counts at most 255.
     at_most_255(u32::from(failures) << is_probed_healthy)
 }
 
@@ -276,15 +292,17 @@ fn at_most_255(number: u32) -> u8 {
     number
 }
 
-/// How a backend stands after some evidence at the tick `now`, and what follows. Evidence that says nothing leaves a trial
-/// [`undecided`].
+/// The ejection word of a backend after evidence at the tick `now`, and the verdict. Evidence of
+/// kind [`EvidenceKind::NONE`] leaves a trial [`undecided`].
 ///
-/// A run that depends on what was sent, and that one process alone has made, does not eject: it stays one failure below.
+/// If a run depends on requests, and a single process caused it, it does not eject: it stays one
+/// failure below.
 ///
-/// `state`: its state word. If it is chosen although it is ejected ([`Usable::EvenEjected`]), any flow that decides after the time of
-/// the ejection is as good as a trial. And if the word does not say that it is ejected once that time is over, it is not: two CPUs
-/// that judge at the same moment may leave that behind, for each stores the state word after its compare-and-swap. `random`:
-/// decides the jitter.
+/// `state` is the backend's state word. If it is chosen although it is ejected
+/// ([`Usable::EvenEjected`]), any flow that ends after the ejection's time counts like a trial. If
+/// the ejection's time is over and the state word does not mark the backend as ejected, it is not
+/// ejected: two CPUs that judge at the same moment may leave such words, because each stores the
+/// state word after its compare-and-swap. `random` decides the jitter.
 #[inline(always)]
 pub fn next(
     before: EjectionState,
@@ -331,13 +349,14 @@ pub fn next(
                 (after, Verdict::Remembered)
             };
         }
-        // That one accepts connections does not show that it answers them.
+        // Accepting connections does not show that the backend answers them.
         let shows = if is_established {
             !awaits_answer(before)
         } else {
             !is_counting && evidence.kind.is(EvidenceKind::ANSWERED)
         };
-        // A trial that is established after another one has failed shows all the same that the backend is well.
+        // A trial that is established after a later one has failed nevertheless shows that the
+        // backend works.
         if !shows || !decides && !evidence.is_trial {
             return unchanged;
         }
@@ -365,8 +384,8 @@ pub fn next(
     (ejected(before, rules, now, random), Verdict::Eject)
 }
 
-/// Who has made the run of failures of a backend, once this failure is added to it. (Without branches: the verifier would follow
-/// what comes once for each way.)
+/// The source of a backend's run of failures, including this failure. (Without branches: the
+/// verifier would follow the subsequent code once per branch.)
 #[inline(always)]
 pub fn failure_source(
     before: EjectionState,
@@ -380,7 +399,7 @@ pub fn failure_source(
     let is_another = is_below(0, u64::from(state.failure_source))
         & is_below(0, u64::from(state.failure_source ^ evidence.failure_source.0))
         & goes_on;
-    // Evidence of an established connection names no process and leaves the source as it was.
+    // Evidence of an established connection names no process and leaves the source unchanged.
     let is_none = is_below(u64::from(evidence.failure_source.0), 1);
     let several = u32::from(FailureSource::SEVERAL.0) * (is_another & (is_none ^ 1));
     #[expect(clippy::cast_possible_truncation, reason = "of bytes")]
@@ -389,7 +408,8 @@ pub fn failure_source(
     FailureSource(failure_source)
 }
 
-/// How a backend stands after its trial has decided nothing: the next connect is the next one.
+/// The ejection word of a backend after a trial that decided nothing: the next connect is the next
+/// trial.
 #[inline(always)]
 pub fn undecided(before: EjectionState, now: u32) -> EjectionState {
     if before.phase == EjectionPhase::Trial as u8 {
@@ -399,20 +419,21 @@ pub fn undecided(before: EjectionState, now: u32) -> EjectionState {
     }
 }
 
-/// How an ejected backend stands whose time is over at the tick `now`, because something else than its connects has shown that it
-/// may be well again: a trial is due.
+/// The ejection word of an ejected backend that ends its time at the tick `now`: something other
+/// than its connects has shown that it may work again, so a trial is due.
 #[inline(always)]
 pub fn time_over(before: EjectionState, now: u32) -> EjectionState {
     if before.phase == EjectionPhase::Ejected as u8 { EjectionState { at: now, ..before } } else { before }
 }
 
-/// In place of an ejection for which there is no room: the run stays where it is, and the next failure asks again.
+/// The ejection word in place of an ejection that is withheld: the run is unchanged, and the next
+/// failure tries to eject again.
 #[inline(always)]
 pub const fn withheld(ejected: EjectionState, before: EjectionState, now: u32) -> EjectionState {
     EjectionState { at: now, level: before.level, phase: EjectionPhase::Counting as u8, ..ejected }
 }
 
-/// How a backend stands that is ejected at the tick `now`.
+/// The ejection word of a backend that is ejected at the tick `now`.
 #[inline(always)]
 pub fn ejected(before: EjectionState, rules: EjectionRules, now: u32, random: u32) -> EjectionState {
     EjectionState {
@@ -424,7 +445,7 @@ pub fn ejected(before: EjectionState, rules: EjectionRules, now: u32, random: u3
     }
 }
 
-/// Doublings after which any time is longer than the longest that can be asked for.
+/// Number of doublings after which any time exceeds the longest configurable one.
 const MOST_LEVELS: u8 = 31;
 
 #[inline(always)]
@@ -432,57 +453,59 @@ const fn raised(level: u8) -> u8 {
     if level < MOST_LEVELS { level + 1 } else { level }
 }
 
-/// In the middle of a jitter's range there is none.
+/// The random number that results in no jitter: the middle of the range.
 pub const NO_JITTER: u32 = 1 << 31;
 
-/// Ticks of an ejection: twice as many for each level, within a tenth more or less, so that ejected backends of many clients are
-/// not all tried at the same moment.
+/// Ticks of an ejection: doubled for each level, with a jitter of up to a tenth, so that many
+/// clients do not try ejected backends at the same moment.
 #[inline(always)]
 pub fn duration(level: u8, rules: EjectionRules, random: u32) -> u32 {
     let doubled = u64::from(rules.base) << (level & MOST_LEVELS);
     #[expect(clippy::cast_possible_truncation, reason = "at most the largest number of 32 bits")]
     let length = if doubled < u64::from(rules.max) { doubled as u32 } else { rules.max };
     let tenth = length / 10;
-    // A part of 2^32 in place of a remainder: programs have no cheap division by what is not known.
+    // A fraction of 2^32 in place of a remainder: programs have no cheap division by a variable.
     let jitter = ((u64::from(random) * u64::from(2 * tenth + 1)) >> 32) as u32;
     length - tenth + jitter
 }
 
-/// Bits of the ticks of the longest ejection that may be asked for: an hour and its jitter.
+/// Bits of the ticks of the longest configurable ejection: an hour and its jitter.
 pub const EJECTION_BITS: u32 = 22;
 
-/// The longest that an ejection can last.
+/// The longest duration of an ejection, with jitter.
 #[inline(always)]
 pub(crate) const fn longest(rules: EjectionRules) -> u32 {
     rules.max.saturating_add(rules.max / 10 + 1)
 }
 
-/// Ticks until a time; 0 if it has come, also if it is further ahead than an ejection can last.
+/// Ticks until a time; 0 if it has passed, or if it is further ahead than an ejection can last.
 #[inline(always)]
 pub const fn left(at: u32, rules: EjectionRules, now: u32) -> u32 {
     let ahead = at.wrapping_sub(now);
     if ahead > longest(rules) { 0 } else { ahead }
 }
 
-/// Whether a time has come.
+/// Whether a time has passed.
 #[inline(always)]
 pub const fn is_over(at: u32, rules: EjectionRules, now: u32) -> bool {
     left(at, rules, now) == 0
 }
 
-/// Whether a failure was so long ago that the run begins anew.
+/// Whether a failure was so long ago that the run starts again.
 #[inline(always)]
 const fn is_long_ago(at: u32, rules: EjectionRules, now: u32) -> bool {
     let since = now.wrapping_sub(at);
-    // The clock may be a tick behind that of the programs before an upgrade: what is a little ahead is not long ago.
+    // The clock may be a tick behind that of the programs before an upgrade: a time slightly ahead
+    // is not long ago.
     since > rules.max && since < 0u32.wrapping_sub(longest(rules))
 }
 
-/// How an ejected backend stands while a connect that begins now is its trial.
+/// The ejection word of an ejected backend while a connect that begins now is its trial.
 ///
-/// The trial has as long to decide as the last ejection lasted. One that has not decided by then is as good as a failure, so
-/// that the connects of a client whose timeout is long are not lost one after another to a backend that is silent. One that
-/// comes before its time, where nobody is well, makes nothing longer by failing.
+/// The trial may take as long as the last ejection. If it is undecided by then, it counts as a
+/// failure, so that a client with a long timeout does not lose one connect after another to a
+/// silent backend. A trial that begins early because no backend is well does not lengthen the
+/// ejection by failing.
 #[inline(always)]
 pub fn on_trial(before: EjectionState, rules: EjectionRules, now: u32) -> EjectionState {
     let level = if before.phase == EjectionPhase::Trial as u8 {
@@ -496,22 +519,23 @@ pub fn on_trial(before: EjectionState, rules: EjectionRules, now: u32) -> Ejecti
     EjectionState { at: now.wrapping_add(time), level, phase: EjectionPhase::Trial as u8, ..before }
 }
 
-/// After what the next trial of a service is looked for. Numbers are those that a function of a kernel program is given.
+/// The event after which the next trial of a service is scheduled. Numbers can be passed to a
+/// function of a kernel program.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A backend was ejected, or that it be ejected was withheld.
+    /// A backend was ejected, or its ejection was withheld.
     Judged = 0,
     /// A trial has failed.
     TrialFailed = 1,
     /// A trial has begun.
     TrialBegan = 2,
-    /// A backend was taken back.
+    /// A backend was readmitted.
     Readmitted = 3,
 }
 
 impl Event {
-    /// From its number.
+    /// The event with this number.
     #[inline(always)]
     pub const fn from_u32(number: u32) -> Self {
         match number {
@@ -523,13 +547,16 @@ impl Event {
     }
 }
 
-/// When the next trial of a service is due, and of whom, after a look at all of its members. `before`: what was decided last.
+/// The next trial of a service, after a survey of all of its members. `before` is the previous
+/// decision.
 ///
-/// Where nobody is well, trials come at least every `base`, so that whoever recovers first is found soon.
+/// If no backend is well, trials come at least every `base`, so that the first backend to recover
+/// is found soon.
 ///
-/// Between two trials come as many connects as backends are available, unless the first has taken its backend back: a client
-/// that connects rarely, or whose trials decide nothing, would begin one trial after another otherwise. So it never sends more
-/// of its connects to backends that are ill than if nobody were ejected.
+/// As many connects as there are available backends come between two trials, unless the first trial
+/// has readmitted its backend. Otherwise a client that connects rarely, or with trials that decide
+/// nothing, would begin one trial after another. So a client never sends a larger part of its
+/// connects to failing backends than it would without ejection.
 #[inline(always)]
 pub fn next_trial(
     seen: Survey,

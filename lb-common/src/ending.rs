@@ -1,5 +1,5 @@
-//! How a flow ended, told from what the kernel shows at that moment: one set of functions, run by the kernel programs and
-//! by the tests on the host. It knows nothing of maps.
+//! How a flow ended, derived from the kernel's state at that moment. The kernel programs and the
+//! tests on the host run the same functions. The module must not know maps.
 
 use crate::abi::Phase;
 use crate::load::{in_one_register, sign_mask_in_register};
@@ -8,31 +8,33 @@ use crate::load::{in_one_register, sign_mask_in_register};
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Ending {
-    /// In order, by either side, after it was established; or the socket of a datagram flow was closed or went elsewhere.
+    /// In order, by either side, after it was established. Of datagrams: the socket was closed or
+    /// directed elsewhere.
     Closed = 0,
     /// The peer refused the connection.
     Refused = 1,
-    /// No answer to the SYN.
+    /// No answer to the SYN arrived.
     TimedOut = 2,
-    /// The network said that the peer cannot be reached.
+    /// The network reported that the peer cannot be reached.
     Unreachable = 3,
     /// The peer reset the connection.
     Reset = 4,
-    /// Established, and then the peer acknowledged nothing more.
+    /// After the connection was established, the peer stopped acknowledging data.
     DataTimeout = 5,
-    /// No SYN left: this host had no route or no port, or the application closed before its first data went out.
+    /// No SYN was sent: this host had no route or no port, or the application closed before its
+    /// first data went out.
     NotSent = 6,
     /// The application gave up before the connection was established, and before an answer was due.
     GaveUp = 7,
-    /// The application cut an established connection off: `SO_LINGER` 0, unread data, `AF_UNSPEC`.
+    /// The application aborted an established connection: `SO_LINGER` 0, unread data, `AF_UNSPEC`.
     Aborted = 8,
-    /// Somebody destroyed the socket.
+    /// Another program or the kernel destroyed the socket.
     Destroyed = 9,
-    /// Another error; without causes, any failure to be established.
+    /// Another error; if causes cannot be read, any failure before the connection was established.
     Other = 10,
-    /// It cannot be told.
+    /// The ending cannot be determined.
     Unknown = 11,
-    /// The application gave up on a SYN that had not been answered when an answer was due.
+    /// The application gave up on a SYN whose answer was overdue.
     Unanswered = 12,
 }
 
@@ -73,14 +75,14 @@ impl Ending {
         }
     }
 
-    /// The bit of its number: by the bits of several, one test tells whether it is one of them.
+    /// The bit of its number, for testing several endings at once.
     #[inline(always)]
     pub const fn bit(self) -> u32 {
         1 << (self as u32 & 31)
     }
 
-    /// Whether it counts against the backend, whatever else is known of the flow. What this host or the application did does
-    /// not.
+    /// Whether it counts against the backend, whatever else is known of the flow. Endings that this
+    /// host or the application caused do not.
     #[inline(always)]
     pub const fn is_error(self) -> bool {
         self.bit() & ERRORS != 0
@@ -94,19 +96,20 @@ const ERRORS: u32 = Ending::Refused.bit()
     | Ending::Reset.bit()
     | Ending::DataTimeout.bit()
     | Ending::Unanswered.bit();
-/// Of those in which the client or the backend has closed.
+/// The bits of the endings in which the client or the backend closed.
 const IN_ORDER: u32 = Ending::Closed.bit() | Ending::Aborted.bit();
 
-/// What a flow's end shows, in numbers that a function of a kernel program can be given.
+/// The end of a flow, in numbers that can be passed to a function of a kernel program.
 ///
-/// Whether something holds is told as 1 or 0, and reckoned without branches: the verifier follows both ways of each to the end.
+/// Conditions are 1 or 0 and are computed without branches, because the verifier follows both sides
+/// of each branch to the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
-    /// The number of the [`Ending`], and bits.
+    /// The number of the [`Ending`], and flags.
     word: u32,
-    /// Bytes that the backend sent, a FIN as one of them. Below 2^63, as [`End::bytes_sent`].
+    /// Bytes that the backend sent, counting a FIN as one. Below 2^63, as is [`End::bytes_sent`].
     pub bytes_received: u64,
-    /// Bytes that the backend acknowledged, a FIN as one of them.
+    /// Bytes that the backend acknowledged, counting a FIN as one.
     pub bytes_sent: u64,
 }
 
@@ -116,45 +119,49 @@ impl End {
     const CLOSED_BY_PEER: u32 = 10;
     const REPORTED: u32 = 11;
 
-    /// The end of a flow that carried nothing, and was established or not.
+    /// The end of a flow without data, established or not.
     #[inline(always)]
     pub const fn of(ending: Ending, was_established: bool) -> Self {
         let word = ending as u32 | (was_established as u32) << Self::ESTABLISHED;
         Self { word, bytes_received: 0, bytes_sent: 0 }
     }
 
-    /// The same, of a flow that carried so much.
+    /// The same end with these numbers of bytes.
     #[inline(always)]
     #[must_use]
     pub const fn with_bytes(self, received: u64, sent: u64) -> Self {
         Self { bytes_received: received, bytes_sent: sent, ..self }
     }
 
-    /// The same, where the backend acknowledged so much, the SYN as a byte.
+    /// The same end with these numbers of bytes, where `acknowledged` counts the SYN as a byte.
     #[inline(always)]
     #[must_use]
     pub fn with_acknowledged(self, received: u64, acknowledged: u64) -> Self {
         self.with_bytes(received, acknowledged.wrapping_sub(u64::from(is_below(0, acknowledged))))
     }
 
-    /// The same, where the kernel could not send the SYN (`send_failed`): it had no route or no port. ([`Ending::NotSent`] also
-    /// stands for a first packet that was put off until there is data.)
+    /// The same end; `send_failed` is whether the kernel could not send the SYN because it had no
+    /// route or no port. ([`Ending::NotSent`] also covers a SYN that was deferred until there is
+    /// data.)
     #[inline(always)]
     #[must_use]
     pub const fn send_failed_if(self, send_failed: bool) -> Self {
         Self { word: self.word | (send_failed as u32) << Self::SEND_FAILED, ..self }
     }
 
-    /// The end of a flow of datagrams: it shows nothing of its backend, for an ICMP error is mostly taken by the application.
+    /// The end of a flow of datagrams. It is no evidence about the backend: the application
+    /// has usually consumed any ICMP error.
     pub const OF_DATAGRAMS: Self =
         Self { word: Ending::Closed as u32 | 1 << Self::REPORTED, bytes_received: 0, bytes_sent: 0 };
 
-    /// The same, of a socket that leaves this TCP state: the state tells whether the backend closed before the client did, and whether
-    /// what the end shows was reported when the client closed ([`TCP_FIN_WAIT2`]).
+    /// The same end, for a socket that leaves this TCP state. The state tells whether the backend
+    /// closed before the client did, and whether the end was already reported when the client
+    /// closed ([`TCP_FIN_WAIT2`]).
     #[inline(always)]
     #[must_use]
     pub const fn from_state(self, from: u32) -> Self {
-        // The TCP state is already closed when the last descriptor is released: the peer reset it, and the application has read the error.
+        // If the TCP state is already closed when the last descriptor is released, the peer reset
+        // the connection, and the application has read the error.
         const CLOSED_BY_PEER: u32 = 1 << TCP_CLOSE_WAIT | 1 << TCP_LAST_ACK | 1 << TCP_CLOSE;
         let is_closed_by_peer = CLOSED_BY_PEER >> (from & 31) & 1;
         let is_reported = (1 << TCP_FIN_WAIT2) >> (from & 31) & 1;
@@ -162,13 +169,13 @@ impl End {
         Self { word: self.word | bits, ..self }
     }
 
-    /// All but the bytes. The bits from the 16th on are free.
+    /// All of it but the bytes. Bits 16 and above are free.
     #[inline(always)]
     pub const fn to_word(self) -> u32 {
         self.word
     }
 
-    /// From that number and the bytes.
+    /// The inverse of [`End::to_word`], with the bytes.
     #[inline(always)]
     pub const fn from_word(word: u32, bytes_received: u64, bytes_sent: u64) -> Self {
         Self { word, bytes_received, bytes_sent }
@@ -180,10 +187,11 @@ impl End {
         self.word & 0xff
     }
 
-    /// Whether it is one of the endings with these bits ([`Ending::bit`]).
+    /// 1 if it is one of the endings with these bits ([`Ending::bit`]), else 0.
     #[inline(always)]
     pub fn is_one_of(self, endings: u32) -> u32 {
-        // In a register: the compiler makes a comparison of a shift of a single bit, and of that a branch.
+        // In a register: otherwise the compiler turns a shift of a single bit into a comparison,
+        // and that into a branch.
         #[expect(clippy::cast_possible_truncation, reason = "of 32 bits")]
         let endings = in_one_register(u64::from(endings)) as u32;
         endings >> (self.word & 31) & 1
@@ -194,43 +202,46 @@ impl End {
         self.word >> bit & 1
     }
 
-    /// Whether it was established.
+    /// 1 if the connection was established, else 0.
     #[inline(always)]
     pub const fn was_established(self) -> u32 {
         self.flag(Self::ESTABLISHED)
     }
 
-    /// Whether the kernel could not send its SYN.
+    /// 1 if the kernel could not send its SYN, else 0.
     #[inline(always)]
     pub const fn send_failed(self) -> u32 {
         self.flag(Self::SEND_FAILED)
     }
 
-    /// Whether it shows nothing of the backend: it was closed in order, and the backend has sent data, or had nothing to answer, or the
-    /// end was reported before.
+    /// 1 if the end is no evidence about the backend, else 0: the flow was closed in order, and the
+    /// backend has sent data, or had nothing to answer, or the end was reported before.
     #[inline(always)]
     pub fn is_plain(self) -> u32 {
-        // As `is_silent`, in fewer registers: functions of a kernel program that call each other share 512 bytes of stack.
+        // Like `is_silent`, in fewer registers: functions of a kernel program that call each other
+        // share 512 bytes of stack.
         let has_received = is_below(self.bytes_received, 2) ^ 1;
         let had_nothing_to_answer = is_below(self.bytes_sent, 2) & (self.flag(Self::CLOSED_BY_PEER) ^ 1);
         self.is_one_of(IN_ORDER) & (has_received | had_nothing_to_answer | self.flag(Self::REPORTED))
     }
 
-    /// Whether it counts as load of the backend: whatever way a backend fails, it must not look idle.
+    /// 1 if it counts as load of the backend, else 0: a failing backend must not look idle, however
+    /// it fails.
     #[inline(always)]
     pub fn is_load(self) -> u32 {
         let has_no_cause = self.is_one_of(Ending::Other.bit()) & (self.was_established() ^ 1);
         self.is_error() | self.send_failed() | self.is_silent() | has_no_cause
     }
 
-    /// Whether it does so whatever the socket is.
+    /// 1 if its [`Ending`] counts against the backend ([`Ending::is_error`]), else 0.
     #[inline(always)]
     pub fn is_error(self) -> u32 {
         self.is_one_of(ERRORS)
     }
 
-    /// Whether the backend sent no byte on an established connection, though the client had sent data, or before it could. (A FIN
-    /// counts as a byte, so a backend that answers with one byte and nothing else looks like one that only closes.)
+    /// 1 if the backend sent no data on an established connection, although the client had sent
+    /// data or the backend closed first; else 0. (A FIN counts as a byte, so a backend that answers
+    /// with only one byte looks like one that only closes.)
     #[inline(always)]
     fn is_silent(self) -> u32 {
         let spoke_first = self.flag(Self::CLOSED_BY_PEER);
@@ -241,20 +252,22 @@ impl End {
             & self.is_one_of(IN_ORDER)
     }
 
-    /// Whether the client sent data on an established connection and closed it before the backend sent anything, even a FIN.
+    /// 1 if the client sent data on an established connection and closed it before the backend sent
+    /// anything, even a FIN; else 0.
     #[inline(always)]
     pub fn lacks_answer(self) -> u32 {
         self.is_silent() & is_below(self.bytes_received, 1) & (is_below(self.bytes_sent, 2) ^ 1)
     }
 
-    /// Whether the backend sent data.
+    /// 1 if the connection was established, the backend sent data, and the ending is no error, else
+    /// 0.
     #[inline(always)]
     pub fn is_answered(self) -> u32 {
         self.was_established() & (is_below(self.bytes_received, 2) ^ 1) & (self.is_error() ^ 1)
     }
 }
 
-/// 1 if a number is smaller than another, both below 2^63; else 0.
+/// 1 if `number` is smaller than `limit`, both below 2^63; else 0.
 #[inline(always)]
 pub fn is_below(number: u64, limit: u64) -> u32 {
     (sign_mask_in_register(number.wrapping_sub(limit)) & 1) as u32
@@ -262,7 +275,7 @@ pub fn is_below(number: u64, limit: u64) -> u32 {
 
 /// `BPF_TCP_ESTABLISHED`
 pub const TCP_ESTABLISHED: u32 = 1;
-/// `BPF_TCP_FIN_WAIT2`: we have closed, and the peer has acknowledged that.
+/// `BPF_TCP_FIN_WAIT2`: this side has closed, and the peer has acknowledged that.
 pub const TCP_FIN_WAIT2: u32 = 5;
 /// `BPF_TCP_SYN_SENT`
 pub const TCP_SYN_SENT: u32 = 2;
@@ -272,12 +285,12 @@ const TCP_SYN_RECV: u32 = 3;
 const TCP_LISTEN: u32 = 10;
 /// `BPF_TCP_CLOSE`
 pub const TCP_CLOSE: u32 = 7;
-/// `BPF_TCP_CLOSE_WAIT`: the peer has closed, we have not.
+/// `BPF_TCP_CLOSE_WAIT`: the peer has closed, this side has not.
 pub const TCP_CLOSE_WAIT: u32 = 8;
-/// `BPF_TCP_LAST_ACK`: we have closed after the peer.
+/// `BPF_TCP_LAST_ACK`: this side has closed after the peer.
 pub const TCP_LAST_ACK: u32 = 9;
 
-// Linux has these numbers on every architecture that eBPF programs are loaded on here.
+// Linux uses these numbers on every architecture that socklb supports.
 const EACCES: u32 = 13;
 const EPIPE: u32 = 32;
 const ENONET: u32 = 64;
@@ -292,8 +305,9 @@ const ECONNREFUSED: u32 = 111;
 const EHOSTDOWN: u32 = 112;
 const EHOSTUNREACH: u32 = 113;
 
-/// The ending of a flow whose socket goes from the TCP state `from` to closed, with `error` (`sk_err`) at that moment, if
-/// that can be read. Of [`Ending::GaveUp`] an [`Attempt`] tells more. `of_error`: [`of_error`], by whatever way.
+/// The ending of a flow whose socket goes from the TCP state `from` to closed. `error` is `sk_err`
+/// at that moment, if it can be read. An [`Attempt`] refines [`Ending::GaveUp`]. `of_error` must
+/// behave as the function [`of_error`].
 #[inline(always)]
 pub fn at_close(phase: u8, from: u32, error: Option<u32>, of_error: impl Fn(u32, bool) -> Ending) -> Ending {
     if phase == Phase::Chosen as u8 {
@@ -303,29 +317,31 @@ pub fn at_close(phase: u8, from: u32, error: Option<u32>, of_error: impl Fn(u32,
     let was_established = phase == Phase::Established as u8;
     match error {
         0 if !was_established => Ending::GaveUp,
-        // Who closes in order goes through other states before.
+        // A socket that closes in order passes through other states first.
         0 if from == TCP_ESTABLISHED || from == TCP_CLOSE_WAIT => Ending::Aborted,
         0 => Ending::Closed,
         error => of_error(error, was_established),
     }
 }
 
-/// What is known of a connect that the application gave up.
+/// State of a connect that the application gave up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// An error that the network reported and the kernel did not act on (`sk_err_soft`), 0 if none or if it cannot be read.
-    /// Kernel fact: of an ICMP error that arrives while a call holds the socket, as during `connect()` itself where the
-    /// peer is this host, only this is kept, until the application reads `SO_ERROR`, which clears it. What then still tells of
-    /// it is the socket's queue of errors (IPv4, Linux 5.18).
+    /// An error that the network reported and the kernel did not act on (`sk_err_soft`); 0 if there
+    /// is none or it cannot be read. Kernel fact: if an ICMP error arrives while a call holds the
+    /// socket, as during `connect()` itself if the peer is this host, only this field records it,
+    /// until the application reads `SO_ERROR`, which clears it. After that only the socket's error
+    /// queue contains it (IPv4, Linux 5.18).
     pub soft_error: u32,
-    /// How often the SYN was sent again, 0 if it cannot be read.
+    /// How often the SYN was retransmitted; 0 if it cannot be read.
     pub retransmits: u32,
-    /// Whether an answer was due by then, as the service says.
+    /// Whether an answer was due by then, according to the service's rules.
     pub is_due: bool,
 }
 
 impl Attempt {
-    /// How it ended: whether the network said why there is no answer, an answer was due, or the application was quicker.
+    /// The ending: the network reported why there is no answer, an answer was overdue, or the
+    /// application gave up early.
     #[inline(always)]
     pub fn ending(self) -> Ending {
         let Self { soft_error, retransmits, is_due } = self;
@@ -336,34 +352,35 @@ impl Attempt {
     }
 }
 
-/// What a socket shows of itself when its last descriptor is closed.
+/// The state of a socket when its last descriptor is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketSnapshot {
-    /// Whether more than its state could be read; nothing else means anything if not. (An `Option` would leave the rest of
-    /// it unwritten, and the compiler may then copy what was never written, which the verifier refuses to those without
-    /// CAP_PERFMON.)
+    /// Whether more than its TCP state could be read; if not, the other fields have no meaning. (An
+    /// `Option` would leave the rest uninitialized, the compiler might copy it, and without
+    /// CAP_PERFMON the verifier rejects reads of uninitialized memory.)
     pub is_readable: bool,
     /// Its TCP state.
     pub state: u32,
     /// Its pending error (`sk_err`).
     pub error: u32,
-    /// Whether it was established.
+    /// Whether the connection was established.
     pub was_established: bool,
 }
 
-/// Whether only a socket that was established is in a TCP state. (One that is closed may have been, too.)
+/// Whether only a socket that was established can be in this TCP state. (A closed one may have been
+/// established, too.)
 #[inline(always)]
 pub fn tells_established(state: u32) -> bool {
-    // 32 bits are enough for the kernel's states.
+    // The kernel's states fit in 32 bits.
     const NOT: u32 = 1 << TCP_CLOSE | 1 << TCP_SYN_SENT | 1 << TCP_SYN_RECV | 1 << TCP_LISTEN;
     NOT >> (state & 31) & 1 == 0
 }
 
-/// The ending of a flow whose socket is released, where nothing was seen of it since the choice.
+/// The ending of a flow whose socket is released, if no event was seen since the choice.
 ///
-/// A blocking connect that fails clears what could be read of it, so that refused, unreachable and timed out are one
-/// here: [`Ending::Other`], but where the error is still pending. Of [`Ending::GaveUp`] an [`Attempt`] tells more. `of_error` as in
-/// [`at_close`].
+/// A blocking connect that fails clears the readable state, so refused, unreachable and timed out
+/// become [`Ending::Other`] unless the error is still pending. An [`Attempt`] refines
+/// [`Ending::GaveUp`]. `of_error` as in [`at_close`].
 #[inline(always)]
 pub fn at_release(snapshot: SocketSnapshot, of_error: impl Fn(u32, bool) -> Ending) -> Ending {
     let SocketSnapshot { is_readable, state, error, was_established } = snapshot;
@@ -388,11 +405,12 @@ pub fn of_error(error: u32, was_established: bool) -> Ending {
         ETIMEDOUT if was_established => Ending::DataTimeout,
         ETIMEDOUT => Ending::TimedOut,
         ENETUNREACH | EHOSTUNREACH => Ending::Unreachable,
-        // The others that ICMP and ICMPv6 errors become: prohibited, no such protocol, malformed, isolated.
+        // The errors that the other ICMP and ICMPv6 messages become: prohibited, no such protocol,
+        // malformed, isolated.
         EACCES | EPROTO | ENOPROTOOPT | EOPNOTSUPP | EHOSTDOWN | ENONET if !was_established => {
             Ending::Unreachable
         }
-        // A reset that meets a socket whose peer has closed already shows as a broken pipe.
+        // If a reset arrives after the peer has closed, the socket reports a broken pipe.
         ECONNRESET | EPIPE => Ending::Reset,
         ECONNABORTED => Ending::Destroyed,
         _ => Ending::Other,
@@ -417,7 +435,7 @@ mod tests {
         assert_eq!(at_close(phase as u8, from, Some(error), of_error), expected);
     }
 
-    /// What Linux shows in each case, as seen on 5.10 to 7.2.
+    /// The state that Linux shows in each case, as observed on 5.10 to 7.2.
     #[test]
     fn every_way_to_close_has_its_ending() {
         use Phase::{Chosen, Connecting, Established};

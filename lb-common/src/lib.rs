@@ -1,10 +1,11 @@
 //! The contract between socklb's kernel programs and its daemon.
 //!
-//! Only what *both* sides lay out or execute lives here: byte order, map keys and values with their limits, the one
-//! function that picks a backend. It knows nothing of how a table is computed or how a map is written.
+//! It contains only what *both* sides lay out or execute: byte order, map keys and values with
+//! their limits, and the one function that picks a backend. It must not know how a table is
+//! computed or how a map is written.
 #![no_std]
 #![warn(missing_docs)]
-// Assembly of the kernel programs' target is not stable yet.
+// Inline assembly for the target of the kernel programs is not stable yet.
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
 pub mod net;

@@ -1,50 +1,53 @@
-//! How loaded a backend is, as the policies compare it: open flows, and errors of late that count like open flows, so that
-//! a backend that fails fast does not look idle ("Site Reliability Engineering", chapter 20: errors count as active
-//! requests). It knows no clock.
+//! The load of a backend, as the policies compare it: open flows plus recent errors. Errors count
+//! like open flows, so that a backend that fails fast does not look idle ("Site Reliability
+//! Engineering", chapter 20: errors count as active requests). The module reads no clock.
 
 use core::hint::black_box;
 use core::num::{NonZeroU32, NonZeroU64};
 
 use crate::abi::{Policy, RecentErrors};
 
-/// A half-life, as it is reckoned with: a scan asks for what is left of the errors of each of 256 backends, so what takes a
-/// division is done once.
+/// A half-life in a form that avoids repeated divisions: a scan computes the remaining errors of
+/// each of 256 backends, so the division is done once.
 #[derive(Clone, Copy)]
 pub struct HalfLife {
     ticks: u32,
-    /// 2^32 / ticks, rounded down: a half-life can so seem longer by up to a thousandth, never shorter.
+    /// 2^32 / ticks, rounded down: this may lengthen a half-life by up to a thousandth, and never
+    /// shortens it.
     reciprocal: u64,
 }
 
 impl HalfLife {
-    /// Of so many ticks. With 0 errors are not counted, and what there still is is forgotten within 32 ticks.
+    /// A half-life of so many ticks. With 0, new errors are not counted, and existing ones are gone
+    /// within 32 ticks.
     #[inline(always)]
     pub fn new(ticks: u32) -> Self {
-        // An odd number of ticks, for it is never 0 and nobody need ask before he divides by it.
+        // An odd number of ticks is never 0, so the division needs no check.
         let ticks = NonZeroU32::MIN | ticks;
         Self { ticks: ticks.get(), reciprocal: (1 << 32) / NonZeroU64::from(ticks) }
     }
 
-    /// How many have passed since the errors were counted.
+    /// Half-lives since the errors were counted.
     #[inline(always)]
     fn halvings(self, errors: RecentErrors, now: u32) -> u64 {
         (u64::from(now.wrapping_sub(errors.since)) * self.reciprocal) >> 32
     }
 }
 
-/// What is left of `errors` at the tick `now`: half of them after each half-life, rounded down.
+/// The remaining `errors` at the tick `now`: they halve with each half-life, rounded down.
 #[inline(always)]
 pub fn decayed(errors: RecentErrors, now: u32, half_life: HalfLife) -> u32 {
     let halvings = half_life.halvings(errors, now);
-    // After 64 halvings nothing is left, and a shift by as much is none.
+    // After 64 halvings nothing is left; a shift by 64 would leave the number unchanged.
     let left = u64::from(errors.count) >> (halvings & 63) & sign_mask(halvings.wrapping_sub(64));
     #[expect(clippy::cast_possible_truncation, reason = "never more than the count")]
     let left = left as u32;
     left
 }
 
-/// `errors` with one more, at the tick `now`, of a backend that has `flows` open, the failed one among them. The others of these and the
-/// errors together become more than `peak`: if other backends have many flows open, errors that count one each halve faster than they
+/// `errors` with one more at the tick `now`, of a backend with `flows` open, including the failed
+/// one. The other open flows and the errors together become more than `peak`. Reason: if other
+/// backends have many open flows, errors that count one each would halve faster than they
 /// accumulate, and a backend that fails each connect would get most connects.
 #[inline(always)]
 pub fn with_another(
@@ -59,8 +62,9 @@ pub fn with_another(
     added(errors, left, more, now, half_life)
 }
 
-/// The flows that a backend has if it is as loaded as [`Service::peak_flows`](crate::abi::Service::peak_flows) says: of a table of
-/// 2^`length_log2` entries, `entries` are its share.
+/// The number of flows of a backend with the load per share in
+/// [`Service::peak_flows`](crate::abi::Service::peak_flows). Its share is `entries` of a table of
+/// 2^`length_log2` entries.
 #[inline(always)]
 pub fn peak_of(policy: u8, peak_flows: u64, entries: u32, length_log2: u8) -> u32 {
     let (share, log2) = if policy == Policy::LeastLoaded as u8 { (1, 0) } else { (entries, length_log2) };
@@ -69,21 +73,22 @@ pub fn peak_of(policy: u8, peak_flows: u64, entries: u32, length_log2: u8) -> u3
     flows
 }
 
-/// Bits behind the point of [`Service::peak_flows`](crate::abi::Service::peak_flows).
+/// Fractional bits of [`Service::peak_flows`](crate::abi::Service::peak_flows).
 pub const PEAK_FRACTION_BITS: u32 = 16;
 
-/// `errors` with `more` of them, at the tick `now`.
+/// `errors` with `more` added at the tick `now`.
 #[inline(always)]
 pub fn with_more(errors: RecentErrors, more: u32, now: u32, half_life: HalfLife) -> RecentErrors {
     added(errors, decayed(errors, now, half_life), more, now, half_life)
 }
 
-/// `errors` of which so many are `left`, with `more` of them.
+/// `errors`, of which `left` remain, with `more` added.
 #[inline(always)]
 fn added(errors: RecentErrors, left: u32, more: u32, now: u32, half_life: HalfLife) -> RecentErrors {
     match left {
         0 => RecentErrors { count: more, since: now },
-        // Halvings go on at their own times: if each error began a new half-life, frequent ones would never be forgotten.
+        // The times of halving do not move: if each error began a new half-life, frequent errors
+        // would never be forgotten.
         count => {
             #[expect(
                 clippy::cast_possible_truncation,
@@ -96,43 +101,48 @@ fn added(errors: RecentErrors, left: u32, more: u32, now: u32, half_life: HalfLi
     }
 }
 
-/// Whether of `errors` nothing has been left for long, with any half-life that there may be. They are to be taken away then:
-/// ticks begin anew, and what was long gone would weigh again, for a while, 52 days after it was counted.
+/// Whether nothing has been left of `errors` for long, with any possible half-life. They must be
+/// cleared then: ticks wrap around, and 52 days after they were counted the errors would weigh
+/// again for a while.
 pub fn are_stale(errors: RecentErrors, now: u32) -> bool {
-    /// 13 days. Of the largest number nothing is left after 32 half-lives of an hour.
+    /// 13 days. After 32 half-lives of at most an hour nothing is left of the largest number.
     const LONG: u32 = 1 << 30;
-    // Beyond, they are of the future: the clock may be a tick behind that of the programs before.
+    // Larger distances are in the future: the clock may be a tick behind that of the previous
+    // programs.
     errors.count != 0 && (LONG..=u32::MAX - LONG).contains(&now.wrapping_sub(errors.since))
 }
 
-/// The sign of a difference as a mask. Where a comparison would be a branch: the verifier follows both ways of each branch
-/// in each turn of a loop, and compilers make branches of masks that they see through.
+/// The sign of a difference as a mask. It replaces a comparison, which would be a branch: the
+/// verifier follows both sides of each branch in each iteration, and compilers turn masks that they
+/// recognize into branches.
 #[inline(always)]
 pub fn sign_mask(difference: u64) -> u64 {
     black_box((difference.cast_signed() >> 63).cast_unsigned())
 }
 
-/// As [`sign_mask`], in a register: `black_box` goes by way of memory in a kernel program. (Not for what
-/// a choice computes of two backends: without that barrier the verifier has too many ways to follow without CAP_PERFMON.)
+/// Like [`sign_mask`], in a register, because `black_box` goes through memory in a kernel program.
+/// (Not for computations of a choice between two backends: without that barrier the verifier has
+/// too many paths to follow without CAP_PERFMON.)
 #[cfg(not(target_arch = "bpf"))]
 #[inline(always)]
 pub fn sign_mask_in_register(difference: u64) -> u64 {
     sign_mask(difference)
 }
 
-/// As on the host.
+/// The version for kernel programs, with the same result as on the host.
 #[cfg(target_arch = "bpf")]
 #[inline(always)]
 pub fn sign_mask_in_register(difference: u64) -> u64 {
     let mut mask = difference;
-    // SAFETY: shifts a register.
+    // SAFETY: the instruction only shifts a register.
     unsafe {
         core::arch::asm!("{0} s>>= 63", inout(reg) mask, options(pure, nomem, nostack, preserves_flags));
     }
     mask
 }
 
-/// 1 if a number is not 0, else 0, without a branch: the highest bit of it or of its negative is set then.
+/// 1 if a number is not 0, else 0, without a branch: then the highest bit of the number or of its
+/// negative is set.
 #[inline(always)]
 pub const fn is_not_zero(number: u64) -> u32 {
     ((number | number.wrapping_neg()) >> 63) as u32
@@ -144,13 +154,15 @@ pub fn smaller(one: u64, other: u64) -> u64 {
     one ^ ((one ^ other) & sign_mask_in_register(other.wrapping_sub(one)))
 }
 
-/// The same value, put together at this place: otherwise the compiler may keep its parts, and put them on the stack.
+/// The same value, assembled in one register here: otherwise the compiler may keep its parts
+/// separate, and on the stack.
 #[inline(always)]
 pub fn in_one_register(value: u64) -> u64 {
     #[cfg(target_arch = "bpf")]
     {
         let mut value = value;
-        // SAFETY: makes no change. (An instruction, because a line of source needs one.)
+        // SAFETY: the instruction changes nothing. (There is an instruction because a line of
+        // source needs one.)
         unsafe {
             core::arch::asm!("{0} |= 0", inout(reg) value, options(pure, nomem, nostack, preserves_flags))
         };
@@ -160,8 +172,10 @@ pub fn in_one_register(value: u64) -> u64 {
     value
 }
 
-/// The same value, as one of which the verifier knows nothing, for `any` value that was read from a map. A sum that grows in a
-/// loop has other bounds in each turn; without CAP_PERFMON the verifier then takes no turn for one that it has followed already.
+/// The same value, with all bounds that the verifier knows removed, with the help of `any` value
+/// that was read from a map. A sum that grows in a loop has different bounds in each iteration;
+/// without CAP_PERFMON the verifier then never recognizes an iteration as one that it has verified
+/// before.
 #[cfg(not(target_arch = "bpf"))]
 #[inline(always)]
 pub fn without_bounds(value: u64, any: u64) -> u64 {
@@ -169,12 +183,12 @@ pub fn without_bounds(value: u64, any: u64) -> u64 {
     value
 }
 
-/// As on the host.
+/// The version for kernel programs, with the same result as on the host.
 #[cfg(target_arch = "bpf")]
 #[inline(always)]
 pub fn without_bounds(value: u64, any: u64) -> u64 {
     let mut value = value;
-    // SAFETY: changes a register, twice, which makes no change.
+    // SAFETY: the instructions change a register twice, which restores it.
     unsafe {
         core::arch::asm!("{0} ^= {1}", "{0} ^= {1}", inout(reg) value, in(reg) any, options(pure, nomem, nostack, preserves_flags));
     }
@@ -200,7 +214,7 @@ mod tests {
         let errors = RecentErrors { count: 9, since: 5_000 };
         check(errors, 5_000, 9);
         check(errors, 6_000, 9);
-        // A tick in a thousand later at most, never earlier.
+        // At most a thousandth of the ticks later, never earlier.
         check(errors, 6_002, 4);
         check(errors, 7_004, 2);
         check(errors, 8_006, 1);
@@ -233,7 +247,8 @@ mod tests {
         assert!(!are_stale(NONE, 14 * DAY), "there is nothing to take away");
     }
 
-    /// One error in half a half-life, for ever: what remains is bounded, and gone soon after the last.
+    /// One error per half of a half-life, indefinitely: the weight is bounded, and gone soon after
+    /// the last error.
     #[test]
     fn a_steady_rate_has_a_steady_weight() {
         let mut errors = NONE;

@@ -1,34 +1,36 @@
-//! Byte order lives in the type: addresses and ports travel in network order and are never bare integers.
+//! Addresses and ports in network byte order. Byte order is part of the type: they are never bare
+//! integers.
 //!
-//! The kernel hands programs an IPv4 address as one 32-bit word and an IPv6 address as four, all in network order.
-//! An IPv4 address is kept in its v4-mapped form (RFC 4291 section 2.5.5.2, `::ffff:a.b.c.d`), so that one type serves
-//! both families and a v4-mapped socket needs no conversion.
+//! The kernel passes programs an IPv4 address as one 32-bit word and an IPv6 address as four, all
+//! in network order. An IPv4 address is stored in its v4-mapped form (RFC 4291 section 2.5.5.2,
+//! `::ffff:a.b.c.d`), so that one type serves both families and a v4-mapped socket needs no
+//! conversion.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use bytemuck::{Pod, Zeroable};
 
-/// The number of TCP in the header of IP.
+/// The number of TCP in the IP header.
 pub const IPPROTO_TCP: u8 = 6;
-/// The number of UDP.
+/// The number of UDP in the IP header.
 pub const IPPROTO_UDP: u8 = 17;
 
 /// A 16-bit integer in network byte order: a port.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct Be16 {
-    // Named, because readers of the maps see the name.
+    // Named, because tools that dump the maps show the name.
     be: u16,
 }
 
 impl Be16 {
-    /// From a value in host order.
+    /// Converts a value in host order.
     #[inline(always)]
     pub const fn from_host(value: u16) -> Self {
         Self { be: value.to_be() }
     }
 
-    /// From the bits as they lie in memory or in a kernel context field.
+    /// Takes the bits as in memory or in a kernel context field.
     #[inline(always)]
     pub const fn from_network(bits: u16) -> Self {
         Self { be: bits }
@@ -40,7 +42,7 @@ impl Be16 {
         u16::from_be(self.be)
     }
 
-    /// The bits as they lie in memory.
+    /// The bits as in memory.
     #[inline(always)]
     pub const fn to_network(self) -> u16 {
         self.be
@@ -55,13 +57,13 @@ pub struct Be32 {
 }
 
 impl Be32 {
-    /// From a value in host order.
+    /// Converts a value in host order.
     #[inline(always)]
     pub const fn from_host(value: u32) -> Self {
         Self { be: value.to_be() }
     }
 
-    /// From the bits as they lie in memory or in a kernel context field.
+    /// Takes the bits as in memory or in a kernel context field.
     #[inline(always)]
     pub const fn from_network(bits: u32) -> Self {
         Self { be: bits }
@@ -73,7 +75,7 @@ impl Be32 {
         u32::from_be(self.be)
     }
 
-    /// The bits as they lie in memory.
+    /// The bits as in memory.
     #[inline(always)]
     pub const fn to_network(self) -> u32 {
         self.be
@@ -89,7 +91,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// `::`, which is nobody's.
+    /// `::`, which is not a host's address.
     pub const UNSPECIFIED: Self = Self { words: [Be32 { be: 0 }; 4] };
 
     /// The v4-mapped form of an IPv4 address given as its word.
@@ -116,7 +118,8 @@ impl From<Ipv6Addr> for Address {
     fn from(address: Ipv6Addr) -> Self {
         let bits = address.to_bits();
         let word = |shift: u32| {
-            // The shift leaves the wanted 32 bits lowest; the rest is cut off on purpose.
+            // The shift moves the wanted 32 bits to the lowest place; the rest is cut off on
+            // purpose.
             #[expect(clippy::cast_possible_truncation, reason = "takes the low word")]
             Be32::from_host((bits >> shift) as u32)
         };
@@ -134,7 +137,7 @@ impl From<IpAddr> for Address {
 }
 
 impl From<Address> for IpAddr {
-    /// A v4-mapped address comes back as IPv4: socklb keeps no native IPv6 address in that range.
+    /// A v4-mapped address becomes IPv4: socklb stores no native IPv6 address in that range.
     fn from(address: Address) -> Self {
         if let Some(v4) = address.as_mapped() {
             return Self::V4(Ipv4Addr::from_bits(v4.to_host()));
@@ -168,7 +171,7 @@ mod tests {
         assert_eq!(address.as_mapped().map(Be32::to_host), Some(0x0a60_000a));
     }
 
-    /// The predicate decides which addresses are shown as IPv4, so its edges are a table, not a comment.
+    /// The predicate decides which addresses are shown as IPv4, so this table tests its edges.
     #[test]
     fn only_the_mapped_prefix_is_mapped() {
         let cases = [

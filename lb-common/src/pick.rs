@@ -1,11 +1,13 @@
-//! Which backend a call goes to: one function, run by the kernel programs, by replays and by tests on the host.
+//! Picks the backend of a call. Kernel programs, replays and tests on the host run the same
+//! function.
 //!
-//! A choice depends on the tables, on the service's rules and on one number, the *sample*: where a cursor stands, or a
-//! random number. The three give the same backend again. What all policies have in common is here: a backend is
-//! *eligible* if it may be chosen (its state says so) and is below the limit of open flows; in place of others one is
-//! drawn again at scattered places of the table, so that theirs goes to all others by their shares; and if none is eligible,
-//! the service's rules and its fallback decide. It knows nothing of how weights become a schedule, and
-//! reads no clock.
+//! A choice depends on the tables, on the service's rules and on one number, the *sample*: a
+//! cursor's position or a random number. The same three give the same backend again. This file
+//! contains the parts that all policies share. A backend is *eligible* if its state says that it
+//! may be chosen and it is below the limit of open flows. If a backend is not eligible, entries are
+//! drawn again at scattered places of the table, so that its connects go to all other backends by
+//! their shares. If none is eligible, the service's rules and its fallback decide. The module must
+//! not know how weights become a schedule, and reads no clock.
 
 mod diversion;
 mod least_loaded;
@@ -27,13 +29,13 @@ pub use survey::{Survey, survey, survey_entries, survey_group, survey_members, u
 use crate::abi::{Cursor, EjectionState, NO_SLOT, Policy, RecentErrors, Rules, StateWord, TableRef};
 use view::View;
 
-/// The tables as one side sees them.
+/// The tables of a service, in kernel maps or in memory.
 pub trait Tables: Sized {
     /// A reference to a backend.
     type Backend: Copy;
     /// A reference to the members of a table.
     type Members: Copy;
-    /// A position in their list.
+    /// A position in the list of members.
     type Position: Copy;
 
     /// The slot at an entry of the schedule map, or `None` past its end.
@@ -42,19 +44,19 @@ pub trait Tables: Sized {
     /// The backend in a slot, or `None` past the end of the map.
     fn backend(&self, slot: u32) -> Option<Self::Backend>;
 
-    /// Whether it may be chosen.
+    /// The state word of a backend, which says whether it may be chosen.
     fn state(&self, backend: Self::Backend) -> StateWord;
 
-    /// Its open flows.
+    /// The number of open flows of a backend.
     fn flows(&self, backend: Self::Backend) -> u32;
 
-    /// Its errors of late.
+    /// The recent errors of a backend.
     fn errors(&self, backend: Self::Backend) -> RecentErrors;
 
-    /// How it has done of late, and until when it is ejected.
+    /// The ejection word of a backend: recent failures, and until when it is ejected.
     fn ejection(&self, backend: Self::Backend) -> EjectionState;
 
-    /// Entries that it has in the service's table.
+    /// Number of entries that a backend has in the service's table.
     fn entries(&self, backend: Self::Backend) -> u32;
 
     /// The members of a table, if they are listed.
@@ -66,88 +68,94 @@ pub trait Tables: Sized {
         self.members(table)
     }
 
-    /// How many there are, at most [`MAX_SUBSET`](crate::abi::MAX_SUBSET); how many with those that were replaced, at most
-    /// [`MAX_LISTED`](crate::abi::MAX_LISTED); and the position before the first.
+    /// The number of members, at most [`MAX_SUBSET`](crate::abi::MAX_SUBSET); the number including
+    /// those that were replaced, at most [`MAX_LISTED`](crate::abi::MAX_LISTED); and the position
+    /// before the first.
     fn list(&self, members: Self::Members) -> Option<(u32, u32, Self::Position)>;
 
-    /// The position before the member with this number, which is below [`MAX_LISTED`](crate::abi::MAX_LISTED).
+    /// The position before the member with this number, which is below
+    /// [`MAX_LISTED`](crate::abi::MAX_LISTED).
     fn position(&self, members: Self::Members, number: u32) -> Option<Self::Position>;
 
-    /// The slot at the position after this one, and that position. To be asked [`MAX_LISTED`](crate::abi::MAX_LISTED) times at most. (Steps in
-    /// place of an index: the verifier allows a sum of a pointer and a number that is another one in each turn only with
-    /// CAP_PERFMON.)
+    /// The slot at the position after this one, and that position. It may be called at most
+    /// [`MAX_LISTED`](crate::abi::MAX_LISTED) times. (The list has no index, because the verifier
+    /// requires CAP_PERFMON to add a number to a pointer that differs in each iteration.)
     fn member(&self, position: Self::Position) -> (u32, Self::Position);
 
-    /// The least loaded member. Long loops are methods, so that the kernel programs can have them as functions of their own,
-    /// which the verifier follows once and not for each way that leads to them.
+    /// The least loaded member, as a word of the scan. Long loops are methods, so that the kernel
+    /// programs can compile them as separate functions, which the verifier follows once and not
+    /// once per path that leads to them.
     #[inline(always)]
     fn least(&self, members: Self::Members, scan: Scan) -> u64 {
         let count = self.list(members).map_or(0, |(count, ..)| count);
         least(count, scan.sample, |part| least_of_part(self, members, part, scan))
     }
 
-    /// The first of so many scattered entries whose backend is eligible, or what stands in place of it.
+    /// The slot of the first of `looks` scattered entries with an eligible backend, or a number
+    /// that stands for the failure.
     #[inline(always)]
     fn redraw(&self, table: TableRef, sample: u32, looks: u32, active_limit: u32) -> u32 {
         redraw(sample, looks, |place, first| redraw_part(self, table, place, first, looks, active_limit))
     }
 
-    /// A member that may be chosen, or what stands in place of it.
+    /// The slot of a member that may be chosen, or a number that stands for the failure.
     #[inline(always)]
     fn usable_member(&self, members: Self::Members, sample: u32) -> u32 {
         usable_member(|group| usable_group(group, |part| usable_part(self, members, part, sample)))
     }
 
-    /// Whether this choice is the trial of the ejected backend in a slot. Asked where members are not listed; where they are,
-    /// the service says when a trial is due.
+    /// Whether this choice becomes the trial of the ejected backend in a slot. Called only if
+    /// members are not listed; otherwise the service stores when a trial is due.
     #[inline(always)]
     fn begin_trial(&self, slot: u32, now: u32) -> bool {
         let _ = (slot, now);
         false
     }
 
-    /// What is picked for a sample where no backend at its places of the schedule is eligible, or the table is odd.
+    /// The pick for a sample if no backend at its places of the schedule is eligible, or the table
+    /// is invalid.
     #[inline(always)]
     fn slow_path(&self, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
         slow_path(self, table, rules, sample, now)
     }
 
-    /// Another slot than `first`, for a sample whose two positions both name that one.
+    /// Another slot than `first`, for a sample whose two positions both name `first`.
     #[inline(always)]
     fn other_entry(&self, table: TableRef, first: u32, sample: u32) -> u32 {
         other_than(self, table, first, sample)
     }
 
-    /// The service's fallback word. Asked last: the daemon stores it before the state words that need it.
+    /// The service's fallback word. Read last, because the daemon stores it before the state words
+    /// that require it.
     fn fallback(&self) -> u32;
 }
 
-/// Where samples come from: this CPU's cursor over the service's schedule.
+/// The source of samples: this CPU's cursor over the service's schedule.
 pub trait CpuCursor {
-    /// Takes the cursor one step on and returns where it stood.
+    /// Advances the cursor by one and returns its previous position.
     fn step(&self) -> Cursor;
 
-    /// Where the cursor stands.
+    /// The current position.
     fn load(&self) -> Cursor;
 
     /// Sets the phase of the cursor.
     fn set_phase(&self, phase: u32);
 }
 
-/// How a pick ended.
+/// The result of a pick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum How {
     /// The policy picked a slot.
     Picked,
-    /// The slot is that of an ejected backend, to find out whether it is well again.
+    /// The slot of an ejected backend; the flow tests whether the backend works again.
     Trial,
-    /// Every backend is at the limit; the slot is that of the least loaded one.
+    /// Every backend is at the limit; the slot of the least loaded one.
     Overflowed,
-    /// Nobody who was looked at may be chosen; the slot is the service's fallback.
+    /// No examined backend may be chosen; the slot of the service's fallback.
     Fallback,
-    /// The slot is another one than that of the lame duck on which the choice fell.
+    /// The choice was a lame duck; the slot of another backend.
     Diverted,
-    /// Every backend is at the limit, and the service refuses then.
+    /// Every backend is at the limit, and the service's rules refuse the call.
     Limited,
     /// No usable backend.
     Refused,
@@ -155,12 +163,12 @@ pub enum How {
     Broken,
 }
 
-/// A pick. A plain pair, so that no part of it is ever without a value: the verifier wants to see one in every register,
-/// also where a processor would not look.
+/// A pick. It is a plain pair in which every part always has a value, because the verifier requires
+/// an initialized value in every register, even if no instruction would use it.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pick {
-    /// How it ended.
+    /// The result.
     pub how: How,
     /// The slot, or [`NO_SLOT`].
     pub slot: u32,
@@ -175,28 +183,30 @@ impl Pick {
     }
 }
 
-/// In place of a slot, where [`NO_SLOT`] means that no backend is eligible: the tables contradict each other.
+/// A number in place of a slot: the tables contradict each other. ([`NO_SLOT`] means that no
+/// backend is eligible.)
 const CORRUPT: u32 = u32::MAX;
-/// In place of a slot: nobody may be chosen at all.
+/// A number in place of a slot: no backend may be chosen at all.
 const NONE_USABLE: u32 = u32::MAX - 1;
 
-/// The position in a table that a cursor points to: its start, moved on by its phase. Whoever uses it takes the remainder of
-/// the table's length.
+/// The position in a table of a cursor: its start plus its phase. The caller reduces it modulo the
+/// table's length.
 #[inline(always)]
 pub fn position(cursor: Cursor, length_log2: u8) -> u32 {
     // A start is a fraction of the table, so it keeps its meaning when the length changes.
     cursor.phase.wrapping_add(cursor.start >> ((32 - u32::from(length_log2)) & 31))
 }
 
-/// A number that looks as if it were random: each 2^32 cursor of a CPU have every number once. The kernel's own random
-/// numbers are a call of some twenty nanoseconds, and nobody has to be kept from guessing these. (The constants are those of
-/// Chris Wellons' "lowbias32": flipping one bit of the input flips each bit of the result with a chance very near to a half.)
+/// A pseudo-random number: 2^32 steps of a CPU's cursor yield every number once. The kernel's own
+/// random numbers need a call of some twenty nanoseconds, and these numbers need not be
+/// unpredictable. (The constants are those of Chris Wellons' "lowbias32": flipping one bit of the
+/// input flips each bit of the result with a probability very near to a half.)
 #[inline(always)]
 pub fn scattered(cursor: Cursor) -> u32 {
     mixed(cursor.phase.wrapping_add(cursor.start))
 }
 
-/// A number that looks as if it had nothing to do with the given one; no two numbers have the same.
+/// A number without visible relation to the given one; different inputs give different numbers.
 #[inline(always)]
 fn mixed(mut x: u32) -> u32 {
     x ^= x >> 16;
@@ -206,7 +216,8 @@ fn mixed(mut x: u32) -> u32 {
     x ^ x >> 16
 }
 
-/// Takes a sample, and picks a backend from `table` at the tick `now`. Returns the sample as well, for the record.
+/// Takes a sample, and picks a backend from `table` at the tick `now`. Also returns the sample,
+/// which is recorded with the flow.
 #[inline(always)]
 pub fn pick<T: Tables>(
     tables: &T,
@@ -223,14 +234,15 @@ pub fn pick<T: Tables>(
         let at = cursor.load();
         let sample = position(at, table.length_log2);
         let (pick, steps) = view.scan(members, sample);
-        // A plain store: what another call on this CPU stores in between decides only who comes first among equals.
+        // A plain store: a concurrent store by another call on this CPU affects only the order
+        // among equally loaded backends.
         cursor.set_phase(at.phase.wrapping_add(steps));
         return (pick, sample);
     }
     let sample = match policy {
         Policy::P2c | Policy::Random => {
             let at = cursor.load();
-            // A plain store, as above: two calls that interrupt each other may have the same sample.
+            // A plain store, as above: two calls that interrupt each other may get the same sample.
             cursor.set_phase(at.phase.wrapping_add(1));
             scattered(at)
         }
@@ -241,8 +253,8 @@ pub fn pick<T: Tables>(
     (view.by_schedule(sample), sample)
 }
 
-/// Picks for a sample: the whole of a choice but for where its sample comes from. The same tables, rules, sample and tick give the
-/// same again.
+/// Picks a backend for a given sample. The same tables, rules, sample and tick give the same result
+/// again.
 pub fn choose<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
     let view = View { tables, table, rules, now };
     match Policy::from_u8(rules.policy) {
@@ -255,7 +267,7 @@ pub fn choose<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u32,
     }
 }
 
-/// A cursor in memory, of a CPU that a test or the planner runs on.
+/// A cursor in memory, for a CPU of a test or of the planner.
 impl CpuCursor for core::cell::Cell<Cursor> {
     fn step(&self) -> Cursor {
         let cursor = self.get();

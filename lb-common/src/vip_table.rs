@@ -1,14 +1,16 @@
-//! The VIP table: which service has an address. A hash table with open addressing and linear probing (Knuth, "The Art of
-//! Computer Programming", volume 3, section 6.4), of cells that change with a single store each.
+//! The VIP table, from an address to its service: a hash table with open addressing and linear
+//! probing (Knuth, "The Art of Computer Programming", volume 3, section 6.4). Its cells change with
+//! a single store each.
 //!
-//! The kernel programs look every destination up, most of which are no services; a hash map of the kernel's
-//! is a call of some twenty nanoseconds for that, this is one cell for nearly all. Whatever store of the daemon a look-up
-//! falls between, it finds every service that is there before and after it. An IPv4 address is looked up v4-mapped.
+//! The kernel programs look up every destination, and most of them are not services. A kernel hash
+//! map needs a call of some twenty nanoseconds for that; this table reads one cell for nearly all
+//! destinations. A lookup may run between any two stores of the daemon: it finds every service that
+//! exists both before and after it. An IPv4 address is looked up in v4-mapped form.
 
 use crate::abi::{MAX_PROBES, VIP_CELLS, VipCell};
 use crate::net::{Address, Be16};
 
-/// What a process dials.
+/// The address that a process dials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Destination {
     /// The address.
@@ -20,8 +22,9 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// 64 bits of which every one depends on all of it. (Multiplications by odd constants with few regularities, those of
-    /// SplitMix64 and the golden ratio, and shifts that bring the upper half down.)
+    /// A hash of 64 bits, each of which depends on all of the input. (It multiplies by odd
+    /// constants with few regularities, those of SplitMix64 and the golden ratio, and shifts the
+    /// upper half down.)
     #[inline(always)]
     fn hash(self) -> u64 {
         let [a, b, c, d] = self.address.words.map(|word| u64::from(word.to_network()));
@@ -32,7 +35,7 @@ impl Destination {
         hash ^ hash >> 32
     }
 
-    /// The cell at which a look-up begins, and what its cell is marked with.
+    /// The cell at which a lookup begins, and the mark of a matching cell.
     #[inline(always)]
     fn start(self) -> (u32, u32) {
         let hash = self.hash();
@@ -42,16 +45,16 @@ impl Destination {
     }
 }
 
-/// The table and the addresses of its services, as one side sees them.
+/// The table and the addresses of its services, in kernel maps or in memory.
 pub trait VipTable: Sized {
     /// A cell, or `None` past the end.
     fn cell(&self, position: u32) -> Option<VipCell>;
 
-    /// Whether a service has this address. Of an index that is no service's the answer is no.
+    /// Whether a service has this address; false if the index is not a service's.
     fn serves(&self, service: u32, destination: Destination) -> bool;
 
-    /// What [`look`] gives of all cells but the first. A method, so that the kernel programs can have the loop as functions of
-    /// their own, which the verifier follows once.
+    /// The result of [`look`] for all cells but the first. A method, so that the kernel programs
+    /// can compile the loop as separate functions, which the verifier follows once.
     #[inline(always)]
     fn further(&self, destination: Destination) -> u32 {
         look::<_, { MAX_PROBES - 1 }>(self, destination, 1)
@@ -63,9 +66,9 @@ fn position(first: u32, probe: u32) -> u32 {
     first.wrapping_add(probe) & (VIP_CELLS - 1)
 }
 
-/// In place of a service: a look-up is over and has found none.
+/// A number in place of a service: the lookup ends without one.
 pub const NOTHING: u32 = u32::MAX;
-/// In place of a service: the cell is another's, and the look-up goes on.
+/// A number in place of a service: the cell belongs to another one, and the lookup continues.
 pub const OTHER: u32 = u32::MAX - 1;
 
 /// The service at a destination, if there is one.
@@ -78,8 +81,9 @@ pub fn find<T: VipTable>(table: &T, destination: Destination) -> Option<u32> {
     if found < OTHER { Some(found) } else { None }
 }
 
-/// Looks at the cell with this number from where a destination hashes to: the service, [`NOTHING`] or [`OTHER`]. (Plain numbers, so
-/// that no part of it is ever without a value.)
+/// Examines one cell: the one `number` places after the cell to which the destination hashes.
+/// Returns the service, [`NOTHING`] or [`OTHER`]. (Plain numbers, so that every part always has a
+/// value.)
 #[inline(always)]
 pub fn probe<T: VipTable>(table: &T, destination: Destination, number: u32) -> u32 {
     let (first, mark) = destination.start();
@@ -87,12 +91,13 @@ pub fn probe<T: VipTable>(table: &T, destination: Destination, number: u32) -> u
     if cell.service == VipCell::FREE.service {
         return NOTHING;
     }
-    // No service has the number of a tombstone.
+    // A tombstone's number is not the index of any service.
     let service = cell.service - 1;
     if cell.mark == mark && table.serves(service, destination) { service } else { OTHER }
 }
 
-/// Looks at `CELLS` cells: the service, [`NOTHING`], or [`OTHER`] if the look-up goes on behind them.
+/// Examines `CELLS` cells. Returns the service, [`NOTHING`], or [`OTHER`] if the lookup continues
+/// after them.
 #[inline(always)]
 pub fn look<T: VipTable, const CELLS: u32>(table: &T, destination: Destination, first: u32) -> u32 {
     // Bound: CELLS cells.
@@ -112,17 +117,17 @@ fn position_of<T: VipTable>(table: &T, destination: Destination) -> Option<u32> 
     (is_it(&number) != NOTHING).then(|| position(destination.start().0, number))
 }
 
-/// A cell that is to be stored.
+/// A store to make in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Store {
-    /// Where.
+    /// The index of the cell.
     pub position: u32,
-    /// What.
+    /// The new content.
     pub cell: VipCell,
 }
 
-/// The store that puts a service at a destination, in place of another one if there is. `None` if there is no room near enough:
-/// with an eighth of the cells in use that does not happen by chance.
+/// The store that enters a service at a destination, replacing any other one there. `None` if no
+/// cell within reach is free; with an eighth of the cells in use that does not happen by chance.
 pub fn insert(table: &impl VipTable, destination: Destination, service: u32) -> Option<Store> {
     let (first, mark) = destination.start();
     let cell = VipCell { mark, service: service + 1 };
@@ -141,8 +146,9 @@ pub fn insert(table: &impl VipTable, destination: Destination, service: u32) -> 
     tombstone.map(|position| Store { position, cell })
 }
 
-/// The stores that take the service at a destination away, in this order: its cell becomes free if no look-up goes beyond it, and
-/// so do the tombstones before it. None if there is no service.
+/// The stores that remove the service at a destination, to be made in this order. Its cell becomes
+/// free if no lookup continues beyond it, and so do the tombstones before it. Empty if there is no
+/// service.
 pub fn remove(table: &impl VipTable, destination: Destination) -> impl Iterator<Item = Store> {
     let start = position_of(table, destination);
     let is_last = start.is_some_and(|start| table.cell(position(start, 1)) == Some(VipCell::FREE));

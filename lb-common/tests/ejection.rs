@@ -1,4 +1,4 @@
-//! When a backend is ejected and taken back: each rule by itself, over times that begin anew.
+//! When a backend is ejected and readmitted: each rule on its own, at ticks that wrap around.
 
 use lb_common::abi::{BackendState, EjectionPhase, EjectionRules, EjectionState, StateWord, Usable};
 use lb_common::ejection::{
@@ -12,11 +12,11 @@ use proptest::prelude::*;
 const BASE: u32 = 5_000;
 const MAX: u32 = 300_000;
 const RULES: EjectionRules = EjectionRules { base: BASE, max: MAX, failures: 5, hangs: 1, _reserved: [0; 2] };
-/// In the middle of a jitter's range there is none.
+/// The random number that results in no jitter: the middle of the range.
 const NO_JITTER: u32 = 1 << 31;
 const NEW: EjectionState = EjectionState { at: 0, run: 0, level: 0, phase: 0, ending: 0 };
 
-/// A process, and several.
+/// One process, and several.
 const ONE: FailureSource = FailureSource::of(7);
 const SEVERAL: FailureSource = FailureSource::SEVERAL;
 
@@ -37,14 +37,14 @@ const ANSWERED: Evidence = Evidence { kind: EvidenceKind::ANSWERED, ..ESTABLISHE
 const NO_ANSWER_EVIDENCE: Evidence =
     Evidence { kind: EvidenceKind::NO_ANSWER, is_trial: false, ending: NO_ANSWER, failure_source: SEVERAL };
 
-/// A backend as its word goes on.
+/// A backend with its ejection word.
 #[derive(Clone, Copy)]
 struct Backend {
     state: EjectionState,
     now: u32,
 }
 
-/// The state word that goes with this standing.
+/// The state word that matches this ejection word.
 fn word(standing: EjectionState, usable: Usable) -> StateWord {
     let ejected = u8::from(standing.phase != EjectionPhase::Counting as u8);
     StateWord { ejected, ..StateWord::new(usable, BackendState::Member) }
@@ -126,7 +126,7 @@ fn each_end_of_a_flow_counts_as_the_table_says() {
             [later; 3],
             "{ending:?} later"
         );
-        // What was established has decided already.
+        // An established flow has already decided the trial.
         assert!(!of_end(End::of(ending, true), true, 0).is_trial);
         assert!(of_end(End::of(ending, false), true, 0).is_trial);
     }
@@ -227,7 +227,7 @@ fn each_ejection_lasts_twice_as_long_until_the_run_was_back_at_nothing() {
         times.push(backend.state.at - backend.now);
     }
     assert_eq!(times, [1, 2, 4, 8, 16, 32, 60, 60, 60].map(|factor| factor * BASE));
-    // Taken back, it needs two failures more, and then goes on where it was.
+    // After a readmission two more failures eject it, at its previous level.
     backend.now = backend.state.at;
     backend.try_it();
     assert_eq!(backend.see(of_trial(ESTABLISHED)), Verdict::Readmit);
@@ -235,7 +235,7 @@ fn each_ejection_lasts_twice_as_long_until_the_run_was_back_at_nothing() {
     let mut again = backend;
     assert_eq!([(); 2].map(|()| again.see(REFUSED)), [Verdict::Remembered, Verdict::Eject]);
     assert_eq!(again.state.at - again.now, MAX);
-    // After three connections more nothing is left of it.
+    // Three more connections end the run.
     for left in [2, 1, 0] {
         backend.see(ESTABLISHED);
         assert_eq!(backend.state.run, left);
@@ -278,7 +278,7 @@ fn a_trial_that_decides_nothing_passes_to_the_next_connect() {
     assert_eq!(backend.see(undecided), Verdict::Remembered);
     assert!(backend.phase() == EjectionPhase::Ejected && is_over(backend.state.at, RULES, backend.now));
     assert_eq!(backend.state.level, 1);
-    // What ends then that was no trial changes nothing.
+    // A later end of a flow that was no trial changes nothing.
     assert_eq!(backend.see(undecided), Verdict::Unchanged);
 }
 
@@ -327,7 +327,7 @@ fn only_the_trial_decides() {
     assert_eq!(backend.see(REFUSED), Verdict::Unchanged);
     assert_eq!(backend.see(ESTABLISHED), Verdict::Unchanged);
     assert_eq!(backend.state, on_trial);
-    // A trial that was given up on and is established after all.
+    // A trial that was given up and is established after all.
     backend.state = before;
     assert_eq!(backend.see(of_trial(ESTABLISHED)), Verdict::Readmit);
 }
@@ -379,7 +379,7 @@ fn who_is_not_ejected_by_its_state_word_is_counted_again_when_the_time_is_over()
             backend.try_it();
         }
         let see = |evidence, now| next(backend.state, RULES, evidence, not_ejected, now, NO_JITTER);
-        // The other CPU's store may be about to come.
+        // The other CPU may be about to store.
         assert_eq!(see(REFUSED, backend.now), (backend.state, Verdict::Unchanged));
         let later = backend.now + over;
         let (state, verdict) = see(REFUSED, later);
@@ -388,7 +388,7 @@ fn who_is_not_ejected_by_its_state_word_is_counted_again_when_the_time_is_over()
         let (state, verdict) = see(ESTABLISHED, later);
         assert_eq!((verdict, state.run), (Verdict::Remembered, 4));
         assert_eq!(state.phase, EjectionPhase::Counting as u8);
-        // Soon after, the run is where it was.
+        // Soon after, the run is unchanged.
         assert_eq!(see(REFUSED, backend.state.at).1, Verdict::Eject);
     }
 }
@@ -459,7 +459,7 @@ fn what_one_process_alone_can_bring_about_does_not_eject() {
         assert_eq!(backend.state.run, RULES.failures - 1);
         assert_eq!(backend.see(evidence), Verdict::Eject, "another process finds the same");
     }
-    // Who refuses is not told by what is sent.
+    // A refusal does not depend on the data that the client sends.
     let mut backend = Backend::new(0);
     assert_eq!([(); 5].map(|()| backend.see(REFUSED))[4], Verdict::Eject);
 }
@@ -491,7 +491,7 @@ fn a_backend_that_did_not_answer_comes_back_by_an_answer() {
     backend.now = backend.state.at;
     backend.try_it();
     assert_eq!(backend.see(of_trial(ANSWERED)), Verdict::Readmit);
-    // Where only clients send, no answer is expected.
+    // If only clients send, no answer is expected.
     let rules = EjectionRules { hangs: 0, ..RULES };
     let word = word(NEW, Usable::UnlessEjected);
     assert_eq!(next(NEW, rules, NO_ANSWER_EVIDENCE, word, 0, NO_JITTER), (NEW, Verdict::Unchanged));
@@ -512,7 +512,7 @@ fn a_connection_lacks_an_answer_after_half_a_second_only() {
 }
 
 proptest! {
-    /// Times begin anew after 52 days: whatever the tick, an ejection lasts as long.
+    /// Ticks wrap around after 52 days: an ejection has the same duration at any tick.
     #[test]
     fn an_ejection_lasts_as_long_at_any_tick(now: u32, level in 0u8..40, random: u32, base in 1u32..1_000_000, factor in 1u32..1000) {
         let rules = EjectionRules { base, max: base.saturating_mul(factor).min(4_000_000).max(base), ..RULES };
@@ -526,7 +526,8 @@ proptest! {
         prop_assert!(is_over(until, rules, until.wrapping_add(rules.max)));
     }
 
-    /// Whatever comes in whatever order, the run is never above the number of failures, and what is well is all zero in the end.
+    /// For all events in any order, the run is never above the number of failures, and the word of
+    /// a healthy backend is all zero in the end.
     #[test]
     fn no_history_breaks_the_word(kinds in prop::collection::vec((0u32..7, any::<bool>(), 0u32..20_000, any::<bool>(), any::<bool>(), any::<u32>()), 0..200)) {
         let mut backend = Backend::new(5);

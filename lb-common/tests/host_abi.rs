@@ -1,4 +1,4 @@
-//! What the host's maps may show of themselves.
+//! The debug output of the host's maps.
 
 use lb_common::abi::host::SenderKey;
 

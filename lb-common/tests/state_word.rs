@@ -1,4 +1,5 @@
-//! The daemon's half of a backend's state word: what it says, and what an older daemon's word means.
+//! The daemon's half of a backend's state word: its fields, and the meaning of an older daemon's
+//! word.
 
 use lb_common::abi::{BackendState, DaemonState, HealthReason, StateWord, Usable};
 
@@ -37,7 +38,7 @@ fn no_part_of_the_word_changes_another() {
     }
 }
 
-/// Versions before 0.2 told in the state what the list says, and gave no reasons.
+/// Versions before 0.2 encoded the list's verdict in the state, and gave no reasons.
 #[test]
 fn the_states_of_older_words_are_members_with_a_reason() {
     for (state, reason) in [

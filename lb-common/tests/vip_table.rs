@@ -1,5 +1,5 @@
-//! The VIP table: whatever is inserted and removed, every look-up finds what a map would find, and between any two
-//! stores everything that is there before and after.
+//! The VIP table: after any inserts and removals, every lookup finds what a map would find, and
+//! between any two stores it finds every service that exists both before and after.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ impl VipTable for Table {
     }
 }
 
-/// Addresses of a few kinds, which often differ in one bit only.
+/// Addresses of a few kinds, which often differ in only one bit.
 fn destination(number: u16) -> Destination {
     let [high, low] = number.to_be_bytes();
     let address = match high % 3 {
@@ -97,7 +97,7 @@ proptest! {
             }
             prop_assert!(all_there(&table));
         }
-        // What is kept for the sake of others goes with the last of them.
+        // Tombstones go with the last service that requires them.
         for (number, _) in std::mem::take(&mut model) {
             let stores: Vec<Store> = remove(&table, destination(number)).collect();
             stores.into_iter().for_each(|store| table.store(store));
@@ -106,7 +106,7 @@ proptest! {
     }
 }
 
-/// As many services as there may be, in the neighbourhood of each other.
+/// The maximum number of services, at neighboring addresses.
 #[test]
 fn a_full_house_of_neighbours_fits() {
     let mut table = Table::new();
@@ -123,7 +123,7 @@ fn a_full_house_of_neighbours_fits() {
     for service in 0..MAX_SERVICES {
         assert_eq!(find(&table, of(service)), Some(service));
     }
-    // Most of what is no service is told by the first cell.
+    // For most addresses that are not services, the first cell suffices.
     let looks = |address: u32| {
         let looks = std::cell::Cell::new(0u32);
         let counting = Counting { table: &table, looks: &looks };

@@ -1,6 +1,7 @@
-//! Which backend a call goes to: the look-up of the service, the choice, and the tables that it reads.
+//! Decides to which backend a call goes: the lookup of the service, the choice, and the tables that
+//! it reads.
 //!
-//! What connect and sendmsg share is here; neither knows of the other.
+//! It contains the code that connect and sendmsg share, and must not know either of them.
 
 pub mod service;
 

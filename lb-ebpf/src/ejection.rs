@@ -1,9 +1,10 @@
-//! Ejection: what flows show of their backends is remembered, backends that fail are ejected, and one connect at a time tries
-//! whether they are well again. `lb_common::ejection` decides and takes the steps; here are its store in the
-//! maps, and the functions into which the steps are cut for the verifier.
+//! Ejection: the results of flows are stored as evidence about their backends, failing backends are
+//! ejected, and one connect at a time tests whether they work again. `lb_common::ejection` makes
+//! the decisions and the steps. This file contains its store in the maps, and the functions into
+//! which the steps are split for the verifier.
 //!
-//! It works without the daemon. Linux before 5.12 has no compare-and-swap: two CPUs that judge the same backend at the same
-//! moment may there lose a failure, or let two trials through.
+//! It works without the daemon. Linux before 5.12 has no compare-and-swap: two CPUs that judge the
+//! same backend at the same moment may lose a failure there, or permit two trials.
 
 use core::marker::PhantomData;
 
@@ -26,31 +27,32 @@ use crate::kernel::global_function::global_function;
 use crate::maps::{BACKENDS, SERVICES};
 use crate::rows;
 
-// What is left to do after a judgement. (Its caller does it: functions that call each other share 512 bytes of stack.)
+// What remains to be done after a judgement. (The caller does it, because functions that call each
+// other share 512 bytes of stack.)
 /// Nothing.
 const DONE: u32 = 0;
-/// Another CPU was quicker: judge again.
+/// Another CPU changed the word first: judge again.
 const AGAIN: u32 = 1;
-/// Judge again, with a look whether there is room for one more ejection.
+/// Judge again, with a survey of whether one more backend may be ejected.
 const WANTS_ROOM: u32 = 2;
-/// Look for the next trial. The number of an [`Event`] is added.
+/// Schedule the next trial. The number of an [`Event`] is added.
 const SCHEDULE: u32 = 3;
 
-// Whether there is room.
+// Whether one more backend may be ejected.
 const UNKNOWN: u32 = 0;
 const ROOM: u32 = 1;
 const NO_ROOM: u32 = 2;
 
-// What a word tells of a flow beside its [`End`].
-/// It was established, and has not ended.
+// Bits of a word about a flow, beside those of its [`End`].
+/// The flow was established, and has not ended.
 const ESTABLISHED: u32 = 1 << 16;
-/// What it shows counts.
+/// The evidence of the flow counts.
 const COUNTS: u32 = 1 << 17;
-/// It may change how the backend stands; otherwise it is load at most.
+/// The flow may change the backend's ejection word; otherwise it counts as load at most.
 const JUDGES: u32 = 1 << 18;
 
-/// Takes in that the flow of a socket was established, of which it is known where and why it was sent. `reaches_backend`: whether
-/// the other end of the connection is the backend; asked only where that matters.
+/// Reports that the flow of a socket was established. `reaches_backend` is called only if its
+/// result matters, and returns 1 if the other end of the connection is the backend.
 #[inline(always)]
 pub fn report_established<I: Instructions>(
     cookie: u64,
@@ -59,7 +61,7 @@ pub fn report_established<I: Instructions>(
     why: u8,
     reaches_backend: impl Fn() -> u32,
 ) {
-    // Most backends have no failures to take back: it costs one load.
+    // Most backends have no failures to subtract from: one load finds that.
     let Some(backend) = BACKENDS.get_ptr(slot) else { return };
     if Evidence::established(is_trial(why)).matters(load(backend)) {
         let word = ESTABLISHED | JUDGES | (reaches_backend() * COUNTS);
@@ -67,8 +69,9 @@ pub fn report_established<I: Instructions>(
     }
 }
 
-/// Takes in how the flow of a socket ended, while it has its record: as load, and if the program `judges` it, as evidence.
-/// `is_ordinary`: 1 if the socket asks for no way of its own, else 0, and then its failure shows nothing.
+/// Reports how the flow of a socket ended, while it has its record: as load, and if the program
+/// `judges` it, as evidence. `is_ordinary` is 1 if the socket requests no special route; if it is
+/// 0, a failure is no evidence.
 #[inline(always)]
 pub fn report_end<I: Instructions>(
     cookie: u64,
@@ -89,28 +92,29 @@ pub fn report_end<I: Instructions>(
     }
 }
 
-/// The word of what it shows, 0 if nothing follows from it; what is load of the backend is remembered. As [`report_end`], which reports
-/// it, too.
+/// The evidence of a flow's end as a word, 0 if there is none. If the end is load of the backend,
+/// it is added to the recent errors. Arguments as in [`report_end`], which also reports the
+/// evidence.
 #[inline(always)]
 pub fn evidence_of_end(cookie: u64, end: End, judges: Judges, is_ordinary: u32) -> u32 {
-    // What is judged is known when the program is loaded: what cannot be reached costs the verifier nothing.
+    // `judges` is known when the program is loaded: unreachable code costs the verifier nothing.
     let judge = if matches!(judges, Judges::Nothing) { 0 } else { JUDGES };
     let word = end.to_word() | (is_ordinary * COUNTS) | judge;
     evidence_of(cookie, word, end.bytes_received, end.bytes_sent)
 }
 
-/// Which ends of flows a program judges backends by.
+/// The ends of flows by which a program judges backends.
 #[derive(Clone, Copy)]
 pub enum Judges {
-    /// None: they count as load at most.
+    /// No ends: they count as load at most.
     Nothing,
-    /// Those of flows whose SYN could not be sent.
+    /// Ends of flows with a SYN that could not be sent.
     SendFailures,
-    /// All.
+    /// All ends.
     All,
 }
 
-/// Whether a flow is a trial: its end may decide it.
+/// Whether a flow is a trial, which its end may decide.
 #[inline(always)]
 pub fn is_trial(why: u8) -> bool {
     trial_bit(why) != 0
@@ -124,8 +128,8 @@ pub fn trial_bit(why: u8) -> u32 {
     reason & (reason >> 1) & 1
 }
 
-/// Takes in that a socket goes elsewhere whose flow has not ended otherwise. That shows nothing of its backend; but if it was a
-/// trial, the next connect is one.
+/// Reports that a socket is directed elsewhere before its flow has ended otherwise. That is no
+/// evidence about the backend; but if the flow was a trial, the next connect becomes the trial.
 #[inline(always)]
 pub fn abandoned<I: Instructions>(flow: &Flow) {
     if is_trial(flow.why) && flow.phase != Phase::Established as u8 {
@@ -137,14 +141,15 @@ global_function! {
     fn pass_on(slot: u32) -> u32 = give_trial_up, pass_trial_on, pass_trial_on_5_10;
 }
 
-/// `evidence`: the word of an [`Evidence`], 0 if nothing follows from it.
+/// `evidence` is the word of an [`Evidence`], 0 if there is none.
 #[inline(always)]
 pub fn report<I: Instructions>(slot: u32, service: u32, evidence: u32) {
     if evidence == 0 {
         return;
     }
     let left = judge_with_retries::<I>(slot, service, evidence);
-    // Here and not there: functions that call each other share 512 bytes of stack.
+    // Here and not in the called function, because functions that call each other share 512 bytes
+    // of stack.
     if left >= SCHEDULE {
         schedule_trial(service, left - SCHEDULE, tick(clock::now_ns()));
     }
@@ -164,7 +169,7 @@ global_function! {
     judge_backend, judge_backend_5_10;
 }
 
-/// Judges, and retries if another CPU was quicker. Returns what is left to do.
+/// Judges, and retries if another CPU changed the word first. Returns what remains to be done.
 #[inline(always)]
 fn retry<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
     let now = tick(clock::now_ns());
@@ -175,12 +180,14 @@ fn retry<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
         }
         _ => (left, room),
     };
-    // Three attempts, without a loop: the verifier finds none to end that has a call in it, without CAP_PERFMON.
+    // Three attempts, without a loop: without CAP_PERFMON the verifier cannot prove that a loop
+    // with a call in it ends.
     let (left, _) = attempt(attempt(attempt((AGAIN, UNKNOWN))));
     left
 }
 
-/// As [`retry`], with less for the verifier to follow: in place of a look at all members, one at some scattered entries.
+/// Like [`retry`], with less code for the verifier to follow: it examines some scattered entries in
+/// place of all members.
 #[inline(always)]
 fn judge_by_samples<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
     let now = tick(clock::now_ns());
@@ -195,17 +202,16 @@ fn judge_by_samples<I: Instructions>(slot: u32, service: u32, evidence: u32) -> 
     0
 }
 
-/// Whether one more backend of a service may be ejected.
 #[inline(always)]
 fn room_for(index: u32, now: u32) -> u32 {
     if Survey::from_word(survey_service(index, now)).has_room() { ROOM } else { NO_ROOM }
 }
 
-/// A SYN of a flow leaves this host: what could not be sent before was not this host's fault.
+/// Records that a SYN of a flow was sent: earlier send failures were then not this host's fault.
 #[inline(always)]
 pub fn sent(service: u32) {
     let Some(service) = SERVICES.get_ptr_mut(service) else { return };
-    // SAFETY: a live map value; both are the programs'.
+    // SAFETY: a live map value; only the programs write both fields.
     unsafe {
         if (&raw const (*service).awaits_syn).read_volatile() != 0 {
             (&raw mut (*service).send_failures).write_volatile(SendFailures::NONE.0);
@@ -214,7 +220,7 @@ pub fn sent(service: u32) {
     }
 }
 
-/// A backend has answered what a client sent.
+/// Records that a backend has answered a client's data.
 #[inline(always)]
 pub fn answered(service: u32, slot: u32) {
     let Some(service) = SERVICES.get_ptr_mut(service) else { return };
@@ -228,10 +234,10 @@ pub fn answered(service: u32, slot: u32) {
     }
 }
 
-/// The slot of an ejected backend that this connect is to try, if a trial is due.
+/// The slot of an ejected backend that this connect must try, if a trial is due.
 ///
-/// Whoever else is to be tried is looked for once the SYN leaves ([`trial_begun`]): the look at all members would cost the
-/// verifier of each connect program as much as all the rest.
+/// The trial after it is scheduled when the SYN is sent ([`trial_begun`]): surveying all members
+/// here would double the verifier's work for each connect program.
 #[inline(always)]
 pub fn due_trial<I: Instructions>(index: u32, service: *const Service, now: u32) -> Option<u32> {
     if next_trial(service).slot == 0 {
@@ -257,7 +263,7 @@ fn take<I: Instructions>(index: u32, now: u32) -> u32 {
     steps::take_trial(&MapStore::<I>::new(index, service), now)
 }
 
-/// The SYN of a flow leaves: if it is a trial, the next one is looked for.
+/// Schedules the next trial if this flow, whose SYN is about to be sent, is a trial.
 #[inline(always)]
 pub fn trial_begun(service: u32, why: u8) {
     if is_trial(why) {
@@ -266,19 +272,21 @@ pub fn trial_begun(service: u32, why: u8) {
 }
 
 global_function! {
-    /// Begins the trial of the backend in a slot, if it is due. Returns the slot, or [`NO_SLOT`] if there is no trial.
+    /// Begins the trial of the backend in a slot, if it is due. Returns the slot, or [`NO_SLOT`] if
+    /// there is no trial.
     pub fn begin_trial(index: u32, slot: u32, now: u32) -> u32 = claim, claim_trial, claim_trial_5_10;
 }
 
-// Global functions that are the same for both sets of instructions.
+// Global functions that both sets of instructions share.
 
-/// What a socket's flow shows of its backend, by what the word says: the word of an [`Evidence`], or 0 if nothing follows from it. If
-/// it is load of the backend, that is remembered.
+/// The evidence of a socket's flow and `word`, as the word of an [`Evidence`], or 0 if there is
+/// none. If the flow is load of the backend, it is added to the recent errors.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn evidence_of(cookie: u64, word: u32, received: u64, sent: u64) -> u32 {
     let Some(record) = record::of(cookie) else { return 0 };
-    // All at once: the record may be in either of two tables, and the verifier follows both ways for as long as it is referred to.
+    // Read all fields at once: the record may be in either of two tables, and the verifier follows
+    // both paths for as long as the record is used.
     let (slot, index, why) = (record.slot(), record.service(), record.why());
     let (start_ns, process, namespace) = (record.start_ns(), record.process(), record.namespace());
     let Some(service) = SERVICES.get_ptr_mut(index) else { return 0 };
@@ -304,13 +312,15 @@ extern "C" fn evidence_of(cookie: u64, word: u32, received: u64, sent: u64) -> u
     if word & JUDGES == 0 {
         return 0;
     }
-    // What fails in a namespace of a process's own making says nothing of the backends.
+    // Failures in a network namespace that a process has created itself are no evidence about the
+    // backends.
     let is_foreign = is_not_zero(clients) & is_not_zero(clients ^ namespace);
     evidence &= !(Evidence::KIND & 0u32.wrapping_sub(is_foreign | counts ^ 1));
     steps::weigh(&MapStore::<Linux5_10>::new(index, service), slot, evidence, tick(start_ns))
 }
 
-/// The slot of another backend than that in `slot` which may be chosen, at some scattered entry of a service's table; or [`NO_SLOT`].
+/// The slot of another backend than that in `slot` that may be chosen, at some scattered entry of a
+/// service's table; or [`NO_SLOT`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn other_entry(index: u32, slot: u32, now: u32) -> u32 {
@@ -319,8 +329,8 @@ extern "C" fn other_entry(index: u32, slot: u32, now: u32) -> u32 {
     pick::usable_other(&tables, table_of(service), slot, now.wrapping_add(cursor_number(index)))
 }
 
-/// Names the ejected backend in a slot for the next trial of its service, if none is named: where another one's time is over
-/// first, that one's trial names the next. Returns 0.
+/// Makes the ejected backend in a slot the next trial of its service, if there is none yet. If
+/// another ejection ends earlier, that backend's trial schedules the next one. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn name_for_trial(index: u32, slot: u32, now: u32) -> u32 {
@@ -329,7 +339,7 @@ extern "C" fn name_for_trial(index: u32, slot: u32, now: u32) -> u32 {
     0
 }
 
-/// The word of a [`Survey`] of a service's table.
+/// The survey of a service's table, as a word.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn survey_service(index: u32, now: u32) -> u64 {
@@ -338,7 +348,7 @@ extern "C" fn survey_service(index: u32, now: u32) -> u64 {
     pick::survey(&tables, rules(service), |group| survey_some(index, group, now)).to_word()
 }
 
-/// The word of a [`Survey`] of a group of parts.
+/// The survey of a group of parts, as a word.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn survey_some(index: u32, group: u32, now: u32) -> u64 {
@@ -350,7 +360,7 @@ extern "C" fn survey_some(index: u32, group: u32, now: u32) -> u64 {
     }
 }
 
-/// The word of a [`Survey`] of a part of its members.
+/// The survey of a part of the service's members, as a word.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn survey_members(index: u32, part: u32, now: u32) -> u64 {
@@ -360,7 +370,7 @@ extern "C" fn survey_members(index: u32, part: u32, now: u32) -> u64 {
     pick::survey_members(&tables, members, part, rules(service), now)
 }
 
-/// The word of a [`Survey`] of a part of its table's entries.
+/// The survey of a part of the table's entries, as a word.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn survey_entries(index: u32, part: u32, now: u32) -> u64 {
@@ -369,7 +379,8 @@ extern "C" fn survey_entries(index: u32, part: u32, now: u32) -> u64 {
     pick::survey_entries(&tables, table_of(service), part, rules(service), now)
 }
 
-/// Stores when the next trial of a service is due, if its members are listed. `event`: the number of an [`Event`]. Returns 0.
+/// Schedules the next trial of a service, if its members are listed. `event` is the number of an
+/// [`Event`]. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn schedule_trial(index: u32, event: u32, now: u32) -> u32 {
@@ -378,7 +389,7 @@ extern "C" fn schedule_trial(index: u32, event: u32, now: u32) -> u32 {
     0
 }
 
-/// Judges a backend by some evidence. Returns what is left to do.
+/// Judges a backend by evidence. Returns what remains to be done.
 #[inline(always)]
 fn judge<I: Instructions>(slot: u32, index: u32, evidence: u32, room: u32, now: u32) -> u32 {
     let Some(service) = SERVICES.get_ptr_mut(index) else { return DONE };
@@ -394,18 +405,18 @@ fn judge<I: Instructions>(slot: u32, index: u32, evidence: u32, room: u32, now: 
     }
 }
 
-/// A trial has decided nothing: it is soon the next one's turn. Returns 0.
+/// Ends a trial that decided nothing, so that another one follows soon. Returns 0.
 #[inline(always)]
 fn give_trial_up<I: Instructions>(slot: u32) -> u32 {
     let Some(backend) = BACKENDS.get_ptr(slot) else { return 0 };
-    // SAFETY: a live map value; while flows refer to the slot its service stays.
+    // SAFETY: a live map value; the slot's service stays while flows refer to the slot.
     let index = u32::from(unsafe { (&raw const (*backend).endpoint.service).read_volatile() });
     let Some(service) = SERVICES.get_ptr_mut(index) else { return 0 };
     steps::give_trial_up(&MapStore::<I>::new(index, service), slot, tick(clock::now_ns()));
     0
 }
 
-/// Begins a trial, as [`begin_trial`] says.
+/// The body of [`begin_trial`].
 #[inline(always)]
 fn claim<I: Instructions>(index: u32, slot: u32, now: u32) -> u32 {
     let Some(service) = SERVICES.get_ptr_mut(index) else { return NO_SLOT };
@@ -425,7 +436,6 @@ impl<I> MapStore<I> {
         Self { index, service, instructions: PhantomData }
     }
 
-    /// The word of the next trial.
     #[inline(always)]
     fn trial_word(&self) -> *mut u64 {
         // SAFETY: a field of a live map value.
@@ -439,7 +449,7 @@ impl<I: Instructions> EjectionStore for MapStore<I> {
     #[inline(always)]
     fn backend(&self, slot: u32) -> Option<*mut Backend> {
         let backend = BACKENDS.get_ptr_mut(slot)?;
-        // SAFETY: a live map value. The slot may have been given to another service's backend since it was named.
+        // SAFETY: a live map value. The slot may belong to another service's backend by now.
         let service = unsafe { (&raw const (*backend).endpoint.service).read_volatile() };
         if u32::from(service) == self.index { Some(backend) } else { None }
     }
@@ -472,7 +482,7 @@ impl<I: Instructions> EjectionStore for MapStore<I> {
 
     #[inline(always)]
     fn set_failure_source(&self, backend: *mut Backend, failure_source: FailureSource) {
-        // SAFETY: a live map value; the byte is the programs'.
+        // SAFETY: a live map value; only the programs write the byte.
         unsafe { (&raw mut (*backend).state.failure_source).write_volatile(failure_source.0) };
     }
 
@@ -484,7 +494,7 @@ impl<I: Instructions> EjectionStore for MapStore<I> {
 
     #[inline(always)]
     fn set_send_failures(&self, send_failures: SendFailures) {
-        // SAFETY: as above; both are the programs'.
+        // SAFETY: as above; only the programs write both fields.
         unsafe {
             (&raw mut (*self.service).send_failures).write_volatile(send_failures.0);
             (&raw mut (*self.service).awaits_syn).write_volatile(1);
@@ -517,7 +527,7 @@ impl<I: Instructions> EjectionStore for MapStore<I> {
 
     #[inline(always)]
     fn set_ejected(&self, backend: *mut Backend, ejected: u8) {
-        // SAFETY: a live map value; the byte is the programs'.
+        // SAFETY: a live map value; only the programs write the byte.
         unsafe { (&raw mut (*backend).state.ejected).write_volatile(ejected) };
     }
 
@@ -540,7 +550,8 @@ impl<I: Instructions> EjectionStore for MapStore<I> {
 
     #[inline(always)]
     fn takes_trials(&self, backend: *mut Backend) -> bool {
-        // A lame duck leaves, and asks for no connects; also for no trial, which is then put off.
+        // A lame duck requests no new connections, so it also gets no trial; the trial is
+        // postponed.
         !is_at_limit(backend, self.service) && !rows::is_lame(backend, clock::now_ns())
     }
 
@@ -578,7 +589,8 @@ impl<I: Instructions> EjectionStore for MapStore<I> {
     }
 }
 
-/// Whether a backend has as many open flows as the service allows: not even a trial may exceed that.
+/// Whether a backend has as many open flows as the service permits: not even a trial may exceed
+/// that.
 #[inline(always)]
 fn is_at_limit(backend: *const Backend, service: *const Service) -> bool {
     // SAFETY: live map values.

@@ -1,4 +1,4 @@
-//! What is remembered and counted of the sockets that were sent to backends.
+//! Records and counters of the sockets that were sent to backends.
 
 pub mod record;
 

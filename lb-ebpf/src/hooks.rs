@@ -1,6 +1,6 @@
-//! The hooks, a file each: what is read of a call's context, what is done about it, and the verdict.
+//! The hooks, one file each: they read a call's context, act on it, and return the verdict.
 //!
-//! They choose nothing themselves (`decide`), and keep no records (`flow`).
+//! They must not choose backends themselves (`decide`), or store records (`flow`).
 
 pub mod connect;
 

@@ -1,4 +1,5 @@
-//! The kernel as the programs see it: contexts, the clock, and atomic instructions. It knows nothing of services.
+//! Access to the kernel: contexts, the clock, and atomic instructions. The module must not know
+//! services.
 
 pub mod cast;
 

@@ -1,13 +1,15 @@
 //! The kernel programs of socklb: the list of hooks, one function each.
 //!
-//! Each hook reads its context, calls one function and returns its verdict. Hooks that use instructions which Linux
-//! 5.10 lacks exist twice; the loader takes the `_5_10` ones where a probe finds the newer ones refused. All names
-//! begin with `socklb_`, by which lists of programs tell them apart; the kernel keeps 15 characters of a name.
+//! Each hook reads its context, calls one function and returns its verdict. Hooks that use
+//! instructions which Linux 5.10 lacks exist twice; the loader chooses the `_5_10` ones if a probe
+//! shows that the kernel rejects the newer ones. All names begin with `socklb_`, which identifies
+//! the programs in lists; the kernel stores 15 characters of a name.
 #![no_std]
 #![no_main]
-// The bpfel target has no read-modify-write atomics in `core::sync::atomic`; the intrinsics behind them work.
+// The bpfel target has no read-modify-write atomics in `core::sync::atomic`; the intrinsics behind
+// them work.
 #![feature(core_intrinsics)]
-// Assembly of this target is not stable yet.
+// Inline assembly for this target is not stable yet.
 #![feature(asm_experimental_arch)]
 #![expect(internal_features, reason = "see core_intrinsics above")]
 
@@ -36,11 +38,11 @@ use crate::kernel::context::{Dial, Socket};
 use crate::kernel::log::log;
 use crate::kernel::sock_ops::Ops;
 
-/// The verdict that lets a call go on.
+/// The verdict that lets a call proceed.
 const PROCEED: i32 = 1;
 /// The verdict that fails a call.
 const REFUSE: i32 = 0;
-/// What a program for TCP events returns.
+/// The result of a program for TCP events.
 const SEEN: u32 = 1;
 
 #[cgroup_sock_addr(connect4)]
@@ -143,7 +145,7 @@ pub fn socklb_release_5_10(ctx: SockContext) -> i32 {
     PROCEED
 }
 
-// Its section tells the loader what it is for: aya has no macro for iterators.
+// The section name tells the loader the type of the program: aya has no macro for iterators.
 #[unsafe(link_section = "iter/task_file")]
 #[unsafe(no_mangle)]
 pub extern "C" fn socklb_holders(context: holders::OpenFile) -> i32 {
@@ -157,6 +159,7 @@ static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // Unreachable: nothing in this crate can panic. The verifier would reject an endless loop that can be reached.
+    // Unreachable: nothing in this crate can panic. The verifier would reject an endless loop that
+    // can be reached.
     loop {}
 }

@@ -1,6 +1,6 @@
-//! Every map, one line each; `lb_common::abi` says who writes it and what lies in it.
+//! Every map, one line each; `lb_common::abi` documents its content and its writer.
 //!
-//! Capacities are defaults: the loader sets those that the configuration names.
+//! Capacities are defaults: the loader replaces those that the configuration sets.
 
 use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
@@ -11,9 +11,11 @@ use lb_common::abi::{
     SlotCounters, VIP_CELLS, VipCell,
 };
 
-/// `BPF_F_MMAPABLE`: the daemon writes these arrays through a mapping, a whole table in microseconds.
+/// `BPF_F_MMAPABLE`: the daemon writes these arrays through a mapping, which takes microseconds for
+/// a whole table.
 const MAPPED: usize = 1 << 10;
-/// `BPF_F_NO_PREALLOC`: these hashes have few entries as a rule, so memory is taken with each entry.
+/// `BPF_F_NO_PREALLOC`: these hashes usually have few entries, so memory is allocated with each
+/// entry.
 const ON_DEMAND: usize = 1;
 
 #[btf_map(name = "vip_table")]
@@ -25,12 +27,13 @@ pub static SERVICES: Array<Service, { MAX_SERVICES as usize }, MAPPED> = Array::
 #[btf_map(name = "backends")]
 pub static BACKENDS: Array<Backend, { SLOTS as usize }, MAPPED> = Array::new();
 
-/// Twice the entries that may be in use, so that a new table finds room beside the one it replaces.
+/// Twice the maximum number of entries in use, so that a new table finds room beside the one it
+/// replaces.
 #[btf_map(name = "schedule")]
 pub static SCHEDULE: Array<ScheduleCell, { (2 * SCHEDULE_ENTRIES / ENTRIES_PER_CELL) as usize }, MAPPED> =
     Array::new();
 
-/// Two of each service, so that a new table's members lie beside those of the one it replaces.
+/// Two per service, so that a new table's members can be beside those of the one it replaces.
 #[btf_map(name = "members")]
 pub static MEMBERS: Array<Members, { 2 * MAX_SERVICES as usize }, MAPPED> = Array::new();
 
@@ -58,22 +61,22 @@ pub static FLOW_OVERFLOW: HashMap<u64, Flow, { FLOW_RECORDS as usize }, ON_DEMAN
 #[btf_map(name = "datagrams")]
 pub static DATAGRAMS: HashMap<u64, Datagrams, { FLOW_RECORDS as usize }, ON_DEMAND> = HashMap::new();
 
-/// What an entry of `datagrams` begins as: too large for the stack.
+/// The initial value of an entry of `datagrams`, which is too large for the stack.
 #[unsafe(no_mangle)]
 pub static EMPTY: Datagrams = Datagrams::EMPTY;
 
-/// What an entry of `flow_overflow` begins as.
+/// The initial value of an entry of `flow_overflow`.
 #[unsafe(no_mangle)]
 pub static NO_FLOW: Flow = Flow::NONE;
 
-/// The host's, which all client tasks share.
+/// A map of the host, which all client tasks share.
 #[btf_map(name = "verdicts")]
 pub static VERDICTS: Array<Verdict, { REPORT_IDS as usize }, MAPPED> = Array::new();
 
 #[btf_map(name = "anomalies")]
 pub static ANOMALIES: PerCpuArray<Anomalies, 1> = PerCpuArray::new();
 
-/// The daemon's own, as `retired`: no program uses them.
+/// Only the daemon uses this map and `retired`; no program does.
 #[btf_map(name = "reclaimed")]
 pub static RECLAIMED: Array<u64, { SLOTS as usize }, MAPPED> = Array::new();
 

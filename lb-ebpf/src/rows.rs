@@ -1,5 +1,5 @@
-//! Rows of the maps as more than one hook reads them. The daemon changes some fields at any time, each with a single
-//! store, so each of these is a single load.
+//! Rows of the maps, for code that more than one hook uses. The daemon changes some fields at any
+//! time, each with a single store, so each function here does a single load.
 
 use lb_common::abi::host::Verdict;
 use lb_common::abi::{Backend, BackendAddress, Service, StateWord};
@@ -7,13 +7,13 @@ use lb_common::net::{Address, Be16, Be32};
 
 use crate::maps::{BACKENDS, SERVICES, VERDICTS};
 
-/// A service's row.
 #[inline(always)]
 pub fn service(index: u32) -> Option<*const Service> {
     SERVICES.get_ptr(index)
 }
 
-/// Ticks after which a service's flows of addressed datagrams are chosen anew; 0 is never.
+/// Ticks after which a backend is chosen again for a service's flows of addressed datagrams; 0 is
+/// never.
 #[inline(always)]
 pub fn rebind(index: u32) -> u32 {
     match service(index) {
@@ -23,7 +23,7 @@ pub fn rebind(index: u32) -> u32 {
     }
 }
 
-/// After how many ticks an answer to the SYN of a service's flow is due; 0 if nothing is said of that.
+/// Ticks after which an answer to the SYN of a service's flow is due; 0 if that is not configured.
 #[inline(always)]
 pub fn unanswered_after(index: u32) -> u32 {
     match service(index) {
@@ -33,21 +33,20 @@ pub fn unanswered_after(index: u32) -> u32 {
     }
 }
 
-/// A backend's row.
 #[inline(always)]
 pub fn backend(slot: u32) -> Option<*const Backend> {
     BACKENDS.get_ptr(slot)
 }
 
-/// Whether a backend may be chosen.
+/// The state word of a backend, which decides whether it may be chosen.
 #[inline(always)]
 pub fn state(backend: *const Backend) -> StateWord {
     // SAFETY: a live map value.
     StateWord::from_word(unsafe { (&raw const (*backend).state).cast::<u32>().read_volatile() })
 }
 
-/// Whether a backend is a lame duck by its own report. Asked of whom a choice has fallen on, and of nobody else: a look at each
-/// candidate of a scan would not fit on the stack of the hooks.
+/// Whether a backend is a lame duck by its own report. Only the chosen backend is checked: a check
+/// of each candidate of a scan would not fit on the stack of the hooks.
 #[inline(always)]
 pub fn is_lame(backend: *const Backend, now_ns: u64) -> bool {
     // SAFETY: a live map value.
@@ -60,7 +59,7 @@ pub fn is_lame(backend: *const Backend, now_ns: u64) -> bool {
     }
 }
 
-/// The address of a backend. It stays while something refers to the slot.
+/// The address of a backend. It stays valid while a table, fallback or flow refers to the slot.
 #[inline(always)]
 pub fn address_of(backend: *const Backend) -> *const BackendAddress {
     // SAFETY: a live map value.
@@ -73,8 +72,9 @@ pub fn address(slot: u32) -> Option<*const BackendAddress> {
     backend(slot).map(address_of)
 }
 
-/// Whether a socket that was sent to the backend in a slot goes there. Programs that run after ours, on a cgroup above
-/// or beside, see the backend as the destination and may write another one.
+/// Whether a socket that was sent to the backend in a slot really goes there. Programs that run
+/// after ours, on a cgroup above or beside, see the backend as the destination and may write
+/// another one.
 #[inline(always)]
 pub fn is_backend(slot: u32, (ip, port): (Address, Be16)) -> bool {
     match address(slot) {
@@ -84,7 +84,8 @@ pub fn is_backend(slot: u32, (ip, port): (Address, Be16)) -> bool {
     }
 }
 
-/// As [`is_backend`], where that is seldom asked: 1 if it goes there. The words of the address and the port in network order.
+/// Like [`is_backend`], for rare calls: 1 if the socket goes there. The words of the address and
+/// the port are in network order.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn has_address(slot: u32, high: u64, low: u64, port: u32) -> u32 {

@@ -1,8 +1,11 @@
-//! What the agent says of the backends beside it, decided without a socket, a clock or a random number: those come in.
+//! The agent's reports on its backends, decided without a socket, a clock or a random number: these
+//! are arguments.
 //!
-//! In reading order: how a backend is, by all who say something of it ([`readiness`], [`streak`]), how loaded ([`load`]); who may be
-//! told without having asked (`subscribers`) and when (`pushes`); all of that for one backend ([`entry`]); and
-//! what follows of a datagram (this file; what is answered is decided by [`crate::answer`]). Only monotonic times are compared: a host's clock that jumps changes nothing.
+//! In reading order: the readiness of a backend from all its inputs ([`readiness`], [`streak`]) and
+//! its load ([`load`]); the clients that receive pushes (`subscribers`) and the times of pushes
+//! (`pushes`); all of that for one backend ([`entry`]); and the processing of datagrams (this file;
+//! [`crate::answer`] makes the answers). Only monotonic times are compared, so a jump of the host's
+//! clock changes nothing.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -36,39 +39,41 @@ use name::Name;
 use pushes::Pace;
 pub use subscribers::{Asker, MAX_SUBSCRIBERS, Via};
 
-/// Backends of an agent. Each has its subscribers, which bound the agent's memory with this.
+/// Maximum number of backends of an agent. With [`MAX_SUBSCRIBERS`] it bounds the agent's memory.
 pub const MAX_BACKENDS: usize = 64;
 
-/// What was counted since the start.
+/// Counters since the start of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Requests that were answered.
     pub answered: u64,
-    /// Datagrams that were not, by [`Refused::number`].
+    /// Datagrams that were not answered, by [`Refused::number`].
     pub refused: [u64; REFUSALS],
-    /// Pushes, each repetition once.
+    /// Pushes sent; each repetition counts.
     pub pushed: u64,
-    /// Subscribers that made room for others.
+    /// Subscribers that were removed to make room for new ones.
     pub replaced: u64,
 }
 
-/// All backends of an agent, and who asks for them.
+/// All backends of an agent, with their subscribers.
 pub struct Reports {
     entries: BTreeMap<Name, Entry>,
-    /// Of the cookies, and when it was drawn.
+    /// The secret of the cookies, and when it was drawn.
     secret: ([u8; 16], Instant),
     pace: Pace,
     incarnation: u32,
-    /// Where the reports of a new backend begin: a backend that was removed and comes back goes on where it was, because those that
-    /// have heard of it take no push that is not later than what they know.
+    /// The version at which the reports of a new backend begin. A backend that was removed and
+    /// returns continues after its last version, because clients reject a push that is not later
+    /// than their last report.
     version: u64,
-    /// Where the numbers of its changes begin: above those that clients may have acknowledged, whose cookies are valid for minutes.
+    /// The number at which the changes of a new backend begin. It is above those that clients may
+    /// have acknowledged, because their cookies stay valid for minutes.
     change: u16,
     counts: Counts,
 }
 
 impl Reports {
-    /// Of no backend yet. The secret is the agent's own, made anew at each start.
+    /// No backend yet. `secret` must be drawn again at each start of the agent.
     pub fn new(incarnation: u32, secret: [u8; 16], now: Instant) -> Self {
         Self {
             entries: BTreeMap::new(),
@@ -81,7 +86,7 @@ impl Reports {
         }
     }
 
-    /// Has a backend from now on, or gives one that there is other keys and rules.
+    /// Adds a backend, or replaces the keys and rules of an existing one.
     pub fn set(&mut self, name: Name, keys: Keys<BackendKey>, rules: Rules, now: Instant) {
         match self.entries.get_mut(&name) {
             Some(entry) => entry.set(keys, rules, now),
@@ -92,7 +97,7 @@ impl Reports {
         }
     }
 
-    /// Has this backend no more: requests for it are those for an unknown name.
+    /// Removes a backend: requests for it are refused as those for an unknown name.
     pub fn remove(&mut self, name: Name) {
         if let Some(entry) = self.entries.remove(&name) {
             self.version = self.version.max(entry.version());
@@ -100,32 +105,33 @@ impl Reports {
         }
     }
 
-    /// The backend of this name.
+    /// The backend with this name.
     pub fn get(&self, name: Name) -> Option<&Entry> {
         self.entries.get(&name)
     }
 
-    /// The backend of this name, to say something of it.
+    /// The backend with this name, for updates.
     pub fn get_mut(&mut self, name: Name) -> Option<&mut Entry> {
         self.entries.get_mut(&name)
     }
 
-    /// All backends, in the order of their names.
+    /// All backends, ordered by name.
     pub fn iter(&self) -> impl Iterator<Item = (Name, &Entry)> {
         self.entries.iter().map(|(name, entry)| (*name, entry))
     }
 
-    /// What was counted.
+    /// The counters since the start of the agent.
     pub const fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Which start of the agent this is.
+    /// The number of this start of the agent.
     pub const fn incarnation(&self) -> u32 {
         self.incarnation
     }
 
-    /// What to send back for the bytes of a packet: as many, or nothing, which is counted.
+    /// The answer to the bytes of a packet, with the same length. `None` if the packet is refused,
+    /// which is counted.
     pub fn answer(&mut self, bytes: &[u8], asker: Asker, now: Instant) -> Option<Datagram> {
         match self.answer_to(bytes, asker, now) {
             Ok(answer) => {
@@ -154,7 +160,8 @@ impl Reports {
         Ok(*Datagram::in_words(&prepared.report))
     }
 
-    /// Somebody has been answered in the agent's place, by what was prepared, and has shown that it has heard of a change.
+    /// Records a subscriber that the responder has answered. `heard` is the number of the change
+    /// that the client acknowledged with its cookie.
     pub fn subscribe(&mut self, name: Name, asker: Asker, key_id: u16, heard: u16, asked: Instant) {
         if let Some(entry) = self.entries.get_mut(&name) {
             self.counts.replaced += u64::from(entry.subscribe_late(asker, key_id, heard, asked));
@@ -167,19 +174,21 @@ impl Reports {
         Cookies::new(Key::from_bytes(secret), u64::try_from(age).unwrap_or(u64::MAX))
     }
 
-    /// Lets time pass: what was not confirmed in time is unknown, who has not asked for long is forgotten.
+    /// Applies the passing of time: results that were not confirmed in time become unknown, and
+    /// subscribers that have not sent a request for an hour are removed.
     pub fn expire(&mut self, now: Instant) {
         for entry in self.entries.values_mut() {
             entry.expire(now);
         }
     }
 
-    /// Gives the pushes that are due to `send`, as many as the pace allows. One backend does not hold up another.
+    /// Passes the pushes that are due to `send`, as many as the pace allows. The backends take
+    /// turns, so that no backend delays another.
     pub fn push(&mut self, now: Instant, mut send: impl FnMut(Asker, &Datagram)) {
         let mut left = self.pace.allowed(now);
         let mut pushed = 0;
         let cookies = self.cookies(now);
-        // Bound: each turn sends one push at least, or is the last.
+        // Bound: each turn sends at least one push, or is the last.
         while left > 0 {
             let before = left;
             for (name, entry) in &mut self.entries {
@@ -201,12 +210,12 @@ impl Reports {
         self.counts.pushed += u64::from(pushed);
     }
 
-    /// Whether somebody has to be told of a change.
+    /// Whether any push is waiting to be sent.
     pub fn is_pushing(&self) -> bool {
         self.entries.values().any(|entry| entry.push_at().is_some())
     }
 
-    /// When [`Reports::push`] or [`Reports::expire`] has something to do next, if nothing comes in before.
+    /// When [`Reports::push`] or [`Reports::expire`] next has work, if no datagram arrives before.
     pub fn next_at(&self, now: Instant) -> Option<Instant> {
         let pushes = self.entries.values().filter_map(Entry::push_at).min();
         let pushes = pushes.map(|at| at.max(self.pace.allowed_at(now)));
@@ -216,7 +225,7 @@ impl Reports {
 }
 
 impl Asker {
-    /// As cookies have it.
+    /// The asker in the form that cookies use.
     fn on_wire(self) -> wire::Asker {
         wire::Asker { address: self.address.ip().into(), port: Be16::from_host(self.address.port()) }
     }
@@ -232,18 +241,18 @@ pub const fn word(readiness: Readiness) -> &'static str {
     }
 }
 
-/// The readiness of a word, if it is one.
+/// The readiness for a word; `None` if there is none.
 pub fn readiness_of(word_of_it: &str) -> Option<Readiness> {
     let all = [Readiness::Unknown, Readiness::Ready, Readiness::LameDuck, Readiness::Down];
     all.into_iter().find(|readiness| word(*readiness) == word_of_it)
 }
 
-/// Milliseconds as they lie on the wire.
+/// Milliseconds as in a datagram; longer durations become the largest number.
 fn ms32(duration: Duration) -> u32 {
     u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
 }
 
-/// Milliseconds as they lie on the wire; the largest is that or more.
+/// Milliseconds as in a datagram; longer durations become the largest number.
 fn ms16(duration: Duration) -> u16 {
     u16::try_from(duration.as_millis()).unwrap_or(u16::MAX)
 }

@@ -1,23 +1,24 @@
-//! What is answered to a request for a backend's report: decided the same way by the agent's socket and by the kernel program that
-//! answers in its place.
+//! The answer to a request for a backend's report. The agent's socket and the kernel program that
+//! answers in its place use the same rules.
 
 use lb_common::abi::responder::{PreparedAnswer, REFUSALS};
 use lb_common::net::Be16;
 
 use crate::wire::{Asker, Cookies, Datagram, Key, Kind, Malformed, Readiness};
 
-/// Why a datagram is not answered. Each that arrives is answered, or counted as one of these.
+/// Why a datagram is not answered. Each datagram that arrives is answered or counted as one of
+/// these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It is no datagram of the protocol.
+    /// It is not a datagram of the protocol.
     Malformed(Malformed),
-    /// Nobody here has this name.
+    /// This host has no backend with this name.
     UnknownName,
-    /// The backend has no key of this number.
+    /// The backend has no key with this number.
     UnknownKey,
-    /// Its authentication code is not that of the key.
+    /// Its MAC is not valid under the key.
     Forged,
-    /// An authentic answer or push, sent back to whom it came from.
+    /// It is an authentic answer or push that was sent back to its sender.
     NotARequest,
 }
 
@@ -35,7 +36,7 @@ impl Refused {
         Self::NotARequest,
     ];
 
-    /// By which it is counted: its place among all.
+    /// The index of its counter: its place in [`Refused::ALL`].
     #[inline(always)]
     pub const fn number(self) -> usize {
         match self {
@@ -63,11 +64,12 @@ impl Refused {
     }
 }
 
-/// Makes the answer to a request for a backend of what was prepared for it. Returns the number of the change of which the asker has
-/// heard, if it has returned a cookie of its own: it is a subscriber then.
+/// Turns the prepared answer of a backend into the answer to a request. Returns the number of the
+/// last change that the asker has acknowledged if the request contains a valid cookie of the asker:
+/// the asker becomes a subscriber then.
 ///
 /// # Errors
-/// Why there is none.
+/// Why the request is not answered.
 #[inline(always)]
 pub fn answer(
     request: &Datagram,
@@ -80,7 +82,7 @@ pub fn answer(
     if !request.is_authentic(key) {
         return Err(Refused::Forged);
     }
-    // The kind is authenticated: nobody can make a request of an answer.
+    // The MAC covers the kind, so an answer cannot be changed into a request.
     if !matches!(request.kind(), Some(Kind::Request)) {
         return Err(Refused::NotARequest);
     }
@@ -111,7 +113,7 @@ fn key_of(prepared: &PreparedAnswer, number: u16) -> Option<Key> {
     if number == 0 { None } else { Some(Key::from_bytes(key.key)) }
 }
 
-/// An age in milliseconds some time later; the largest number is that or more.
+/// An age in milliseconds, `ns` later. It saturates at the largest number.
 #[inline(always)]
 fn later(age: Be16, ns: u64) -> Be16 {
     let ms = age.to_host() as u64 + ns / 1_000_000;

@@ -1,8 +1,9 @@
-//! Whoever asks: what backends say of themselves, as far as it is believed. Whom to ask and when ([`senders`]), and what one of them has
-//! said ([`reported`]).
+//! The client's side: the reports of backends, as far as they are believed. [`senders`] decides
+//! which backends to poll and when; [`reported`] holds the state of one backend.
 //!
-//! Times of a report are durations, which are added to this host's clock: no two hosts' clocks are compared. It does no I/O and
-//! draws nothing: datagrams come in and go out as values, with the time and a nonce.
+//! Times in a report are durations, which are added to this host's clock: clocks of different hosts
+//! are never compared. The module does no I/O and draws no random numbers: datagrams, times and
+//! nonces are arguments and results.
 
 pub mod reported;
 

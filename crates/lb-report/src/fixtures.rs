@@ -1,5 +1,6 @@
-//! What tests, fuzzers and benchmarks of the programs of network interfaces are made of: frames of every shape, and the maps of a host
-//! with one backend. Nothing that ships uses it; it is here because the crates that do share nothing else.
+//! Parts of tests, fuzzers and benchmarks of the programs of network interfaces: frames of every
+//! shape, and the maps of a host with one backend. No released program uses them; they are here
+//! because the crates that need them share no other crate.
 
 use core::cell::Cell;
 use core::net::{IpAddr, SocketAddr};
@@ -13,13 +14,14 @@ use crate::receive::{Maps, Words};
 use crate::respond::{self, Found};
 use crate::wire::{Cookies, Datagram, Key, Kind, Readiness};
 
-/// Room for the longest frame: tagged, with all options of IPv4, and more payload than a datagram of a report has.
+/// Room for the longest frame: with tags, all IPv4 options, and more payload than a report's
+/// datagram has.
 pub const ROOM: usize = 256;
 
-/// What a frame looks like around its payload.
+/// The headers of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// The types of its VLAN tags, the outer one first; 0 is none.
+    /// The types of its VLAN tags, the outer one first; 0 is no tag.
     pub tags: [u16; 2],
     /// Words of options of an IPv4 header, up to 10.
     pub options: u8,
@@ -27,7 +29,7 @@ pub struct Shape {
     pub fragment: u16,
     /// The protocol of an IPv4 header, or the next header of IPv6.
     pub protocol: u8,
-    /// Added to the length in the UDP header, round the end of numbers.
+    /// Added to the length in the UDP header, wrapping around.
     pub length_off: i16,
 }
 
@@ -36,7 +38,7 @@ impl Shape {
     pub const PLAIN: Self = Self { tags: [0; 2], options: 0, fragment: 0, protocol: 17, length_off: 0 };
 }
 
-/// The hardware address to which frames are sent.
+/// The destination hardware address of frames.
 pub const HERE: [u8; 6] = [0; 6];
 
 /// A frame.
@@ -47,13 +49,14 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// A frame with a payload from one address to another of the same family. Checksums are zero but for that of an IPv4 header.
+    /// A frame with a payload from one address to another of the same family. All checksums are
+    /// zero except that of an IPv4 header.
     ///
     /// # Panics
-    /// If the families differ, or it does not fit.
+    /// If the families differ, or the frame does not fit.
     pub fn new(shape: Shape, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Self {
         let mut frame = Self { bytes: [0; ROOM], length: 0 };
-        // To the loopback interface, which has this address, and from one that a test made.
+        // To the loopback interface, which has this address, from an invented one.
         frame.put(&HERE);
         frame.put(&[2, 0, 0, 0, 0, 2]);
         for tag in shape.tags.into_iter().filter(|tag| *tag != 0) {
@@ -73,7 +76,7 @@ impl Frame {
                 frame.put(&[64, shape.protocol, 0, 0]);
                 frame.put(&from.octets());
                 frame.put(&to.octets());
-                // "No operation", which fills as many bytes as there are.
+                // "No operation", which fills the options.
                 (0..shape.options).for_each(|_| frame.put(&[1; 4]));
                 let sum = checksum(&frame.bytes[start..frame.length]);
                 frame.bytes[start + 10..start + 12].copy_from_slice(&sum.to_be_bytes());
@@ -108,7 +111,7 @@ impl Frame {
         &self.bytes[..self.length]
     }
 
-    /// The same, to be changed.
+    /// Its bytes, mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes[..self.length]
     }
@@ -118,7 +121,7 @@ fn number(length: usize) -> [u8; 2] {
     u16::try_from(length).expect("a short frame").to_be_bytes()
 }
 
-/// The sum of the Internet's headers (RFC 1071) over whole words.
+/// The checksum of Internet headers (RFC 1071) over 16-bit words.
 pub fn checksum(bytes: &[u8]) -> u16 {
     let words = bytes.chunks(2).map(|pair| u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
     let sum: u32 = words.map(u32::from).sum();
@@ -127,25 +130,25 @@ pub fn checksum(bytes: &[u8]) -> u16 {
     !u16::try_from(folded).expect("it was folded")
 }
 
-/// The maps of a host whose daemon listens at one address and asks one backend.
+/// The maps of a host whose daemon listens at one address and polls one backend.
 #[derive(Clone, Debug)]
 pub struct OneBackend {
     /// Where the daemon listens.
     pub address: Address,
-    /// What holds of that.
+    /// The settings of that address.
     pub listener: Listener,
     /// The backend.
     pub name: SenderName,
     /// Its keys.
     pub keys: [SenderKey; 2],
-    /// What was believed of it last.
+    /// The last report that was believed.
     pub last: Cell<LastReport>,
     /// Until when it is a lame duck.
     pub lame_until_ns: Cell<u64>,
 }
 
 impl OneBackend {
-    /// Nothing is known yet of a backend of this address, by TCP; its key has the number 1.
+    /// A backend with this address over TCP, without any report yet; its key has the number 1.
     pub fn new(listens_at: IpAddr, backend: SocketAddr, key: [u8; 16]) -> Self {
         let name = SenderName {
             address: backend.ip().into(),
@@ -218,24 +221,25 @@ impl Words for OneBackend {
     }
 }
 
-/// What an agent has prepared for one backend that is ready, which may be asked at one address.
+/// The answer that an agent has prepared for one ready backend, and the address at which it may be
+/// requested.
 #[derive(Clone, Debug)]
 pub struct OneAnswer {
     /// That address.
     pub asked_at: Address,
     /// The backend.
     pub name: SenderName,
-    /// What was prepared.
+    /// The prepared answer.
     pub prepared: PreparedAnswer,
-    /// The secret of the cookies, drawn when the clock began.
+    /// The secret of the cookies, drawn at time zero.
     pub secret: [u8; 16],
-    /// Who has subscribed last.
+    /// The last subscriber.
     pub subscriber: Cell<Option<(SubscriberName, Subscriber)>>,
 }
 
 impl OneAnswer {
-    /// A backend of this address, by TCP; its key has the number 1, its last change the number 3. What is prepared holds until the
-    /// deadline.
+    /// A backend with this address over TCP; its key has the number 1, its last change the number
+    /// 3. The prepared answer is valid until the deadline.
     pub fn new(asked_at: IpAddr, backend: SocketAddr, key: [u8; 16], deadline_ns: u64) -> Self {
         let mut report = Datagram::about(Kind::Answer, 6, backend);
         report.readiness = Readiness::Ready as u8;

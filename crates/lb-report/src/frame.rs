@@ -1,8 +1,9 @@
-//! Where in an Ethernet frame a UDP datagram lies, and how the frame is turned round to carry the answer: the same for the kernel
-//! programs of network interfaces and for tests.
+//! Where in an Ethernet frame a UDP datagram is, and how the frame is turned around to carry the
+//! answer. Kernel programs of network interfaces and tests use the same code.
 //!
-//! Ethernet with at most one VLAN tag (IEEE 802.1Q or 802.1ad), IPv4 with options (RFC 791), IPv6 without extension headers (RFC
-//! 8200), UDP (RFC 768). Whatever else there is, fragments among it, is nobody's here.
+//! Supported: Ethernet with at most one VLAN tag (IEEE 802.1Q or 802.1ad), IPv4 with options (RFC
+//! 791), IPv6 without extension headers (RFC 8200), UDP (RFC 768). All other frames are ignored,
+//! fragments among them.
 
 use core::mem::offset_of;
 
@@ -15,13 +16,13 @@ use network_types::vlan::VlanHdr;
 
 use crate::wire::{BYTES, Datagram, is_of_one_host};
 
-/// A header as it lies in a frame, or a field of one.
+/// A header in a frame, or a field of one.
 ///
 /// # Safety
-/// Any bytes are one, at any address.
+/// Any bytes must be a valid value, at any address.
 pub unsafe trait Header: Copy {}
 
-// SAFETY: integers and arrays of bytes, without padding; whoever reads one reads it unaligned.
+// SAFETY: integers and arrays of bytes, without padding; all reads are unaligned.
 unsafe impl Header for EthHdr {}
 // SAFETY: as above.
 unsafe impl Header for VlanHdr {}
@@ -34,10 +35,10 @@ unsafe impl Header for UdpHdr {}
 
 // SAFETY: a byte.
 unsafe impl Header for u8 {}
-// SAFETY: an address of IPv6 as it lies in a header.
+// SAFETY: an IPv6 address as in a header.
 unsafe impl Header for Address {}
 
-/// The bytes of a datagram of a report, in words as they lie in memory.
+/// The bytes of a report's datagram, as words in memory order.
 pub type Payload = [u64; REPORT_WORDS];
 
 /// The bytes of a frame.
@@ -45,38 +46,39 @@ pub trait Frame {
     /// The header at an offset; `None` if the frame ends before it does.
     fn header<H: Header>(&self, offset: usize) -> Option<H>;
 
-    /// Copies as many bytes as a datagram of a report has, as they lie there; `None` if the frame ends before they do.
+    /// Copies as many bytes as a report's datagram has, in memory order; `None` if the frame ends
+    /// before.
     fn datagram(&self, offset: usize, into: &mut Payload) -> Option<()>;
 }
 
-/// The bytes of a frame that may be written.
+/// The bytes of a frame, writable.
 pub trait FrameMut: Frame {
-    /// Puts a header at an offset, if the frame has the room.
+    /// Writes a header at an offset; `None` if the frame has no room for it.
     fn put_header<H: Header>(&mut self, offset: usize, header: H) -> Option<()>;
 
-    /// Puts there what [`Frame::datagram`] reads.
+    /// Writes at an offset the bytes that [`Frame::datagram`] reads.
     fn put_datagram(&mut self, offset: usize, payload: &Payload) -> Option<()>;
 }
 
 /// A UDP datagram in a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Udp {
-    /// The address that it comes from,
+    /// The source address.
     pub from: Address,
-    /// and the port.
+    /// The source port.
     pub from_port: Be16,
-    /// The address that it goes to.
+    /// The destination address.
     pub to: Address,
-    /// Where the header of IP begins.
+    /// The offset of the IP header.
     pub network: usize,
-    /// Where its header begins.
+    /// The offset of the UDP header.
     pub header: usize,
-    /// Bytes of header and payload, as the header says.
+    /// Bytes of UDP header and payload, according to the header.
     pub length: u16,
 }
 
 impl Udp {
-    /// Where the payload begins.
+    /// The offset of the payload.
     #[inline(always)]
     pub const fn payload(self) -> usize {
         self.header + UdpHdr::LEN
@@ -88,7 +90,8 @@ impl Udp {
         self.to.as_mapped().is_some()
     }
 
-    /// Copies the payload, if it is as long as a datagram of a report.
+    /// Copies the payload. `None` if its length is not that of a report's datagram, or the frame
+    /// ends before it does.
     #[inline(always)]
     pub fn read<F: Frame + ?Sized>(self, frame: &F, into: &mut Datagram) -> Option<()> {
         if self.length as usize != UdpHdr::LEN + BYTES {
@@ -104,7 +107,7 @@ const IPV4: u16 = EtherType::Ipv4 as u16;
 const IPV6: u16 = EtherType::Ipv6 as u16;
 const UDP: u8 = IpProto::Udp as u8;
 
-/// The UDP datagram to a port that a frame holds, if it holds one.
+/// The UDP datagram to this port in a frame, if it contains one.
 #[inline(always)]
 pub fn udp_to<F: Frame + ?Sized>(frame: &F, port: Be16) -> Option<Udp> {
     let ethernet: EthHdr = frame.header(0)?;
@@ -124,7 +127,8 @@ pub fn udp_to<F: Frame + ?Sized>(frame: &F, port: Be16) -> Option<Udp> {
 
 #[inline(always)]
 fn in_ipv4<F: Frame + ?Sized>(frame: &F, offset: usize, port: Be16) -> Option<Udp> {
-    /// More fragments follow, or some came before: all but "do not fragment" and the bit that is reserved.
+    /// Set if more fragments follow or some came before: all bits but "do not fragment" and the
+    /// reserved one.
     const FRAGMENT: u16 = 0x3fff;
     let ip: Ipv4Hdr = frame.header(offset)?;
     let length = ip.vihl & 0xf;
@@ -178,13 +182,14 @@ fn udp_at<F: Frame + ?Sized>(
     Some(Udp { from, from_port, to, network, header, length: u16::from_be_bytes(udp.len) })
 }
 
-/// Through how many routers an answer may go, as Linux has it.
+/// The hop limit of an answer, Linux's default.
 const HOPS: u8 = 64;
 
-/// Sends a frame back to where it came from, with another payload of the length of a report's. `None` if the frame ends before that,
-/// which whoever has read the payload that was there knows that it does not.
+/// Sends a frame back to its source, with another payload of the length of a report's datagram.
+/// `None` if the frame ends before that, which is impossible if the caller has read the previous
+/// payload.
 ///
-/// Not inlined into kernel programs, for the sake of their stack (512 bytes).
+/// Not inlined into kernel programs, to limit their stack (512 bytes).
 #[cfg_attr(target_arch = "bpf", inline(never))]
 #[cfg_attr(not(target_arch = "bpf"), inline(always))]
 pub fn turn<F: FrameMut + ?Sized>(frame: &mut F, udp: &Udp, payload: &Payload) -> Option<()> {
@@ -207,11 +212,11 @@ pub fn turn<F: FrameMut + ?Sized>(frame: &mut F, udp: &Udp, payload: &Payload) -
     frame.put_datagram(udp.payload(), payload)
 }
 
-/// Whether [`turn`] can send a frame back: its headers are as plain as those of an answer, without options of IP, with nothing behind
-/// the payload, and no group among the addresses.
+/// Whether [`turn`] can send a frame back: its headers are as plain as those of an answer, without
+/// IP options, with nothing after the payload, and no group among the addresses.
 #[inline(always)]
 pub fn can_turn<F: Frame + ?Sized>(frame: &F, udp: Udp) -> bool {
-    /// The lowest bit of the first byte: addressed to a group (IEEE 802).
+    /// The lowest bit of the first byte: a group address (IEEE 802).
     const GROUP: u8 = 1;
     let Some(ethernet) = frame.header::<EthHdr>(0) else { return false };
     if (ethernet.dst_addr[0] | ethernet.src_addr[0]) & GROUP != 0 || udp.from_port.to_network() == 0 {
@@ -224,7 +229,7 @@ pub fn can_turn<F: Frame + ?Sized>(frame: &F, udp: Udp) -> bool {
         let Some(ip) = frame.header::<Ipv6Hdr>(udp.network) else { return false };
         [Ipv6Hdr::LEN, u16::from_be_bytes(ip.payload_len) as usize]
     };
-    // An IPv6 address in mapped form is nobody's on a wire.
+    // A packet must not contain an IPv6 address in mapped form.
     let is_of_one_family = udp.from.as_mapped().is_some() == udp.is_v4();
     udp.header == udp.network + of_ip
         && length == udp.length as usize
@@ -232,7 +237,8 @@ pub fn can_turn<F: Frame + ?Sized>(frame: &F, udp: Udp) -> bool {
         && is_of_one_host(udp.from)
 }
 
-/// The sum of all words of a header, in the order of bytes of this host, which does not matter (RFC 1071).
+/// The sum of all words of a header, in the byte order of this host, which does not affect the
+/// checksum (RFC 1071).
 #[inline(always)]
 fn sum_of_ipv4(ip: &Ipv4Hdr) -> u64 {
     let pair = |a: u8, b: u8| u64::from(u16::from_ne_bytes([a, b]));
@@ -248,8 +254,9 @@ fn sum_of_ipv4(ip: &Ipv4Hdr) -> u64 {
         + of_four(ip.dst_addr)
 }
 
-/// The checksum of a datagram between the ends of another one (RFC 768, RFC 8200 section 8.1). Both families have the same: what an
-/// IPv4 address is preceded by in mapped form is 0xffff, which changes no sum of this kind.
+/// The checksum of a datagram that goes back between the ends of another one (RFC 768, RFC 8200
+/// section 8.1). Both families use the same code: an IPv4 address in mapped form is preceded by
+/// 0xffff, which changes no sum of this kind.
 #[inline(always)]
 fn checksum_of_udp(udp: &Udp, header: UdpHdr, payload: &Payload) -> u16 {
     let two = |bytes| u64::from(u16::from_ne_bytes(bytes));
@@ -258,13 +265,13 @@ fn checksum_of_udp(udp: &Udp, header: UdpHdr, payload: &Payload) -> u16 {
     let [e, f, g, h] = udp.to.words;
     sum += halves(a) + halves(b) + halves(c) + halves(d) + halves(e) + halves(f) + halves(g) + halves(h);
     let mut at = 0;
-    // Bound: the words of a payload.
+    // Bound: the number of words of a payload.
     while at < payload.len() {
         let word = payload[at];
         sum += (word & 0xffff_ffff) + (word >> 32);
         at += 1;
     }
-    // Zero would say that there is none.
+    // Zero would mean that there is no checksum.
     match !folded(sum) {
         0 => 0xffff,
         sum => sum,
@@ -276,7 +283,7 @@ const fn halves(word: Be32) -> u64 {
     word.to_network() as u64
 }
 
-/// The sum of the 16-bit words that a sum of words is made of, with what is carried over.
+/// Folds a sum of 64-bit words into 16 bits, carries included.
 #[expect(clippy::cast_possible_truncation, reason = "what is carried over has been added")]
 #[inline(always)]
 const fn folded(sum: u64) -> u16 {
@@ -287,11 +294,11 @@ const fn folded(sum: u64) -> u16 {
     sum as u16
 }
 
-/// A frame that lies in memory.
+/// A frame in memory.
 impl Frame for [u8] {
     fn header<H: Header>(&self, offset: usize) -> Option<H> {
         let bytes = self.get(offset..)?.get(..size_of::<H>())?;
-        // SAFETY: as many bytes as a header has, and any are one.
+        // SAFETY: the slice has as many bytes as the header, and any bytes are a valid header.
         Some(unsafe { bytes.as_ptr().cast::<H>().read_unaligned() })
     }
 
@@ -304,7 +311,7 @@ impl Frame for [u8] {
 impl FrameMut for [u8] {
     fn put_header<H: Header>(&mut self, offset: usize, header: H) -> Option<()> {
         let bytes = self.get_mut(offset..)?.get_mut(..size_of::<H>())?;
-        // SAFETY: as many bytes as a header has.
+        // SAFETY: the slice has as many bytes as the header.
         unsafe { bytes.as_mut_ptr().cast::<H>().write_unaligned(header) };
         Some(())
     }

@@ -1,8 +1,10 @@
-//! Who has which report id: the place of its verdict in the kernel's array of them, which all client tasks share.
+//! The assignment of report ids to backends. A report id is the place of a backend's verdict in the
+//! kernel's verdict array, which all client tasks share.
 //!
-//! An id is given back in steps, for the kernel refers to it from two sides: rows of backends and entries of senders. Both name
-//! it no more; then every program that may have read it from there has ended; then its verdict is cleared; then it is free. This
-//! says what is next. It knows neither a map nor whether a backend reports.
+//! An id is released in steps, because the kernel refers to it from two sides: rows of backends and
+//! entries of senders. First, neither refers to it any more. Then every program that may have read
+//! it there ends. Then its verdict is cleared. Then it is free. This module decides the next step.
+//! It must not know any map, or whether a backend reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -16,14 +18,14 @@ use lb_core::reports::Name;
 pub struct ReportIds {
     in_use: BTreeMap<Name, u32>,
     free: BTreeSet<u32>,
-    /// Ids from here on were never in use, and are free.
+    /// This id and all above it were never in use, and are free.
     fresh: u32,
-    /// Their entries are removed; readers may still have them.
+    /// Ids whose entries are removed; readers may still use them.
     leaving: BTreeSet<u32>,
     periods: GracePeriods<u32>,
-    /// Names for which no id was left.
+    /// Names that got no id because none was left.
     uncovered: BTreeSet<Name>,
-    /// How many ids there are.
+    /// The number of ids.
     capacity: u32,
 }
 
@@ -33,13 +35,14 @@ impl Default for ReportIds {
     }
 }
 
-/// Why an entry of the register cannot be taken over: two names have the id, one name has two, or there is no such id.
+/// Why an entry of the register cannot be adopted: two names have the same id, one name has two
+/// ids, or the id does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("report id {id} of {address} is another backend's as well, or none")]
 pub struct Contradiction {
     /// The id.
     pub id: u32,
-    /// Who has it, too.
+    /// The address of the backend whose entry has it.
     pub address: SocketAddr,
 }
 
@@ -57,10 +60,10 @@ impl ReportIds {
         }
     }
 
-    /// Takes over the id that a name has in the kernel's register.
+    /// Adopts the id that a name has in the kernel's register.
     ///
     /// # Errors
-    /// If that contradicts what was taken over before; the entry is then better removed.
+    /// If it contradicts an id that was adopted before. The caller should then remove the entry.
     pub fn adopt(&mut self, name: Name, id: u32) -> Result<(), Contradiction> {
         let is_ours = (1..=self.capacity).contains(&id) && (id >= self.fresh || self.free.contains(&id));
         if !is_ours || self.in_use.contains_key(&name) {
@@ -75,11 +78,11 @@ impl ReportIds {
         Ok(())
     }
 
-    /// The id of a name: the one that it has, or the lowest free one; [`NO_REPORT`] if none is left, and the name is then counted
-    /// as not covered until one is.
+    /// The id of a name: the one that it has, or the lowest free one. [`NO_REPORT`] if none is
+    /// left; the name then counts as uncovered until it gets one.
     ///
-    /// An id that is new to a name may still have a verdict that an earlier daemon did not live to clear: it is to be cleared
-    /// before an entry of the register names the id.
+    /// The verdict of a newly assigned id may be left over from an earlier daemon that ended before
+    /// clearing it. The caller must clear it before an entry of the register refers to the id.
     pub fn hold(&mut self, name: Name) -> u32 {
         if let Some(id) = self.in_use.get(&name) {
             return *id;
@@ -100,17 +103,17 @@ impl ReportIds {
         id
     }
 
-    /// The id that a name has, if it has one.
+    /// The id of a name, if it has one.
     pub fn get(&self, name: Name) -> Option<u32> {
         self.in_use.get(&name).copied()
     }
 
-    /// Every name that has an id.
+    /// Every name with an id.
     pub fn iter(&self) -> impl Iterator<Item = (Name, u32)> + '_ {
         self.in_use.iter().map(|(name, id)| (*name, *id))
     }
 
-    /// Names without an id that nobody asks for any more are not counted.
+    /// Stops counting uncovered names for which `is_asked` returns false.
     pub fn retain_uncovered(&mut self, is_asked: impl Fn(&Name) -> bool) {
         self.uncovered.retain(is_asked);
     }
@@ -120,31 +123,32 @@ impl ReportIds {
         self.uncovered.len()
     }
 
-    /// Nothing names the backend's id any more: no row of a backend, and its entry is removed from the register. Should the name
-    /// return, it gets another id.
+    /// Begins to release the id of a backend. The caller guarantees that nothing refers to it any
+    /// more: no row of a backend, and no entry of the register. If the name returns, it gets
+    /// another id.
     pub fn release(&mut self, name: Name) {
         self.uncovered.remove(&name);
         self.leaving.extend(self.in_use.remove(&name));
     }
 
-    /// Whether some id needs a wait for readers that has not begun yet, or has not ended.
+    /// Whether any id needs a grace period that has not begun or not ended yet.
     pub fn wants_wait(&self) -> bool {
         self.periods.wants_wait(&self.leaving)
     }
 
-    /// A wait for readers begins. One that was under way has failed.
+    /// Records that a grace period begins. If another one was running, it has failed.
     pub fn before_wait(&mut self) {
         self.periods.before_wait(&self.leaving);
     }
 
-    /// The wait that began last has ended. The verdicts of the ids that are returned are to be cleared; then they are free:
-    /// [`ReportIds::cleared`].
+    /// Records that the current grace period has ended. The caller must clear the verdicts of the
+    /// returned ids and then call [`ReportIds::cleared`], which frees them.
     pub fn after_wait(&mut self) -> BTreeSet<u32> {
         self.periods.after_wait();
         self.periods.take_idle(|_| false)
     }
 
-    /// The verdicts of these ids are cleared.
+    /// Frees these ids, because their verdicts are cleared.
     pub fn cleared(&mut self, ids: &BTreeSet<u32>) {
         for id in ids {
             if self.leaving.remove(id) {
@@ -176,7 +180,7 @@ mod tests {
     fn a_name_keeps_its_id_and_a_new_one_gets_the_lowest_free_one() {
         let mut ids = ReportIds::default();
         assert_eq!([1, 2, 1, 3].map(|n| ids.hold(name(n))), [1, 2, 1, 3]);
-        // The same address by another protocol is another backend.
+        // The same address with another protocol is another backend.
         assert_eq!(ids.hold(Name { protocol: Protocol::Udp, ..name(1) }), 4);
         ids.release(name(2));
         ids.release(name(1));
@@ -194,7 +198,7 @@ mod tests {
         ids.release(name(1));
         assert!(ids.wants_wait());
         ids.before_wait();
-        // Released while the wait was under way: it needs the next one.
+        // Released during the grace period: this id needs the next one.
         ids.release(name(2));
         assert_eq!(ids.after_wait(), [a].into());
         assert_eq!((ids.hold(name(3)), ids.uncovered()), (NO_REPORT, 1), "not cleared yet");
@@ -203,7 +207,7 @@ mod tests {
         assert!(ids.wants_wait());
         assert_eq!(freed(&mut ids), [b]);
         assert!(!ids.wants_wait());
-        // What was not waited for is not freed.
+        // An id that has not waited for a grace period is not freed.
         ids.cleared(&[a].into());
         assert_eq!(ids.hold(name(4)), b);
     }
@@ -253,11 +257,13 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens, no two names share an id, and an id that was released comes back only after a wait that began later.
+        /// For all events, no two names share an id, and a released id is assigned again only after
+        /// a grace period that began later.
         #[test]
         fn no_id_is_given_out_that_a_reader_may_have(events in prop::collection::vec(event(), 0..80)) {
             let mut ids = ReportIds::new(6);
-            // When each id was released last, when the wait under way began, and the last that has ended.
+            // When each id was last released, when the current grace period began, and when the
+            // last completed one began.
             let mut released = BTreeMap::new();
             let (mut begun, mut ended) = (None, None::<usize>);
             for (time, event) in events.into_iter().enumerate() {

@@ -1,7 +1,9 @@
-//! The keys of reports: a service's, which client hosts have, and each backend's, which its agent has.
+//! The keys of reports: a service's key, which client hosts have, and each backend's key, which its
+//! agent has.
 //!
-//! A backend's key is derived from its service's, so that client hosts keep one key, and a backend can lie about itself alone. Two
-//! keys may be valid at a time, told apart by their numbers: a key is replaced without a moment in which nobody agrees.
+//! A backend's key is derived from its service's. Client hosts therefore store one key, and a
+//! backend can forge reports only about itself. Two keys with different numbers may be valid at a
+//! time, so that a key can be replaced without an interruption.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -15,29 +17,29 @@ use crate::wire;
 /// Keys that may be valid at a time: the one in use, and the one before it or after it.
 pub const MAX_KEYS: usize = 2;
 
-/// A key that stands in a file in hexadecimal digits.
+/// A key that a file contains in hexadecimal digits.
 pub trait Secret: Copy + PartialEq {
-    /// Bytes of it.
+    /// Its size in bytes.
     const BYTES: usize;
-    /// What it is called.
+    /// Its name in error messages.
     const WHAT: &'static str;
 
-    /// From so many bytes.
+    /// Makes the key from its bytes; `None` if their number is wrong.
     fn of_bytes(bytes: &[u8]) -> Option<Self>;
 }
 
-/// The key of a service, from which those of its backends are derived.
+/// The key of a service, from which the keys of its backends are derived.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ServiceKey([u8; 32]);
 
 impl ServiceKey {
-    /// From its bytes, which nobody can guess.
+    /// Makes the key from its bytes, which must be unpredictable.
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 }
 
-// Neither shows what it is.
+// The output of Debug shows no key.
 impl fmt::Debug for ServiceKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ServiceKey(..)")
@@ -53,12 +55,12 @@ impl Secret for ServiceKey {
     }
 }
 
-/// The key of one backend: SipHash's.
+/// The key of one backend, for SipHash.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct BackendKey([u8; 16]);
 
 impl BackendKey {
-    /// As datagrams are authenticated with it.
+    /// The key in the form that authenticates datagrams.
     pub const fn wire(self) -> wire::Key {
         wire::Key::from_bytes(self.0)
     }
@@ -84,18 +86,18 @@ impl Secret for BackendKey {
     }
 }
 
-/// A key with its number, which every datagram that is authenticated with it has in the clear.
+/// A key with its number. Every datagram that it authenticates contains the number in the clear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbered<K> {
-    /// From 1 on.
+    /// The number, 1 or more.
     pub id: u16,
     /// The key.
     pub key: K,
 }
 
 impl Numbered<ServiceKey> {
-    /// The key of a backend of this service: HKDF-SHA256 (RFC 5869) of the service's key without a salt, for the number, protocol,
-    /// address and port as they lie in a datagram.
+    /// Derives the key of a backend of this service: HKDF-SHA256 (RFC 5869) of the service's key
+    /// without a salt. The input is the number, protocol, address and port as in a datagram.
     pub fn of_backend(&self, protocol: Protocol, address: SocketAddr) -> Numbered<BackendKey> {
         let octets = match address.ip() {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -113,26 +115,27 @@ impl Numbered<ServiceKey> {
     }
 }
 
-/// The keys that are valid at a time, at least one. The first is the one to send with.
+/// The keys that are valid at a time: one or two. Datagrams are sent with the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keys<K>(Vec<Numbered<K>>);
 
-/// What is wrong with a file of keys.
+/// Why a file of keys is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {why}")]
 pub struct KeysError {
-    /// Its line, from 1 on.
+    /// The line, 1 or more.
     pub line: usize,
-    /// What is wrong with it, and what would be right. Holds nothing of a key.
+    /// What is wrong with the line, and what would be right. It contains no part of a key.
     pub why: String,
 }
 
 impl<K: Secret> Keys<K> {
-    /// Reads a file of keys: one or two lines `ID KEY`, the number decimal, the key hexadecimal. Empty lines, and lines that begin
-    /// with `#`, say nothing.
+    /// Parses a file of keys: one or two lines `ID KEY`, the number decimal, the key hexadecimal.
+    /// Empty lines and lines that begin with `#` are ignored.
     ///
     /// # Errors
-    /// The first line that is no key, with what would be right; the last if there is none.
+    /// The first line that is not a key, with what would be right; the last line if there is no
+    /// key.
     pub fn parse(text: &str) -> Result<Self, KeysError> {
         let mut keys: Vec<Numbered<K>> = Vec::new();
         let mut last = 1;
@@ -163,23 +166,24 @@ impl<K: Secret> Keys<K> {
 }
 
 impl<K: Copy> Keys<K> {
-    /// From one key or two.
+    /// One or two keys; datagrams are sent with the first.
     pub fn new(first: Numbered<K>, second: Option<Numbered<K>>) -> Self {
         Self([first].into_iter().chain(second).collect())
     }
 
-    /// The one to send with.
+    /// The key to send with.
     pub fn current(&self) -> Numbered<K> {
         self.0[0]
     }
 
-    /// The key of this number.
+    /// The key with this number.
     pub fn get(&self, id: u16) -> Option<K> {
         self.0.iter().find(|key| key.id == id).map(|key| key.key)
     }
 
-    /// Those of them that are among the others, too; `None` if there is none. Keys that are replaced one after the other are the
-    /// same party's, and while that is done each of two files may have one that the other has not.
+    /// The keys that `others` contains as well; `None` if there is none. Keys that replace each
+    /// other belong to the same party; during a replacement each of two files may have a key that
+    /// the other lacks.
     pub fn common(&self, others: &Self) -> Option<Self>
     where
         K: PartialEq,
@@ -188,21 +192,21 @@ impl<K: Copy> Keys<K> {
         (!common.is_empty()).then_some(Self(common))
     }
 
-    /// All of them, the one to send with first.
+    /// All keys, the one to send with first.
     pub fn all(&self) -> &[Numbered<K>] {
         &self.0
     }
 }
 
 impl Keys<BackendKey> {
-    /// Whether a datagram is authentic under the one that it names.
+    /// Whether a datagram is authentic under the key that it names.
     pub fn authenticate(&self, datagram: &wire::Datagram) -> bool {
         self.get(datagram.key_id.to_host()).is_some_and(|key| datagram.is_authentic(key.wire()))
     }
 }
 
 impl Keys<ServiceKey> {
-    /// Those of a backend.
+    /// The keys of a backend of this service.
     pub fn of_backend(&self, protocol: Protocol, address: SocketAddr) -> Keys<BackendKey> {
         Keys(self.0.iter().map(|key| key.of_backend(protocol, address)).collect())
     }
@@ -243,7 +247,7 @@ mod tests {
         Numbered { id: 0x0102, key: ServiceKey(std::array::from_fn(|n| u8::try_from(n).expect("below 32"))) }
     }
 
-    /// By another implementation: Python's hmac, after RFC 5869.
+    /// The expected key is from another implementation: Python's hmac, according to RFC 5869.
     #[test]
     fn a_backends_key_is_derived_as_others_derive_it() {
         let backend = key().of_backend(Protocol::Tcp, "10.1.2.3:8080".parse().unwrap());

@@ -1,11 +1,13 @@
-//! The protocol by which backends report how they are, both ends of it and the kernel programs between them: without a socket, a file, a
-//! clock or a random number. Datagrams come in and go out as values, with the time.
+//! The protocol by which backends report their state: both ends of it, and the kernel programs
+//! between them. The crate uses no socket, file, clock or random number: datagrams and times are
+//! arguments and results.
 //!
-//! In reading order: the datagram and what is believed of it ([`wire`]); the programs of network interfaces, which find it in a frame
-//! ([`frame`]), take it in for the daemon ([`receive`]), and answer it ([`answer`], [`respond`]) for the agent. Kernel programs are built
-//! with these alone, without `std`. On hosts: what backends are
-//! called ([`name`]), the keys ([`keys`]), the places of verdicts in the kernel ([`ids`]), whoever asks
-//! ([`client`]), and whoever is asked ([`agent`]).
+//! In reading order: the datagram and the rules for believing it ([`wire`]); the programs of
+//! network interfaces, which find it in a frame ([`frame`]), process it before the daemon
+//! ([`receive`]), and answer it ([`answer`], [`respond`]) for the agent. Kernel programs use only
+//! these modules, without `std`. On hosts: names of backends ([`name`]), keys ([`keys`]), the
+//! places of verdicts in the kernel ([`ids`]), the client, which sends requests ([`client`]), and
+//! the agent, which answers them ([`agent`]).
 #![cfg_attr(not(feature = "std"), no_std)]
 #![warn(missing_docs)]
 

@@ -1,8 +1,8 @@
-//! When tests begin.
+//! The start time of tests.
 
 use std::time::Instant;
 
-/// Some moment, from which a test counts: only differences of times decide anything.
+/// An arbitrary moment from which a test counts; only differences of times affect results.
 pub fn moment() -> Instant {
     Instant::now()
 }

@@ -5,12 +5,14 @@ use lb_core::service::Protocol;
 
 use crate::wire::{Datagram, Kind};
 
-/// Whom a datagram that was parsed is about; `None` if its protocol is no service's.
+/// The backend that a parsed datagram is about; `None` if its protocol is not one that services
+/// use.
 pub fn name_in(datagram: &Datagram) -> Option<Name> {
     Some(Name { protocol: Protocol::of_number(datagram.protocol)?, address: datagram.backend() })
 }
 
-/// Whether a name can stand in a datagram: it is one host's, and means the same to everybody.
+/// Whether a datagram can contain this name: its address must belong to one host and mean the same
+/// on every host.
 pub fn can_report(name: Name) -> bool {
     Datagram::about(Kind::Request, name.protocol.number(), name.address).check().is_ok()
 }

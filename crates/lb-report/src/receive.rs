@@ -1,8 +1,9 @@
-//! How a frame that may hold a report is taken in before the host's network stack sees it: a function of the frame and of what the
-//! maps of the host hold. The kernel program calls it with these maps, tests with maps of their own.
+//! How a frame that may contain a report is processed before the host's network stack sees it: a
+//! function of the frame and of the host's maps. The kernel program calls it with these maps, tests
+//! with maps of their own.
 //!
-//! The questions come in the order of what they cost: whether it is for us at all, its length and layout, who is meant, its kind and
-//! number, and at last its message authentication code (MAC).
+//! The checks are ordered by cost: whether the frame is for the daemon, its length and layout, the
+//! backend, its kind and number, and last its message authentication code (MAC).
 
 use bytemuck::Zeroable as _;
 use lb_common::abi::host::{LastReport, Listener, RECEPTIONS, ReportBase, SenderName};
@@ -12,21 +13,22 @@ use lb_common::net::{Address, Be16};
 use crate::frame::{Frame, Udp, udp_to};
 use crate::wire::{ACKNOWLEDGED_FOR_MS, Datagram, Disbelieved, Key, after, judge, lame_until_ns};
 
-/// The words of a backend that change with each report, by its id.
+/// The words of a backend that change with each report, by report id.
 pub trait Words {
-    /// The number of the report that was believed last.
+    /// The number of the last believed report.
     fn base(&self, id: u32) -> ReportBase;
-    /// Until when it is a lame duck.
+    /// Until when the backend is a lame duck.
     fn lame_until_ns(&self, id: u32) -> u64;
-    /// Says until when it is one, and whether `before` was still there to be replaced.
+    /// Replaces the lame until if it still is `before`. Returns whether it was.
     fn replace_lame_until_ns(&self, id: u32, before: u64, after: u64) -> bool;
 }
 
-/// Says until when a backend is a lame duck by the report of this number, which the caller has just put in place of the one before.
-/// `of` makes it of what was there. Where a later report has come meanwhile, its word stays, whichever of both is stored first.
+/// Stores until when a backend is a lame duck after the report with the number `base`, which the
+/// caller has just stored as the last one. `of` computes the new time from the stored one. If a
+/// later report has arrived meanwhile, its time stays, whichever of the two is stored first.
 #[inline(always)]
 pub fn store_lame_until<W: Words>(words: &W, id: u32, base: ReportBase, of: impl Fn(u64) -> u64) {
-    // Twice: the first time the word of an earlier report may have come between.
+    // Two attempts: during the first one, an earlier report may store its time in between.
     for _ in 0..2 {
         let before = words.lame_until_ns(id);
         let after = of(before);
@@ -34,7 +36,8 @@ pub fn store_lame_until<W: Words>(words: &W, id: u32, base: ReportBase, of: impl
             return;
         }
         if words.replace_lame_until_ns(id, before, after) {
-            // A later one may have found nothing to change, and would now be contradicted.
+            // A later report may have found the right time already and stored nothing; this store
+            // would now be wrong.
             if words.base(id).to_word() != base.to_word() {
                 words.replace_lame_until_ns(id, after, before);
             }
@@ -43,35 +46,36 @@ pub fn store_lame_until<W: Words>(words: &W, id: u32, base: ReportBase, of: impl
     }
 }
 
-/// The maps of the host, as whoever takes reports in reads and writes them.
+/// The maps of the host, as the receiver reads and writes them.
 pub trait Maps: Words {
-    /// An entry of the register.
+    /// An entry of the register of senders.
     type Sender: Copy;
 
-    /// What holds of an address, if the daemon listens there.
+    /// The settings of an address, if the daemon listens there.
     fn listener(&self, address: Address) -> Option<Listener>;
     /// The entry of a backend.
     fn sender(&self, name: &SenderName) -> Option<Self::Sender>;
-    /// Its report id.
+    /// The report id in the entry.
     fn id(&self, sender: Self::Sender) -> u32;
-    /// Its key of this number.
+    /// The key of the entry with this number.
     fn key(&self, sender: Self::Sender, number: u16) -> Option<Key>;
-    /// What was believed of it last.
+    /// The last report that was believed.
     fn last(&self, id: u32) -> Option<LastReport>;
-    /// Puts what is believed from now on in place of what was; false if another CPU was faster.
+    /// Replaces the last report `before` with `after`; returns false if another CPU was faster.
     fn believe(&self, id: u32, before: LastReport, after: LastReport) -> bool;
-    /// Says when a push that had come before was passed on.
+    /// Records when a repeated push was passed on.
     fn set_repeated_ns(&self, id: u32, now_ns: u64);
 }
 
-/// What becomes of a datagram that is taken in.
+/// The result of processing a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reception {
-    /// It was believed: stored, and passed on to the daemon.
+    /// It was believed: it is stored, and passed on to the daemon.
     Believed,
-    /// Somebody else stored a report of this backend at the same moment: it is passed on to the daemon, which judges it.
+    /// Another CPU stored a report of this backend at the same moment, or the entry was reused. The
+    /// datagram is passed on to the daemon, which judges it.
     Contended,
-    /// It is none of this version.
+    /// It is not a datagram of this version.
     Malformed,
     /// It is not believed.
     Disbelieved(Disbelieved),
@@ -80,7 +84,7 @@ pub enum Reception {
 const _: () = assert!(RECEPTIONS == 3 + Disbelieved::ALL.len());
 
 impl Reception {
-    /// The words for all of them in metrics and JSON, by their numbers.
+    /// The words for all of them in metrics and JSON, ordered by number.
     pub const NAMES: [&str; RECEPTIONS] = {
         let mut names = ["believed", "contended", "malformed", "", "", "", "", "", "", ""];
         let mut at = 0;
@@ -91,7 +95,7 @@ impl Reception {
         names
     };
 
-    /// By which it is counted.
+    /// The number of its counter.
     #[inline(always)]
     pub const fn number(self) -> u32 {
         match self {
@@ -103,12 +107,14 @@ impl Reception {
     }
 }
 
-/// What was found in a frame for the daemon's socket, and whether the socket is to have it.
+/// The result for a frame that is addressed to the daemon's socket, and whether the socket receives
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// What became of it.
+    /// The result of processing the datagram.
     pub reception: Reception,
-    /// Whether it goes on to the socket. Reports that are believed do: the daemon wants their load and round trip as well.
+    /// Whether it goes on to the socket. Believed reports do, because the daemon also needs their
+    /// load and round trip time.
     pub goes_on: bool,
 }
 
@@ -122,7 +128,8 @@ impl Received {
     }
 }
 
-/// Takes a frame in. `None` if it is not for the daemon's port at one of its addresses: nothing is done with it then.
+/// Processes a frame. `None` if it is not for the daemon's port at one of its addresses: the
+/// program does nothing with it then.
 #[inline(always)]
 pub fn receive<F: Frame + ?Sized, M: Maps>(
     frame: &F,
@@ -136,7 +143,7 @@ pub fn receive<F: Frame + ?Sized, M: Maps>(
     Some(Received { reception, goes_on: goes_on || listener.passes_unbelieved != 0 })
 }
 
-/// Takes in what is for the daemon.
+/// Processes a frame that is for the daemon.
 #[inline(always)]
 fn take<F: Frame + ?Sized, M: Maps>(
     frame: &F,
@@ -163,8 +170,9 @@ fn take<F: Frame + ?Sized, M: Maps>(
     {
         return Received::disbelieved(why);
     }
-    // Linux 6.1 forgets what this depends on when it verifies the function that computes a MAC, takes both cases for one, and leaves the
-    // code of the other out of the program. It does not where it knows nothing of the number.
+    // While the verifier of Linux 6.1 checks the function that computes a MAC, it loses the
+    // precision of the values that this depends on. It then treats both cases as one and removes
+    // the code of the other from the program. It does not if it knows no bounds of the number.
     let is_news = without_bounds(u64::from(judged.is_ok()), now_ns);
     let authentic = match maps.key(sender, datagram.key_id.to_host()) {
         None => Err(Disbelieved::UnknownKey),
@@ -183,7 +191,8 @@ fn take<F: Frame + ?Sized, M: Maps>(
         return Received::disbelieved(why);
     }
     let after = after(last, &datagram);
-    // The entry's memory may have become another backend's since it was found: then this is for the daemon to judge.
+    // The entry's memory may have been reused for another backend since the lookup. The daemon must
+    // then judge the datagram.
     if maps.id(sender) != id || !maps.believe(id, last, after) {
         return Some(Received { reception: Reception::Contended, goes_on: true });
     }
@@ -191,8 +200,9 @@ fn take<F: Frame + ?Sized, M: Maps>(
     Some(Received { reception: Reception::Believed, goes_on: true })
 }
 
-/// Whether a push is the last one once more, which its agent sends until it is acknowledged: the daemon's request may have been lost.
-/// Only now and then, so that nobody makes the daemon work who sends again what it has seen.
+/// Whether a push is a repetition of the last one, which its agent sends until it is acknowledged:
+/// the daemon's request may have been lost. The interval is limited, so that replayed pushes cannot
+/// keep the daemon busy.
 #[inline(always)]
 fn is_to_be_acknowledged_again(last: LastReport, datagram: &Datagram, why: Disbelieved, now_ns: u64) -> bool {
     const APART_NS: u64 = ACKNOWLEDGED_FOR_MS as u64 * 1_000_000;
@@ -222,7 +232,7 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    /// The daemon's address, by whether it is IPv6, and somebody else's.
+    /// The daemon's address and another host's, for IPv6 or IPv4.
     fn ends(is_v6: bool) -> (SocketAddr, SocketAddr) {
         if is_v6 {
             (address("[2001:db8::2]:9467"), address("[2001:db8::1]:9465"))
@@ -306,7 +316,7 @@ mod tests {
             let frame = Frame::new(plain, agent, to, &fine);
             assert_eq!(receive(frame.bytes(), &maps(false), Be16::from_host(9467), || NOW), None, "{to}");
         }
-        // Cut off before it can be told that it is for the daemon.
+        // Cut off before it is recognizable as being for the daemon.
         let frame = Frame::new(plain, agent, daemon, &fine);
         for length in 0..42 {
             let cut = &frame.bytes()[..length];
@@ -370,7 +380,7 @@ mod tests {
         new.last.set(LastReport::default());
         let dropped = Some(Received { reception: Reception::Disbelieved(Premature), goes_on: false });
         assert_eq!(take(&new, Shape::PLAIN, false, &sealed(push(6))), dropped);
-        // Where the daemon is to see what is not believed.
+        // A listener that passes on datagrams that are not believed.
         let mut full = maps(false);
         full.listener.passes_unbelieved = 1;
         let unknown = change(&|datagram| datagram.port = Be16::from_host(81));
@@ -415,13 +425,13 @@ mod tests {
         assert_eq!(taken, replayed(false), "nobody without the key makes the daemon work");
     }
 
-    /// What others do.
+    /// An action of another CPU.
     type Deed<'d> = &'d dyn Fn(&OneBackend);
 
-    /// Where somebody else stores between two steps.
+    /// Maps in which another CPU stores between two steps.
     struct Raced<'r> {
         maps: OneBackend,
-        /// What the others do right before the word is replaced for the first time.
+        /// The other CPU's action right before the first replacement of the lame until.
         between: std::cell::Cell<Option<Deed<'r>>>,
     }
 
@@ -445,7 +455,7 @@ mod tests {
     #[test]
     fn the_word_of_a_later_report_stays_whichever_is_stored_first() {
         let number = |counter| ReportBase { incarnation: 7, counter };
-        // Until when it was a lame duck, what the earlier report says, and the later one.
+        // The lame until before, according to the earlier report, and according to the later one.
         for (before, earlier, later) in
             [(0, 100, 0), (0, 100, 200), (50, 0, 200), (50, 100, 0), (50, 100, 50)]
         {

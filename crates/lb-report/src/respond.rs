@@ -1,5 +1,6 @@
-//! How a frame that may hold a request is answered before the host's network stack sees it: a function of the frame and of what the
-//! agent has prepared. The kernel program calls it with its maps, tests with maps of their own.
+//! How a frame that may contain a request is answered before the host's network stack sees it: a
+//! function of the frame and of the answers that the agent has prepared. The kernel program calls
+//! it with its maps, tests with maps of their own.
 
 use bytemuck::Zeroable;
 use lb_common::abi::host::SenderName;
@@ -11,51 +12,51 @@ use crate::answer::{Refused, answer};
 use crate::frame::{FrameMut, Udp, can_turn, turn, udp_to};
 use crate::wire::{Asker, Cookies, Datagram, Malformed, Readiness};
 
-/// What the agent and the program share, as the program reads and writes it.
+/// The data that the agent and the program share, as the program reads and writes it.
 pub trait Maps {
-    /// Whether this address of the host may be asked.
+    /// Whether requests to this address of the host are answered.
     fn is_asked_at(&self, address: Address) -> bool;
     /// Whether an interface of this host has this hardware address.
     fn is_own(&self, station: Station) -> bool;
-    /// Looks up what was prepared for a backend; `into` is a copy of it if it is found.
+    /// Looks up the prepared answer of a backend and copies it to `into` if it is found.
     fn prepared(&self, name: &SenderName, into: &mut PreparedAnswer) -> Found;
-    /// Writes down who is to be told of changes.
+    /// Records a subscriber, which the agent will push changes to.
     fn subscribe(&self, name: &SubscriberName, subscriber: &Subscriber);
     /// The cookies of this time.
     fn cookies(&self, now_ns: u64) -> Cookies;
 }
 
-/// Whether a program finds what was prepared for a backend.
+/// The result of looking up a prepared answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// It does.
+    /// It was found.
     Prepared,
-    /// Nobody here has this name.
+    /// This host has no backend with this name.
     Nobody,
-    /// The agent writes it at this moment.
+    /// The agent is writing it at this moment.
     BeingWritten,
 }
 
-/// Where an answer is made: a kernel program's stack (512 bytes) has no room for it.
+/// Memory in which an answer is made: a kernel program's stack (512 bytes) has no room for it.
 #[derive(Clone, Copy, Debug, Zeroable)]
 pub struct Workspace {
     /// The request.
     pub request: Datagram,
-    /// What was prepared, of which the answer is made.
+    /// The prepared answer, which becomes the answer.
     pub prepared: PreparedAnswer,
 }
 
-/// What becomes of a frame with a datagram for the agent.
+/// The result for a frame with a datagram for the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Response {
-    /// It is the answer now, and goes back.
+    /// The frame now contains the answer and is sent back.
     Answered,
-    /// It is not answered, and dropped.
+    /// The request is not answered, and the frame is dropped.
     Refused(Refused),
 }
 
-/// Answers the request that a frame holds. `None` if the frame is not for the agent, or is one that its socket has to answer: nothing is
-/// done with it then.
+/// Answers the request in a frame. `None` if the frame is not for the agent, or must be answered by
+/// the agent's socket: the frame is unchanged then.
 #[inline(always)]
 pub fn respond<'w, F: FrameMut + ?Sized, M: Maps>(
     frame: &mut F,
@@ -79,22 +80,25 @@ pub fn respond<'w, F: FrameMut + ?Sized, M: Maps>(
     Some(response)
 }
 
-/// Where the request lies that a frame may hold, if the frame can be sent back.
+/// The request that a frame may contain, if the frame can be sent back.
 ///
-/// This and what follows are not inlined into the kernel program, where all that is remembered at a time has to lie in 512 bytes.
+/// This and the following functions are not inlined into the kernel program, because a program's
+/// stack has only 512 bytes.
 #[cfg_attr(target_arch = "bpf", inline(never))]
 fn request_in<F: FrameMut + ?Sized>(frame: &F, port: Be16) -> Option<Udp> {
     udp_to(frame, port).filter(|udp| can_turn(frame, *udp))
 }
 
-/// Whether a frame is addressed to an interface of this host. One that is not arrives where an interface or the link between takes in all
-/// frames, and the answer would leave with another host's hardware address as its source.
+/// Whether a frame is addressed to an interface of this host. Other frames arrive if an interface
+/// or the link between accepts all frames, and the answer would have another host's hardware
+/// address as its source.
 #[cfg_attr(target_arch = "bpf", inline(never))]
 fn is_to_this_host<F: FrameMut + ?Sized, M: Maps>(frame: &F, maps: &M) -> bool {
     frame.header::<EthHdr>(0).is_some_and(|ethernet| maps.is_own(Station::from(ethernet.dst_addr)))
 }
 
-/// What becomes of the request in the workspace. If it is answered, the answer takes the place of what was prepared.
+/// Decides on the request in the workspace. If it is answered, the answer replaces the prepared
+/// one.
 #[cfg_attr(target_arch = "bpf", inline(never))]
 fn decide<M: Maps>(maps: &M, udp: &Udp, workspace: &mut Workspace, now_ns: u64) -> Option<Response> {
     let Workspace { request, prepared } = workspace;
@@ -107,12 +111,13 @@ fn decide<M: Maps>(maps: &M, udp: &Udp, workspace: &mut Workspace, now_ns: u64) 
         Found::Nobody => return refused(Refused::UnknownName),
         Found::BeingWritten => return None,
     }
-    // The value's memory may have become another backend's, whole.
+    // The map value's memory may have been reused for another backend.
     let report = Datagram::in_words(&prepared.report);
     if report.name() != backend {
         return None;
     }
-    // Nobody knows any more that it is down, and to say so would have it chosen again sooner than silence does.
+    // The prepared answer is too old to report the backend as down, and reporting it as unknown
+    // would let clients choose it sooner than silence would. So there is no answer.
     if now_ns > prepared.deadline_ns && report.readiness == Readiness::Down as u8 {
         return None;
     }
@@ -125,7 +130,7 @@ fn decide<M: Maps>(maps: &M, udp: &Udp, workspace: &mut Workspace, now_ns: u64) 
     Some(Response::Answered)
 }
 
-/// Writes down that an asker is told of changes.
+/// Records the sender of a request as a subscriber.
 #[cfg_attr(target_arch = "bpf", inline(never))]
 fn write_down<M: Maps>(maps: &M, request: &Datagram, udp: &Udp, heard: u16, now_ns: u64) {
     let backend = request.name();
@@ -157,7 +162,7 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    /// Who asks, and the agent.
+    /// The addresses of the client and of the agent.
     fn ends(is_v6: bool) -> [SocketAddr; 2] {
         if is_v6 {
             [address("[2001:db8::2]:9467"), address("[2001:db8::1]:9465")]
@@ -189,7 +194,7 @@ mod tests {
         (response, frame.bytes().to_vec())
     }
 
-    /// The datagram in an answer, whose headers are checked.
+    /// The datagram in an answer. The headers of the answer are checked.
     fn answer_in(frame: &[u8], is_v6: bool, tags: usize) -> Datagram {
         let [asker, agent] = ends(is_v6);
         let bytes = |ip: IpAddr| match ip {
@@ -267,7 +272,7 @@ mod tests {
         untouched(&maps, frame, None);
     }
 
-    /// A frame that must stay as it is.
+    /// Checks that a frame stays unchanged.
     #[track_caller]
     fn untouched(maps: &OneAnswer, mut frame: Frame, expected: Option<Response>) {
         let before = frame.bytes().to_vec();

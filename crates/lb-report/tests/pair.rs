@@ -1,7 +1,8 @@
-//! One client and one agent against each other, in virtual time, over a wire that loses, repeats, delays and so reorders datagrams.
+//! One client and one agent exchange datagrams in virtual time, over a wire that loses, repeats,
+//! delays and therefore reorders them.
 //!
-//! The wire draws from a seed that is printed, and no assertion depends on what it draws: each holds whatever the wire does, within
-//! what the test says.
+//! The wire draws from a seed that the test prints. No assertion depends on the draws: each holds
+//! for any behavior of the wire within the limits that the test sets.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,10 +25,10 @@ const INTERVAL: Duration = Duration::from_secs(2);
 const VALID_FOR: Duration = Duration::from_secs(6);
 const HOLD: Duration = Duration::from_mins(1);
 
-/// The longest time from one poll to the next: jitter is a tenth.
+/// The longest interval between two polls, in milliseconds: jitter is a tenth.
 const LONGEST_INTERVAL: u64 = 2_200;
 
-/// When a push is sent, counted from the change.
+/// The times of the pushes, in milliseconds after the first.
 const PUSHES: [u64; 5] = [0, 10, 20, 40, 80];
 
 fn backend() -> SocketAddr {
@@ -42,20 +43,21 @@ fn client_address() -> SocketAddr {
     ([192, 0, 2, 1], 9467).into()
 }
 
-/// The keys of the backend by these numbers, the one to send with first; derived from its service's as either side has them.
+/// The keys of the backend with these numbers, the one to send with first. Both sides derive them
+/// from the service's key.
 fn keys(first: u16, second: Option<u16>) -> Keys<BackendKey> {
     let number = |id: u16| Numbered { id, key: ServiceKey::from_bytes([id.to_be_bytes()[1]; 32]) };
     Keys::new(number(first), second.map(number)).of_backend(Protocol::Tcp, backend())
 }
 
-/// Where a datagram goes.
+/// The destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Client,
     Agent,
 }
 
-/// What the wire does with datagrams, in hundredths of them and in milliseconds.
+/// How the wire treats datagrams: losses and repetitions in percent, delays in milliseconds.
 #[derive(Clone, Debug)]
 struct Weather {
     lost: u8,
@@ -71,10 +73,10 @@ const ROUGH: Weather = Weather { lost: 30, repeated: 40, delay: 0..=3_000 };
 struct Wire {
     rng: Rng,
     weather: Weather,
-    /// What is under way, by when it arrives.
+    /// Datagrams in flight, by arrival time and sequence number.
     under_way: BTreeMap<(u64, u64), (End, [u8; BYTES])>,
     sent: u64,
-    /// Everything that was ever sent, for whoever sends it once more.
+    /// All datagrams ever sent, for replays.
     seen: Vec<(End, [u8; BYTES])>,
 }
 
@@ -98,7 +100,7 @@ impl Wire {
         }
     }
 
-    /// Sends something once more that was sent before.
+    /// Sends a random earlier datagram again.
     fn replay(&mut self, now: u64) {
         if let Some(&(to, bytes)) = self.rng.choice(&self.seen) {
             self.carry(now, to, bytes);
@@ -117,22 +119,23 @@ struct Pair {
     now: u64,
     client: Senders<Instant>,
     agent: Reports,
-    /// Whether the agent is there.
+    /// Whether the agent is running.
     runs: bool,
     wire: Wire,
     nonces: u64,
-    /// Which of the datagrams that are sent the wire takes.
+    /// Whether the wire accepts a datagram.
     takes: Box<dyn FnMut(&Datagram) -> bool>,
     /// When each request was sent.
     requests: Vec<u64>,
-    /// The reports that were believed: when, and what was known then.
+    /// The believed reports: when each was believed, its number and its readiness.
     believed: Vec<(u64, Base, Readiness)>,
     refused: Vec<Refusal>,
     changes: Vec<(u64, Change<Instant>)>,
 }
 
 impl Pair {
-    /// A client that asks for the backend, and its agent, which says that it is ready. Neither has heard of the other.
+    /// A client that polls the backend, and its agent, which reports ready. Neither has received a
+    /// datagram yet.
     fn new(seed: u64, weather: Weather) -> Self {
         println!("seed {seed}");
         let begin = Instant::now();
@@ -163,7 +166,8 @@ impl Pair {
         pair
     }
 
-    /// The same over a fine wire, after the agent has been heard and has been shown that it can tell the client of changes.
+    /// The same over a wire without losses, after a report has arrived and the client has returned
+    /// its cookie, so that it receives pushes.
     fn introduced() -> Self {
         let mut pair = Self::new(1, FINE);
         pair.run(LONGEST_INTERVAL);
@@ -188,13 +192,13 @@ impl Pair {
         self.agent.set(name(), keys, rules, self.at(self.now));
     }
 
-    /// The agent says from now on that the backend is so.
+    /// Changes the readiness that the agent reports.
     fn say(&mut self, readiness: Readiness) {
         let now = self.at(self.now);
         self.agent.get_mut(name()).expect("the backend").runner(Some(readiness), now);
     }
 
-    /// The agent starts again, and has forgotten everything.
+    /// Restarts the agent, which loses all its state.
     fn restart(&mut self, incarnation: u32) {
         self.agent = Reports::new(incarnation, [incarnation.to_be_bytes()[3]; 16], self.at(self.now));
         self.set_agent_keys(keys(1, None));
@@ -210,7 +214,7 @@ impl Pair {
         self.reported().state(self.at(self.now))
     }
 
-    /// Lets milliseconds pass, one by one.
+    /// Advances the time in steps of one millisecond.
     fn run(&mut self, ms: u64) {
         for _ in 0..ms {
             self.now += 1;
@@ -218,7 +222,7 @@ impl Pair {
         }
     }
 
-    /// Until it is so, within so many milliseconds. When it is.
+    /// Runs until the client sees this state, at most `within` milliseconds. Returns the time.
     #[track_caller]
     fn run_until(&mut self, state: ReportState, within: u64) -> u64 {
         let begin = self.now;
@@ -231,7 +235,7 @@ impl Pair {
 
     fn step(&mut self) {
         let now = self.at(self.now);
-        // What is sent at this moment may arrive at it.
+        // A datagram that is sent now may arrive now.
         loop {
             self.send(now);
             let arrived = self.wire.arrived(self.now);
@@ -306,7 +310,7 @@ fn is_push(datagram: &Datagram) -> bool {
     datagram.kind() == Some(Kind::Push)
 }
 
-/// A push that arrives tells of it when it arrives, whichever others the wire loses.
+/// A push takes effect when it arrives, whichever other pushes the wire loses.
 #[test]
 fn a_lame_duck_is_believed_by_the_first_push_that_is_not_lost() {
     for lost in 0..31_u32 {
@@ -320,12 +324,13 @@ fn a_lame_duck_is_believed_by_the_first_push_that_is_not_lost() {
             !is_lost
         });
         let first = PUSHES[lost.trailing_ones() as usize];
-        // The agent looks at the next step, and the wire takes a millisecond.
+        // The agent sends at the next step, and the wire takes a millisecond.
         assert_eq!(pair.run_until(ReportState::LameDuck, 100), announced + 1 + first + 1, "{lost:b}");
     }
 }
 
-/// Whatever the wire loses: all pushes, and of so many polls the request or the answer. The next one tells.
+/// The wire loses all pushes, and the request or the answer of several polls. The next poll
+/// delivers the change.
 #[test]
 fn a_lame_duck_is_believed_by_the_first_poll_that_is_not_lost() {
     for lost in 0..5 {
@@ -345,7 +350,8 @@ fn a_lame_duck_is_believed_by_the_first_poll_that_is_not_lost() {
             });
             let believed = pair.run_until(ReportState::LameDuck, (lost + 1) * LONGEST_INTERVAL + 3);
             let polls: Vec<u64> = pair.requests[asked..].to_vec();
-            // The report is believed two milliseconds after the poll, and the agent, which is known, is not asked again.
+            // The report is believed two milliseconds after the poll. The agent is already known,
+            // so it gets no second request.
             let last = polls[usize::try_from(lost).expect("a few")];
             assert_eq!((polls.len() as u64, believed), (lost + 1, last + 2), "{polls:?}");
             let told = pair.agent.counts().pushed;
@@ -355,8 +361,8 @@ fn a_lame_duck_is_believed_by_the_first_poll_that_is_not_lost() {
     }
 }
 
-/// Each push that arrives is acknowledged, also one that comes again: whichever acknowledgements the wire loses, the first that it does
-/// not ends the pushes.
+/// Each push that arrives is acknowledged, even a repeated one: the first acknowledgement that the
+/// wire does not lose ends the pushes.
 #[test]
 fn pushes_end_with_the_first_acknowledgement_that_is_not_lost() {
     for lost in 0..PUSHES.len() {
@@ -375,7 +381,7 @@ fn pushes_end_with_the_first_acknowledgement_that_is_not_lost() {
     }
 }
 
-/// Its cookie is from before the change: who has sent it has not heard.
+/// The request has a cookie from before the change, so it does not acknowledge the change.
 #[test]
 fn a_request_that_crosses_a_change_on_its_way_ends_no_pushes() {
     let mut pair = Pair::introduced();
@@ -393,14 +399,15 @@ fn a_request_that_crosses_a_change_on_its_way_ends_no_pushes() {
     assert_eq!(pair.run_until(ReportState::LameDuck, 100), announced + 1 + PUSHES[1] + 1);
 }
 
-/// Whatever is lost, repeated, late, or sent once more by a stranger: numbers never go back, so nothing that was believed is followed by
-/// something older, and each report that is believed says what the agent said with that number.
+/// Datagrams are lost, repeated, delayed, and replayed by a stranger. Numbers never go back, so no
+/// older report is believed after a newer one, and each believed report has the readiness that the
+/// agent had at that number.
 #[test]
 fn nothing_older_is_believed_after_something_newer() {
     for seed in 0..24 {
         let mut pair = Pair::new(seed, ROUGH);
         let mut incarnation = 7;
-        // By number, what the agent says from then on.
+        // The agent's readiness from each number on.
         let mut said = BTreeMap::new();
         for turn in 0..120_u32 {
             let all = [Readiness::Ready, Readiness::LameDuck, Readiness::Down, Readiness::Unknown];
@@ -430,7 +437,7 @@ fn nothing_older_is_believed_after_something_newer() {
             |why| pair.refused.iter().filter(|refusal| **refusal == Refusal::Disbelieved(why)).count();
         let [unasked, replayed] = [Disbelieved::Unasked, Disbelieved::Replayed].map(refused);
         println!("{} believed, {unasked} unasked, {replayed} replayed", pair.believed.len());
-        // The wire calms down: once what was under way has arrived, both agree.
+        // The wire becomes reliable: when all datagrams in flight have arrived, both sides agree.
         pair.wire.weather = FINE;
         pair.say(Readiness::LameDuck);
         pair.run(3_000 + LONGEST_INTERVAL + 2);
@@ -438,7 +445,7 @@ fn nothing_older_is_believed_after_something_newer() {
     }
 }
 
-/// The one answer whose nonce is still good when a push has come is spent by it.
+/// A push spends the nonce of the unanswered request, so its late answer is not believed.
 #[test]
 fn an_answer_from_before_a_change_that_comes_after_its_push_is_refused() {
     let mut pair = Pair::introduced();
@@ -462,12 +469,13 @@ fn an_answer_from_before_a_change_that_comes_after_its_push_is_refused() {
     assert_eq!(pair.state(), ReportState::LameDuck);
 }
 
-/// It is believed with the first poll, whatever its number, asked once more at once, and tells its client of the next change then.
+/// A restarted agent is believed at the first poll, whatever its number. It gets a second request
+/// at once, and therefore pushes its next change to the client.
 #[test]
 fn an_agent_that_has_restarted_is_believed_and_tells_of_changes() {
     for incarnation in [8, 9, u32::MAX] {
         let mut pair = Pair::introduced();
-        // Nobody is asked once more twice in an interval.
+        // An agent gets at most one such second request per interval.
         pair.run(LONGEST_INTERVAL);
         let asked = pair.requests.len();
         let restarted = pair.now;
@@ -489,7 +497,8 @@ fn an_agent_that_has_restarted_is_believed_and_tells_of_changes() {
     }
 }
 
-/// It has lost its disk and its clock. Its answers are believed; pushes of before, whose numbers are higher, are not.
+/// The agent has lost its disk and its clock. Its answers are believed; its old pushes, which have
+/// higher numbers, are not.
 #[test]
 fn an_agent_whose_numbers_went_back_is_believed_and_what_it_said_before_is_not() {
     let mut pair = Pair::introduced();
@@ -514,7 +523,8 @@ fn an_agent_whose_numbers_went_back_is_believed_and_what_it_said_before_is_not()
     assert_eq!(pair.run_until(ReportState::LameDuck, 3), announced + 2, "pushes of now are believed");
 }
 
-/// Whoever knows all but the key, the nonce of what is asked among it, changes nothing, and keeps the answer from nobody.
+/// An attacker that knows everything but the key, even the nonce of the current request, changes
+/// nothing and suppresses no answer.
 #[test]
 fn a_report_under_another_key_changes_nothing() {
     let mut pair = Pair::introduced();
@@ -550,7 +560,7 @@ fn a_report_under_another_key_changes_nothing() {
     assert_eq!(after, before);
     pair.run(2);
     assert_eq!(pair.believed.len(), believed + 1, "the answer is believed");
-    // Nor does an agent answer requests under another key, or tell their sender of changes.
+    // Nor does an agent answer requests under another key, or push to their sender.
     let mut stranger = Pair::new(1, FINE);
     stranger.set_client_keys(keys(9, None));
     stranger.run(10 * LONGEST_INTERVAL);
@@ -559,7 +569,8 @@ fn a_report_under_another_key_changes_nothing() {
     assert_eq!(stranger.agent.get(name()).map(Entry::subscribers), Some(0));
 }
 
-/// The agent dies after its last report was believed. What holds then, and until when: to the millisecond.
+/// The agent dies after its last report was believed: the state that remains, and its end to the
+/// millisecond.
 #[test]
 fn silence_ends_what_was_said_when_the_report_says_so() {
     let ms = |duration: Duration| u64::try_from(duration.as_millis()).expect("a minute");
@@ -574,7 +585,7 @@ fn silence_ends_what_was_said_when_the_report_says_so() {
         pair.say(readiness);
         pair.run(3);
         pair.runs = false;
-        // What was under way arrives.
+        // Datagrams in flight arrive.
         pair.run(2);
         assert_eq!(pair.state(), state);
         assert_eq!(pair.client.sick().values().copied().next(), health);
@@ -583,19 +594,20 @@ fn silence_ends_what_was_said_when_the_report_says_so() {
         assert_eq!(pair.state(), state, "a millisecond before the end");
         pair.run(1);
         assert_eq!(pair.state(), ReportState::Silent);
-        // Nothing is said of whoever is silent: it is available.
+        // A silent backend has no verdict: it is available.
         assert!(pair.client.sick().is_empty());
         let ends: Vec<u64> =
             pair.changes.iter().filter(|(_, change)| change.said.is_none()).map(|(at, _)| *at).collect();
         assert_eq!(ends, health.map(|_| received + holds).into_iter().collect::<Vec<_>>());
-        // It is heard again with the first poll after it is back.
+        // The first poll after the agent is back gets an answer.
         pair.runs = true;
         pair.restart(8);
         pair.run_until(ReportState::Ready, LONGEST_INTERVAL + 2);
     }
 }
 
-/// A backend that was a lame duck and is down is one again when it falls silent, until its hold is over: it is restarting.
+/// A lame duck that goes down and becomes silent is a lame duck again until its hold ends, because
+/// it is restarting.
 #[test]
 fn a_lame_duck_that_goes_down_and_falls_silent_is_a_lame_duck_until_its_hold_is_over() {
     let mut pair = Pair::introduced();
@@ -612,8 +624,9 @@ fn a_lame_duck_that_goes_down_and_falls_silent_is_a_lame_duck_until_its_hold_is_
     assert_eq!(pair.run_until(ReportState::Silent, 60_000), hold_begins + 60_000);
 }
 
-/// The agent takes both, then clients send with the new one, then the agent knows that one alone: or clients first. In none of these steps
-/// is a request refused, a report not believed, or a change heard of later.
+/// The agent accepts both keys, then clients send with the new one, then the agent accepts only
+/// that one; or clients start. In none of these steps is a request refused, a report disbelieved,
+/// or a change delayed.
 #[test]
 fn a_key_is_replaced_without_a_gap() {
     enum Side {
@@ -640,7 +653,7 @@ fn a_key_is_replaced_without_a_gap() {
                 Client => pair.set_client_keys(keys(first, second)),
                 Agent => pair.set_agent_keys(keys(first, second)),
             }
-            // Told at once, by a push under a key that the client has.
+            // The change arrives at once, in a push under a key that the client has.
             is_lame = !is_lame;
             let (readiness, state) = if is_lame {
                 (Readiness::LameDuck, ReportState::LameDuck)
@@ -649,7 +662,7 @@ fn a_key_is_replaced_without_a_gap() {
             };
             pair.say(readiness);
             pair.run_until(state, 22);
-            // And asked and answered, with polls alone to hear by.
+            // Polls alone are answered as well.
             let believed = pair.believed.len();
             pair.run(3 * LONGEST_INTERVAL);
             assert!(pair.believed.len() >= believed + 3);
@@ -664,7 +677,8 @@ fn a_key_is_replaced_without_a_gap() {
     }
 }
 
-/// Clients that have no key of before have to hear all anew: what was said under it is not theirs.
+/// A client without any earlier key discards the reported state, because it belongs to the earlier
+/// key.
 #[test]
 fn a_key_that_is_replaced_at_once_makes_the_client_forget() {
     let mut pair = Pair::introduced();

@@ -1,4 +1,4 @@
-//! What the kernel programs count.
+//! Counters of the kernel programs.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -9,15 +9,16 @@ use crate::ending::Ending;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Cursor {
-    /// How far it has come, wrapping: by one entry with each pick, or past the member that `least-loaded` took. Never reset:
-    /// the cursor goes on over each new table.
+    /// How far it has advanced, wrapping: by one entry per pick, or past the member that
+    /// `least-loaded` chose. Never reset: the cursor continues over each new table.
     pub phase: u32,
     /// Where the cursor starts, as a fraction of the table's length in units of 2^-32.
     pub start: u32,
 }
 const _: () = assert!(size_of::<Cursor>() == 8);
 
-/// How calls of connect and sendmsg ended: each call counts in exactly one field. Written by the kernel programs.
+/// Outcomes of calls of connect and sendmsg: each call counts in exactly one field. Written by the
+/// kernel programs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Outcomes {
@@ -27,12 +28,12 @@ pub struct Outcomes {
     pub fallback: u64,
     /// Every backend was at its limit; sent to the least loaded one.
     pub overflowed: u64,
-    /// A datagram of a flow that there was already; sent where that goes.
+    /// A datagram of an existing flow; sent to the backend of that flow.
     pub reused: u64,
-    /// Sent to a backend, but the flow is not in any active count: the flow table was full, or the socket is a path of
-    /// an MPTCP socket, whose end the programs cannot see.
+    /// Sent to a backend, but the flow is not in any active count: the flow table was full, or the
+    /// socket is a path of an MPTCP socket, whose end the programs cannot see.
     pub untracked: u64,
-    /// Sent to an ejected backend, to find out whether it is well again.
+    /// Sent to an ejected backend, to test whether it works again.
     pub trial: u64,
     /// No usable backend: refused with the service's errno.
     pub no_backend: u64,
@@ -40,12 +41,13 @@ pub struct Outcomes {
     pub limited: u64,
     /// The maps contradicted each other; the call went through unchanged.
     pub passed: u64,
-    /// The address is not a service, or the socket is the kernel's own; the call went through unchanged.
+    /// The address is not a service, or the socket is the kernel's own; the call went through
+    /// unchanged.
     pub not_a_service: u64,
 }
 const _: () = assert!(size_of::<Outcomes>() == 80);
 
-/// How one call ended: a field of [`Outcomes`] for each.
+/// The outcome of one call; each has a field of [`Outcomes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// [`Outcomes::forwarded`]
@@ -71,7 +73,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Those of calls to a service, in the order of their fields.
+    /// The outcomes of calls to a service, in the order of their fields.
     pub const OF_A_SERVICE: [Self; 9] = [
         Self::Forwarded,
         Self::Fallback,
@@ -100,7 +102,7 @@ impl Outcome {
         }
     }
 
-    /// What people are told of calls that ended so; nothing of the usual end.
+    /// The remark that users see about calls with this outcome; `None` for the usual one.
     pub const fn remark(self) -> Option<&'static str> {
         match self {
             Self::Forwarded | Self::NotAService => None,
@@ -130,7 +132,7 @@ impl Outcome {
 }
 
 impl Outcomes {
-    /// How many calls ended so.
+    /// The number of calls with this outcome.
     pub const fn of(&self, outcome: Outcome) -> u64 {
         match outcome {
             Outcome::Forwarded => self.forwarded,
@@ -147,67 +149,72 @@ impl Outcomes {
     }
 }
 
-/// The row of [`map::OUTCOMES`](super::map::OUTCOMES) that counts calls to addresses that are not services.
+/// The row of [`map::OUTCOMES`](super::map::OUTCOMES) that counts calls to addresses that are not
+/// services.
 pub const NOT_A_SERVICE: u32 = MAX_SERVICES;
 
-/// Rows of [`SlotCounters::endings`]: a power of two, so that an index can be masked. The last is nobody's and stays 0.
+/// Rows of [`SlotCounters::endings`]: a power of two, so that an index can be masked. The last is
+/// unused and stays 0.
 pub const ENDING_ROWS: usize = 16;
 const _: () = assert!(Ending::ALL.len() < ENDING_ROWS);
 
-/// What became of a slot's backend since it took the slot, on one CPU. Written by the kernel programs, zeroed by the daemon
-/// before reuse. The sum over CPUs obeys: chosen = all endings + [`Backend::flows`](super::Backend::flows) + those that were
-/// reclaimed ([`map::RECLAIMED`](super::map::RECLAIMED)) + untracked.
+/// Counters of a slot's backend since it took the slot, on one CPU. Written by the kernel programs,
+/// zeroed by the daemon before reuse. The sums over CPUs obey: chosen = all endings +
+/// [`Backend::flows`](super::Backend::flows) + reclaimed flows
+/// ([`map::RECLAIMED`](super::map::RECLAIMED)) + untracked.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct SlotCounters {
-    /// Flows sent to it. Kept in [`map::CHOSEN`](super::map::CHOSEN) as long as it has the slot, and 0 here.
+    /// Flows sent to it. While it has the slot, [`map::CHOSEN`](super::map::CHOSEN) contains this
+    /// number, and this field is 0.
     pub chosen: u64,
-    /// Those of them that are in no active count.
+    /// The flows among them that are in no active count.
     pub untracked: u64,
     /// Flows whose first SYN was sent.
     pub connecting: u64,
     /// Flows that were established.
     pub established: u64,
-    /// Flows that turned out to go to another address: a program of somebody else rewrote the destination after ours.
+    /// Flows that went to another address: a program of another owner rewrote the destination after
+    /// socklb.
     pub diverted: u64,
     /// Flows that ended, by [`Ending`].
     pub endings: [u64; ENDING_ROWS],
-    /// Round-trip time of the handshake.
+    /// Histogram of the round-trip times of handshakes.
     pub rtt: Histogram,
-    /// From the choice until the flow was established.
+    /// Histogram of the times from the choice until the flow was established.
     pub connect: Histogram,
-    /// How long ended flows lasted, in nanoseconds, together.
+    /// Sum of the durations of ended flows, in nanoseconds.
     pub lifetime_ns: u64,
     /// Bytes that ended flows received.
     pub bytes_received: u64,
     /// Bytes of ended flows that the peer acknowledged.
     pub bytes_sent: u64,
-    /// Segments of ended flows that were sent again.
+    /// Segments of ended flows that were retransmitted.
     pub retransmits: u64,
-    /// How often the backend was ejected, also anew after a trial that failed.
+    /// Ejections of the backend, including those after a failed trial.
     pub ejections: u64,
-    /// Flows that were sent to it while it was ejected, to find out whether it is well again.
+    /// Flows sent to it while it was ejected, to test whether it works again.
     pub trials: u64,
-    /// How often it was taken back because a trial was established.
+    /// Readmissions of the backend after a trial was established.
     pub readmissions: u64,
-    /// Failures after which it was not ejected, because it was the last.
+    /// Ejections that were withheld because it was the last available backend.
     pub withheld: u64,
 }
 const _: () = assert!(size_of::<SlotCounters>() == 568);
 
 /// Buckets of a [`Histogram`].
 pub const TIME_BUCKETS: usize = 20;
-/// Binary logarithm of the first bucket's upper bound in microseconds; each further one is twice the one before, and the
-/// last has none.
+/// Binary logarithm of the first bucket's upper bound in microseconds. Each further bound is twice
+/// the previous one, and the last bucket has none.
 pub const FIRST_BUCKET_LOG2: u32 = 4;
 
 /// A histogram of times.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Histogram {
-    /// Microseconds, together.
+    /// The sum of the times, in microseconds.
     pub sum_us: u64,
-    /// How many times were at most 2^(4 + i) microseconds and more than the bound before.
+    /// Number of times of at most 2^(4 + i) microseconds, above the previous bound.
     pub buckets: [u64; TIME_BUCKETS],
 }
 const _: () = assert!(size_of::<Histogram>() == 168);
@@ -215,21 +222,21 @@ const _: () = assert!(size_of::<Histogram>() == 168);
 /// The bucket of a time.
 #[inline(always)]
 pub fn bucket(us: u32) -> usize {
-    // 16 is the last of bucket 0, so that bounds are inclusive, as Prometheus has them.
+    // 16 is the last of bucket 0, so that bounds are inclusive, as in Prometheus.
     let above = u32::BITS - us.saturating_sub(1).leading_zeros();
     (above.saturating_sub(FIRST_BUCKET_LOG2) as usize).min(TIME_BUCKETS - 1)
 }
 
-/// What should not happen, so that it is seen if it does. Written by the kernel programs.
+/// Counters of events that should not happen. Written by the kernel programs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Anomalies {
-    /// A socket closed that was a flow's when it dialled, and has no record: its record was taken out, or it dialled
-    /// elsewhere since.
+    /// A closed socket belonged to a flow when it dialed, and has no record: its record was
+    /// removed, or it has dialed elsewhere since.
     pub close_without_record: u64,
     /// A flow was established that was not connecting.
     pub established_out_of_turn: u64,
-    /// A record was found that another one had ended at the same moment.
+    /// A record was found that another program run had ended at the same moment.
     pub ended_twice: u64,
     /// A socket was closed in a phase in which its end should have been seen.
     pub release_out_of_turn: u64,

@@ -1,31 +1,33 @@
-//! Flows: which socket was sent where, and how far it has come.
+//! Flows: to which backend each socket was sent, and the phase of the flow.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::MAX_DATAGRAM_FLOWS;
 use crate::net::{Address, Be16};
 
-/// Where a socket was sent, why, and when. The slot cannot be reused while the flow is counted in its
-/// [`Backend::flows`](super::Backend::flows). Written by the kernel programs.
+/// The destination of a socket, and why and when it was chosen. The slot cannot be reused while the
+/// flow is counted in its [`Backend::flows`](super::Backend::flows). Written by the kernel
+/// programs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Flow {
-    /// When it was chosen, by `CLOCK_MONOTONIC`, to the kernel's tick.
+    /// When it was chosen, by `CLOCK_MONOTONIC`, with the resolution of the kernel's tick.
     pub start_ns: u64,
-    /// Cookie of the socket's network namespace: in which list of sockets it is to be looked for.
+    /// Cookie of the socket's network namespace, whose list of sockets contains it.
     pub namespace: u64,
     /// The slot of the backend.
     pub slot: u32,
-    /// The generation of the slot at that time.
+    /// The generation of the slot when it was chosen.
     pub generation: u32,
     /// The process that made the call.
     pub process: u32,
-    /// The policy's sample: where in the table the cursor stood, its start included, or a random number. With the table and
-    /// the loads of that time it gives the same choice again, see [`choose`](crate::pick::choose).
+    /// The policy's sample: the position in the table of the cursor, including its start, or a
+    /// random number. With the table and the loads of that time it gives the same choice again, see
+    /// [`choose`](crate::pick::choose).
     pub sample: u32,
-    /// The generation of the service's table at that time.
+    /// The generation of the service's table when it was chosen.
     pub table_generation: u16,
-    /// Entries of that table that named the slot; 65,535 stands for more.
+    /// Entries of that table with this slot; 65,535 stands for more.
     pub entries: u16,
     /// The service index.
     pub service: u16,
@@ -37,7 +39,7 @@ pub struct Flow {
 const _: () = assert!(size_of::<Flow>() == 40);
 
 impl Flow {
-    /// What a free bucket holds.
+    /// The content of a free bucket.
     pub const NONE: Self = Self {
         start_ns: 0,
         namespace: 0,
@@ -90,19 +92,19 @@ impl Phase {
     }
 }
 
-/// Why a backend was taken. Numbers are part of the ABI.
+/// Why a backend was chosen. Numbers are part of the ABI.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reason {
     /// The policy picked it.
     Picked = 0,
-    /// Every pick was unusable; it is the service's fallback.
+    /// Every pick was unusable; the backend is the service's fallback.
     Fallback = 1,
-    /// Every backend was at its limit; it is the least loaded one.
+    /// Every backend was at its limit; this is the least loaded one.
     Overflow = 2,
-    /// It is ejected, and the flow finds out whether it is well again.
+    /// The backend is ejected, and the flow tests whether it works again.
     Trial = 3,
-    /// The choice fell on a lame duck by its own report; it is another one, from the schedule.
+    /// The choice was a lame duck by its own report; this is another backend, from the schedule.
     Diverted = 4,
 }
 
@@ -131,19 +133,22 @@ impl Reason {
     }
 }
 
-/// A bucket of the flow table: which socket holds it. Written by the kernel programs; freed by the daemon, with the same
-/// compare-and-swap, if the socket is gone. The flow itself is in [`map::FLOWS`](super::map::FLOWS) at the same index: buckets lie close
-/// together, so that sockets which are made one after the other, and whose cookies therefore follow each other, find theirs
-/// in the same cache line, and a connect to what is no service reads nothing but that.
+/// A bucket of the flow table: the socket that holds it. Written by the kernel programs; the daemon
+/// frees it, with the same compare-and-swap, if the socket is gone. The flow itself is in
+/// [`map::FLOWS`](super::map::FLOWS) at the same index. Buckets are stored close together: sockets
+/// that are created one after the other have consecutive cookies and so share a cache line, and a
+/// connect to an address that is not a service reads only that line.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct FlowBucket {
-    /// The socket that holds the bucket, 0 if none, and [`RECLAIMING`] while the daemon looks whether its socket is gone. Cookies
-    /// are never reused while the host is up.
+    /// Cookie of the socket that holds the bucket. 0 if there is none, and [`RECLAIMING`] while the
+    /// daemon checks whether its socket is gone. Cookies are never reused while the host is up.
     pub cookie: u64,
-    /// What sockets of this bucket have elsewhere: [`IN_OVERFLOW`](Self::IN_OVERFLOW) for each flow in the overflow table and
-    /// [`IN_DATAGRAMS`](Self::IN_DATAGRAMS) for each entry of datagrams, together. Only what is not 0 is searched for; a socket whose
-    /// flow is in the overflow table can therefore not claim the bucket as well once it is free.
+    /// How many flows sockets of this bucket have elsewhere: the sum of
+    /// [`IN_OVERFLOW`](Self::IN_OVERFLOW) for each flow in the overflow table and
+    /// [`IN_DATAGRAMS`](Self::IN_DATAGRAMS) for each entry of datagrams. A lookup searches
+    /// elsewhere only if its part is not 0. A socket with a flow in the overflow table can
+    /// therefore not also claim the bucket when it becomes free.
     pub elsewhere: u64,
 }
 const _: () = assert!(size_of::<FlowBucket>() == 16);
@@ -154,32 +159,33 @@ impl FlowBucket {
     /// One entry of datagrams.
     pub const IN_DATAGRAMS: u64 = 1 << 32;
 
-    /// How many flows are in the overflow table.
+    /// The number of flows in the overflow table.
     #[inline(always)]
     pub fn in_overflow(elsewhere: u64) -> u64 {
         elsewhere & (Self::IN_DATAGRAMS - 1)
     }
 
-    /// How many entries of datagrams there are.
+    /// The number of entries of datagrams.
     #[inline(always)]
     pub fn in_datagrams(elsewhere: u64) -> u64 {
         elsewhere / Self::IN_DATAGRAMS
     }
 }
 
-/// A cookie that no socket has: the daemon puts it in place of one whose socket may be gone.
+/// A cookie that no socket has: the daemon stores it in place of a cookie while it checks whether
+/// the socket is gone.
 pub const RECLAIMING: u64 = u64::MAX;
 
-/// The flows of a datagram socket that addresses its datagrams, one per service, in an array that fills from the first. Written
-/// by the kernel programs; taken out by the daemon if its socket is gone.
+/// The flows of a datagram socket that addresses its datagrams, one per service, in an array
+/// without gaps. Written by the kernel programs; the daemon removes it if its socket is gone.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Datagrams {
-    /// Flows; those whose phase is 0 are free, and so are all that follow.
+    /// Flows; those with phase 0 are free, and so are all after them.
     pub flows: [Flow; MAX_DATAGRAM_FLOWS],
-    /// Where the datagrams of each flow's service went before: answers from there may still be on their way.
+    /// The previous destination of each flow's service: answers from there may still arrive.
     pub before: [Peer; MAX_DATAGRAM_FLOWS],
-    /// What `chosen` was when each flow was chosen.
+    /// The value of `chosen` when each flow was chosen.
     pub order: [u32; MAX_DATAGRAM_FLOWS],
     /// Flows chosen for this socket so far, wrapping.
     pub chosen: u32,
@@ -198,19 +204,19 @@ impl Datagrams {
         _reserved: 0,
     };
 
-    /// Those that are flows.
+    /// The entries that are flows.
     pub fn live(&self) -> impl Iterator<Item = &Flow> {
         self.flows.iter().filter(|flow| flow.phase != 0)
     }
 }
 
-/// An address of which no slot is kept: who had it may be gone.
+/// An address without a slot: the backend that had it may be gone.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Peer {
     /// The address.
     pub address: Address,
-    /// The port; 0 if this is nobody.
+    /// The port; 0 if there is no peer.
     pub port: Be16,
     /// Zero.
     pub _reserved: u16,
@@ -218,6 +224,6 @@ pub struct Peer {
 const _: () = assert!(size_of::<Peer>() == 20);
 
 impl Peer {
-    /// Nobody.
+    /// No peer.
     pub const NONE: Self = Self { address: Address::UNSPECIFIED, port: Be16::from_host(0), _reserved: 0 };
 }

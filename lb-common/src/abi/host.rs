@@ -1,8 +1,10 @@
-//! What all client tasks of a host share in the kernel: until when each backend that reports is a lame duck, who reports, and what
-//! was believed last; and, where a kernel program takes reports in, where it looks for them and what it has counted.
+//! The data that all client tasks of a host share in the kernel: until when each reporting backend
+//! is a lame duck, the register of these backends, and their last believed reports. If a kernel
+//! program processes reports, also the addresses that it listens at and its counters.
 //!
-//! An ABI of its own: one set of these maps exists per host, under `<pins>/host-v<HOST_ABI_VERSION>/`, beside the directories of
-//! the clients. Clients of every ABI version that knows reports read the same one. Any change of a layout here is a new
+//! This is an ABI of its own: one set of these maps exists per host, under
+//! `<pins>/host-v<HOST_ABI_VERSION>/`, beside the directories of the clients. Clients of every ABI
+//! version that supports reports read the same set. Any change of a layout here needs a new
 //! [`HOST_ABI_VERSION`]; the clients' version stays.
 
 use bytemuck::{Pod, Zeroable};
@@ -12,13 +14,14 @@ use crate::net::{Address, Be16};
 /// The version of everything in this module; a part of the pin path.
 pub const HOST_ABI_VERSION: u32 = 2;
 
-/// Elements of [`map::VERDICTS`], one for each report id: half a megabyte, which every host can spare.
+/// Elements of [`map::VERDICTS`], one for each report id. They take half a megabyte, which every
+/// host can spare.
 pub const REPORT_IDS: u32 = 65_536;
 
-/// The report id of a backend of which no report is heard. Its verdict is never anything but zero.
+/// The report id of a backend without reports. Its verdict is always zero.
 pub const NO_REPORT: u32 = 0;
 
-/// Names that may have a report id at a time: all ids but [`NO_REPORT`].
+/// Maximum names with a report id at a time: all ids but [`NO_REPORT`].
 pub const MAX_SENDERS: u32 = REPORT_IDS - 1;
 
 /// Names of the maps as the objects declare them and as they are pinned.
@@ -29,7 +32,8 @@ pub mod map {
     pub const SENDERS: &str = "senders";
     /// Array, memory-mapped: report id to [`LastReport`](super::LastReport).
     pub const LAST_REPORTS: &str = "last_reports";
-    /// Hash: an [`Address`](crate::net::Address) at which the daemon listens to [`Listener`](super::Listener).
+    /// Hash: an [`Address`](crate::net::Address) at which the daemon listens, to
+    /// [`Listener`](super::Listener).
     pub const LISTENERS: &str = "listeners";
     /// Per-CPU array with one element: [`Receptions`](super::Receptions).
     pub const RECEPTIONS: &str = "receptions";
@@ -38,25 +42,26 @@ pub mod map {
     pub const ALL: [&str; 5] = [VERDICTS, SENDERS, LAST_REPORTS, LISTENERS, RECEPTIONS];
 }
 
-/// Until when a backend is a lame duck by its own report. Written by whoever receives its reports, as one word; read by connect,
-/// for the backend that it has chosen. It ends by itself, so a receiver that dies leaves nothing behind that lasts.
+/// Until when a backend is a lame duck by its own report. The receiver of its reports writes it as
+/// one word; connect reads it for the chosen backend. It expires by itself, so a receiver that dies
+/// leaves no lasting state.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Verdict {
-    /// `CLOCK_MONOTONIC`, nanoseconds; 0 if it is none.
+    /// In nanoseconds of `CLOCK_MONOTONIC`; 0 if the backend is not a lame duck.
     pub lame_until_ns: u64,
 }
 const _: () = assert!(size_of::<Verdict>() == 8);
 
 impl Verdict {
-    /// Whether it says of a backend that it is a lame duck at this time.
+    /// Whether the backend is a lame duck at this time.
     #[inline(always)]
     pub const fn is_lame(self, now_ns: u64) -> bool {
         self.lame_until_ns > now_ns
     }
 }
 
-/// A backend's name, by which it reports: its protocol, address and port as the endpoint list has them.
+/// A backend's name in reports: its protocol, address and port as in the endpoint list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct SenderName {
@@ -71,7 +76,8 @@ pub struct SenderName {
 }
 const _: () = assert!(size_of::<SenderName>() == 20);
 
-/// A backend that reports: the register of its name. It outlives the daemon. Written by the daemon alone.
+/// The entry of a reporting backend in the register of senders. It outlives the daemon. Written by
+/// the daemon alone.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Sender {
@@ -79,13 +85,13 @@ pub struct Sender {
     pub id: u32,
     /// Zero.
     pub _reserved: u32,
-    /// Its keys, of which one or two are valid at a time.
+    /// Its keys; one or two are valid at a time.
     pub keys: [SenderKey; 2],
 }
 const _: () = assert!(size_of::<Sender>() == 56);
 
-/// Which report of a backend was the last: one word, so that it changes with a single compare-and-swap. As a number, a later
-/// report is larger than an earlier one. All zero if there was none.
+/// The number of a backend's last report: one word, so that a single compare-and-swap changes it.
+/// As a number, a later report is larger than an earlier one. All zero if there was no report.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct ReportBase {
@@ -96,61 +102,65 @@ pub struct ReportBase {
 }
 one_word!(ReportBase, u64);
 
-/// What was believed of a backend last, and what it was asked: by this the next report is judged
-/// (`lb_report::wire::judge`). Four words, each written in one piece by whoever takes reports in; the nonce by whoever asks.
+/// The last believed report and the last request of a backend; the next report is judged against
+/// them (`lb_report::wire::judge`). Four words, each written in one piece: the nonce by the sender
+/// of requests, the others by the receiver of reports.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct LastReport {
-    /// The number of the last report that was believed.
+    /// The number of the last believed report.
     pub base: ReportBase,
-    /// The highest number that was ever believed. Numbers go back with an agent that has lost its disk or its clock.
+    /// The highest number of any believed report. An agent that has lost its disk or its clock
+    /// sends lower numbers.
     pub highest: ReportBase,
-    /// The nonce of the request that has no answer yet; 0 if there is none.
+    /// The nonce of the unanswered request; 0 if there is none.
     pub nonce: u64,
-    /// When a push that had come before was passed on to the daemon for the last time, as nanoseconds of `CLOCK_MONOTONIC`. Written by
-    /// the program alone.
+    /// When a repeated push was last passed on to the daemon, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// Written by the program alone.
     pub repeated_ns: u64,
 }
 const _: () = assert!(size_of::<LastReport>() == 32);
 
-/// How many addresses the daemon may listen at for a kernel program to take reports in.
+/// Maximum addresses at which the daemon may listen while a kernel program processes reports.
 pub const MAX_LISTENERS: u32 = 1_024;
 
-/// What a kernel program is to do with datagrams to an address at which the daemon listens. Written by the daemon.
+/// How a kernel program processes datagrams to an address at which the daemon listens. Written by
+/// the daemon.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Listener {
-    /// 1 if what is not believed goes on to the daemon as well, which is counted all the same: where backends are asked that have no
-    /// entry in [`map::SENDERS`], or answers may be for somebody behind this host, whose nonces the daemon's own are not.
+    /// 1 if datagrams that are not believed go on to the daemon as well; they are counted in any
+    /// case. Needed if polled backends have no entry in [`map::SENDERS`], or if answers may be for
+    /// a process behind this host, which uses other nonces than the daemon.
     pub passes_unbelieved: u32,
 }
 const _: () = assert!(size_of::<Listener>() == 4);
 
-/// How many things may become of a datagram that a kernel program takes in.
+/// Number of results of processing a datagram in a kernel program.
 pub const RECEPTIONS: usize = 10;
 
-/// How many datagrams a kernel program took in, of one CPU, by what became of each.
+/// Datagrams that a kernel program processed on one CPU, by result.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Receptions {
-    /// By `lb_report::receive::Reception::number`.
+    /// The counter of each result, indexed by `lb_report::receive::Reception::number`.
     pub counts: [u64; RECEPTIONS],
 }
 
-/// A key by which reports of a backend are authentic.
+/// A key that authenticates reports of a backend.
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct SenderKey {
-    /// Its number, from 1 on; 0 if this is no key.
+    /// Its number, 1 or more; 0 if this is not a key.
     pub id: u16,
     /// Zero.
     pub _reserved: [u8; 6],
-    /// The key, as `lb_report::wire::Key::from_bytes` takes it.
+    /// The key, in the form that `lb_report::wire::Key::from_bytes` expects.
     pub key: [u8; 16],
 }
 const _: () = assert!(size_of::<SenderKey>() == 24);
 
-// It does not show what it is.
+// The output of Debug must not show the key.
 impl core::fmt::Debug for SenderKey {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("SenderKey").field("id", &self.id).finish_non_exhaustive()

@@ -1,25 +1,26 @@
-//! What an agent and the kernel program that answers requests in its place share. Nothing of it is pinned: both are of one process,
-//! which makes the maps when it starts.
+//! The data that an agent shares with the kernel program that answers requests in its place. None
+//! of it is pinned: one process owns the maps and the program, and creates the maps when it starts.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::host::{SenderKey, SenderName};
 use crate::net::{Address, Be16};
 
-/// Backends that are answered for: of an agent's file and of programs that have registered, with room for all of them to be others.
+/// Maximum backends with a prepared answer: those of an agent's file and those of registered
+/// programs, even if no backend is in both.
 pub const MAX_ANSWERED: u32 = 512;
 
-/// Subscribers that the program writes down between two looks of the agent, which knows as many of each backend. Past them the longest
-/// silent one makes room.
+/// Maximum subscribers that the program records until the agent reads them; the agent stores as
+/// many per backend. If there are more, the one that has been silent longest is removed.
 pub const MAX_SUBSCRIBERS: u32 = 65_536;
 
-/// Addresses of this host that may be asked.
+/// Maximum addresses of this host at which requests are answered.
 pub const MAX_ADDRESSES: u32 = 1_024;
 
-/// Hardware addresses of this host's interfaces at which requests may arrive.
+/// Maximum hardware addresses of this host's interfaces at which requests may arrive.
 pub const MAX_STATIONS: u32 = 64;
 
-/// The hardware address of a network interface (IEEE 802), and two bytes of zero.
+/// The hardware address of a network interface (IEEE 802), followed by two zero bytes.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Pod, Zeroable)]
 pub struct Station(u64);
@@ -35,34 +36,40 @@ impl From<[u8; 6]> for Station {
 pub mod map {
     /// Hash: [`SenderName`](super::SenderName) to [`PreparedAnswer`](super::PreparedAnswer).
     pub const ANSWERS: &str = "answers";
-    /// Hash: an [`Address`](super::Address) of this host that is asked to nothing, which is one byte.
+    /// Hash used as a set: an [`Address`](super::Address) of this host at which requests are
+    /// answered. The value is one unused byte.
     pub const ADDRESSES: &str = "addresses";
-    /// Hash: a [`Station`](super::Station) of this host to nothing, which is one byte.
+    /// Hash used as a set: a [`Station`](super::Station) of this host. The value is one unused
+    /// byte.
     pub const STATIONS: &str = "stations";
-    /// Hash that forgets the longest unused entry: [`SubscriberName`](super::SubscriberName) to [`Subscriber`](super::Subscriber).
+    /// Hash that evicts the least recently used entry: [`SubscriberName`](super::SubscriberName) to
+    /// [`Subscriber`](super::Subscriber).
     pub const SUBSCRIBERS: &str = "subscribers";
     /// Per-CPU array with one element: [`Counts`](super::Counts).
     pub const COUNTS: &str = "counts";
 }
 
-/// What is answered to requests for one backend, until a deadline. Written by the agent, each second and whenever it changes.
+/// The answer to requests for one backend, valid until a deadline. Written by the agent every
+/// second and after each change.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct PreparedAnswer {
-    /// When it was written, as nanoseconds of `CLOCK_MONOTONIC`: the load that it tells is older by the time since.
+    /// When it was written, in nanoseconds of `CLOCK_MONOTONIC`: the age of the load grows by the
+    /// time since then.
     pub written_ns: u64,
-    /// Until when it holds, likewise. Later nobody knows any more whether the backend is ready.
+    /// Until when it is valid, likewise. After that the readiness of the backend is unknown.
     pub deadline_ns: u64,
     /// The number of the readiness's last change.
     pub change: u16,
     /// Zero.
     pub _reserved: [u8; 6],
-    /// The backend's keys, of which one or two are valid at a time.
+    /// The backend's keys; one or two are valid at a time.
     pub keys: [SenderKey; 2],
-    /// The report, without what belongs to one answer: key, nonce, cookie and MAC. A datagram as it lies in memory
-    /// (`lb_report::wire::Datagram`).
+    /// The report, without the fields that differ per answer: key, nonce, cookie and MAC. The bytes
+    /// of a datagram (`lb_report::wire::Datagram`).
     pub report: [u64; REPORT_WORDS],
-    /// Of the words before it: a copy that was read while this was written does not have it.
+    /// A check of the words before it: a copy that was read during a write does not have a valid
+    /// one.
     pub check: u64,
 }
 const _: () = assert!(size_of::<PreparedAnswer>() == WORDS * 8);
@@ -74,7 +81,7 @@ pub const REPORT_WORDS: usize = 10;
 pub const WORDS: usize = 3 + 2 * 3 + REPORT_WORDS + 1;
 
 impl PreparedAnswer {
-    /// The same with its check.
+    /// The same answer with its check.
     #[must_use]
     pub fn checked(mut self) -> Self {
         let words: &[u64; WORDS] = bytemuck::cast_ref(&self);
@@ -82,12 +89,14 @@ impl PreparedAnswer {
         self
     }
 
-    /// Copies its words, each read by `word`, to another one. Returns whether they belong together.
+    /// Copies the words, each read by `word`, to another answer. Returns whether the check of the
+    /// copy is valid.
     #[inline(always)]
     pub fn copy(to: &mut Self, word: impl Fn(usize) -> u64) -> bool {
         let words: &mut [u64; WORDS] = bytemuck::cast_mut(to);
         let (mut check, mut at) = (0, 0);
-        // Bound: all words but the last. Mixed in at once, so that a kernel program does not have to remember them.
+        // Bound: all words but the last. The check is computed in the same loop, so that a kernel
+        // program need not store the words.
         while at < WORDS - 1 {
             let read = word(at);
             words[at] = read;
@@ -98,13 +107,14 @@ impl PreparedAnswer {
     }
 }
 
-/// Against chance, not against anybody: a word is mixed in by a rotation and the multiplication with an odd number.
+/// Mixes in a word by a rotation and a multiplication with an odd number. It detects accidental
+/// changes, not malicious ones.
 #[inline(always)]
 const fn mixed_in(check: u64, word: u64) -> u64 {
     (check.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95)
 }
 
-/// Who is told of changes of which backend.
+/// A subscriber to changes of a backend.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct SubscriberName {
@@ -119,33 +129,33 @@ pub struct SubscriberName {
 }
 const _: () = assert!(size_of::<SubscriberName>() == 40);
 
-/// What an asker has shown by its last request.
+/// The content of a subscriber's last request.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Subscriber {
-    /// When that came, as nanoseconds of `CLOCK_MONOTONIC`.
+    /// When the request arrived, in nanoseconds of `CLOCK_MONOTONIC`.
     pub asked_ns: u64,
-    /// Which address of this host it has asked.
+    /// The address of this host to which it was sent.
     pub local: Address,
     /// The number of its key.
     pub key_id: u16,
-    /// The number of the change of which it has heard.
+    /// The number of the change that it acknowledged.
     pub heard: u16,
     /// Zero.
     pub _reserved: u32,
 }
 const _: () = assert!(size_of::<Subscriber>() == 32);
 
-/// For how many reasons a request may get no answer.
+/// Number of reasons for which a request may get no answer.
 pub const REFUSALS: usize = 9;
 
-/// How many requests there were, of one CPU, by what became of each.
+/// Requests on one CPU, by result.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Counts {
-    /// Those that were answered.
+    /// Answered requests.
     pub answered: u64,
-    /// Those that were not, by `lb_report::answer::Refused::number`.
+    /// Refused requests, indexed by `lb_report::answer::Refused::number`.
     pub refused: [u64; REFUSALS],
 }
 

@@ -1,11 +1,11 @@
-//! What was counted of backends that have no slot any more. The daemon's own: no program uses it.
+//! The counters of backends that no longer have a slot. Only the daemon uses them, no program does.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::{NAME_BYTES, SlotCounters};
 use crate::net::{Address, Be16};
 
-/// What a backend is known by, whatever slot it has: its service and its address.
+/// The identity of a backend, independent of its slot: its service and its address.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct BackendName {
@@ -20,16 +20,18 @@ pub struct BackendName {
 }
 const _: () = assert!(size_of::<BackendName>() == 84);
 
-/// What was counted of a backend until it left its slot. It goes on with that if it returns. Written and read by the
-/// daemon only; in a map so that it outlives the daemon, and ends with the counts of the others.
+/// The counters of a backend when it left its slot. They continue if it returns. Written and read
+/// by the daemon only; they are in a map so that they outlive the daemon and end together with the
+/// other counters.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct RetiredCounters {
-    /// Over all CPUs.
+    /// Sums over all CPUs.
     pub counts: SlotCounters,
     /// Flows that were reclaimed.
     pub reclaimed: u64,
-    /// When it left, by `CLOCK_MONOTONIC`: where there is no room, those that left first are forgotten.
+    /// When it left, by `CLOCK_MONOTONIC`: if the map is full, the entry of the backend that left
+    /// first is removed.
     pub left_ns: u64,
 }
 const _: () = assert!(size_of::<RetiredCounters>() == 584);

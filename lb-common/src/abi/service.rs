@@ -1,12 +1,12 @@
-//! What processes dial, and the tables by which connect picks.
+//! Services, which processes dial, and the tables by which connect picks backends.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::{MAX_LISTED, NAME_BYTES};
 use crate::net::{Address, Be16};
 
-/// A cell of the table that tells which service has an address, see [`vip_table`](crate::vip_table). Written by the
-/// daemon, as one word.
+/// A cell of the table from an address to its service, see [`vip_table`](crate::vip_table). Written
+/// by the daemon, as one word.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct VipCell {
@@ -18,29 +18,32 @@ pub struct VipCell {
 one_word!(VipCell, u64);
 
 impl VipCell {
-    /// Empty: a look-up ends here.
+    /// Empty: a lookup ends here.
     pub const FREE: Self = Self { mark: 0, service: 0 };
-    /// Its service was removed; a look-up goes on.
+    /// Its service was removed; a lookup continues.
     pub const TOMBSTONE: Self = Self { mark: 0, service: u32::MAX };
 }
 
-/// Where a service's current table lies: one word, so that it switches whole with a single store.
+/// The place of a service's current table: one word, so that a single store switches tables.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct TableRef {
     /// First entry (not cell) of the table; a multiple of its length.
     pub base: u32,
-    /// Counts publications, wrapping: tells one table from the next in a dump.
+    /// Number of tables published, wrapping: distinguishes successive tables in a dump.
     pub generation: u16,
-    /// Logarithm of the length, [`MIN_SCHEDULE_LOG2`](super::MIN_SCHEDULE_LOG2) to [`MAX_SCHEDULE_LOG2`](super::MAX_SCHEDULE_LOG2); 0 means "no table".
+    /// Logarithm of the length, [`MIN_SCHEDULE_LOG2`](super::MIN_SCHEDULE_LOG2) to
+    /// [`MAX_SCHEDULE_LOG2`](super::MAX_SCHEDULE_LOG2); 0 means "no table".
     pub length_log2: u8,
-    /// Where the [`Members`] of the same table lie: [`NO_MEMBERS`], or the half of the service's pair, plus one.
+    /// The place of the [`Members`] of the same table: [`NO_MEMBERS`], or one plus the half of the
+    /// service's pair.
     pub members: u8,
 }
 one_word!(TableRef, u64);
 
 impl TableRef {
-    /// Where in [`map::MEMBERS`](super::map::MEMBERS) the members of the table lie, if they are listed.
+    /// The index in [`map::MEMBERS`](super::map::MEMBERS) of the members of the table, if they are
+    /// listed.
     #[inline(always)]
     pub fn members_of(self, service: u32) -> Option<u32> {
         if self.members == NO_MEMBERS { None } else { Some(2 * service + u32::from((self.members - 1) & 1)) }
@@ -57,79 +60,85 @@ impl TableRef {
     }
 }
 
-/// What connect needs of a service, and what `status` needs when the daemon is dead. Written by the daemon.
+/// The state of a service that connect needs, and that `status` needs when no daemon is running.
+/// Written by the daemon.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct Service {
     /// The current table; stored as one word after the table itself is complete.
     pub table: TableRef,
-    /// When an ejected backend is next tried. Written by the kernel programs, and zeroed by the daemon where ejection is
-    /// turned off.
+    /// The next trial of an ejected backend. Written by the kernel programs; the daemon zeroes it
+    /// when ejection is turned off.
     pub next_trial: NextTrial,
-    /// The slot taken when every pick was unusable, or [`NO_SLOT`](super::NO_SLOT) to refuse. Stored before any state word that would
-    /// make it wrong, hence read after them.
+    /// The slot for a connect if every pick was unusable; [`NO_SLOT`](super::NO_SLOT) refuses the
+    /// connect. The daemon stores it before any state word that would make the previous value
+    /// wrong, so programs read it after them.
     pub fallback: u32,
     /// The errno of a refused connect, as a positive number.
     pub errno: u16,
-    /// 1 if a SYN could not be sent and none was sent since. Written by the kernel programs.
+    /// 1 if a SYN could not be sent and none has been sent since. Written by the kernel programs.
     pub awaits_syn: u8,
-    /// 1 if a backend did not answer what a client sent, and none has since. Written by the kernel programs.
+    /// 1 if a backend did not answer a client's data, and no backend has answered since. Written by
+    /// the kernel programs.
     pub awaits_answer: u8,
-    /// The address processes dial; getpeername answers with it.
+    /// The address that processes dial; getpeername returns it.
     pub address: Address,
-    /// The port processes dial.
+    /// The port that processes dial.
     pub port: Be16,
     /// The IP protocol number.
     pub protocol: u8,
     /// [`SERVICE_FREE`], [`SERVICE_LIVE`] or [`SERVICE_LEAVING`].
     pub state: u8,
-    /// How a backend is picked, and what bounds that.
+    /// The policy by which a backend is picked, and its limits.
     pub rules: Rules,
     /// When a backend is ejected, and for how long.
     pub ejection: EjectionRules,
     /// Name, padded with zeros.
     pub name: [u8; NAME_BYTES],
-    /// Which backend SYNs could not be sent to, see [`SendFailures`](crate::ejection::SendFailures). Written by the kernel programs.
+    /// Which backend SYNs could not be sent to, see
+    /// [`SendFailures`](crate::ejection::SendFailures). Written by the kernel programs.
     pub send_failures: u16,
-    /// The slot plus one of the backend that answered first after the last one that did not; 0 if none has. Written by the kernel
-    /// programs.
+    /// The slot plus one of the first backend that answered after the last missing answer; 0 if
+    /// there is none. Written by the kernel programs.
     pub answered: u16,
-    /// Cookie of the client's network namespace: only flows of this one show anything of backends. 0 if it is not known, and
-    /// then all do. Written by the daemon at any time.
+    /// Cookie of the client's network namespace: only flows in it count for or against backends. 0
+    /// if it is unknown; all flows count then. Written by the daemon at any time.
     pub namespace: u64,
-    /// 1 if several processes of the client have begun flows lately, else 0: then what one of them alone has found may be its own
-    /// doing. Written by the daemon at any time.
+    /// 1 if several processes of the client have begun flows recently, else 0: failures that only
+    /// one of them sees may be caused by that process. Written by the daemon at any time.
     pub several_processes: u8,
     /// Zero.
     pub _reserved: [u8; 3],
-    /// When the backend in `answered` did, in ticks. Written by the kernel programs.
+    /// The tick at which the backend in `answered` answered. Written by the kernel programs.
     pub answered_at: u32,
-    /// The most open flows per share that a backend has, at most twice the mean of those that have any, in 2^-16 flows: of one backend
-    /// with `least-loaded`, and with `p2c` scaled to the whole table. Zero before the service has a policy that compares load. Written by the daemon every second.
+    /// The peak number of open flows per share of any backend, limited to twice the mean of the
+    /// backends with any flows, in 2^-16 flows. With `least-loaded` the share is one backend; with
+    /// `p2c` the number is scaled to the whole table. Zero until the service has a policy that
+    /// compares load. Written by the daemon every second.
     pub peak_flows: u64,
     /// Zero.
     pub _reserved_last: [u8; 24],
 }
 const _: () = assert!(size_of::<Service>() == 192);
-// All that a connect reads lies in one cache line, if rows begin with one.
+// A connect reads only the first cache line, if rows are aligned to cache lines.
 const _: () =
     assert!(core::mem::offset_of!(Service, ejection) <= 64 && size_of::<Service>().is_multiple_of(64));
 
-/// When a backend of a service that is ejected is next tried: one word, so that it changes with a single store.
+/// The next trial of an ejected backend of a service: one word, so that a single store changes it.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct NextTrial {
-    /// The tick.
+    /// The tick at which it is due.
     pub at: u32,
     /// The slot plus one; 0 if no trial is due.
     pub slot: u16,
-    /// Connects that come before it. (Programs count them down by a store of this half word alone.)
+    /// Connects that precede it. (Programs count them down by a store of this half word alone.)
     pub others: u16,
 }
 one_word!(NextTrial, u64);
 
 impl NextTrial {
-    /// Of the backend in a slot, at a tick, after so many connects.
+    /// The trial of the backend in a slot, at a tick, after `others` connects.
     #[inline(always)]
     pub const fn of(slot: u32, at: u32, others: u16) -> Self {
         #[expect(
@@ -151,11 +160,11 @@ impl NextTrial {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct EjectionRules {
-    /// Ticks that the first ejection lasts; each that follows lasts twice as long.
+    /// Ticks of the first ejection; each following one lasts twice as long.
     pub base: u32,
-    /// Ticks that an ejection lasts at most.
+    /// Maximum ticks of an ejection.
     pub max: u32,
-    /// Failures in a row that eject; 0 if nobody is ejected.
+    /// Failures in a row that eject a backend; 0 turns ejection off.
     pub failures: u8,
     /// 1 if established connections that the backend does not answer are failures, else 0.
     pub hangs: u8,
@@ -164,7 +173,7 @@ pub struct EjectionRules {
 }
 const _: () = assert!(size_of::<EjectionRules>() == 12);
 
-/// How a service picks. Written by the daemon at any time, each field by itself.
+/// The rules by which a service picks. Written by the daemon at any time, each field by itself.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Rules {
@@ -172,17 +181,19 @@ pub struct Rules {
     pub policy: u8,
     /// An [`Overflow`].
     pub overflow: u8,
-    /// SYNs that are sent again before a connect of the service times out; 0 leaves the kernel's.
+    /// Retransmissions of a SYN before a connect of the service times out; 0 leaves the kernel's
+    /// number.
     pub syn_retries: u8,
     /// Zero.
     pub _reserved: u8,
-    /// Open flows at which a backend is not taken; 0 is no limit.
+    /// Open flows at which a backend is no longer eligible; 0 is no limit.
     pub active_limit: u32,
-    /// Ticks in which recent errors lose half their weight; 0 does not count errors.
+    /// Half-life of recent errors in ticks; 0 does not count errors.
     pub error_half_life: u32,
-    /// Ticks after which a flow of addressed datagrams is chosen anew; 0 is never.
+    /// Ticks after which a backend is chosen again for a flow of addressed datagrams; 0 is never.
     pub rebind: u32,
-    /// Ticks after which a SYN counts as unanswered if the application gives up; 0 if only a retransmission tells that.
+    /// Ticks after which a SYN counts as unanswered if the application gives up; 0 if only a
+    /// retransmission shows that.
     pub unanswered_after: u32,
 }
 const _: () = assert!(size_of::<Rules>() == 20);
@@ -191,21 +202,22 @@ const _: () = assert!(size_of::<Rules>() == 20);
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Policy {
-    /// The next entry of an interleaved schedule in which all backends have as many: weights, also structural ones, are
-    /// ignored.
+    /// The next entry of an interleaved schedule in which all backends have the same number of
+    /// entries: weights, also structural ones, are ignored.
     RoundRobin = 0,
     /// The next entry of an interleaved schedule in which backends have entries by weight.
     WeightedRoundRobin = 1,
-    /// In turn among the members with the fewest open flows, recent errors counted as such. Looks at every member.
+    /// In turn among the members with the fewest open flows; recent errors count as open flows.
+    /// Examines every member.
     LeastLoaded = 2,
-    /// Of two random entries of the schedule the one whose backend has the lower load per weight.
+    /// Of two random entries of the schedule, the one with the lower load per weight.
     P2c = 3,
     /// A random entry of the schedule.
     Random = 4,
 }
 
 impl Policy {
-    /// All of them, by number, which is also the order in which the documentation has them.
+    /// All of them, by number, which is also their order in the documentation.
     pub const ALL: [Self; 5] =
         [Self::RoundRobin, Self::WeightedRoundRobin, Self::LeastLoaded, Self::P2c, Self::Random];
 
@@ -232,7 +244,7 @@ impl Policy {
         }
     }
 
-    /// Whether members have entries of the schedule by their weights. If not, all have as many.
+    /// Whether members have schedule entries by weight. If not, all have the same number.
     pub const fn is_weighted(self) -> bool {
         !matches!(self, Self::RoundRobin)
     }
@@ -243,18 +255,19 @@ impl Policy {
     }
 }
 
-/// What becomes of a flow when every backend is at its limit of open flows. Numbers are part of the ABI.
+/// The result for a flow if every backend is at its limit of open flows. Numbers are part of the
+/// ABI.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Overflow {
-    /// The least loaded backend gets it. Looks at every member.
+    /// The least loaded backend gets it. Examines every member.
     LeastLoaded = 0,
     /// It is refused with the service's errno.
     Refuse = 1,
 }
 
 impl Overflow {
-    /// Both of them, in the order in which the documentation has them.
+    /// Both of them, in their order in the documentation.
     pub const ALL: [Self; 2] = [Self::LeastLoaded, Self::Refuse];
 
     /// The word for it in configuration, tables and JSON.
@@ -266,32 +279,35 @@ impl Overflow {
     }
 }
 
-/// The backends of a table, each once, and behind them those that others stand in for while they are ejected: they are in no
-/// table, and get trials. Written by the daemon, only while no table refers to it.
+/// The backends of a table, each once. After them come the backends that are replaced by others
+/// while they are ejected: these are in no table, and get trials. The daemon writes it only while
+/// no table refers to it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct Members {
-    /// How many are in the table.
+    /// Number of backends in the table.
     pub count: u32,
-    /// How many there are with those that were replaced.
+    /// Number of backends including those that are replaced.
     pub listed: u32,
-    /// Their slots.
+    /// The slots of the backends.
     pub slots: [u16; MAX_LISTED as usize],
 }
 const _: () = assert!(size_of::<Members>() == 776);
 
-/// A table whose members are not listed: they are too many, or nothing asks for them.
+/// The number of a table without a list of members: there are too many, or no rule needs the list.
 pub const NO_MEMBERS: u8 = 0;
 
-/// No service has the index.
+/// No service has this index.
 pub const SERVICE_FREE: u8 = 0;
 /// The service is configured.
 pub const SERVICE_LIVE: u8 = 1;
-/// The service was removed; the index is kept until its last flow ends, so that getpeername stays right.
+/// The service was removed; the index is retained until its last flow ends, so that getpeername
+/// stays right.
 pub const SERVICE_LEAVING: u8 = 2;
 
-/// Four schedule entries, each the slot of a backend or [`NO_SLOT`](super::NO_SLOT). Written by the daemon, only while no service
-/// refers to it. Four to a cell because the kernel rounds every array element up to eight bytes.
+/// Four schedule entries, each the slot of a backend or [`NO_SLOT`](super::NO_SLOT). The daemon
+/// writes it only while no service refers to it. A cell has four entries because the kernel rounds
+/// every array element up to eight bytes.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct ScheduleCell {

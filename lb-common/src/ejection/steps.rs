@@ -1,9 +1,10 @@
-//! The steps of ejection, in the order in which they change a backend's store: a flow's end is judged, an ejection finds room or is
-//! withheld, and one connect at a time is a trial.
+//! The steps of ejection, in the order in which they change a backend's words: the end of a flow is
+//! judged, an ejection is permitted or withheld, and one connect at a time is a trial.
 //!
-//! The kernel programs, the planner and the tests run this one copy; [`EjectionStore`] holds the words of one service. Each step
-//! is a compare-and-swap of the backend's word, then a store of its state byte, and then a look at all members, which says when
-//! the next trial is due. Times are ticks.
+//! The kernel programs, the planner and the tests run this one copy; [`EjectionStore`] contains the
+//! words of one service. Each step is a compare-and-swap of the backend's word, then a store of its
+//! state byte, and then a survey of all members, which decides when the next trial is due. Times
+//! are ticks.
 
 use super::{
     Event, Evidence, EvidenceKind, FailureSource, SendFailures, Verdict, failure_source, is_over, left, next,
@@ -18,7 +19,7 @@ pub trait EjectionStore {
     /// A reference to a backend.
     type Backend: Copy;
 
-    /// The backend in a slot, if it is one of the service.
+    /// The backend in a slot, if it belongs to the service.
     fn backend(&self, slot: u32) -> Option<Self::Backend>;
 
     /// The service's rules.
@@ -27,31 +28,33 @@ pub trait EjectionStore {
     /// Whether the members of its table are listed.
     fn lists_members(&self) -> bool;
 
-    /// A look at all members, or at scattered entries of the table where they are not listed.
+    /// A survey of all members, or of scattered entries of the table if they are not listed.
     fn survey(&self, now: u32) -> Survey;
 
-    /// A number that decides the jitter, uniform in 32 bits.
+    /// A random number for the jitter, uniform in 32 bits.
     fn random(&self) -> u32;
 
     /// The state word of a backend.
     fn state(&self, backend: Self::Backend) -> StateWord;
 
-    /// Stores who has made the run of failures of a backend.
+    /// Stores the failure source of a backend's run of failures.
     fn set_failure_source(&self, backend: Self::Backend, failure_source: FailureSource);
 
-    /// Which backend SYNs cannot be sent to.
+    /// Which backends SYNs cannot be sent to.
     fn send_failures(&self) -> SendFailures;
 
-    /// Stores that, and that a SYN is awaited.
+    /// Stores the send failures, and that the next SYN is awaited.
     fn set_send_failures(&self, send_failures: SendFailures);
 
-    /// The slot of the backend that answered first after the last one that did not, and when; [`NO_SLOT`] or more if none has.
+    /// The slot of the first backend that answered after the last missing answer, and the tick of
+    /// that; the slot is [`NO_SLOT`] or more if there is none.
     fn answered(&self) -> (u32, u32);
 
-    /// Whether none has answered since the last one that did not: the slot is that of an earlier answer.
+    /// Whether no backend has answered since the last missing answer: the slot then belongs to an
+    /// earlier answer.
     fn awaits_answer(&self) -> bool;
 
-    /// Awaits the next answer.
+    /// Begins to wait for the next answer.
     fn await_answer(&self);
 
     /// Stores whether a backend is ejected: 1 or 0.
@@ -60,37 +63,39 @@ pub trait EjectionStore {
     /// The ejection word of a backend.
     fn standing(&self, backend: Self::Backend) -> EjectionState;
 
-    /// Replaces it. Returns `false` if it is not `before` any more: another CPU was quicker.
+    /// Replaces the ejection word. Returns `false` if it is no longer `before`, because another CPU
+    /// has changed it.
     fn replace_standing(&self, backend: Self::Backend, before: EjectionState, after: EjectionState) -> bool;
 
-    /// Forgets the recent errors of a backend.
+    /// Clears the recent errors of a backend.
     fn forget_errors(&self, backend: Self::Backend);
 
-    /// Whether a trial may go to a backend: it is below the limit of open flows, and no lame duck by its own report.
+    /// Whether a backend accepts trials: it is below the limit of open flows, and its own report
+    /// does not make it a lame duck.
     fn takes_trials(&self, backend: Self::Backend) -> bool;
 
-    /// Counts in the counters of a slot.
+    /// Increments a counter of a slot.
     fn count(&self, slot: u32, counted: Counted);
 
-    /// When the next trial is due.
+    /// When the next trial is due, and which backend it tests.
     fn next_trial(&self) -> NextTrial;
 
-    /// Stores that.
+    /// Stores the next trial.
     fn set_next_trial(&self, next: NextTrial);
 
-    /// Stores it, unless it is not `before` any more.
+    /// Stores the next trial if the stored one is still `before`.
     fn replace_next_trial(&self, before: NextTrial, after: NextTrial);
 
-    /// Stores how many connects come before the next trial, and nothing else of that word.
+    /// Stores how many connects precede the next trial, and no other part of the word.
     fn set_others(&self, others: u16);
 }
 
-/// What is counted of a backend.
+/// An event that is counted per backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
     /// An ejection.
     Ejection,
-    /// An ejection for which there was no room.
+    /// An ejection that was withheld.
     Withheld,
     /// A trial.
     Trial,
@@ -98,25 +103,25 @@ pub enum Counted {
     Readmission,
 }
 
-/// What has followed from some evidence.
+/// The effect of evidence on a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judgement {
-    /// Nothing.
+    /// Nothing changed.
     Unchanged,
-    /// It is remembered; the backend stays as it was.
+    /// The evidence is stored, without any other effect.
     Remembered,
-    /// The backend is not ejected, because it is the last.
+    /// The backend is not ejected, because it is the last available one.
     Withheld,
     /// The backend is ejected.
     Ejected,
-    /// The backend stays ejected, for longer.
+    /// The backend stays ejected for longer.
     EjectedLonger,
-    /// The backend is taken back, and its recent errors are forgotten.
+    /// The backend is readmitted, and its recent errors are cleared.
     Readmitted,
 }
 
 impl Judgement {
-    /// After what the next trial is to be looked for, if it is.
+    /// The event with which to schedule the next trial; `None` if the schedule does not change.
     #[inline(always)]
     pub const fn event(self) -> Option<Event> {
         match self {
@@ -128,22 +133,23 @@ impl Judgement {
     }
 }
 
-/// Why nothing was judged.
+/// Why the evidence was not judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unjudged {
-    /// Another CPU was quicker: judge again.
+    /// Another CPU changed the word first: judge again.
     Contended,
-    /// The backend is to be ejected: look whether there is room, and judge again.
+    /// The backend should be ejected: check with a survey whether one more may be, and judge again.
     WantsRoom,
 }
 
-/// Judges the backend in a slot by some evidence. `has_room`: whether one more may be ejected ([`Survey::has_room`]), if that is known.
-/// After that the next trial is to be scheduled where [`Judgement::event`] says so. (All by the caller: functions of a kernel program
-/// that call each other share 512 bytes of stack, and without CAP_PERFMON the verifier has too many ways to follow through a loop of
-/// all this.)
+/// Judges the backend in a slot by evidence. `has_room` is whether one more backend may be ejected
+/// ([`Survey::has_room`]), if that is known. Afterwards the caller must schedule the next trial if
+/// [`Judgement::event`] returns an event. (The caller does both because kernel-program functions
+/// that call each other share 512 bytes of stack, and because without CAP_PERFMON the verifier
+/// finds too many paths in a loop over all of this.)
 ///
 /// # Errors
-/// If nothing was judged.
+/// If the evidence was not judged.
 #[inline(always)]
 pub fn judge<W: EjectionStore>(
     store: &W,
@@ -188,7 +194,7 @@ pub fn judge<W: EjectionStore>(
             if matches!(verdict, Verdict::Eject) { Judgement::Ejected } else { Judgement::EjectedLonger }
         }
         Verdict::Readmit => {
-            // It begins with a clean record: what failed before says nothing of what it is now.
+            // Failures before the readmission no longer count.
             store.forget_errors(backend);
             store.set_failure_source(backend, FailureSource::default());
             store.set_ejected(backend, 0);
@@ -198,12 +204,13 @@ pub fn judge<W: EjectionStore>(
     })
 }
 
-/// What evidence is worth, by its number: what may be this host's fault, or the way of the protocol, counts only while other backends
-/// show that it is not. Returns the number of what is left of it, 0 if that is nothing. To be asked once, before [`judge`]. `began`: the
-/// tick at which its flow did.
+/// Discards evidence that does not count. Failures that may be the fault of this host, or normal
+/// for the protocol, count only while other backends show that they are not. Takes and returns the
+/// number of the evidence; 0 if nothing is left of it. Call it once, before [`judge`]. `began` is
+/// the tick at which the flow began.
 ///
-/// A missing answer counts if another backend has answered since the last one, or since its own flow began: clients send in bursts, of
-/// which all requests to one backend may end together.
+/// A missing answer counts if another backend has answered since the previous missing answer, or
+/// since this flow began: clients send in bursts, so all requests to one backend may end together.
 #[inline(always)]
 pub fn weigh<W: EjectionStore>(store: &W, slot: u32, evidence: u32, began: u32) -> u32 {
     let counts = match Evidence::from_word(evidence).kind {
@@ -230,11 +237,12 @@ pub fn weigh<W: EjectionStore>(store: &W, slot: u32, evidence: u32, began: u32) 
     if counts || evidence & Evidence::TRIAL == 0 {
         return if counts { evidence } else { 0 };
     }
-    // A trial that has decided nothing.
+    // A trial without a result.
     evidence & !Evidence::KIND
 }
 
-/// Takes back a backend that was ejected because no SYN to it could be sent: none can be sent to others, either.
+/// Readmits a backend that was ejected because no SYN to it could be sent: SYNs to other backends
+/// cannot be sent either.
 #[inline(always)]
 fn readmit_blamed<W: EjectionStore>(store: &W, slot: u32) {
     let Some(backend) = store.backend(slot) else { return };
@@ -246,21 +254,23 @@ fn readmit_blamed<W: EjectionStore>(store: &W, slot: u32) {
     }
 }
 
-/// Stores when the next trial is due, if members are listed.
+/// Schedules the next trial, if members are listed.
 #[inline(always)]
 pub fn schedule_trial<W: EjectionStore>(store: &W, event: Event, now: u32) {
     if !store.lists_members() {
         return;
     }
-    // Twice: another CPU may have ejected a backend between the look and the store, and have stored before. A CPU
-    // that looks after its own store sees the other CPU's store, or the other CPU stores last.
+    // Twice: another CPU may have ejected a backend between the survey and the store, and have
+    // stored first. A CPU that surveys after its own store sees the other CPU's store, or the other
+    // CPU stores last.
     for _ in 0..2 {
         let (seen, before) = (store.survey(now), store.next_trial());
         store.set_next_trial(next_trial(seen, store.rules(), event, before, now));
     }
 }
 
-/// The slot of an ejected backend that a connect which begins now is to try, if a trial is due; else [`NO_SLOT`].
+/// The slot of an ejected backend that the current connect must try, if a trial is due; else
+/// [`NO_SLOT`].
 #[inline(always)]
 pub fn take_trial<W: EjectionStore>(store: &W, now: u32) -> u32 {
     let due = store.next_trial();
@@ -268,7 +278,7 @@ pub fn take_trial<W: EjectionStore>(store: &W, now: u32) -> u32 {
         return NO_SLOT;
     }
     if due.others != 0 {
-        // A store that comes late lets a few connects more or less go first.
+        // If this store races with another, slightly more or fewer connects precede the trial.
         store.set_others(due.others - 1);
         return NO_SLOT;
     }
@@ -277,13 +287,15 @@ pub fn take_trial<W: EjectionStore>(store: &W, now: u32) -> u32 {
         return NO_SLOT;
     }
     let slot = begin_trial(store, due.slot(), now);
-    // Until it is decided; and if it could not be tried, not again at each connect. If another CPU has said something else
-    // meanwhile, that is newer.
+    // No other trial is due while this one is undecided, and a backend that could not be tried is
+    // not tried again by each connect. If another CPU has stored something else meanwhile, that is
+    // newer.
     store.replace_next_trial(due, NextTrial { at: now.wrapping_add(rules.base), ..due });
     slot
 }
 
-/// Begins the trial of the backend in a slot. Returns the slot, or [`NO_SLOT`] if the backend may not be tried.
+/// Begins the trial of the backend in a slot. Returns the slot, or [`NO_SLOT`] if the backend may
+/// not be tried.
 #[inline(always)]
 pub fn begin_trial<W: EjectionStore>(store: &W, slot: u32, now: u32) -> u32 {
     let Some(backend) = store.backend(slot) else { return NO_SLOT };
@@ -305,15 +317,16 @@ pub fn may_be_tried<W: EjectionStore>(
     before: EjectionState,
     now: u32,
 ) -> bool {
-    // Of a service whose members are listed, the trial may be due before its time is over, if no backend is well. A
-    // trial that is under way goes on.
+    // If members are listed and no backend is well, a trial may be due before the ejection is over.
+    // A running trial is not interrupted.
     let waits = before.phase == EjectionPhase::Trial as u8 || !store.lists_members();
     store.state(backend).is_held_back() != 0
         && (!waits || is_over(before.at, store.rules(), now))
         && store.takes_trials(backend)
 }
 
-/// A trial has decided nothing: it is soon the next one's turn. Returns whether the flow was the trial.
+/// Ends a trial that decided nothing, so that another one follows soon. Returns whether the flow
+/// was the trial.
 #[inline(always)]
 pub fn give_trial_up<W: EjectionStore>(store: &W, slot: u32, now: u32) -> bool {
     let Some(backend) = store.backend(slot) else { return false };
@@ -327,7 +340,8 @@ pub fn give_trial_up<W: EjectionStore>(store: &W, slot: u32, now: u32) -> bool {
     true
 }
 
-/// Names the backend in a slot, which was just ejected, for the next trial if none is named. ([`schedule_trial`] looks at all.)
+/// Makes the backend in a slot, which was just ejected, the next trial if there is none yet.
+/// ([`schedule_trial`] surveys all members.)
 #[inline(always)]
 pub fn name_for_trial<W: EjectionStore>(store: &W, slot: u32, now: u32) {
     let Some(backend) = store.backend(slot) else { return };

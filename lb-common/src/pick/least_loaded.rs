@@ -1,25 +1,28 @@
-//! `least-loaded`: round robin among the members with the least load ("Site Reliability Engineering", chapter 20), and the
-//! look at everybody when those that another policy has looked at are at the limit.
+//! `least-loaded`: round robin among the members with the least load ("Site Reliability
+//! Engineering", chapter 20). Other policies use its scan of all members if the backends that they
+//! examined are at the limit.
 //!
-//! One loop finds the smallest of one number per member, in which stand, from high to low: may it not be chosen, is it at
-//! the limit, its load, how far it is from where the round robin stands, its slot. Arithmetic in place of branches: the
-//! verifier follows every way through each of the 256 turns.
+//! One loop finds the smallest of one number per member. The number contains, from high to low
+//! bits: whether the member may not be chosen, whether it is at the limit, its load, its distance
+//! from the position of the round robin, and its slot. Arithmetic replaces branches, because the
+//! verifier follows every path through each of the 256 iterations.
 
 use super::Tables;
 use super::view::at_limit;
 use crate::abi::{MAX_SUBSET, NO_SLOT};
 use crate::load::{self, HalfLife, smaller};
 
-/// What a scan must know besides the tables: plain numbers, as many as a function of a kernel program can be given.
+/// The input of a scan besides the tables: plain numbers, as many as a function of a kernel program
+/// accepts.
 #[derive(Clone, Copy)]
 pub struct Scan {
-    /// Where the round robin stands.
+    /// The position of the round robin.
     pub sample: u32,
     /// The tick.
     pub now: u32,
-    /// As in the rules.
+    /// As in [`Rules`](crate::abi::Rules).
     pub active_limit: u32,
-    /// As in the rules.
+    /// As in [`Rules`](crate::abi::Rules).
     pub error_half_life: u32,
 }
 
@@ -27,16 +30,18 @@ const SLOT_BITS: u32 = 16;
 const DISTANCE_BITS: u32 = 8;
 const AT_LIMIT_BIT: u32 = 61;
 const UNUSABLE_BIT: u32 = 62;
-/// More than any.
+/// Larger than the number of any member.
 const NO_MEMBER: u64 = u64::MAX >> 1;
-/// The tables contradict each other.
+/// A number in place of a member's: the tables contradict each other.
 const CORRUPT: u64 = u64::MAX;
 const _: () = assert!(NO_SLOT < 1 << SLOT_BITS && MAX_SUBSET == 1 << DISTANCE_BITS);
 
-/// Members that are looked at together, so that the verifier follows the loop for as many, and not for all.
+/// Members that one part of the scan examines. The verifier then follows the loop for this many and
+/// not for all.
 const PART: u32 = 64;
 
-/// The smallest number of all members, as a word of `Least`. `count`: how many there are. `part` gives what [`least_of_part`] does.
+/// The smallest number of all `count` members, as a word of `Least`. `part` must return the result
+/// of [`least_of_part`].
 #[inline(always)]
 pub fn least(count: u32, sample: u32, part: impl Fn(u32) -> u64) -> u64 {
     const { assert!(MAX_SUBSET == 4 * PART) };
@@ -50,18 +55,20 @@ pub fn least(count: u32, sample: u32, part: impl Fn(u32) -> u64) -> u64 {
         let theirs = part(index);
         if theirs == CORRUPT { CORRUPT } else { smaller(number, theirs) }
     };
-    // Without a loop: the verifier finds none to end that has a call in it, without CAP_PERFMON.
+    // Without a loop: without CAP_PERFMON the verifier cannot prove that a loop with a call in it
+    // ends.
     let number = more(more(more(more(NO_MEMBER, 0), 1), 2), 3);
     if number >= NO_MEMBER {
         return number;
     }
-    // Beyond MAX_SUBSET the way went around: from the last member to the first it is one step, not what is left of MAX_SUBSET.
+    // Distances beyond the list wrapped around modulo MAX_SUBSET: from the last member to the first
+    // it is one step, not the rest of MAX_SUBSET.
     let distance = Least::from_word(number).distance();
     let around = if sample % count + distance >= MAX_SUBSET { MAX_SUBSET - count } else { 0 };
     number - (u64::from(around) << SLOT_BITS)
 }
 
-/// The smallest number of a part of the members.
+/// The smallest number of one part of the members.
 #[inline(always)]
 pub fn least_of_part<T: Tables>(tables: &T, members: T::Members, part: u32, scan: Scan) -> u64 {
     let Some((count, ..)) = tables.list(members) else { return CORRUPT };
@@ -84,7 +91,7 @@ pub fn least_of_part<T: Tables>(tables: &T, members: T::Members, part: u32, scan
         let Some(backend) = tables.backend(slot) else { return CORRUPT };
         let errors = load::decayed(tables.errors(backend), scan.now, half_life);
         let load = u64::from(tables.flows(backend)) + u64::from(errors);
-        // Whoever stands before it comes after everybody behind it.
+        // Members before the start come after all members behind it.
         let distance = index.wrapping_sub(start) & (MAX_SUBSET - 1);
         let theirs = u64::from(tables.state(backend).may_be_chosen() ^ 1) << UNUSABLE_BIT
             | at_limit(tables, backend, scan.active_limit) << AT_LIMIT_BIT
@@ -96,33 +103,33 @@ pub fn least_of_part<T: Tables>(tables: &T, members: T::Members, part: u32, scan
     number
 }
 
-/// How the least loaded member stands.
+/// The state of the least loaded member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// It may be chosen.
     BelowLimit,
-    /// Everybody who may be chosen is at the limit.
+    /// Every member that may be chosen is at the limit.
     AtLimit,
-    /// Nobody may be chosen.
+    /// No member may be chosen.
     NoneUsable,
     /// The tables contradict each other.
     Corrupt,
 }
 
-/// The least loaded member, with the steps to it in place of its distance.
+/// The least loaded member. Its number contains the steps to it in place of its distance.
 #[derive(Clone, Copy)]
 pub struct Least {
     number: u64,
 }
 
 impl Least {
-    /// From the word that [`least`] returns.
+    /// Takes the word that [`least`] returns.
     #[inline(always)]
     pub fn from_word(number: u64) -> Self {
         Self { number }
     }
 
-    /// How it stands.
+    /// The state of the member.
     #[inline(always)]
     pub fn standing(self) -> Standing {
         if self.number > NO_MEMBER {
@@ -142,7 +149,7 @@ impl Least {
         self.bits(0, SLOT_BITS)
     }
 
-    /// By how many members the round robin moves on, so that it stands behind this one.
+    /// By how many members the round robin advances to the position after this one.
     #[inline(always)]
     pub fn steps(self) -> u32 {
         self.distance() + 1

@@ -1,27 +1,30 @@
-//! `p2c`, power of two choices: of two random backends the one with the lower load for its weight.
+//! `p2c`, power of two choices: of two random backends, the one with the lower load for its weight.
 //!
-//! Sampling the schedule makes weights, also structural ones, decide which backends are compared, and dividing the load
-//! by them keeps the comparison fair: a backend that is to get half as much is as loaded with half as many flows
-//! (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing"; Twitter's deterministic aperture compares in the
-//! same way). As Twitter's, and other than in the analysis, it samples without replacement: two entries that name the same backend
-//! would be no choice.
+//! Both are sampled from the schedule, so that weights, also structural ones, decide which backends
+//! are compared. Dividing the load by the weight keeps the comparison fair: a backend that should
+//! get half as much is equally loaded with half as many flows (Mitzenmacher, "The Power of Two
+//! Choices in Randomized Load Balancing"; Twitter's deterministic aperture compares in the same
+//! way). Like Twitter's, and unlike the analysis, it samples without replacement, because two
+//! entries of the same backend would leave no choice.
 
 use super::view::{View, slot_at};
 use super::{CORRUPT, Tables, mixed};
 use crate::abi::{MAX_SCHEDULE_LOG2, NO_SLOT, TableRef};
 
-/// Two positions out of one random number.
+/// Splits one random number into two positions.
 #[inline(always)]
 pub fn points(sample: u32) -> (u32, u32) {
     (sample & 0xffff, sample >> 16)
 }
 const _: () = assert!(MAX_SCHEDULE_LOG2 <= 16);
 
-/// Entries beside the third position that are looked at for another backend. Five entries in a row of an interleaved
-/// schedule name another one unless a single backend has more than four fifths of it.
+/// Entries beside the third position that are searched for another backend. Five entries in a row
+/// of an interleaved schedule contain another backend unless a single one has more than four fifths
+/// of it.
 const BESIDE: u32 = 4;
 
-/// The slots at the two positions of a sample. If both positions name one backend, the second of the pair is looked for elsewhere.
+/// The slots at the two positions of a sample. If both positions have the same slot, the second
+/// slot is searched for elsewhere.
 #[inline(always)]
 fn pair<T: Tables>(view: &View<'_, T>, sample: u32) -> Option<(u32, u32)> {
     let (first, second) = points(sample);
@@ -31,8 +34,8 @@ fn pair<T: Tables>(view: &View<'_, T>, sample: u32) -> Option<(u32, u32)> {
     Some((first, second))
 }
 
-/// Of the backends at the two positions of a sample the one with the lower load for its weight, of equals the first; [`NO_SLOT`]
-/// unless both are eligible.
+/// Of the backends at the two positions of a sample, the slot of the one with the lower load for
+/// its weight; if they are equal, the first. [`NO_SLOT`] unless both are eligible.
 #[inline(always)]
 pub fn better_of_eligible<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
     let Some((first, second)) = pair(view, sample) else { return NO_SLOT };
@@ -45,7 +48,7 @@ pub fn better_of_eligible<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
     if is_lower(view, a, b) { first } else { second }
 }
 
-/// As [`better_of_eligible`], but if only one is eligible it is that one.
+/// Like [`better_of_eligible`], but if only one is eligible, its slot.
 #[inline(always)]
 pub fn better<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
     let Some((first, second)) = pair(view, sample) else { return CORRUPT };
@@ -63,16 +66,19 @@ pub fn better<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
 /// Whether the load of `a` for its weight is no higher than that of `b`.
 #[inline(always)]
 fn is_lower<T: Tables>(view: &View<'_, T>, a: T::Backend, b: T::Backend) -> bool {
-    // a / entries(a) <= b / entries(b), without a division: loads have 33 bits and entries at most 17.
+    // a / entries(a) <= b / entries(b), without a division: loads have 33 bits and entries at most
+    // 17.
     let left = view.load(a) * u64::from(view.tables.entries(b));
     let right = view.load(b) * u64::from(view.tables.entries(a));
     left <= right
 }
 
-/// Another slot than `first`: at a third random position, or beside it. `first` itself if it has nearly all of the table.
+/// Another slot than `first`: at a third random position, or beside it. `first` itself if it has
+/// nearly all of the table.
 ///
-/// The entries beside are looked at from a random one of them on, on a random side: neighbours in a schedule are always the
-/// same, and would otherwise be compared with each other more often than with the rest.
+/// The search beside it begins at a random entry and goes to a random side. Neighbors in a schedule
+/// are always the same, so they would otherwise be compared with each other more often than with
+/// the rest.
 #[inline(always)]
 pub fn other_than<T: Tables>(tables: &T, table: TableRef, first: u32, sample: u32) -> u32 {
     let third = mixed(sample);
@@ -85,7 +91,7 @@ pub fn other_than<T: Tables>(tables: &T, table: TableRef, first: u32, sample: u3
     // Bound: BESIDE entries.
     for step in 0..BESIDE {
         let distance = (offset.wrapping_add(step) & (BESIDE - 1)) + 1;
-        // Minus the distance in two's complement, if it is the side before.
+        // Minus the distance in two's complement, if the search goes backward.
         let position = third.wrapping_add((distance ^ is_before.wrapping_neg()).wrapping_add(is_before));
         let slot = slot_at(tables, table, position).unwrap_or(CORRUPT);
         if slot != first {

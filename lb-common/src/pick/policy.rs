@@ -1,5 +1,5 @@
-//! What all policies have in common: in place of whoever may not be chosen or is at the limit another one is drawn, and if
-//! nobody is left the service's rules and its fallback decide.
+//! The part that all policies share: if a backend may not be chosen or is at the limit, another one
+//! is drawn, and if none is found, the service's rules and its fallback decide.
 
 use super::least_loaded::{Least, Scan, Standing};
 use super::schedule::MAX_LOOKS;
@@ -10,15 +10,16 @@ use crate::abi::{
     Rules, TableRef,
 };
 
-/// What is picked for a sample where no backend at its places of the schedule is eligible, or the table is odd.
+/// The pick for a sample if no backend at its places of the schedule is eligible, or the table is
+/// invalid.
 #[inline(always)]
 pub fn slow_path<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
     View { tables, table, rules, now }.slow_path(sample)
 }
 
 impl<T: Tables> View<'_, T> {
-    /// Looks at the sample's entry of the schedule, at the two of `p2c`. The slow path is a method of the tables, so that the
-    /// kernel programs can make a function of it.
+    /// Examines the sample's entry of the schedule, or two entries for `p2c`. The slow path is a
+    /// method of the tables, so that the kernel programs can compile it as a separate function.
     #[inline(always)]
     pub fn by_schedule(&self, sample: u32) -> Pick {
         let slot = if !self.is_in_order() {
@@ -34,10 +35,10 @@ impl<T: Tables> View<'_, T> {
         self.tables.slow_path(self.table, self.rules, sample, self.now)
     }
 
-    /// Whether a schedule has a length that there is.
+    /// Whether the length of the schedule is valid.
     #[inline(always)]
     fn is_in_order(&self) -> bool {
-        // As one comparison.
+        // Both bounds in one comparison.
         self.table.length_log2.wrapping_sub(MIN_SCHEDULE_LOG2) <= MAX_SCHEDULE_LOG2 - MIN_SCHEDULE_LOG2
     }
 
@@ -62,7 +63,7 @@ impl<T: Tables> View<'_, T> {
         if slot == NO_SLOT { self.elsewhere(sample) } else { picked(slot) }
     }
 
-    /// The slot at the sample, if its backend is ejected and this choice is its trial.
+    /// The slot at the sample, if its backend is ejected and this choice becomes its trial.
     #[inline(always)]
     fn trial_at(&self, sample: u32) -> Option<u32> {
         let slot = slot_at(self.tables, self.table, sample)?;
@@ -70,9 +71,9 @@ impl<T: Tables> View<'_, T> {
         if state.is_held_back() != 0 && self.tables.begin_trial(slot, self.now) { Some(slot) } else { None }
     }
 
-    /// What is picked where no backend at the sample is eligible. With a limit a few scattered entries are looked at, and then
-    /// everybody, for who has the least; without one as many as it mostly takes to meet one that may be chosen, and then the
-    /// members.
+    /// The pick if no backend at the sample is eligible. With a limit it examines a few scattered
+    /// entries, and then all members for the least loaded one. Without a limit it examines as many
+    /// entries as usually suffice to find a backend that may be chosen, and then the members.
     #[inline(always)]
     fn elsewhere(&self, sample: u32) -> Pick {
         let has_limit = self.rules.active_limit != 0;
@@ -94,7 +95,7 @@ impl<T: Tables> View<'_, T> {
         if slot == NONE_USABLE || slot == NO_SLOT { self.fallback() } else { picked(slot) }
     }
 
-    /// Looks at all members. Returns as well by how many of them the round robin moves on.
+    /// Scans all members. Also returns by how many members the round robin advances.
     #[inline(always)]
     pub fn scan(&self, members: T::Members, sample: u32) -> (Pick, u32) {
         let Rules { active_limit, error_half_life, .. } = self.rules;
@@ -110,7 +111,7 @@ impl<T: Tables> View<'_, T> {
         (pick, least.steps())
     }
 
-    /// In place of [`View::scan`] where members are too many to be listed.
+    /// Replaces [`View::scan`] if there are too many members to list.
     #[inline(always)]
     fn by_long_schedule(&self, sample: u32) -> Pick {
         let slot = self.far_away(sample);
@@ -125,11 +126,12 @@ impl<T: Tables> View<'_, T> {
         }
     }
 
-    /// The slot of a backend that is eligible among [`MAX_SUBSET`] scattered entries more, or what stands in place of it.
+    /// The slot of an eligible backend among [`MAX_SUBSET`] more scattered entries, or a number
+    /// that stands for the failure.
     #[inline(always)]
     fn far_away(&self, sample: u32) -> u32 {
         const { assert!(MAX_SUBSET / MAX_LOOKS == 4) };
-        // That some may be chosen and are at the limit outweighs that others may not.
+        // "Some may be chosen but are at the limit" takes precedence over "none may be chosen".
         let look = |found, round| {
             if found != NO_SLOT && found != NONE_USABLE {
                 return found;
@@ -152,7 +154,7 @@ impl<T: Tables> View<'_, T> {
     }
 }
 
-/// What a look at the schedule has found, if it is not nobody.
+/// The pick for the slot that was found, which is not [`NO_SLOT`] or [`NONE_USABLE`].
 #[inline(always)]
 fn picked(slot: u32) -> Pick {
     if slot == CORRUPT { Pick::BROKEN } else { Pick { how: How::Picked, slot } }

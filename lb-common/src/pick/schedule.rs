@@ -1,8 +1,8 @@
-//! `round-robin`, `weighted-round-robin`, `random`: the schedule's entry at the sample, and for all policies what is taken in
-//! place of an entry whose backend is not eligible.
+//! `round-robin`, `weighted-round-robin` and `random`: the schedule's entry at the sample. Also,
+//! for all policies, the replacement if the backend of an entry is not eligible.
 //!
-//! Whether all backends have as many entries or each its part by weight is a matter of the schedule, and whether the sample
-//! is the next number or a random one a matter of where it comes from.
+//! The schedule determines whether all backends have the same number of entries or numbers by
+//! weight. The source of the sample determines whether it is the next number or a random one.
 
 use super::survey::{PART, PARTS, of_group, of_groups};
 use super::view::{at_limit, slot_at};
@@ -10,17 +10,19 @@ use super::{CORRUPT, NONE_USABLE, Tables, mixed};
 use crate::abi::{MAX_SUBSET, NO_SLOT, TableRef};
 use crate::load::smaller;
 
-/// The most entries that are drawn again at a time.
+/// Maximum entries that are drawn again at a time.
 pub(super) const MAX_LOOKS: u32 = 64;
 
-/// Entries that are looked at together. A look at more is as many looks at parts, as in `survey`.
+/// Entries that one part of a search examines. A search of more consists of several parts, as in
+/// `survey`.
 const LOOKS_OF_PART: u32 = 8;
 
-/// The first of `looks` entries, at most 64, whose backend is eligible.
+/// The slot of the first of `looks` entries, at most 64, with an eligible backend.
 ///
-/// They are scattered over the table. Schedules are interleaved, so that behind an entry of one backend there are mostly those
-/// of one other, which would get all that is taken from it. `part` gives what [`redraw_part`] does, of a place to begin at and of
-/// the number of its first look.
+/// They are scattered over the table. In an interleaved schedule the entries after those of one
+/// backend belong mostly to one other backend, which would otherwise get all of its connects.
+/// `part` must return the result of [`redraw_part`] for the place at which it begins and the number
+/// of its first entry.
 #[inline(always)]
 pub fn redraw(sample: u32, looks: u32, part: impl Fn(u32, u32) -> u64) -> u32 {
     const { assert!(MAX_LOOKS == 8 * LOOKS_OF_PART) };
@@ -30,7 +32,7 @@ pub fn redraw(sample: u32, looks: u32, part: impl Fn(u32, u32) -> u64) -> u32 {
             return (before, place);
         }
         let (found, place) = from_word(part(place, first));
-        // That some may be chosen and are at the limit outweighs that others may not.
+        // "Some may be chosen but are at the limit" takes precedence over "none may be chosen".
         (if found == NONE_USABLE { before } else { found }, place)
     };
     // Without a loop, as in `of_groups`.
@@ -38,7 +40,7 @@ pub fn redraw(sample: u32, looks: u32, part: impl Fn(u32, u32) -> u64) -> u32 {
     more(more(more(more(more(more(more(first, 1), 2), 3), 4), 5), 6), 7).0
 }
 
-/// What was found, and the place of the last look, in one word.
+/// The result and the last examined place, in one word.
 #[inline(always)]
 pub(super) fn to_word(found: u32, place: u32) -> u64 {
     u64::from(place) << 32 | u64::from(found)
@@ -51,8 +53,8 @@ pub(super) fn from_word(word: u64) -> (u32, u32) {
     halves
 }
 
-/// Looks at some of the entries for [`redraw`]: from which place on, the number of the first look, and of how many. Returns what was
-/// found, and in the upper half the last place.
+/// Examines some of the entries for [`redraw`], from a place on, given the number of the first
+/// entry and the number of all. Returns the result, and in the upper half the last place.
 #[inline(always)]
 pub fn redraw_part<T: Tables>(
     tables: &T,
@@ -79,7 +81,8 @@ pub fn redraw_part<T: Tables>(
             return to_word(CORRUPT, place);
         };
         let usable = u64::from(tables.state(backend).may_be_chosen());
-        // One number in place of two questions, so that the verifier has one way through a turn.
+        // One number in place of two conditions, so that the verifier has one path through an
+        // iteration.
         if usable & !at_limit(tables, backend, active_limit) != 0 {
             return to_word(slot, place);
         }
@@ -90,11 +93,11 @@ pub fn redraw_part<T: Tables>(
 
 const SLOT_BITS: u32 = 16;
 const UNUSABLE_BIT: u32 = 62;
-/// What [`usable_part`] returns of a part without members: more than of any member.
+/// The result of [`usable_part`] for a part without members: larger than that of any member.
 pub const NO_MEMBER: u64 = u64::MAX >> 1;
 
-/// The first member from a random one on that may be chosen: where so few may be that scattered entries have not met one. `group`
-/// gives what [`usable_group`] does.
+/// The first member, from a random one on, that may be chosen. Used if so few members may be chosen
+/// that scattered entries have not found one. `group` must return the result of [`usable_group`].
 #[inline(always)]
 pub fn usable_member(group: impl Fn(u32) -> u64) -> u32 {
     let first = of_groups(group, smaller);
@@ -103,14 +106,15 @@ pub fn usable_member(group: impl Fn(u32) -> u64) -> u32 {
     if first >> UNUSABLE_BIT == 0 { slot } else { NONE_USABLE }
 }
 
-/// Looks at one group of parts for [`usable_member`]. `part` gives what [`usable_part`] does.
+/// Examines one group of parts for [`usable_member`]. `part` must return the result of
+/// [`usable_part`].
 #[inline(always)]
 pub fn usable_group(number: u32, part: impl Fn(u32) -> u64) -> u64 {
     of_group(number, part, smaller)
 }
 
-/// Looks at one part of the members for [`usable_member`]: who comes first, as a number with the slot in its low bits. The smaller
-/// it is, the sooner.
+/// Examines one part of the members for [`usable_member`]. Returns a number with the slot in its
+/// low bits; the member with the smallest number comes first.
 #[inline(always)]
 pub fn usable_part<T: Tables>(tables: &T, members: T::Members, part: u32, sample: u32) -> u64 {
     let Some((count, ..)) = tables.list(members) else { return NO_MEMBER };
@@ -126,7 +130,8 @@ pub fn usable_part<T: Tables>(tables: &T, members: T::Members, part: u32, sample
     let distance_of_first = begin.wrapping_sub(mixed(sample) % count);
     let left = count.wrapping_sub(begin);
     let mut first = NO_MEMBER;
-    // Bound: PART members. Arithmetic in place of branches: the verifier follows each way through each turn.
+    // Bound: PART members. Arithmetic in place of branches: the verifier follows each path through
+    // each iteration.
     for offset in 0..PART {
         if offset >= left {
             break;

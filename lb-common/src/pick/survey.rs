@@ -1,8 +1,8 @@
-//! A look at all members of a table, because one is to be ejected, or an ejected one to be tried: how many are ejected and how
-//! many are not, and who is to be tried next.
+//! A survey of all members of a table, before a backend is ejected or an ejected one is tried: how
+//! many are ejected, how many are available, and which one is tried next.
 //!
-//! Counting anew each time, instead of keeping a count, leaves nothing that could drift. It is rare: failures and trials, never
-//! a connect that goes well.
+//! Members are counted again each time, so no stored count can become wrong. That is rare: surveys
+//! follow failures and trials, never a successful connect.
 
 use super::Tables;
 use super::mixed;
@@ -11,14 +11,15 @@ use crate::abi::{EjectionRules, MAX_LISTED, NO_SLOT, TableRef};
 use crate::ejection::{self, EJECTION_BITS};
 use crate::load::{in_one_register, sign_mask_in_register, smaller, without_bounds};
 
-/// What was seen, as one word, which is what a function of a kernel program can return.
+/// The result of a survey, as one word, which a function of a kernel program can return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Survey {
     word: u64,
 }
 
-// From low to high: members that may be chosen, members that are ejected, whether any that may be chosen is well; then who is to be
-// tried, in how many ticks, and whether nobody is: the smaller these together, the sooner.
+// From low to high bits: the number of members that may be chosen, the number of ejected members,
+// and whether any that may be chosen is well. Then the slot of the next trial, the ticks until it,
+// and whether there is none: the smaller these are together, the sooner is the trial.
 const COUNT_BITS: u32 = 9;
 const EJECTED_BIT: u32 = COUNT_BITS;
 const WELL_BIT: u32 = 2 * COUNT_BITS;
@@ -27,32 +28,33 @@ const LEFT_BIT: u32 = SLOT_BIT + 16;
 const NOBODY_BIT: u32 = LEFT_BIT + EJECTION_BITS;
 const _: () = assert!(MAX_LISTED < 1 << COUNT_BITS && NOBODY_BIT < u64::BITS - 1);
 
-/// Members that are looked at together. A look at all is as many looks at parts, each of which is a function of a kernel program
-/// that the verifier follows once: through a loop over all it would go turn by turn.
+/// Members that one part of a survey examines. A survey consists of parts, each of which is a
+/// function of a kernel program that the verifier follows once; it would follow a loop over all
+/// members iteration by iteration.
 pub const PART: u32 = 12;
-/// Parts of all members that may be listed. Of a table whose members are not listed as many entries are looked at.
+/// Parts of a list of maximum length. If members are not listed, as many entries are examined.
 pub const PARTS: u32 = 32;
-/// Parts that one function looks at: the calls of all would not fit on its stack.
+/// Parts that one function examines: the calls of all parts would not fit on its stack.
 const GROUP: u32 = 4;
 const _: () = assert!(PART * PARTS == MAX_LISTED);
 
 impl Survey {
-    /// Nothing was seen.
+    /// The result without any member.
     pub const NOBODY: Self = Self { word: 1 << NOBODY_BIT };
 
-    /// As a word.
+    /// The survey as a word.
     #[inline(always)]
     pub const fn to_word(self) -> u64 {
         self.word
     }
 
-    /// From the word.
+    /// The survey of a word.
     #[inline(always)]
     pub const fn from_word(word: u64) -> Self {
         Self { word }
     }
 
-    /// What was seen in two parts.
+    /// Combines the results of two parts.
     #[inline(always)]
     fn with(self, other: Self) -> Self {
         const COUNTS: u64 = (1 << WELL_BIT) - 1;
@@ -70,14 +72,14 @@ impl Survey {
         low & ((1 << count) - 1)
     }
 
-    /// Whether one more may be ejected: it is not the last that is available. (That so many fail that it may be this host's fault is
-    /// for the daemon to judge, which knows more of it.)
+    /// Whether one more backend may be ejected: it is not the last available one. (If very many
+    /// fail, this host may be the cause; the daemon, which knows more, decides that.)
     #[inline(always)]
     pub const fn has_room(self) -> bool {
         self.available() >= 2
     }
 
-    /// Members that are available: they may be chosen, and are not ejected.
+    /// Number of available members: they may be chosen and are not ejected.
     #[inline(always)]
     pub const fn available(self) -> u16 {
         #[expect(clippy::cast_possible_truncation, reason = "9 bits")]
@@ -85,34 +87,36 @@ impl Survey {
         available
     }
 
-    /// Whether any available member is well: it has not failed as often in a row as ejects.
+    /// Whether any available member is well: its run of failures is shorter than one that ejects.
     #[inline(always)]
     pub const fn any_is_well(self) -> bool {
         self.bits(WELL_BIT, 1) != 0
     }
 
-    /// The ejected backend whose time is over first, or [`NO_SLOT`].
+    /// The ejected backend with the earliest end of its ejection, or [`NO_SLOT`].
     #[inline(always)]
     pub const fn next_slot(self) -> u32 {
         if self.bits(NOBODY_BIT, 1) != 0 { NO_SLOT } else { self.bits(SLOT_BIT, 16) }
     }
 
-    /// Ticks until then.
+    /// Ticks until that end.
     #[inline(always)]
     pub const fn ticks_left(self) -> u32 {
         self.bits(LEFT_BIT, EJECTION_BITS)
     }
 }
 
-/// Puts together what is seen in the groups of parts of a table's members, or, where they are not listed, of scattered entries, and
-/// the backup, which is available if no member is. `group` gives what [`survey_group`] does.
+/// Combines the results of all groups and the backup, which is available if no member is. Groups
+/// consist of parts of a table's members, or of scattered entries if the members are not listed.
+/// `group` must return the result of [`survey_group`].
 #[inline(always)]
 pub fn survey<T: Tables>(tables: &T, rules: EjectionRules, group: impl Fn(u32) -> u64) -> Survey {
     let seen = of_groups(|number| Survey::from_word(group(number)), Survey::with);
     seen.with(survey_backup(tables, rules))
 }
 
-/// The fallback of a service with its slot, and 1 if it is a backup, else 0: outside the table, the daemon lets no policy choose it.
+/// The fallback of a service with its slot, and 1 if it is a backup, else 0. A backup is outside
+/// the table: the daemon lets no policy choose it.
 #[inline(always)]
 fn backup<T: Tables>(tables: &T) -> Option<(u32, T::Backend, u32)> {
     let slot = tables.fallback();
@@ -123,7 +127,7 @@ fn backup<T: Tables>(tables: &T) -> Option<(u32, T::Backend, u32)> {
     Some((slot, backend, tables.state(backend).is_backup()))
 }
 
-/// Looks at the backup.
+/// Examines the backup.
 #[inline(always)]
 fn survey_backup<T: Tables>(tables: &T, rules: EjectionRules) -> Survey {
     let Some((_, backend, is_backup)) = backup(tables) else { return Survey::NOBODY };
@@ -133,14 +137,15 @@ fn survey_backup<T: Tables>(tables: &T, rules: EjectionRules) -> Survey {
     Survey { word: Survey::NOBODY.word | is_backup | (is_backup & is_below) << WELL_BIT }
 }
 
-/// Puts together what is seen in the parts of a group. `part` gives the word of each.
+/// Combines the results of the parts of a group. `part` must return the word of each.
 #[inline(always)]
 pub fn survey_group(number: u32, part: impl Fn(u32) -> u64) -> u64 {
     of_group(number, |number| Survey::from_word(part(number)), Survey::with).to_word()
 }
 
-/// Puts all groups together. (Without a loop: the verifier finds none to end that has a call in it, without CAP_PERFMON. And one
-/// after another: what waits meanwhile lies on the stack, which the kernel's functions share.)
+/// Combines the results of all groups. (Without a loop: without CAP_PERFMON the verifier cannot
+/// prove that a loop with a call in it ends. One after another: intermediate results are on the
+/// stack, which the functions of a kernel program share.)
 #[inline(always)]
 pub(super) fn of_groups<P>(group: impl Fn(u32) -> P, with: impl Fn(P, P) -> P) -> P {
     const { assert!(PARTS == 8 * GROUP) };
@@ -153,7 +158,7 @@ pub(super) fn of_groups<P>(group: impl Fn(u32) -> P, with: impl Fn(P, P) -> P) -
     with(seen, group(7))
 }
 
-/// Puts all parts of a group together.
+/// Combines the results of all parts of a group.
 #[inline(always)]
 pub(super) fn of_group<P>(number: u32, part: impl Fn(u32) -> P, with: impl Fn(P, P) -> P) -> P {
     const { assert!(GROUP == 4) };
@@ -163,7 +168,8 @@ pub(super) fn of_group<P>(number: u32, part: impl Fn(u32) -> P, with: impl Fn(P,
     with(seen, part(first.wrapping_add(3)))
 }
 
-/// Looks at one part of the members of a table, and of those that others stand in for. Returns the word of a [`Survey`].
+/// Examines one part of the members of a table, and of the replaced backends. Returns the word of a
+/// [`Survey`].
 #[inline(always)]
 pub fn survey_members<T: Tables>(
     tables: &T,
@@ -191,7 +197,8 @@ pub fn survey_members<T: Tables>(
     seen.word()
 }
 
-/// As [`survey_members`], of a table whose members are not listed: looks at scattered entries, as if each were a member.
+/// Like [`survey_members`], for a table without a list of members: examines scattered entries as if
+/// each were a member.
 #[inline(always)]
 pub fn survey_entries<T: Tables>(
     tables: &T,
@@ -211,11 +218,11 @@ pub fn survey_entries<T: Tables>(
     seen.word()
 }
 
-/// Entries at which [`usable_other`] looks.
+/// Entries that [`usable_other`] examines.
 const LOOKS: u32 = 2;
 
-/// The slot of a backend that may be chosen and is not that in `slot`, at some scattered entry of a table; that of the backup if there is
-/// none; or [`NO_SLOT`].
+/// The slot of a backend that may be chosen, other than `slot`, from scattered entries of a table.
+/// If there is none, the slot of the backup; or [`NO_SLOT`].
 #[inline(always)]
 pub fn usable_other<T: Tables>(tables: &T, table: TableRef, slot: u32, seed: u32) -> u32 {
     // Bound: LOOKS entries.
@@ -232,17 +239,18 @@ pub fn usable_other<T: Tables>(tables: &T, table: TableRef, slot: u32, seed: u32
     }
 }
 
-/// What was seen so far.
+/// The members seen so far.
 struct Seen {
     counts: u64,
-    /// Who is to be tried next, at the bits where a survey has it; the smaller, the sooner.
+    /// The next trial, in the bits of a survey; the smaller, the sooner.
     next: u64,
 }
 
 impl Seen {
     const NOTHING: Self = Self { counts: 0, next: 1 << NOBODY_BIT };
 
-    /// Looks at one backend. Arithmetic in place of branches: the verifier follows each way through each turn.
+    /// Examines one backend. Arithmetic in place of branches: the verifier follows each path
+    /// through each iteration.
     #[inline(always)]
     fn look<T: Tables>(
         &mut self,
@@ -259,7 +267,8 @@ impl Seen {
         let is_below = sign_mask_in_register(u64::from(standing.run).wrapping_sub(u64::from(rules.failures)));
         let counted = may_be_chosen + ((is_held_back & is_in_table) << EJECTED_BIT);
         let counts = (self.counts + counted) | (may_be_chosen & is_below) << WELL_BIT;
-        // As `ejection::left`; and of one that is ejected and does not know it any more, the time is over.
+        // As in `ejection::left`. If the state byte marks a backend as ejected and its ejection
+        // word does not, its time is over.
         let ahead = u64::from(standing.at.wrapping_sub(now));
         let is_over = sign_mask_in_register(u64::from(ejection::longest(rules)).wrapping_sub(ahead));
         let knows = sign_mask_in_register(0u64.wrapping_sub(u64::from(standing.phase)));

@@ -1,12 +1,13 @@
-//! What the policies ask of the tables: the slot at a position, and whether its backend may be chosen.
+//! The queries of the policies to the tables: the slot at a position, and whether its backend may
+//! be chosen.
 //!
-//! The floor of this room: every policy stands on it, and it knows none.
+//! All policies use this module, and it must not know any of them.
 
 use super::{CORRUPT, Tables};
 use crate::abi::{NO_SLOT, Rules, TableRef};
 use crate::load::{self, HalfLife, sign_mask_in_register};
 
-/// What one choice sees.
+/// The input of one choice.
 pub struct View<'t, T> {
     pub tables: &'t T,
     pub table: TableRef,
@@ -22,7 +23,7 @@ impl<T: Tables> View<'_, T> {
         self.if_eligible(slot)
     }
 
-    /// The slot itself, if its backend is eligible; [`NO_SLOT`] if not.
+    /// `slot` if its backend is eligible; [`NO_SLOT`] if not.
     #[inline(always)]
     pub fn if_eligible(&self, slot: u32) -> u32 {
         if slot == NO_SLOT {
@@ -32,14 +33,14 @@ impl<T: Tables> View<'_, T> {
         if self.is_eligible(backend) { slot } else { NO_SLOT }
     }
 
-    /// Whether a backend is eligible: it may be chosen, and is below the limit.
+    /// Whether a backend is eligible: it may be chosen and is below the limit.
     #[inline(always)]
     pub fn is_eligible(&self, backend: T::Backend) -> bool {
         let at_limit = at_limit(self.tables, backend, self.rules.active_limit);
         self.tables.state(backend).is_usable() && at_limit == 0
     }
 
-    /// Open flows, and errors of late as if they were some.
+    /// Open flows plus recent errors, each of which counts like a flow.
     #[inline(always)]
     pub fn load(&self, backend: T::Backend) -> u64 {
         let errors = self.tables.errors(backend);
@@ -51,17 +52,17 @@ impl<T: Tables> View<'_, T> {
     }
 }
 
-/// The slot at a position of a table, which wraps at its end.
+/// The slot at a position of a table; positions wrap at its end.
 #[inline(always)]
 pub fn slot_at<T: Tables>(tables: &T, table: TableRef, position: u32) -> Option<u32> {
     let mask = (1u32 << (table.length_log2 & 31)) - 1;
     tables.entry(table.base.wrapping_add(position & mask))
 }
 
-/// 1 if a backend is at the limit, else 0: the sign of what is left.
+/// 1 if a backend is at the limit, else 0: the sign of the remaining flows.
 #[inline(always)]
 pub fn at_limit<T: Tables>(tables: &T, backend: T::Backend, active_limit: u32) -> u64 {
-    // Without a limit nobody ever has as many flows.
+    // Without a limit, no backend ever has as many flows.
     let most = active_limit.wrapping_sub(1);
     sign_mask_in_register(u64::from(most).wrapping_sub(u64::from(tables.flows(backend)))) & 1
 }

@@ -1,4 +1,4 @@
-//! In place of a lame duck another backend is taken if one is found; if not, the choice stands.
+//! A lame duck is replaced by another backend if one is found; otherwise the choice stands.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ fn other(host: &Host, sample: u32, limit: u32, first: u32, lame: &[usize]) -> u3
     other_than_lame(host, host.table(), sample, limit, first, |backend| lame.contains(&backend))
 }
 
-/// Samples as cursors give them, and some as random ones are.
+/// Samples as from cursors, and some as random as those of `random`.
 fn samples() -> impl Iterator<Item = u32> {
     (0..3 * LENGTH).chain((0..1000).map(|n: u32| n.wrapping_mul(0x9e37_79b9)))
 }
@@ -32,7 +32,8 @@ fn one_of_a_few_that_is_no_lame_duck_is_found_for_certain() {
         for well in 0..backends {
             let lame: Vec<usize> = (0..backends as usize).filter(|slot| *slot != well as usize).collect();
             let first = (well + 1) % backends;
-            // All places of the table, its end included, behind which it goes on at its beginning.
+            // All places of the table, including its end, after which it continues at its
+            // beginning.
             for sample in samples() {
                 assert_eq!(other(&host, sample, 0, first, &lame), well, "of {backends}, sample {sample}");
             }
@@ -46,13 +47,13 @@ fn one_of_many_is_mostly_found() {
     let lame: Vec<usize> = (1..20).collect();
     let found = samples().filter(|sample| other(&host, *sample, 0, 1, &lame) == 0).count();
     let share = found as f64 / samples().count() as f64;
-    // (19/20)^8 * 12/20 of them meet nobody.
+    // (19/20)^8 * 12/20 of them find no other backend.
     assert!((0.55..0.65).contains(&share), "{share}");
 }
 
 #[test]
 fn what_is_taken_from_a_lame_duck_goes_to_all_others_by_their_shares() {
-    // The first has twice as many entries as each other one.
+    // The first backend has twice as many entries as each other one.
     let host = Host::new((0..LENGTH).map(|entry| [0, 1, 0, 2, 3][entry as usize % 5]).collect(), 4);
     let mut counts = [0u32; 4];
     for sample in samples() {
@@ -70,10 +71,10 @@ fn nobody_is_taken_who_may_not_be_chosen_or_is_at_the_limit() {
     host.backends[4].is_ejected = true;
     let seen: BTreeSet<u32> = samples().map(|sample| other(&host, sample, 3, 0, &[0])).collect();
     assert_eq!(seen, [3, 5].into());
-    // Without a limit nobody is at it.
+    // Without a limit no backend is at it.
     let seen: BTreeSet<u32> = samples().map(|sample| other(&host, sample, 0, 0, &[0])).collect();
     assert_eq!(seen, [1, 3, 5].into());
-    // Nobody else may be chosen.
+    // No other backend may be chosen.
     let host = host.without(&[1, 3, 5]);
     assert!(samples().all(|sample| other(&host, sample, 0, 0, &[0]) == 0));
 }

@@ -1,4 +1,4 @@
-//! Tables and cursors on the host, as a test lays them out.
+//! Tables and cursors in memory, as a test lays them out.
 
 use std::cell::Cell;
 
@@ -8,7 +8,7 @@ use lb_common::abi::{
 };
 use lb_common::pick::{How, Pick, Tables, pick};
 
-/// A backend as a choice sees it.
+/// The state of a backend that a choice reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Backend {
     pub usable: bool,
@@ -18,7 +18,7 @@ pub struct Backend {
     pub ejection: EjectionState,
 }
 
-/// The tables of one service. The backend of a slot is at that place of the list.
+/// The tables of one service. A slot is an index into the list of backends.
 #[derive(Clone, Debug)]
 pub struct Host {
     pub entries: Vec<u32>,
@@ -31,7 +31,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Idle backends that can all be chosen, behind a schedule.
+    /// Idle backends that may all be chosen, with a schedule.
     pub fn new(entries: Vec<u32>, backends: usize) -> Self {
         let idle = Backend {
             usable: true,
@@ -52,7 +52,7 @@ impl Host {
         Self { entries, backends: vec![idle; backends], listed: true, fallback: NO_SLOT, shares, members }
     }
 
-    /// This many backends in turn over a whole table of the shortest length.
+    /// This many backends in turn, over a whole table of the shortest length.
     pub fn in_turn(backends: u32) -> Self {
         Self::new((0..LENGTH).map(|entry| entry % backends).collect(), backends as usize)
     }
@@ -65,7 +65,7 @@ impl Host {
         self
     }
 
-    /// The same, but these slots may not be chosen.
+    /// The same, with these slots unusable.
     pub fn without(mut self, unusable: &[usize]) -> Self {
         for slot in unusable {
             self.backends[*slot].usable = false;
@@ -84,7 +84,7 @@ impl Host {
         TableRef { base: 0, generation: 0, length_log2, members: 1 }
     }
 
-    /// Picks, and opens a flow there if there is one.
+    /// Picks a backend, and opens a flow to it if there is one.
     pub fn connect(&mut self, cpu: &Cpu, rules: Rules) -> Pick {
         let (picked, _) = pick(self, cpu, self.table(), rules, NOW);
         if picked.slot != NO_SLOT {
@@ -104,7 +104,7 @@ pub fn rules(policy: Policy) -> Rules {
     Rules { policy: policy as u8, ..Rules::default() }
 }
 
-/// A pick by the policy.
+/// The pick of the policy's choice.
 pub fn picked(slot: u32) -> Pick {
     Pick { how: How::Picked, slot }
 }
@@ -165,7 +165,7 @@ impl Tables for Host {
     }
 }
 
-/// A CPU: its cursor.
+/// A CPU, which has only a cursor.
 pub type Cpu = Cell<Cursor>;
 
 /// A CPU whose cursor starts at this fraction of the table, in units of 2^-32.

@@ -1,4 +1,4 @@
-//! `least-loaded`: round robin among those with the least load, as the book tells it.
+//! `least-loaded`: round robin among the members with the least load, as the book describes it.
 
 use lb_common::abi::{NO_SLOT, Policy, RecentErrors, Rules};
 use lb_common::load::{HalfLife, decayed, with_more};
@@ -22,12 +22,13 @@ const TICKS: u32 = 9_537;
 /// "Site Reliability Engineering", chapter 20, "Least-Loaded Round Robin", word for word.
 #[test]
 fn the_books_ten_backends() {
-    // "suppose a client uses a subset of backend tasks t0 to t9, and currently has the following number of active requests
-    // against each backend"
+    // "suppose a client uses a subset of backend tasks t0 to t9, and currently has the following
+    // number of active requests against each backend"
     let mut host = Host::in_turn(10).with_flows(&[2, 1, 0, 0, 1, 0, 2, 0, 0, 1]);
     let cpu = cpu_at(0);
-    // "For a new request, the client would filter the list of potential backend tasks to just those tasks with the least
-    // number of connections (t2, t3, t5, t7, and t8) and choose a backend from that list. Let's assume it picks t2."
+    // "For a new request, the client would filter the list of potential backend tasks to just those
+    // tasks with the least number of connections (t2, t3, t5, t7, and t8) and choose a backend from
+    // that list. Let's assume it picks t2."
     let candidates = |host: &Host| -> Vec<u32> {
         (0..10).map(|sample| choose(host, host.table(), RULES, sample, NOW).slot).collect()
     };
@@ -35,25 +36,25 @@ fn the_books_ten_backends() {
     assert_eq!(host.connect(&cpu, RULES), picked(2));
     // "The client's connection state table would now look like the following"
     assert_eq!(host.flows(), [2, 1, 1, 0, 1, 0, 2, 0, 0, 1]);
-    // "Assuming none of the current requests have completed, on the next request, the backend candidate pool becomes t3, t5,
-    // t7, and t8."
+    // "Assuming none of the current requests have completed, on the next request, the backend
+    // candidate pool becomes t3, t5, t7, and t8."
     assert_eq!(candidates(&host), [3, 3, 3, 3, 5, 5, 7, 7, 8, 3]);
-    // "Let's fast-forward until we've issued four new requests. Still assuming that no request finishes in the meantime, the
-    // connection state table would look like the following"
+    // "Let's fast-forward until we've issued four new requests. Still assuming that no request
+    // finishes in the meantime, the connection state table would look like the following"
     let slots: Vec<u32> = (0..4).map(|_| host.connect(&cpu, RULES).slot).collect();
     assert_eq!(slots, [3, 5, 7, 8], "in turn");
     assert_eq!(host.flows(), [2, 1, 1, 1, 1, 1, 2, 1, 1, 1]);
     // "At this point the set of backend candidates is all tasks except t0 and t6."
     assert_eq!(candidates(&host), [1, 1, 2, 3, 4, 5, 7, 7, 8, 9]);
-    // "However, if the request against task t4 finishes, its current state becomes "0 active requests" and a new request will
-    // be assigned to t4."
+    // "However, if the request against task t4 finishes, its current state becomes "0 active
+    // requests" and a new request will be assigned to t4."
     host.backends[4].flows = 0;
     assert_eq!(host.connect(&cpu, RULES), picked(4));
 }
 
 #[test]
 fn equals_are_taken_in_turn_whatever_lies_between_them() {
-    // Nothing stays open, so that four of ten are equal for ever.
+    // No flow stays open, so four of ten backends stay equal.
     let host = Host::in_turn(10).with_flows(&[0, 5, 5, 0, 5, 5, 0, 0, 5, 5]);
     for start in [0, 1 << 30, u32::MAX] {
         let cpu = cpu_at(start);
@@ -82,7 +83,8 @@ fn any_number_of_members_goes_round_in_order() {
     }
 }
 
-/// The book's sinkhole: a backend that fails at once has never an open flow, and would get them all.
+/// The book's sinkhole: a backend that fails at once never has an open flow, and would get all
+/// connects.
 #[test]
 fn a_backend_that_fails_fast_is_no_sinkhole() {
     let mut failed = [0; 2];
@@ -116,7 +118,7 @@ fn members_that_contradict_themselves_break_nothing() {
     assert_eq!(choose(&host, host.table(), RULES, 0, NOW), nobody(How::Broken), "more than fit in a list");
     let lost = Host::new(vec![7; 1024], 7);
     assert_eq!(choose(&lost, lost.table(), RULES, 0, NOW), nobody(How::Broken), "a slot past the end");
-    // While a table whose members are too many is on its way out, its schedule is what there is.
+    // While a table with too many members is replaced, its schedule is all there is.
     host.listed = false;
     assert_eq!(choose(&host, host.table(), RULES, 5, NOW), picked(5));
 }
@@ -144,7 +146,7 @@ proptest! {
             prop_assert_eq!(pick, Pick { how: How::Fallback, slot: 0 });
             return Ok(());
         };
-        // The first of the least loaded from the sample on, around the list.
+        // The first of the least loaded members from the sample on, around the list.
         let expected = (0..count).map(|i| (sample % count + i) % count).find(|slot| {
             host.backends[*slot as usize].usable && load(*slot as usize) == least
         });
@@ -154,7 +156,8 @@ proptest! {
 
 #[test]
 fn a_policy_that_goes_by_the_schedule_is_not_moved_by_it() {
-    // Switched to and back, the cursor goes on somewhere, and with every entry in turn.
+    // After switching to this policy and back, the cursor continues somewhere, and visits every
+    // entry in turn.
     let host = Host::in_turn(10);
     let cpu = cpu_at(0);
     let slot = |policy| pick(&host, &cpu, host.table(), rules(policy), NOW).0.slot;

@@ -1,4 +1,5 @@
-//! `active_limit`: nobody at the limit is taken while another is below; at the end the least loaded, or nobody.
+//! `active_limit`: no backend at the limit is chosen while another is below it; if all are at it,
+//! the least loaded one or none.
 
 use lb_common::abi::{NO_SLOT, Overflow, Policy, Rules};
 use lb_common::pick::{How, Pick, choose};
@@ -21,10 +22,10 @@ fn all_fill_up_to_the_limit_and_no_further() {
         }
         assert_eq!(host.flows(), [3; 10], "{policy:?}");
         assert_eq!(host.connect(&cpu, rules), Pick { how: How::Limited, slot: NO_SLOT });
-        // One that gets free is found, wherever it is.
+        // A backend that gets free is found, wherever it is.
         host.backends[6].flows = 2;
         assert_eq!(host.connect(&cpu, rules), picked(6));
-        // Over the limit it goes on evenly, and is told apart.
+        // Above the limit flows are spread evenly, and marked as overflow.
         let rules = limited(policy, 3, Overflow::LeastLoaded);
         host.backends[4].usable = false;
         for _ in 0..18 {
@@ -51,7 +52,7 @@ fn too_many_to_be_listed_are_looked_for_among_256_scattered_entries() {
             found.len()
         };
         assert_eq!(found(&host), 0);
-        // Of 1,024 that are equal, 260 looks meet one of 16 with a chance of 98 %.
+        // Of 1,024 equal entries, 260 looks find one of 16 with a probability of 98 %.
         for free in (0..LENGTH as usize).step_by(64) {
             host.backends[free].flows = 0;
         }
@@ -60,7 +61,7 @@ fn too_many_to_be_listed_are_looked_for_among_256_scattered_entries() {
             host.backends[free].flows = 1;
         }
         let sample = 100;
-        // What takes the least loaded instead has no list to find it in.
+        // The overflow to the least loaded backend requires a list, and there is none.
         let rules = limited(policy, 1, Overflow::LeastLoaded);
         assert_eq!(choose(&host, host.table(), rules, sample, NOW), Pick { how: How::Fallback, slot: 1 });
     }

@@ -1,4 +1,5 @@
-//! What each policy promises, as the kernel programs carry it out: the same functions over tables on the host.
+//! The properties of each policy, tested with the functions of the kernel programs over tables in
+//! memory.
 
 mod host;
 

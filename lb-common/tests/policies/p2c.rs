@@ -1,4 +1,4 @@
-//! `p2c`: of two points the one with the lower load for its weight.
+//! `p2c`: of the backends at two points, the one with the lower load for its weight.
 
 use lb_common::abi::{NO_SLOT, Policy, RecentErrors, Rules};
 use lb_common::load::{HalfLife, decayed};
@@ -22,7 +22,7 @@ fn check(host: &Host, one: u32, other: u32, expected: u32) {
 
 #[test]
 fn the_lower_load_for_its_weight_wins_and_of_equals_the_first() {
-    // Slot 0 has a quarter of the table, slot 1 the others.
+    // Slot 0 has a quarter of the table, slot 1 the rest.
     let host = |flows: &[u32]| {
         let entries = (0..LENGTH).map(|entry| u32::from(entry % 4 != 0)).collect();
         Host::new(entries, 2).with_flows(flows)
@@ -37,21 +37,22 @@ fn the_lower_load_for_its_weight_wins_and_of_equals_the_first() {
 
 #[test]
 fn two_points_on_one_backend_are_no_choice_and_another_is_looked_for() {
-    // Every entry of a quarter names slot 0: 4 and 8 both do.
+    // Every fourth entry has slot 0: both 4 and 8 do.
     let entries = (0..LENGTH).map(|entry| u32::from(entry % 4 != 0)).collect();
     let host = Host::new(entries, 2).with_flows(&[9, 0]);
     check(&host, 4, 8, 1);
     check(&host.clone().with_flows(&[0, 9]), 4, 8, 0);
-    // The one that is found may not be chosen; and where neither may be, the look goes on behind the second point.
+    // The backend that is found may not be chosen; and if neither may be, the search continues
+    // after the second point.
     check(&host.clone().without(&[1]), 4, 8, 0);
     check(&host.without(&[0]), 4, 8, 1);
-    // Nobody else is there.
+    // There is no other backend.
     let alone = Host::new(vec![0; LENGTH as usize], 1).with_flows(&[9]);
     check(&alone, 4, 8, 0);
 }
 
-/// One of two equal backends holds 30 flows: of 1,000 connects none goes there, and none to the one of fewer entries, either,
-/// up to a share of four fifths.
+/// One of two backends has 30 flows: of 1,000 connects none goes there, whether it has the smaller
+/// or the larger part of the entries, up to four fifths.
 #[test]
 fn a_loaded_backend_gets_nothing_while_another_is_idle() {
     for weight in 1..=4 {
@@ -64,7 +65,7 @@ fn a_loaded_backend_gets_nothing_while_another_is_idle() {
             let to_it = (0..1000).filter(|_| {
                 pick(&host, &cpu, host.table(), rules(Policy::P2c), NOW).0.slot as usize == loaded
             });
-            // Where the table wraps, entries do not follow each other in turn.
+            // Entries are not in turn where the table wraps.
             let at_most = if weight == 1 { 0 } else { 10 };
             assert!(to_it.count() <= at_most, "{weight} : 1");
         }
@@ -113,9 +114,9 @@ proptest! {
         }
         let at = |point: u32| host.entries[(point % LENGTH) as usize];
         let (one, other) = (at(sample & 0xffff), at(sample >> 16));
-        // What stands in for the second point is told by other tests.
+        // Other tests cover the replacement of the second point.
         prop_assume!(one != other);
-        // Exact fractions, reckoned in another way.
+        // Exact fractions, computed in another way.
         let load = |slot: u32| {
             let backend = host.backends[slot as usize];
             let load = backend.flows + decayed(backend.errors, NOW, HalfLife::new(TICKS));

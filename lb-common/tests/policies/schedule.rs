@@ -1,4 +1,5 @@
-//! The policies that go by the schedule: `round-robin` and `weighted-round-robin` by the next entry, `random` by a random one.
+//! The policies that follow the schedule: `round-robin` and `weighted-round-robin` take the next
+//! entry, `random` a random one.
 
 use std::collections::BTreeMap;
 
@@ -31,26 +32,27 @@ fn one_that_may_be_chosen_is_found_among_all_others_and_the_fallback_is_last() {
         }
         let all: Vec<usize> = (0..256).collect();
         let mut host = Host { fallback: 9, ..Host::in_turn(256).without(&all) };
-        // The fallback's own state word is not asked: the daemon stores the fallback first.
+        // The fallback's own state word is not read, because the daemon stores the fallback first.
         assert_eq!(choose(&host, host.table(), rules(policy), 0, NOW), fallback(9));
         host.fallback = NO_SLOT;
         assert_eq!(choose(&host, host.table(), rules(policy), 0, NOW), nobody(How::Refused));
     }
 }
 
-/// Neighbours in a schedule are always the same: "the next entry" would give all of a dead backend's part to one of them.
+/// Neighbors in a schedule are always the same: "the next entry" would give all connects of a dead
+/// backend to one of them.
 #[test]
 fn what_is_taken_from_some_goes_to_all_others_by_their_shares() {
     let weights = [4, 1, 2, 1, 2, 4, 1, 1];
     let entries: Vec<u32> =
         (0..).zip(weights).flat_map(|(slot, weight)| vec![slot; weight * LENGTH as usize / 16]).collect();
-    // As in a schedule each backend lies among others, in an order that is always the same.
+    // As in a schedule, each backend lies between others, in a fixed order.
     let entries = (0..LENGTH as usize).map(|place| entries[place * 389 % LENGTH as usize]).collect();
     for dead in [&[0][..], &[1, 2], &[0, 5], &[0, 1, 2, 3]] {
         for policy in [Policy::RoundRobin, SCHEDULED, Policy::Random] {
             for listed in [true, false] {
                 let mut host = Host { listed, ..Host::new(Vec::clone(&entries), 8).without(dead) };
-                // Ejected or unusable is all the same to a choice.
+                // A choice does not distinguish ejected from unusable.
                 host.backends[dead[0]].usable = true;
                 host.backends[dead[0]].is_ejected = true;
                 let cpu = cpu_at(7);
@@ -79,7 +81,7 @@ fn what_is_taken_from_some_goes_to_all_others_by_their_shares() {
 #[test]
 fn a_schedule_wraps_at_the_end_of_its_table_and_stays_in_it() {
     let mut host = Host::in_turn(10).without(&[0]);
-    // Another service's table before and after ours.
+    // Another service's table before and after this one.
     let mut entries: Vec<u32> = vec![9; LENGTH as usize];
     entries.append(&mut host.entries);
     entries.extend(vec![9; LENGTH as usize]);
@@ -118,7 +120,8 @@ fn contradictions_are_told_and_harm_nobody() {
     let table = |base, length_log2| TableRef { base, generation: 0, length_log2, members: 1 };
     for policy in [SCHEDULED, Policy::Random, Policy::P2c] {
         let pick = |host: &Host, table| choose(host, table, rules(policy), 0, NOW);
-        // Past the end of the map; too short and too long to be a table; a slot and a fallback past the end.
+        // Past the end of the map; too short and too long for a table; a slot and a fallback past
+        // the end.
         assert_eq!(pick(&host, table(LENGTH, MIN_SCHEDULE_LOG2)), nobody(How::Broken));
         for length_log2 in [1, MIN_SCHEDULE_LOG2 - 1, MAX_SCHEDULE_LOG2 + 1, 255] {
             assert_eq!(pick(&host, table(0, length_log2)), nobody(How::Broken), "{length_log2}");
@@ -133,7 +136,8 @@ fn contradictions_are_told_and_harm_nobody() {
 }
 
 proptest! {
-    /// Wherever a cursor starts, as many picks as the table has entries give every slot exactly its entries.
+    /// From any start of a cursor, as many picks as the table has entries choose every slot exactly
+    /// as often as it has entries.
     #[test]
     fn shares_are_exact_over_a_table(entries in prop::collection::vec(0u32..10, LENGTH as usize), start: u32) {
         let host = Host::new(entries.clone(), 10);
@@ -151,8 +155,8 @@ proptest! {
         }
     }
 
-    /// Nothing unusable is ever taken from the schedule, what is usable at the sample always is, and the fallback only if
-    /// nobody is.
+    /// No unusable backend is taken from the schedule, a usable one at the sample always is, and
+    /// the fallback only if no backend is usable.
     #[test]
     fn unusable_backends_are_never_scheduled(
         entries in prop::collection::vec(0u32..10, LENGTH as usize),
@@ -177,7 +181,7 @@ proptest! {
         }
     }
 
-    /// The sample is told, and gives the same choice again.
+    /// The returned sample gives the same choice again.
     #[test]
     fn a_pick_is_repeated_by_its_sample(
         number in 0u8..5,

@@ -1,7 +1,9 @@
-//! Arms of the connect benchmark: the least that a program on this hook can do. Not shipped.
+//! Programs for comparison in the connect benchmark: the minimum work of a program on this hook.
+//! Not shipped.
 //!
-//! `empty4` does nothing. `floor4` looks one service up in a hash of the kernel's and one backend in an array, and
-//! rewrites the destination: the least that a balancer with its tables in the usual maps does.
+//! `empty4` does nothing. `floor4` looks up one service in a kernel hash and one backend in an
+//! array, and rewrites the destination: the minimum work of a balancer with its tables in the usual
+//! maps.
 #![no_std]
 #![no_main]
 

@@ -1,7 +1,9 @@
-//! A program for each optional ability of the kernel, which has it if its verifier accepts the program of that name.
+//! One program for each optional feature of the kernel, which has the feature if its verifier
+//! accepts the program.
 //!
-//! They use the abilities as the programs that ship do, and are never attached. The loader tells both where fields lie
-//! (`globals.rs`). `crates/lb-kernel/src/host/features.rs` has the table of abilities.
+//! The probes use the features like the shipped programs, and are never attached. The loader sets
+//! the field offsets in both (`globals.rs`). `crates/lb-kernel/src/host/features.rs` has the table
+//! of features.
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
@@ -36,7 +38,7 @@ static KERNEL_SOCKET: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static SYN_RETRIES: Global<u32> = Global::new(0);
 
-/// Since Linux 5.12 atomic instructions return what they replace.
+/// Since Linux 5.12 atomic instructions return the value that they replace.
 #[cgroup_sock_addr(connect4)]
 pub fn fetching_atomics(_: SockAddrContext) -> i32 {
     let mut word = 0u64;
@@ -55,8 +57,10 @@ pub fn set_retval(_: SockAddrContext) -> i32 {
     const BPF_FUNC_SET_RETVAL: usize = 187;
     /// `ECONNREFUSED`
     const ERRNO: i64 = 111;
-    // The whole register is the number, which the binding's `int` would not fill: Linux 7.2 looks at all of it.
-    // SAFETY: the number of a helper is its address in a program, and this one takes and returns a number.
+    // The whole register must contain the number, but the binding's `int` does not fill it: Linux
+    // 7.2 checks all of it.
+    // SAFETY: the number of a helper is its address in a program, and this one takes and returns a
+    // number.
     unsafe {
         let set_retval: unsafe extern "C" fn(i64) -> i64 = core::mem::transmute(BPF_FUNC_SET_RETVAL);
         set_retval(-ERRNO);
@@ -64,7 +68,7 @@ pub fn set_retval(_: SockAddrContext) -> i32 {
     1
 }
 
-/// Since Linux 6.0 it can be asked whether a socket is a path of an MPTCP socket.
+/// Since Linux 6.0 programs can check whether a socket is a path of an MPTCP socket.
 #[cgroup_sock_addr(connect4)]
 pub fn knows_mptcp(ctx: SockAddrContext) -> i32 {
     // SAFETY: the context is valid while the program runs, and its socket with it.
@@ -75,8 +79,9 @@ pub fn knows_mptcp(ctx: SockAddrContext) -> i32 {
 /// The error of a socket that closes, read as a TCP event reads it.
 #[sock_ops]
 pub fn socket_errors(ctx: SockOpsContext) -> u32 {
-    // SAFETY: the context is valid while the program runs. The helper returns the kernel's own structure or null, and
-    // the verifier checks the read against the description of its type, from which the offset is.
+    // SAFETY: the context is valid while the program runs. The helper returns a pointer to the
+    // kernel's own structure or null, and the verifier checks the read against the description of
+    // its type, from which the offset comes.
     unsafe {
         let socket = (&raw const (*ctx.ops).__bindgen_anon_2.sk).read_volatile();
         if !socket.is_null() {
@@ -93,7 +98,7 @@ pub fn socket_errors(ctx: SockOpsContext) -> u32 {
 #[cgroup_sock(sock_release)]
 pub fn outcomes_at_release(ctx: SockContext) -> i32 {
     let mut value = 0u32;
-    // SAFETY: the helper writes four bytes, whatever it finds at the address.
+    // SAFETY: the helper writes four bytes, even if the address is invalid.
     unsafe {
         let field = ctx.sock.cast::<u8>().add(RELEASED_SRTT.load() as usize);
         helper::bpf_probe_read_kernel((&raw mut value).cast(), 4, field.cast());
@@ -101,7 +106,7 @@ pub fn outcomes_at_release(ctx: SockContext) -> i32 {
     1
 }
 
-/// How often a socket's SYN is sent again, read and set before it dials.
+/// How often a socket's SYN is retransmitted, read and set before the socket dials.
 #[cgroup_sock_addr(connect4)]
 pub fn connect_timeouts(ctx: SockAddrContext) -> i32 {
     /// `SOL_TCP`
@@ -120,7 +125,7 @@ pub fn connect_timeouts(ctx: SockAddrContext) -> i32 {
     1
 }
 
-/// Who opened a socket, read before it dials.
+/// Whether a process or the kernel opened a socket, read before the socket dials.
 #[cgroup_sock_addr(connect4)]
 pub fn knows_kernel_sockets(ctx: SockAddrContext) -> i32 {
     // SAFETY: as in `socket_errors`.
@@ -147,10 +152,10 @@ pub fn kernel_casts(ctx: SockAddrContext) -> i32 {
 }
 
 /// # Safety
-/// `ctx` is a program's context.
+/// `ctx` must be a program's context.
 #[inline(always)]
 unsafe fn socket(ctx: *mut bpf_sock_addr) -> *mut c_void {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { (&raw const (*ctx).__bindgen_anon_1.sk).read_volatile().cast() }
 }
 

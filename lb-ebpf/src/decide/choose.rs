@@ -1,5 +1,6 @@
-//! The choice of a backend. Its fast path is inlined in the hooks, which saves the call of a function, some ten nanoseconds; its slow
-//! path is a global function, which the verifier follows once, for any arguments.
+//! The choice of a backend. Its fast path is inlined in the hooks, which saves a function call of
+//! some ten nanoseconds. Its slow path is a global function, which the verifier follows once, for
+//! any arguments.
 
 use lb_common::abi::{NO_SLOT, Service, TableRef};
 use lb_common::pick::{self, How, Pick, pick};
@@ -12,7 +13,7 @@ use crate::rows;
 
 const BROKEN: Pick = Pick { how: How::Broken, slot: NO_SLOT };
 
-/// Chooses a backend of a service from one of its tables, at a tick. Returns the sample as well.
+/// Chooses a backend of a service from one of its tables, at a tick. Also returns the sample.
 #[inline(always)]
 pub fn here<I: Instructions>(
     index: u32,
@@ -26,7 +27,8 @@ pub fn here<I: Instructions>(
     pick(&tables, &KernelCursor::<I>::new(cursor), table, rules(service, policy), now)
 }
 
-/// What is picked where no backend at the sample's places of the schedule is eligible, or the table is odd.
+/// The pick if no backend at the sample's places of the schedule is eligible, or the table is
+/// invalid.
 #[inline(always)]
 pub fn slow_path<I: Instructions>(index: u32, table: TableRef, sample: u32, now: u32) -> Pick {
     from_word(slow_word::<I>(index, table.to_word(), sample, now))
@@ -51,7 +53,7 @@ fn choose_slowly<I: Instructions>(index: u32, table: u64, sample: u32, now: u32)
 
 const HOW_BIT: u32 = 16;
 
-/// A pick in one word, which is what a function can return.
+/// A pick in one word, which a global function can return.
 #[inline(always)]
 fn to_word(pick: Pick) -> u32 {
     (pick.how as u32) << HOW_BIT | pick.slot & NO_SLOT

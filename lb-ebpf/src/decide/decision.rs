@@ -1,5 +1,5 @@
-//! The decision about one call to a service: made once from what is read once, so that the choice, the flow's record
-//! and the counters agree.
+//! The decision about one call to a service. All inputs are read once, so that the choice, the
+//! flow's record and the counters agree.
 
 use lb_common::abi::{Backend, Flow, Phase, Reason, Service, TableRef};
 use lb_common::net::IPPROTO_TCP;
@@ -18,8 +18,8 @@ use crate::kernel::clock;
 use crate::kernel::context::Dial;
 use crate::rows;
 
-/// What was decided. Every field is written on every path: without CAP_PERFMON the verifier refuses to copy what only
-/// some paths have written.
+/// The result of a decision. Every field is written on every path, because without CAP_PERFMON the
+/// verifier rejects copies of values that only some paths have written.
 pub struct Decision {
     index: u32,
     service: *const Service,
@@ -31,17 +31,17 @@ pub struct Decision {
     sample: u32,
     table_generation: u16,
     policy: u8,
-    /// The service's, see [`Rules`](lb_common::abi::Rules).
+    /// From the service's rules, see [`Rules`](lb_common::abi::Rules).
     pub syn_retries: u8,
     now_ns: u64,
 }
 
 impl Decision {
-    /// Decides. `may_try`: whether the call may be the trial of an ejected backend.
+    /// Decides on a call. `may_try` is whether it may be the trial of an ejected backend.
     #[inline(always)]
     pub fn make<I: Instructions>(Dialled { index, row: service }: Dialled, may_try: bool) -> Self {
         let table = table_of(service);
-        // One look at the clock serves the choice and the flow.
+        // The clock is read once for the choice and the flow.
         let now_ns = clock::now_ns();
         // SAFETY: a live map value. The daemon stores each rule by itself, at any time.
         let (policy, syn_retries) = unsafe {
@@ -60,7 +60,7 @@ impl Decision {
         Self { index, service, how, slot, backend, sample, table_generation, policy, syn_retries, now_ns }
     }
 
-    /// The backend that was chosen, if one was.
+    /// The chosen backend, if there is one.
     #[inline(always)]
     pub fn backend(&self) -> Option<*const Backend> {
         if self.backend.is_null() { None } else { Some(self.backend) }
@@ -77,7 +77,7 @@ impl Decision {
         }
     }
 
-    /// The flow that begins with it.
+    /// The flow that begins with this decision.
     #[inline(always)]
     pub fn flow(&self, dial: &Dial, backend: *const Backend, namespace: u64) -> Flow {
         // SAFETY: a live map value.
@@ -102,8 +102,8 @@ impl Decision {
     /// Counts the one outcome of a call that goes to the backend.
     #[inline(always)]
     pub fn count(&self, tracked: bool) {
-        // One call per field: a field that is chosen before the addition makes it arithmetic with another offset on
-        // each path, which the verifier allows with CAP_PERFMON only.
+        // One call per field: choosing the field before the addition would be arithmetic with a
+        // different offset on each path, which the verifier permits only with CAP_PERFMON.
         if !tracked {
             tally::count(self.slot, |counts| &raw mut counts.untracked);
             tally::outcome(self.index, |outcomes| &raw mut outcomes.untracked);
@@ -119,8 +119,8 @@ impl Decision {
         }
     }
 
-    /// Refuses a call for which no backend was chosen, or lets it pass if the tables are broken; counts the one
-    /// outcome.
+    /// Refuses a call without a chosen backend, or lets it pass if the tables are broken. Counts
+    /// the one outcome.
     #[inline(always)]
     pub fn refuse(&self, dial: &Dial) -> Verdict {
         match self.how {
@@ -139,7 +139,8 @@ impl Decision {
     }
 }
 
-/// The pick, or another one if the backend on which it fell is a lame duck by its own report; and its row, null if it is nobody's.
+/// The pick, or another one if the picked backend is a lame duck by its own report. Also returns
+/// the row of the backend, null if there is none.
 #[inline(always)]
 fn unless_lame(
     service: *const Service,

@@ -1,4 +1,4 @@
-//! Which service a call is for: the VIP table as the programs see it.
+//! Finds the service of a call in the VIP table.
 
 use core::cell::Cell;
 
@@ -10,26 +10,27 @@ use crate::kernel::context::Dial;
 use crate::maps::VIP_TABLE;
 use crate::rows;
 
-/// What is dialled. (Without an option, so that no part of it is ever without a value: the verifier wants to see one.)
+/// The dialed service. (Without an `Option`, so that every part always has a value, as the verifier
+/// requires.)
 #[derive(Clone, Copy)]
 pub struct Dialled {
-    /// [`NOT_A_SERVICE`] if it is none.
+    /// [`NOT_A_SERVICE`] if the address is not a service.
     pub index: u32,
-    /// The service's row; null if it is none.
+    /// The service's row; null if the address is not a service.
     pub row: *const Service,
 }
 
 impl Dialled {
     const NO_SERVICE: Self = Self { index: NOT_A_SERVICE, row: core::ptr::null() };
 
-    /// Whether it is a service.
+    /// Whether the address is a service.
     #[inline(always)]
     pub fn is_service(self) -> bool {
         !self.row.is_null()
     }
 }
 
-/// What is at an address.
+/// The service at an address.
 #[inline(always)]
 pub fn service_at(dial: &Dial, address: Address) -> Dialled {
     let Some(protocol) = dial.protocol() else { return Dialled::NO_SERVICE };
@@ -37,7 +38,7 @@ pub fn service_at(dial: &Dial, address: Address) -> Dialled {
     let Some(index) = find(&services, Destination { address, port: dial.port(), protocol }) else {
         return Dialled::NO_SERVICE;
     };
-    // Nearly always the row has been looked at.
+    // The lookup has nearly always found the row already.
     let row = services.row.get();
     Dialled {
         index,
@@ -46,7 +47,7 @@ pub fn service_at(dial: &Dial, address: Address) -> Dialled {
 }
 
 struct Services {
-    /// The row of the service that was found by the first look.
+    /// The row of the service that the first look found.
     row: Cell<*const Service>,
 }
 
@@ -83,20 +84,23 @@ impl VipTable for Services {
     }
 }
 
-/// Cells that are looked at together: the verifier follows a function for as many, and not for all.
+/// Cells that one function examines: the verifier follows a loop over this many, and not over all.
 const CELLS: u32 = 8;
 
-/// The service at a destination whose first cell is another's, or what stands in place of it.
+/// The service at a destination whose first cell belongs to another one, or a number that stands
+/// for the failure.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn service_further_on(ab: u64, cd: u64, end: u32) -> u32 {
     const { assert!(MAX_PROBES == 4 * CELLS) };
     let more = |found, part| if found == OTHER { service_at_some(ab, cd, end, part) } else { found };
-    // Without a loop: the verifier finds none to end that has a call in it, without CAP_PERFMON.
+    // Without a loop: without CAP_PERFMON the verifier cannot prove that a loop with a call in it
+    // ends.
     more(more(more(more(OTHER, 0), 1), 2), 3)
 }
 
-/// The service at a destination, if it stands in one of the cells of a part, or what stands in place of it.
+/// The service at a destination, if it is in one of the cells of a part, or a number that stands
+/// for the failure.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn service_at_some(ab: u64, cd: u64, end: u32, part: u32) -> u32 {

@@ -1,4 +1,5 @@
-//! What a choice reads: the tables of a service as they lie in this client task's maps, and where samples come from.
+//! The inputs of a choice: the tables of a service in this client task's maps, and the source of
+//! samples.
 
 use core::arch::asm;
 use core::marker::PhantomData;
@@ -25,24 +26,23 @@ pub struct KernelTables<I> {
 }
 
 impl<I> KernelTables<I> {
-    /// Those of the service at an index, whose row is given.
     #[inline(always)]
     pub const fn new(index: u32, service: *const Service) -> Self {
         Self { index, service, instructions: PhantomData }
     }
 }
 
-/// For functions that read only what all services share, and write nothing.
+/// For functions that read only data that all services share, and write nothing.
 const OF_NO_SERVICE: KernelTables<Linux5_10> = KernelTables::new(0, core::ptr::null());
 
-/// Where a service's table lies. One word, loaded in one piece.
+/// The place of a service's table, loaded as one word.
 #[inline(always)]
 pub fn table_of(service: *const Service) -> TableRef {
     // SAFETY: a live map value.
     TableRef::from_word(unsafe { (&raw const (*service).table).cast::<u64>().read_volatile() })
 }
 
-/// A number that looks random, of where this CPU's cursor over a service stands.
+/// A pseudo-random number from the position of this CPU's cursor over a service.
 #[inline(always)]
 pub fn cursor_number(index: u32) -> u32 {
     match CURSORS.get_ptr(index) {
@@ -52,15 +52,15 @@ pub fn cursor_number(index: u32) -> u32 {
     }
 }
 
-/// What a choice needs of a service's rules.
+/// The rules of a service that a choice needs.
 #[inline(always)]
 pub fn rules_of(service: *const Service) -> Rules {
     // SAFETY: a live map value.
     rules(service, unsafe { (&raw const (*service).rules.policy).read_volatile() })
 }
 
-/// What a choice needs of a service's rules, with a policy that was read already. The daemon stores each field by
-/// itself, at any time.
+/// The rules of a service that a choice needs, with a policy that was read before. The daemon
+/// stores each field by itself, at any time.
 #[inline(always)]
 pub fn rules(service: *const Service, policy: u8) -> Rules {
     // SAFETY: a live map value.
@@ -91,8 +91,8 @@ impl<I: Instructions> Tables for KernelTables<I> {
     #[inline(always)]
     fn entry(&self, entry: u32) -> Option<u32> {
         let cell: *const ScheduleCell = SCHEDULE.get_ptr(entry / ENTRIES_PER_CELL)?;
-        // The cell is loaded as one word and shifted: indexing it would be arithmetic on a map pointer, which the
-        // verifier would have to follow.
+        // The cell is loaded as one word and shifted, because indexing it would be arithmetic on a
+        // map pointer, which the verifier would have to follow.
         // SAFETY: a live map value, aligned to eight bytes.
         let word = unsafe { cell.cast::<u64>().read_volatile() };
         Some((word >> (16 * (entry % ENTRIES_PER_CELL))) as u32 & 0xffff)
@@ -110,7 +110,7 @@ impl<I: Instructions> Tables for KernelTables<I> {
 
     #[inline(always)]
     fn flows(&self, backend: *const Backend) -> u32 {
-        // SAFETY: a live map value. There are fewer flows than 32 bits can count.
+        // SAFETY: a live map value. The number of flows fits in 32 bits.
         unsafe { (&raw const (*backend).flows).read_volatile() as u32 }
     }
 
@@ -145,8 +145,8 @@ impl<I: Instructions> Tables for KernelTables<I> {
     #[inline(always)]
     fn list(&self, members: u32) -> Option<(u32, u32, *const u16)> {
         let members: *const Members = MEMBERS.get_ptr(members)?;
-        // Before the first slot, so that the steps end at the last and not behind it: without CAP_PERFMON no pointer
-        // may leave its map's value.
+        // Before the first slot, so that the steps end at the last slot and not behind it: without
+        // CAP_PERFMON no pointer may leave its map's value.
         // SAFETY: a live map value; the slots follow the field.
         unsafe {
             let count = (&raw const (*members).count).read_volatile();
@@ -158,7 +158,7 @@ impl<I: Instructions> Tables for KernelTables<I> {
     #[inline(always)]
     fn position(&self, members: u32, number: u32) -> Option<*const u16> {
         let members: *const Members = MEMBERS.get_ptr(members)?;
-        // As in `list`. The number is bounded by a mask, which the verifier sees.
+        // As in `list`. A mask bounds the number, which the verifier recognizes.
         // SAFETY: a live map value; the number is that of a member that may be listed.
         unsafe { Some((&raw const (*members).listed).cast::<u16>().add(1).add(number as usize)) }
     }
@@ -166,9 +166,10 @@ impl<I: Instructions> Tables for KernelTables<I> {
     #[inline(always)]
     fn member(&self, before: *const u16) -> (u32, *const u16) {
         let mut position = before;
-        // In assembly, because the compiler would make an index of the pointers of two turns.
-        // SAFETY: within the slots of a live map value, because no more are asked for than there are; the instruction
-        // adds the size of a slot.
+        // In assembly, because the compiler would otherwise derive an index from the pointers of
+        // two iterations.
+        // SAFETY: within the slots of a live map value, because callers request no more than there
+        // are; the instruction adds the size of a slot.
         unsafe {
             asm!("{0} += 2", inout(reg) position, options(pure, readonly, nostack, preserves_flags));
             (u32::from(position.read_volatile()), position)
@@ -212,7 +213,8 @@ impl<I: Instructions> Tables for KernelTables<I> {
     }
 }
 
-/// A scan as a global function: the verifier follows it once, for any arguments, and takes its result for any number.
+/// A scan as a global function: the verifier follows it once, for any arguments, and assumes any
+/// result.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn least_of_members(
@@ -227,10 +229,11 @@ extern "C" fn least_of_members(
     pick::least(count, sample, part)
 }
 
-/// Where the number of a part stands beside that of the members, of which there are two for each service.
+/// The lowest bit of the number of a part; the number of the member list is below it (there are two
+/// lists per service).
 const PART_BIT: u32 = 16;
 
-/// As [`least_of_members`]: a scan of a part of the members.
+/// Like [`least_of_members`]: scans one part of the members.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn least_of_some(
@@ -244,7 +247,7 @@ extern "C" fn least_of_some(
     pick::least_of_part(&OF_NO_SERVICE, members & ((1 << PART_BIT) - 1), members >> PART_BIT, scan)
 }
 
-/// As [`least_of_members`]: a long look at the schedule.
+/// Like [`least_of_members`]: searches the schedule.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn redraw_entry(base: u32, length_log2: u32, sample: u32, looks: u32, active_limit: u32) -> u32 {
@@ -255,8 +258,8 @@ extern "C" fn redraw_entry(base: u32, length_log2: u32, sample: u32, looks: u32,
     pick::redraw(sample, looks, part)
 }
 
-/// As [`redraw_entry`]: a look at some entries. `bounds`: the length of the schedule, the number of the first look, and of how many,
-/// a byte each.
+/// Like [`redraw_entry`]: examines some entries. `bounds` contains the length of the schedule, the
+/// number of the first entry, and the number of all, in one byte each.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn redraw_entries(base: u32, bounds: u32, place: u32, active_limit: u32) -> u64 {
@@ -265,23 +268,24 @@ extern "C" fn redraw_entries(base: u32, bounds: u32, place: u32, active_limit: u
     pick::redraw_part(&OF_NO_SERVICE, table, place, first, looks, active_limit)
 }
 
-/// As [`least_of_members`]: a look at a service's members for one that may be chosen. (It is given the service and not the
-/// members, because not every way leads to those, and without CAP_PERFMON the verifier follows also ways that no processor
-/// goes to the end; if there it meets a call with an argument that was never written, it refuses all calls of the function.)
+/// Like [`least_of_members`]: searches a service's members for one that may be chosen. (Its
+/// argument is the service and not the members, because only some paths determine the members.
+/// Without CAP_PERFMON the verifier also follows impossible paths, and if one of them calls the
+/// function with an uninitialized argument, it rejects all calls of it.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn usable_member_of(index: u32, sample: u32) -> u32 {
     pick::usable_member(|group| usable_some(index, group, sample))
 }
 
-/// As [`usable_member_of`]: a look at a group of parts.
+/// Like [`usable_member_of`]: examines a group of parts.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn usable_some(index: u32, group: u32, sample: u32) -> u64 {
     pick::usable_group(group, |part| usable_part(index, part, sample))
 }
 
-/// As [`usable_member_of`]: a look at some of the members.
+/// Like [`usable_member_of`]: examines some of the members.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn usable_part(index: u32, part: u32, sample: u32) -> u64 {
@@ -291,14 +295,15 @@ extern "C" fn usable_part(index: u32, part: u32, sample: u32) -> u64 {
     }
 }
 
-/// Where the members of a service's table are listed.
+/// The index of the list of a service's members, if they are listed.
 #[inline(always)]
 fn members_of(index: u32) -> Option<u32> {
     table_of(rows::service(index)?).members_of(index)
 }
 
-/// As [`least_of_members`]: the second backend of a pair, where both points of a sample name one. Inlined, what it
-/// needs would not fit on the stack of the hooks (512 bytes, those of all callees included).
+/// Like [`least_of_members`]: the second backend of a pair, if both points of a sample have the
+/// same one. Inlined, its variables would not fit on the stack of the hooks (512 bytes, including
+/// all callees).
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn other_scheduled_slot(base: u32, length_log2: u32, first: u32, sample: u32) -> u32 {
@@ -306,8 +311,8 @@ extern "C" fn other_scheduled_slot(base: u32, length_log2: u32, first: u32, samp
     pick::other_than(&OF_NO_SERVICE, table, first, sample)
 }
 
-/// As [`least_of_members`]: a look at the schedule for a backend in place of a lame duck. (Its table is given as one word, so that
-/// the arguments fit into registers.)
+/// Like [`least_of_members`]: searches the schedule for a backend in place of a lame duck. (The
+/// table is passed as one word, so that the arguments fit into registers.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn other_than_lame(table: u64, sample: u32, active_limit: u32, first: u32) -> u32 {
@@ -316,7 +321,7 @@ pub extern "C" fn other_than_lame(table: u64, sample: u32, active_limit: u32, fi
     })
 }
 
-/// As [`other_than_lame`]: a look at half of the entries.
+/// Like [`other_than_lame`]: examines half of the entries.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn look_beside_lame(table: u64, place: u32, is_scattered: u32, active_limit: u32) -> u64 {
@@ -333,7 +338,7 @@ pub struct KernelCursor<I> {
 }
 
 impl<I> KernelCursor<I> {
-    /// `cursor` points to this CPU's value of a per-CPU map.
+    /// `cursor` must point to this CPU's value of a per-CPU map.
     #[inline(always)]
     pub fn new(cursor: *mut Cursor) -> Self {
         Self { cursor, instructions: PhantomData }
@@ -343,7 +348,7 @@ impl<I> KernelCursor<I> {
 impl<I: Instructions> CpuCursor for KernelCursor<I> {
     #[inline(always)]
     fn step(&self) -> Cursor {
-        // SAFETY: this CPU's map value, as `new` demands.
+        // SAFETY: this CPU's map value, as `new` requires.
         unsafe { I::step(self.cursor) }
     }
 

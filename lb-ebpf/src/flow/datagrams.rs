@@ -1,9 +1,9 @@
-//! Which backends the services of a datagram socket's addressed datagrams were last sent to: one entry per socket, with
-//! a position per service.
+//! The backends to which a datagram socket's addressed datagrams were last sent: one entry per
+//! socket, with a position per service.
 //!
-//! Kernel fact: sendmsg and recvmsg run their programs under the socket lock, as connect does, and release comes last.
-//! So no other program changes a socket's entry meanwhile, and the program that takes the entry out counts the ends of
-//! all its flows.
+//! Kernel fact: sendmsg and recvmsg run their programs under the socket lock, as connect does, and
+//! release comes last. So no other program changes a socket's entry meanwhile, and the program that
+//! removes the entry counts the ends of all its flows.
 
 use lb_common::abi::{Backend, Datagrams, Flow, FlowBucket, MAX_DATAGRAM_FLOWS, NO_SLOT, Peer};
 use lb_common::ending::Ending;
@@ -14,7 +14,6 @@ use crate::flow::tally::{self, TrafficTotals};
 use crate::maps::{DATAGRAMS, EMPTY};
 use crate::rows;
 
-/// A socket's entry, if it has one.
 #[inline(always)]
 fn entry(cookie: u64) -> Option<*mut Datagrams> {
     if record::may_have_datagrams(cookie) { DATAGRAMS.get_ptr_mut(cookie) } else { None }
@@ -42,15 +41,17 @@ pub fn of(cookie: u64, service: u32) -> Option<*const Flow> {
     None
 }
 
-/// The same position, as a number that the verifier does not know: it would follow the rest of the program once for
-/// each known number, and without CAP_PERFMON it refuses arithmetic whose offset differs by path.
+/// The same position, as a number that the verifier does not know: otherwise it would follow the
+/// rest of the program once for each known number, and without CAP_PERFMON it rejects arithmetic
+/// with offsets that differ by path.
 ///
 /// # Safety
-/// `entry` is a live map value.
+/// `entry` must be a live map value.
 #[inline(always)]
 unsafe fn opaque_to_verifier(entry: *const Datagrams, position: usize) -> usize {
     const { assert!(MAX_DATAGRAM_FLOWS.is_power_of_two()) };
-    // SAFETY: the caller's. The reserved word is always 0, which the verifier does not know.
+    // SAFETY: guaranteed by the caller. The reserved word is always 0, which the verifier does not
+    // know.
     let nothing = unsafe { (&raw const (*entry)._reserved).read_volatile() };
     position.wrapping_add(nothing as usize) & (MAX_DATAGRAM_FLOWS - 1)
 }
@@ -58,15 +59,15 @@ unsafe fn opaque_to_verifier(entry: *const Datagrams, position: usize) -> usize 
 /// The flow at a position that the verifier does not know.
 ///
 /// # Safety
-/// `entry` is a live map value.
+/// `entry` must be a live map value.
 #[inline(always)]
 unsafe fn flow_at(entry: *const Datagrams, position: usize) -> *mut Flow {
-    // SAFETY: the caller's; within the array by the mask.
+    // SAFETY: guaranteed by the caller; within the array by the mask.
     unsafe { (&raw const (*entry).flows).cast::<Flow>().cast_mut().add(position) }
 }
 
-/// Records that a socket's datagrams to `flow`'s service go there, in place of wherever they went before. Returns
-/// whether there was room.
+/// Records `flow` as the destination of a socket's datagrams to its service, replacing any previous
+/// one. Returns whether there was room.
 #[inline(always)]
 pub fn begin(cookie: u64, backend: *const Backend, flow: &Flow) -> bool {
     let entry = match entry(cookie) {
@@ -88,8 +89,9 @@ pub fn begin(cookie: u64, backend: *const Backend, flow: &Flow) -> bool {
     true
 }
 
-/// The position of a service: its own, or a free one, or that of the flow that was chosen first. A global function, because it
-/// is asked once for each choice, and the verifier would follow the rest of the program once for each position.
+/// The position of a service: its own, or a free one, or that of the flow that was chosen first. A
+/// global function, because otherwise the verifier would follow the rest of the program once for
+/// each position.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn position_for(cookie: u64, service: u32) -> u32 {
@@ -119,7 +121,8 @@ fn put(entry: *mut Datagrams, cookie: u64, flow: &Flow) {
     let position = position_for(cookie, u32::from(flow.service));
     // SAFETY: the socket's own entry; within the arrays by the mask.
     unsafe {
-        // The compiler knows what the function returns, and would do without the mask.
+        // The compiler knows the range of the function's result, and would remove the mask
+        // otherwise.
         let position = opaque_to_verifier(entry, position as usize);
         let at = flow_at(entry, position);
         if (&raw const (*at).phase).read_volatile() != 0 {
@@ -132,7 +135,7 @@ fn put(entry: *mut Datagrams, cookie: u64, flow: &Flow) {
     }
 }
 
-/// Ends the flow at a position, in whose place comes one of a service to a slot. Returns 0.
+/// Ends the flow at a position, before a flow of `service` to `slot` replaces it. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn leave_position(cookie: u64, position: u32, service: u32, slot: u32) -> u32 {
@@ -155,7 +158,7 @@ extern "C" fn leave_position(cookie: u64, position: u32, service: u32, slot: u32
     0
 }
 
-/// The service whose datagrams a socket sends to `peer`, or sent there before.
+/// The service with datagrams from this socket to `peer`, now or before.
 #[inline(always)]
 pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
     let entry = entry(cookie)?;
@@ -190,23 +193,23 @@ pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
     None
 }
 
-/// In place of a slot: the position has no flow.
+/// A number in place of a slot: the position has no flow.
 const FREE: u16 = NO_SLOT as u16;
 
-/// Takes a socket's entry out, if it has one, and counts the ends of all its flows.
+/// Removes a socket's entry, if it has one, and counts the ends of all its flows.
 #[inline(always)]
 pub fn end(cookie: u64) {
     end_datagrams(cookie);
 }
 
-/// A global function, so that what it remembers of all flows does not lie on the stack (512 bytes, those of callees included)
-/// while others are called. Returns 0.
+/// A global function, so that its data on all flows is not on the stack while other functions are
+/// called (the limit of 512 bytes includes callees). Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn end_datagrams(cookie: u64) -> u32 {
     let Some(entry) = entry(cookie) else { return 0 };
-    // What an end counts of a flow is read before the entry is given up: its memory may be another socket's after that. In two arrays,
-    // which take less of the stack than one of pairs.
+    // Read all data that an end counts before removing the entry: afterwards its memory may belong
+    // to another socket. Two arrays take less stack than one of pairs.
     let (mut starts, mut slots) = ([0u64; MAX_DATAGRAM_FLOWS], [FREE; MAX_DATAGRAM_FLOWS]);
     for (position, (start, slot)) in starts.iter_mut().zip(&mut slots).enumerate() {
         // SAFETY: the socket's own entry; within the array by the bound.
@@ -230,7 +233,7 @@ extern "C" fn end_datagrams(cookie: u64) -> u32 {
     0
 }
 
-/// Counts the end of one flow: inlined, it would be there once for each position. Returns 0.
+/// Counts the end of one flow. Inlined, its code would be repeated for each position. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn end_one(slot: u32, start_ns: u64) -> u32 {

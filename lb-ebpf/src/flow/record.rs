@@ -1,8 +1,10 @@
-//! Which backend each open socket was last sent to: one record per socket, from the choice to the end.
+//! The backend to which each open socket was last sent: one record per socket, from the choice to
+//! the end.
 //!
-//! A record lies in the flow table at the socket's cookie modulo the table's length; if another socket holds that
-//! bucket, in the overflow table. The program that takes a record out (by one compare-and-swap, or one delete) counts
-//! its end, so no end is counted twice. Nothing here fails a call: a flow that finds no room is simply not tracked.
+//! A record is in the flow table at the socket's cookie modulo the table's length, or in the
+//! overflow table if another socket holds that bucket. The program that removes a record (by one
+//! compare-and-swap, or one delete) counts its end, so no end is counted twice. Nothing here fails
+//! a call: a flow without room for a record is untracked.
 
 use lb_common::abi::{Anomalies, Backend, Flow, FlowBucket, Phase};
 use lb_common::ending::{self, Attempt, End, Ending};
@@ -20,7 +22,7 @@ use crate::rows;
 /// `BPF_NOEXIST`.
 pub const NEW: u64 = 1;
 
-/// A socket's record. It is the socket's own until it is taken out.
+/// A socket's record. It belongs to the socket until it is removed.
 #[derive(Clone, Copy)]
 pub struct RecordRef {
     /// The bucket of the cookie.
@@ -31,63 +33,59 @@ pub struct RecordRef {
 }
 
 impl RecordRef {
-    /// The flow.
     #[inline(always)]
     pub fn flow(&self) -> Flow {
         // SAFETY: a live map value that belongs to the socket.
         unsafe { self.flow.read_volatile() }
     }
 
-    /// The slot of its backend.
     #[inline(always)]
     pub fn slot(&self) -> u32 {
         // SAFETY: as above.
         unsafe { (&raw const (*self.flow).slot).read_volatile() }
     }
 
-    /// How far it has come.
     #[inline(always)]
     pub fn phase(&self) -> u8 {
         // SAFETY: as above.
         unsafe { (&raw const (*self.flow).phase).read_volatile() }
     }
 
-    /// The service that was dialled.
+    /// The index of the service that the process dialed.
     #[inline(always)]
     pub fn service(&self) -> u32 {
         // SAFETY: as above.
         u32::from(unsafe { (&raw const (*self.flow).service).read_volatile() })
     }
 
-    /// Why the backend was taken, as [`Flow::why`].
+    /// Why the backend was chosen, as [`Flow::why`].
     #[inline(always)]
     pub fn why(&self) -> u8 {
         // SAFETY: as above.
         unsafe { (&raw const (*self.flow).why).read_volatile() }
     }
 
-    /// When it was chosen.
+    /// When the backend was chosen.
     #[inline(always)]
     pub fn start_ns(&self) -> u64 {
         // SAFETY: as above.
         unsafe { (&raw const (*self.flow).start_ns).read_volatile() }
     }
 
-    /// Cookie of its network namespace.
+    /// Cookie of the flow's network namespace.
     #[inline(always)]
     pub fn namespace(&self) -> u64 {
         // SAFETY: as above.
         unsafe { (&raw const (*self.flow).namespace).read_volatile() }
     }
 
-    /// The process that began it.
+    /// The process that began the flow.
     #[inline(always)]
     pub fn process(&self) -> u32 {
         // SAFETY: as above.
         unsafe { (&raw const (*self.flow).process).read_volatile() }
     }
 
-    /// Sets how far it has come.
     #[inline(always)]
     pub fn set_phase(&self, phase: Phase) {
         // SAFETY: as above.
@@ -95,7 +93,7 @@ impl RecordRef {
     }
 }
 
-/// The index in the flow table that a cookie has.
+/// The index of a cookie in the flow table.
 #[inline(always)]
 fn index(cookie: u64) -> u32 {
     cookie as u32 & FLOW_MASK.load()
@@ -103,9 +101,9 @@ fn index(cookie: u64) -> u32 {
 
 #[inline(always)]
 fn find(bucket: *mut FlowBucket, cookie: u64) -> Option<RecordRef> {
-    // SAFETY: `bucket` is a live map value. Another socket may claim or free it meanwhile, hence volatile; only this
-    // socket's own calls, which the socket lock puts in order, and the daemon, which gives a claimed record back, can
-    // make it equal to `cookie`.
+    // SAFETY: `bucket` is a live map value. Another socket may claim or free it meanwhile, hence
+    // volatile. It can become equal to `cookie` only by this socket's own calls, which the socket
+    // lock serializes, or by the daemon, when it returns a claimed record.
     unsafe {
         if (&raw const (*bucket).cookie).read_volatile() == cookie {
             let flow = FLOWS.get_ptr_mut(index(cookie))?;
@@ -120,27 +118,26 @@ fn find(bucket: *mut FlowBucket, cookie: u64) -> Option<RecordRef> {
     None
 }
 
-/// The record of a socket, if it has one.
 #[inline(always)]
 pub fn of(cookie: u64) -> Option<RecordRef> {
-    // A free bucket has the cookie of no socket.
+    // Cookie 0 marks a free bucket and belongs to no socket.
     if cookie == 0 {
         return None;
     }
     find(FLOW_BUCKETS.get_ptr_mut(index(cookie))?, cookie)
 }
 
-/// Whether some socket at this one's bucket has an entry of datagrams: a look into the hash for one that is not there
-/// takes as long as all the rest of what is done for a socket.
+/// Whether any socket of this one's bucket has an entry of datagrams. It saves a failing hash
+/// lookup, which would take as long as everything else that is done for a socket.
 #[inline(always)]
 pub fn may_have_datagrams(cookie: u64) -> bool {
-    // SAFETY: a live map value, to which others add.
+    // SAFETY: a live map value, to which other programs may add.
     FLOW_BUCKETS.get_ptr(index(cookie)).is_some_and(|bucket| unsafe {
         FlowBucket::in_datagrams((&raw const (*bucket).elsewhere).read_volatile()) != 0
     })
 }
 
-/// Counts a socket's entry of datagrams at its bucket, or takes it back.
+/// Adds a socket's entry of datagrams to the count at its bucket, or subtracts it.
 #[inline(always)]
 pub fn note_datagrams(cookie: u64, change: u64) {
     if let Some(bucket) = FLOW_BUCKETS.get_ptr_mut(index(cookie)) {
@@ -149,24 +146,23 @@ pub fn note_datagrams(cookie: u64, change: u64) {
     }
 }
 
-/// Where a new flow is to be written.
+/// The place of a new flow.
 pub struct Place {
     flow: *mut Flow,
-    /// Whether the socket's former flow is there.
+    /// Whether it contains the socket's previous flow.
     is_taken: bool,
 }
 
 impl Place {
-    /// Of a socket that cannot have a record.
+    /// The place of a socket that cannot have a record.
     pub const NOWHERE: Self = Self { flow: core::ptr::null_mut(), is_taken: false };
 
-    /// Whether there is room.
     #[inline(always)]
     pub fn is_there(&self) -> bool {
         !self.flow.is_null()
     }
 
-    /// Opens the flow that is sent to a backend, in place of wherever the socket was sent before.
+    /// Opens the flow to a backend, replacing the socket's previous flow if there is one.
     #[inline(always)]
     pub fn open<I: Instructions>(self, backend: *const Backend, flow: impl Fn() -> Flow) {
         if self.flow.is_null() {
@@ -181,7 +177,8 @@ impl Place {
             end_of_former::<I>(&before);
             return;
         }
-        // Last: nothing has used this line of memory lately, and every atomic instruction after the store would wait for it.
+        // Last: nothing has used this line of memory lately, and every atomic instruction after the
+        // store would wait for it.
         // SAFETY: as above.
         unsafe { self.flow.write(flow()) };
     }
@@ -194,7 +191,8 @@ pub fn begin<I: Instructions>(cookie: u64) -> Place {
     if let Some(record) = find(bucket, cookie) {
         return Place { flow: record.flow, is_taken: true };
     }
-    // SAFETY: `bucket` is a live map value; the swap decides between sockets that want it at the same time.
+    // SAFETY: `bucket` is a live map value; the swap decides between sockets that claim it at the
+    // same time.
     let flow = if unsafe { I::replace(&raw mut (*bucket).cookie, 0, cookie) } {
         FLOWS.get_ptr_mut(index(cookie))
     } else {
@@ -217,8 +215,8 @@ extern "C" fn claim_overflow(cookie: u64) -> u32 {
     0
 }
 
-/// Counts the end of the socket's former flow. A function of the kernel's takes numbers only: the slot, the time, and one word
-/// with the service, why the backend was taken, and the phase.
+/// Counts the end of the socket's previous flow. A global function accepts numbers only: the slot,
+/// the time, and one word with the service, the reason of the choice, and the phase.
 #[inline(always)]
 fn end_of_former<I: Instructions>(before: &Flow) {
     let word = u32::from(before.service) | u32::from(before.why) << 16 | u32::from(before.phase) << 24;
@@ -247,48 +245,49 @@ fn former(slot: u32, word: u32, start_ns: u64) -> Flow {
     }
 }
 
-/// Counts the end of a flow whose socket goes elsewhere.
+/// Counts the end of a flow whose socket is directed elsewhere.
 #[inline(always)]
 fn abandon<I: Instructions>(flow: &Flow) {
     ejection::abandoned::<I>(flow);
     tally::ended(flow.slot, flow.start_ns, ending_of_abandoned(flow.phase) as u32, TrafficTotals::NONE);
 }
 
-/// How a flow ended whose socket now goes elsewhere.
+/// The ending of a flow whose socket is directed elsewhere.
 #[inline(always)]
 fn ending_of_abandoned(phase: u8) -> Ending {
     if phase == Phase::Datagrams as u8 {
         Ending::Closed
     } else if phase == Phase::Chosen as u8 && FULL_ACCOUNTING.load() != 0 {
-        // A flow whose SYN left has another phase, and ends when its connection is closed.
+        // A flow whose SYN was sent has another phase, and ends when its connection is closed.
         Ending::NotSent
     } else {
         Ending::Unknown
     }
 }
 
-/// How a connect ended that the application gave up.
+/// The ending of a connect that the application gave up.
 #[inline(always)]
 pub fn given_up(record: &RecordRef, reported_error: u32, retransmits: u32) -> Ending {
     ending_at(how_given_up(record.service(), record.start_ns(), reported_error, retransmits))
 }
 
-/// How a flow ended whose socket has an error.
+/// The ending of a flow whose socket has this error.
 #[inline(always)]
 pub fn of_error(error: u32, was_established: bool) -> Ending {
     ending_at(ending_of_error(error, u32::from(was_established)))
 }
 
-/// The same ending, as one that the verifier does not know: it would follow what comes after it once for each.
+/// The same ending, as a number that the verifier does not know: otherwise it would follow the
+/// subsequent code once for each ending.
 #[inline(always)]
 pub fn opaque_to_verifier(ending: Ending, any: u64) -> Ending {
     ending_at(without_bounds(ending as u64, any) as u32)
 }
 
-/// The ending with a number that one of the functions here has given.
+/// The ending with a number that a function of this file returned.
 #[inline(always)]
 fn ending_at(number: u32) -> Ending {
-    // SAFETY: the number of an ending.
+    // SAFETY: the number is that of an ending.
     unsafe { core::mem::transmute::<u8, Ending>(number as u8) }
 }
 
@@ -301,14 +300,14 @@ extern "C" fn how_given_up(service: u32, start_ns: u64, reported_error: u32, ret
     Attempt { soft_error: reported_error, retransmits, is_due }.ending() as u32
 }
 
-/// As [`how_given_up`].
+/// Like [`how_given_up`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn ending_of_error(error: u32, was_established: u32) -> u32 {
     ending::of_error(error, was_established != 0) as u32
 }
 
-/// The socket goes to no backend any more: a flow that it has is over.
+/// Ends the flow of a socket that is no longer directed to a backend, if it has one.
 #[inline(always)]
 pub fn leave<I: Instructions>(cookie: u64) {
     if of(cookie).is_some() {
@@ -317,7 +316,8 @@ pub fn leave<I: Instructions>(cookie: u64) {
 }
 
 global_function! {
-    /// A slow path: the hooks of connect need their stack for the fast path. Returns 0.
+    /// A slow path, in a function of its own because the hooks of connect need their stack for the
+    /// fast path. Returns 0.
     fn end_if_any(cookie: u64) -> u32 = end_abandoned, leave_backend, leave_backend_5_10;
 }
 
@@ -331,11 +331,12 @@ fn end_abandoned<I: Instructions>(cookie: u64) -> u32 {
     0
 }
 
-/// Takes a socket's record out. What is known of its flow is read before: the bucket may be reused after that. Returns whether
-/// it was still there; whoever has taken it out counts the end.
+/// Removes a socket's record. The caller must read the data of the flow before, because the bucket
+/// may be reused afterwards. Returns whether the record was still there; only then the caller
+/// counts the end.
 #[inline(always)]
 fn take_out<I: Instructions>(cookie: u64, record: RecordRef) -> bool {
-    // SAFETY: `record` is of live map values.
+    // SAFETY: `record` points to live map values.
     let taken = unsafe {
         if record.is_in_table {
             I::replace(&raw mut (*record.bucket).cookie, cookie, 0)
@@ -349,7 +350,7 @@ fn take_out<I: Instructions>(cookie: u64, record: RecordRef) -> bool {
     taken
 }
 
-/// Takes a socket's record out of the overflow table. Returns 1 if it was there, else 0.
+/// Removes a socket's record from the overflow table. Returns 1 if it was there, else 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn leave_overflow(cookie: u64) -> u32 {
@@ -362,10 +363,11 @@ extern "C" fn leave_overflow(cookie: u64) -> u32 {
     1
 }
 
-/// Takes a socket's record out and counts the end of its flow, of which the verifier is to know nothing: it would follow what
-/// comes once for each. What it shows of its backend is taken in first: once the active
-/// count is given back, the slot may get another backend. `is_ordinary`: 1 if the socket asks for no way of its own; asked only
-/// where that matters.
+/// Removes a socket's record and counts the end of its flow. The end is hidden from the verifier,
+/// which would otherwise follow the subsequent code once for each end. The end is judged first,
+/// because the slot may get another backend when the active count drops. `is_ordinary` is called
+/// only if its result matters, and returns 1 if the socket requests no special route (see
+/// `kernel::socket::is_ordinary`).
 #[inline(always)]
 pub fn end<I: Instructions>(
     cookie: u64,
@@ -392,8 +394,9 @@ pub fn end<I: Instructions>(
     }
 }
 
-/// Removes from a hash, and says whether it was there. Kernel fact: from 5.11 to 6.0 a hash refuses a change (EBUSY)
-/// while this CPU is inside another change of the same bucket, which it is for an instant only.
+/// Removes an entry from a hash, and returns whether it was there. Kernel fact: from 5.11 to 6.0 a
+/// hash rejects a change (EBUSY) while this CPU is inside another change of the same bucket, which
+/// lasts only an instant.
 #[inline(always)]
 pub fn is_removed(remove: impl Fn() -> Result<(), i32>) -> bool {
     const EBUSY: i32 = -16;
@@ -408,7 +411,7 @@ pub fn is_removed(remove: impl Fn() -> Result<(), i32>) -> bool {
     false
 }
 
-/// Counts what should not happen.
+/// Counts an event that should not happen.
 #[inline(always)]
 pub fn anomaly(field: impl FnOnce(&mut Anomalies) -> *mut u64) {
     if let Some(anomalies) = ANOMALIES.get_ptr_mut(0) {

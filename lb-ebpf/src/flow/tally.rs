@@ -1,7 +1,7 @@
-//! What is counted: the outcome of each call, and what becomes of a slot's backend.
+//! Counters: the outcome of each call, and the results of a slot's backend.
 //!
-//! Everything that a flow's end counts is counted before its active count is given back: after that the slot may get
-//! another backend, with counters of its own.
+//! All counters of a flow's end are updated before its active count is released: after that the
+//! slot may get another backend, with counters of its own.
 
 use lb_common::abi::{
     Backend, ENDING_ROWS, Histogram, Outcomes, RecentErrors, SlotCounters, TIME_BUCKETS, bucket,
@@ -12,7 +12,7 @@ use crate::kernel::atomic;
 use crate::kernel::clock;
 use crate::maps::{BACKENDS, CHOSEN, COUNTS, OUTCOMES, SERVICES};
 
-/// What a connection has carried.
+/// The traffic of a connection.
 #[derive(Clone, Copy)]
 pub struct TrafficTotals {
     pub bytes_received: u64,
@@ -21,11 +21,12 @@ pub struct TrafficTotals {
 }
 
 impl TrafficTotals {
-    /// Nothing, or it is not known.
+    /// No traffic, or unknown traffic.
     pub const NONE: Self = Self { bytes_received: 0, bytes_sent: 0, retransmits: 0 };
 }
 
-/// Counts the one outcome of a call to a service, or to [`NOT_A_SERVICE`](lb_common::abi::NOT_A_SERVICE).
+/// Counts the one outcome of a call to a service, or to
+/// [`NOT_A_SERVICE`](lb_common::abi::NOT_A_SERVICE).
 #[inline(always)]
 pub fn outcome(index: u32, field: impl FnOnce(&mut Outcomes) -> *mut u64) {
     if let Some(outcomes) = OUTCOMES.get_ptr_mut(index) {
@@ -34,7 +35,7 @@ pub fn outcome(index: u32, field: impl FnOnce(&mut Outcomes) -> *mut u64) {
     }
 }
 
-/// Counts in one field of a slot's counters on this CPU.
+/// Increments one field of a slot's counters on this CPU.
 #[inline(always)]
 pub fn count(slot: u32, field: impl FnOnce(&mut SlotCounters) -> *mut u64) {
     if let Some(counts) = COUNTS.get_ptr_mut(slot) {
@@ -43,7 +44,6 @@ pub fn count(slot: u32, field: impl FnOnce(&mut SlotCounters) -> *mut u64) {
     }
 }
 
-/// Counts a flow that is sent to a slot.
 #[inline(always)]
 pub fn chosen(slot: u32) {
     if let Some(chosen) = CHOSEN.get_ptr_mut(slot) {
@@ -52,20 +52,20 @@ pub fn chosen(slot: u32) {
     }
 }
 
-/// The same number, as one that the verifier does not know: without CAP_PERFMON it refuses arithmetic whose offset
-/// differs by path. The last row of endings is unused and always 0, and what is read from a map may be anything to the
-/// verifier.
+/// The same number, as one that the verifier does not know: without CAP_PERFMON it rejects
+/// arithmetic with offsets that differ by path. The last row of endings is unused and always 0, and
+/// the verifier assumes that a value from a map can be anything.
 ///
 /// # Safety
-/// `counts` is a live map value.
+/// `counts` must be a live map value.
 #[inline(always)]
 unsafe fn opaque_to_verifier(counts: *const SlotCounters, number: usize) -> usize {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let nothing = unsafe { (&raw const (*counts).endings[ENDING_ROWS - 1]).read_volatile() };
     (number as u64).wrapping_add(nothing) as usize
 }
 
-/// Counts a time in one of a slot's histograms.
+/// Adds a time to one of a slot's histograms.
 #[inline(always)]
 pub fn time(slot: u32, us: u32, field: impl FnOnce(&mut SlotCounters) -> &mut Histogram) {
     if let Some(counts) = COUNTS.get_ptr_mut(slot) {
@@ -83,24 +83,24 @@ pub fn time(slot: u32, us: u32, field: impl FnOnce(&mut SlotCounters) -> &mut Hi
     }
 }
 
-/// Takes an active count of a backend.
+/// Adds one to the active flows of a backend.
 #[inline(always)]
 pub fn opened(backend: *const Backend) {
     // SAFETY: a live map value.
     unsafe { atomic::add((&raw const (*backend).flows).cast_mut(), 1) };
 }
 
-/// Gives an active count of the backend in a slot back.
+/// Subtracts one from the active flows of the backend in a slot.
 #[inline(always)]
 fn closed(slot: u32) {
     if let Some(backend) = BACKENDS.get_ptr_mut(slot) {
-        // SAFETY: a live map value. Adding -1 in two's complement takes one away.
+        // SAFETY: a live map value. Adding -1 in two's complement subtracts one.
         unsafe { atomic::add(&raw mut (*backend).flows, u64::MAX) };
     }
 }
 
-/// Counts the end of a flow, by the number of its ending, and gives its active count back. To be called once its record is taken
-/// out or overwritten.
+/// Counts the end of a flow, by the number of its ending, and releases its active count. Call it
+/// after its record was removed or overwritten.
 #[inline(always)]
 pub fn ended(slot: u32, start_ns: u64, ending: u32, totals: TrafficTotals) {
     let now = clock::now_ns();
@@ -118,14 +118,16 @@ pub fn ended(slot: u32, start_ns: u64, ending: u32, totals: TrafficTotals) {
     closed(slot);
 }
 
-/// Remembers an error of a backend for a while. A slow path, hence a global function. Returns 0.
+/// Adds a recent error of a backend. A slow path, hence a global function. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn remember_error(slot: u32, service: u32, now: u32) -> u32 {
     let Some(backend) = BACKENDS.get_ptr_mut(slot) else { return 0 };
-    // Last, so that nothing it has is kept over a call: old kernels allow little stack.
+    // Last, so that no pointer to the service is live across a call: old kernels allow little
+    // stack.
     let Some(service) = SERVICES.get_ptr(service) else { return 0 };
-    // SAFETY: live map values; the daemon may change the fields at any time, and the errors are one word.
+    // SAFETY: live map values; the daemon may change the fields at any time, and the errors are one
+    // word.
     unsafe {
         let half_life = (&raw const (*service).rules.error_half_life).read_volatile();
         if half_life == 0 {
@@ -137,7 +139,7 @@ pub extern "C" fn remember_error(slot: u32, service: u32, now: u32) -> u32 {
             (&raw const (*backend).entries).read_volatile(),
             (&raw const (*service).table.length_log2).read_volatile(),
         );
-        // The low half: no backend has more.
+        // The low half is enough: no backend has more flows.
         let flows = (&raw const (*backend).flows).cast::<u32>().read_volatile();
         let word = (&raw mut (*backend).errors).cast::<u64>();
         let before = RecentErrors::from_word(word.read_volatile());

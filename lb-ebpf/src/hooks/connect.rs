@@ -1,7 +1,9 @@
-//! connect(2): look the address up, decide for a backend, remember the flow, rewrite the destination.
+//! connect(2): looks up the address, decides on a backend, records the flow, and rewrites the
+//! destination.
 //!
-//! Each call counts exactly one outcome. Whatever is unknown or contradictory lets the call through unchanged; only a
-//! call to a known service is refused, if it has no usable backend or all of them are at the limit.
+//! Each call counts exactly one outcome. If anything is unknown or contradictory, the call goes
+//! through unchanged. Only a call to a known service is refused, if it has no usable backend or all
+//! of them are at the limit.
 
 use lb_common::abi::NOT_A_SERVICE;
 use lb_common::net::{Address, IPPROTO_TCP, IPPROTO_UDP};
@@ -20,7 +22,7 @@ pub fn connect4<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).apply_v4(dial)
 }
 
-/// Also for a v4-mapped address: it dials an IPv4 service, whose backends are kept v4-mapped.
+/// Also for a v4-mapped address: it dials an IPv4 service, whose backends are stored v4-mapped.
 #[inline(always)]
 pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, dial.ip6())).apply_v6(dial)
@@ -31,7 +33,8 @@ pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
 fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
     let is_tcp = dial.protocol() == Some(IPPROTO_TCP);
     if !service.is_service() {
-        // A socket that failed to reach a service and now dials elsewhere is no flow any more.
+        // The flow of a socket ends if the socket failed to reach a service and now dials
+        // elsewhere.
         if is_tcp || dial.protocol() == Some(IPPROTO_UDP) {
             record::leave::<I>(dial.cookie_if_any());
         }
@@ -43,10 +46,10 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
         tally::outcome(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
         return Verdict::Proceed;
     }
-    // Of a flow that cannot be followed nobody would hear what its trial has shown.
+    // An untracked flow cannot report the result of a trial, so it must not be one.
     let decision = Decision::make::<I>(service, opener != Opener::Mptcp);
     let Some(backend) = decision.backend() else {
-        // A datagram socket whose connect is refused stays connected to where it was.
+        // A datagram socket whose connect is refused stays connected to its previous peer.
         if is_tcp {
             record::leave::<I>(dial.cookie_if_any());
         }
@@ -55,9 +58,10 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
     if is_tcp {
         dial.set_syn_retries(decision.syn_retries);
     }
-    // Counted before the flow is open, so that open flows are always part of those that were chosen.
+    // Counted before the flow is open, so that open flows are always part of those that were
+    // chosen.
     tally::chosen(decision.slot);
-    // Not tracked if the tables of flows are full, or the end of the flow cannot be seen.
+    // Untracked if the flow tables are full, or if the end of the flow cannot be seen.
     let place = if opener == Opener::Mptcp { Place::NOWHERE } else { record::begin::<I>(dial.cookie()) };
     decision.count(place.is_there());
     place.open::<I>(backend, || decision.flow(dial, backend, dial.namespace()));

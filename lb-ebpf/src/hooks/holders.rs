@@ -1,22 +1,25 @@
-//! Which sockets processes hold: runs for every open file of every process, and writes out the cookie of each that is a
-//! socket. A flow whose socket is in no list of the kernel's and is held by no process is over.
+//! The sockets that processes hold: the program runs for every open file of every process, and
+//! writes the cookie of each socket to its output. A flow is over if its socket is in no list of
+//! the kernel and no process holds it.
 //!
-//! An iterator (`iter/task_file`, Linux 5.8), loaded and read while a record is suspected; it uses no map.
+//! An iterator (`iter/task_file`, Linux 5.8), loaded and read only while a record is suspected. It
+//! uses no map.
 
 use aya_ebpf::bindings;
 use aya_ebpf::helpers::{bpf_probe_read_kernel as probe, generated as helper};
 
 use crate::globals::{FILE_INODE, FILE_PRIVATE_DATA, INODE_MODE, SOCK_COOKIE, SOCKET_SOCK};
 
-/// `struct bpf_iter__task_file`, whose layout the kernel keeps: four words, of which the first points to the
-/// description of the output and the last to the file.
+/// `struct bpf_iter__task_file`, whose layout is stable: four words, of which the first points to
+/// the description of the output and the last to the file.
 pub type OpenFile = *const *const u8;
 
-/// Writes the cookie of a file that is a socket, if it has one yet.
+/// Writes the cookie of a file to the output if the file is a socket with a cookie.
 #[inline(always)]
 pub fn tell_socket(context: OpenFile) {
-    // SAFETY: the context and what it points to are valid while the program runs; at the end of the iteration there is
-    // no file. What lies behind the file is read by a helper that checks each address.
+    // SAFETY: the context and the values it points to are valid while the program runs; at the end
+    // of the iteration the file is null. The data behind the file is read by a helper that checks
+    // each address.
     unsafe {
         let file = context.add(3).read_volatile();
         if file.is_null() {
@@ -27,8 +30,8 @@ pub fn tell_socket(context: OpenFile) {
         if !is_socket(mode) {
             return;
         }
-        // Kernel fact: the private data of a file that is a socket is the `struct socket`; a file that was only opened
-        // as a path (O_PATH) has none.
+        // Kernel fact: the private data of a file that is a socket is the `struct socket`; a file
+        // that was opened only as a path (O_PATH) has none.
         let Ok(socket) = probe::<*const u8>(file.add(FILE_PRIVATE_DATA.load() as usize).cast()) else {
             return;
         };
@@ -36,7 +39,7 @@ pub fn tell_socket(context: OpenFile) {
             return;
         };
         let Ok(cookie) = probe::<u64>(sock.wrapping_add(SOCK_COOKIE.load() as usize).cast()) else { return };
-        // A cookie is 0 until something asks for it: such a socket has no record.
+        // A cookie is 0 until a program or process requests it: such a socket has no record.
         if cookie == 0 {
             return;
         }

@@ -1,7 +1,9 @@
-//! getpeername(2) and the source of a datagram: a process is told the address that it dialled, not the backend's.
+//! getpeername(2) and the source of a datagram: a process sees the address that it dialed, not the
+//! backend's.
 //!
-//! The kernel is about to report the peer, which is replaced only if it is, or for datagrams was, the backend of one of
-//! the socket's flows: a socket may have been connected elsewhere since, and accepted sockets pass here too.
+//! The kernel is about to report the peer. It is replaced only if it is, or for datagrams was, the
+//! backend of one of the socket's flows: a socket may have been connected elsewhere since, and
+//! accepted sockets pass here too.
 
 use lb_common::abi::Service;
 use lb_common::net::{Address, Be16};
@@ -26,7 +28,8 @@ pub fn recvmsg4(dial: &Dial) {
     show4(dial, asked(dial, Address::mapped(dial.ip4()), dial.port()));
 }
 
-/// Also for answers to what an IPv6 socket has sent to a v4-mapped address, which passed `sendmsg4`.
+/// Also for answers to datagrams that an IPv6 socket sent to a v4-mapped address, which passed
+/// `sendmsg4`.
 #[inline(always)]
 pub fn recvmsg6(dial: &Dial) {
     show6(dial, asked(dial, dial.ip6(), dial.port()));
@@ -46,12 +49,13 @@ fn show4(dial: &Dial, service: Option<*const Service>) {
 #[inline(always)]
 fn show6(dial: &Dial, service: Option<*const Service>) {
     if let Some(service) = service {
-        // SAFETY: as above. The address of an IPv4 service is kept v4-mapped, which is what was dialled.
+        // SAFETY: as above. The address of an IPv4 service is stored v4-mapped, which is the dialed
+        // form.
         unsafe { dial.redirect6((*service).address, (*service).port) };
     }
 }
 
-/// The service that answers from the given peer.
+/// The service that answers from this peer.
 #[inline(always)]
 fn asked(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
     match dialled(dial, peer, port) {
@@ -60,7 +64,7 @@ fn asked(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
     }
 }
 
-/// The service that the socket dialled, if its flow goes to the given peer.
+/// The service that the socket dialed, if its flow goes to this peer.
 #[inline(always)]
 fn dialled(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
     let backend = rows::address(record::of(dial.cookie_if_any())?.slot())?;

@@ -1,5 +1,5 @@
-//! The last close(2) of a socket. Flows whose end no other program sees end here: those of datagrams, connections of
-//! which no SYN left, and connections that are not followed.
+//! The last close(2) of a socket. Flows end here if no other program sees their end: flows of
+//! datagrams, connections without a SYN sent, and connections that are not followed.
 
 use lb_common::abi::Phase;
 use lb_common::ending::{End, Ending, SocketSnapshot, at_release};
@@ -25,8 +25,9 @@ pub fn release<I: Instructions>(socket: &Socket) {
     let Some(record) = record::of(cookie) else { return };
     let (phase, slot) = (record.phase(), record.slot());
     if is_unsent(phase) {
-        // A socket that is closed has tried to connect, and could not: there was no route or no port. Of another one the first packet
-        // is put off until there is data (`TCP_FASTOPEN_CONNECT`).
+        // A closed socket has tried to connect and could not, because there was no route or no
+        // port. On any other socket the first packet was deferred until there is data
+        // (`TCP_FASTOPEN_CONNECT`).
         let send_failed = RELEASED_SK_ERR.load() != 0 && socket.is_closed();
         let end = End::of(Ending::NotSent, false).send_failed_if(send_failed);
         record::end::<I>(cookie, record, end, 0, Judges::SendFailures, || socket.is_ordinary());
@@ -34,9 +35,10 @@ pub fn release<I: Instructions>(socket: &Socket) {
     }
     let is_datagram = phase == Phase::Datagrams as u8;
     if FULL_ACCOUNTING.load() != 0 && !is_datagram {
-        // The flow ends when the connection does, which may be long after this; but if another program has taken our
-        // request for changes of state away, that would never be seen. Kernel fact: a change of state is announced
-        // before it is made, so a socket that is closed already has had its end.
+        // The flow ends with its connection, which may be long after this; but if another program
+        // has removed our request for state changes, its end would never be seen. Kernel fact: a
+        // state change is announced before it is made, so a socket that is already closed has had
+        // its end.
         let is_closed = socket.is_closed();
         if !is_closed && socket.announces_states() {
             return;
@@ -67,15 +69,16 @@ pub fn release<I: Instructions>(socket: &Socket) {
             retransmits = socket.retransmits();
         }
     }
-    // Backends are judged here where connections are not followed. Where they are, what ends here was not followed to its end, and
-    // says little.
+    // Backends are judged here only if connections are not followed. If they are, an end that is
+    // seen here was not followed completely, and its evidence is weak.
     let is_followed = FULL_ACCOUNTING.load() != 0;
     let judges = if is_followed { Judges::Nothing } else { Judges::All };
     let is_ordinary = || if is_followed { 0 } else { socket.is_ordinary() };
     record::end::<I>(cookie, record, end, retransmits, judges, is_ordinary);
 }
 
-/// Whether connections are followed and none of the flow's SYNs was seen: its connection did not begin.
+/// Whether connections are followed and none of the flow's SYNs was seen: then its connection never
+/// began.
 #[inline(always)]
 fn is_unsent(phase: u8) -> bool {
     FULL_ACCOUNTING.load() != 0 && phase == Phase::Chosen as u8

@@ -1,5 +1,6 @@
-//! sendmsg(2) of a datagram that names its destination: an existing flow goes on until its backend may not be chosen
-//! any more, or until it is due to be chosen anew (`rebind`); otherwise one is chosen as connect does it, and recorded.
+//! sendmsg(2) of a datagram that names its destination. An existing flow continues until its
+//! backend may no longer be chosen, or until `rebind` requires a new choice. Otherwise a backend is
+//! chosen as in connect, and the flow is recorded.
 //!
 //! Each call counts exactly one outcome.
 
@@ -20,7 +21,8 @@ pub fn sendmsg4<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).apply_v4(dial)
 }
 
-/// Kernel fact: a v4-mapped address does not come here, but to [`sendmsg4`]; and this hook may not write one.
+/// Kernel fact: a v4-mapped address does not arrive here, but at [`sendmsg4`]; and this hook may
+/// not write one.
 #[inline(always)]
 pub fn sendmsg6<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, dial.ip6())).apply_v6(dial)
@@ -34,16 +36,16 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
     }
     let index = service.index;
     let cookie = dial.cookie();
-    // A connected socket receives only what its peer sends: answers of the service that it is connected to can come
-    // from that backend only, whatever its state.
+    // A connected socket receives only from its peer: answers of its service can come only from
+    // that backend, whatever its state.
     if dial.is_connected()
         && let Some(backend) = connected_to(cookie, index)
     {
         tally::outcome(index, |outcomes| &raw mut outcomes.reused);
         return Verdict::Forward(backend);
     }
-    // A pointer that is null in place of an option: without CAP_PERFMON the verifier follows also ways that no processor goes to
-    // the end, and refuses to read there what only some ways have written.
+    // A null pointer in place of an `Option`: without CAP_PERFMON the verifier also follows
+    // impossible paths to the end, and rejects reads of values that only some paths have written.
     let before = datagrams::of(cookie, index).unwrap_or(core::ptr::null());
     let mut is_due = false;
     if !before.is_null() {
@@ -56,11 +58,11 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
             return Verdict::Forward(backend);
         }
     }
-    // Datagrams eject no backend, so none is a trial.
+    // Datagrams never eject a backend, so none is a trial.
     let decision = Decision::make::<I>(service, false);
     let Some(backend) = decision.backend() else {
-        // An existing flow stays: the socket was last directed there, and answers may be on their way. One that was
-        // only due to be chosen anew goes on.
+        // An existing flow stays: the socket was last directed there, and answers may be in flight.
+        // If only `rebind` was due, the flow continues.
         if !before.is_null()
             && is_due
             && let Some(backend) = usable(before)
@@ -70,7 +72,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
         }
         return decision.refuse(dial);
     };
-    // Where no backend may be chosen, the fallback is chosen each time: the flow to it goes on.
+    // If no backend may be chosen, the fallback is chosen each time: the flow to it continues.
     if !before.is_null() && !is_due && goes_to(before, decision.slot, rows::address_of(backend)) {
         tally::outcome(index, |outcomes| &raw mut outcomes.reused);
         return Verdict::Forward(rows::address_of(backend));
@@ -81,7 +83,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
     Verdict::Forward(rows::address_of(backend))
 }
 
-/// The backend that a connected socket goes to, if it is the service's.
+/// The backend of a connected socket, if it belongs to the service.
 #[inline(always)]
 fn connected_to(cookie: u64, index: u32) -> Option<*const BackendAddress> {
     let flow = record::of(cookie)?.flow();
@@ -91,7 +93,7 @@ fn connected_to(cookie: u64, index: u32) -> Option<*const BackendAddress> {
     rows::address(flow.slot)
 }
 
-/// Whether the service's flows of datagrams are chosen anew after a while, and that while is over.
+/// Whether `rebind` requires a new choice for the flow.
 #[inline(always)]
 fn is_rebind_due(flow: *const Flow, index: u32) -> bool {
     let rebind = rows::rebind(index);
@@ -119,7 +121,8 @@ fn is_lame_duck(flow: *const Flow) -> u32 {
     lame_duck_in(unsafe { (*flow).slot })
 }
 
-/// The same of the backend in a slot. (A function, because the verifier would follow the rest once more for each way through.)
+/// The same for the backend in a slot. (A function, because otherwise the verifier would follow the
+/// rest once per path.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn lame_duck_in(slot: u32) -> u32 {
@@ -129,7 +132,7 @@ extern "C" fn lame_duck_in(slot: u32) -> u32 {
     }
 }
 
-/// Whether the choice fell on the backend of the existing flow.
+/// Whether the choice is the backend of the existing flow.
 #[inline(always)]
 fn goes_to(flow: *const Flow, slot: u32, backend: *const BackendAddress) -> bool {
     // SAFETY: the socket's own entry, and a live map value.

@@ -1,5 +1,5 @@
-//! Follows connections: connecting, established, closed. Runs for every TCP socket of the cgroup, and looks only at
-//! those that are flows.
+//! Follows connections: connecting, established, closed. Runs for every TCP socket of the cgroup,
+//! and acts only on those that are flows.
 
 use lb_common::abi::Phase;
 use lb_common::ending::{End, Ending, TCP_CLOSE, TCP_ESTABLISHED, TCP_FIN_WAIT2, at_close};
@@ -23,7 +23,7 @@ pub fn tcp<I: Instructions>(ops: &Ops) {
     }
 }
 
-/// The first SYN is about to leave.
+/// The first SYN is about to be sent.
 #[inline(always)]
 fn connecting(ops: &Ops) {
     let Some(record) = record::of(ops.cookie_if_any()) else { return };
@@ -50,11 +50,12 @@ fn established<I: Instructions>(ops: &Ops) {
     tally::count(slot, |counts| &raw mut counts.established);
     let (rtt, start_ns) = (ops.smoothed_rtt_us(), record.start_ns());
     tally::time(slot, rtt, |counts| &mut counts.rtt);
-    // Where the first SYN was answered, the handshake is all that the connect took, and the kernel has measured it
-    // already. Otherwise it took seconds, of which the kernel's ticks tell enough.
+    // If the first SYN was answered, the handshake is all that the connect took, and the kernel has
+    // already measured it. Otherwise it took seconds, and the kernel's ticks are precise enough.
     let took = if ops.retransmits() == 0 { rtt } else { micros(clock::now_ns().wrapping_sub(start_ns)) };
     tally::time(slot, took, |counts| &mut counts.connect);
-    // If no socket listens, a loopback socket can connect to itself; and programs that run after ours can redirect it.
+    // If no socket listens, a loopback socket can connect to itself; and programs that run after
+    // ours can redirect it.
     let reaches_backend = || {
         let (peer, port) = ops.peer();
         let [a, b, c, d] = peer.words.map(|word| u64::from(word.to_network()));
@@ -70,8 +71,8 @@ fn micros(ns: u64) -> u32 {
     if us > u64::from(u32::MAX) { u32::MAX } else { us as u32 }
 }
 
-/// The backend's kernel has acknowledged that the client closed. If the backend has sent nothing by then, it does not answer; and its
-/// connection is not over for as long as it says nothing.
+/// The backend's kernel has acknowledged that the client closed. If the backend has sent nothing by
+/// then, it does not answer, and its connection stays open as long as it sends nothing.
 #[inline(always)]
 fn fin_acknowledged<I: Instructions>(ops: &Ops) {
     if ops.bytes_received() == 0 && ops.is_orphan() {
@@ -80,10 +81,10 @@ fn fin_acknowledged<I: Instructions>(ops: &Ops) {
     }
 }
 
-/// What it shows that a backend has sent nothing: the slot, the service, and the word of the evidence, from the lowest bits on; 0 if
-/// nothing follows.
+/// The evidence that a backend has sent nothing. From the lowest bits on: the slot, the service,
+/// and the word of the evidence; 0 if there is no evidence.
 ///
-/// Its caller reports it: functions that call each other share 512 bytes of stack.
+/// The caller reports it, because functions that call each other share 512 bytes of stack.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn lack_of_answer(cookie: u64, acknowledged: u64) -> u64 {
@@ -93,7 +94,8 @@ extern "C" fn lack_of_answer(cookie: u64, acknowledged: u64) -> u64 {
     if end.lacks_answer() == 0 {
         return 0;
     }
-    // What the socket asks for does not matter: one process alone is not believed.
+    // A special route of the socket does not matter, because one process alone cannot eject a
+    // backend by missing answers.
     let evidence = ejection::evidence_of_end(cookie, end, Judges::All, 1);
     u64::from(evidence) << 32 | u64::from(service & 0xffff) << 16 | u64::from(slot & 0xffff)
 }

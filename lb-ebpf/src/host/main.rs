@@ -1,8 +1,9 @@
-//! What is the host's and not a client task's, as an object of its own: it outlives every client and their ABI. The maps that all
-//! client tasks share, and the program of network interfaces that takes reports in (XDP), whatever the daemon does meanwhile.
+//! The host's part, as an object of its own, which outlives every client and its ABI: the maps that
+//! all client tasks share, and the program of network interfaces (XDP) that processes reports,
+//! independently of the daemon.
 //!
-//! `lb_common::abi::host` says who writes the maps and what lies in them. The programs of the clients declare the one that they read as
-//! well, and are loaded with this one in its place.
+//! `lb_common::abi::host` documents the content and the writers of the maps. The clients' programs
+//! also declare the one map that they read, and are loaded with this object's map in its place.
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
@@ -33,7 +34,8 @@ use crate::log::log;
 use crate::maps::{HostMaps, count};
 use crate::packet::Packet;
 
-/// The UDP port at which the daemon listens. Set by the loader, so that all other traffic is told apart at the price of a comparison.
+/// The UDP port at which the daemon listens. Set by the loader, so that one comparison separates
+/// all other traffic.
 #[unsafe(no_mangle)]
 static PORT: Global<u32> = Global::new(0);
 
@@ -50,7 +52,7 @@ pub fn socklb_receive_5_10(ctx: XdpContext) -> u32 {
 #[inline(always)]
 fn take_in<I: Instructions>(ctx: &XdpContext) -> u32 {
     let port = Be16::from_host(PORT.load() as u16);
-    // SAFETY: the helper takes nothing and returns a number.
+    // SAFETY: the helper has no arguments and returns a number.
     let now_ns = || unsafe { bpf_ktime_get_ns() };
     let Some(Received { reception, goes_on }) =
         receive(&Packet::of(ctx), &HostMaps::<I>::new(), port, now_ns)

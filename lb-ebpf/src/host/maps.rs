@@ -1,4 +1,4 @@
-//! The maps of the host, and how the program that takes reports in reads and writes them.
+//! The maps of the host, and how the receiver reads and writes them.
 
 use core::marker::PhantomData;
 
@@ -16,7 +16,8 @@ use crate::atomic::{Instructions, add};
 
 /// `BPF_F_MMAPABLE`: the daemon's socket stores through a mapping.
 const MAPPED: usize = 1 << 10;
-/// `BPF_F_NO_PREALLOC`: most hosts hear of few backends, so memory is taken with each entry.
+/// `BPF_F_NO_PREALLOC`: most hosts receive reports of few backends, so memory is allocated with
+/// each entry.
 const ON_DEMAND: usize = 1;
 
 #[btf_map(name = "verdicts")]
@@ -34,7 +35,7 @@ pub static LISTENERS: HashMap<Address, Listener, { MAX_LISTENERS as usize }, ON_
 #[btf_map(name = "receptions")]
 pub static RECEPTIONS: PerCpuArray<Receptions, 1> = PerCpuArray::new();
 
-/// Counts what became of a datagram.
+/// Counts the result of a datagram.
 #[inline(always)]
 pub fn count(reception: Reception) {
     let Some(receptions) = RECEPTIONS.get_ptr_mut(0) else { return };
@@ -68,8 +69,8 @@ impl<I: Instructions> Maps for HostMaps<I> {
 
     #[inline(always)]
     fn id(&self, sender: *const Sender) -> u32 {
-        // SAFETY: the memory of an entry is one of the map's as long as the program runs. It may be used again for another entry
-        // meanwhile (Linux 6.1), which is why the id is asked for twice.
+        // SAFETY: the memory of an entry belongs to the map as long as the program runs. It may be
+        // reused for another entry meanwhile (Linux 6.1), which is why the id is read twice.
         unsafe { (&raw const (*sender).id).read_volatile() }
     }
 
@@ -115,7 +116,7 @@ impl<I: Instructions> Maps for HostMaps<I> {
             if before.highest != after.highest {
                 I::update(last.add(1), before.highest.to_word(), after.highest.to_word());
             }
-            // Not one that the daemon has drawn meanwhile.
+            // Do not clear a nonce that the daemon has drawn meanwhile.
             if before.nonce != 0 {
                 I::update(last.add(2), before.nonce, after.nonce);
             }

@@ -1,4 +1,5 @@
-//! The bytes of a packet on a network interface, as the verifier wants them read: each after a comparison with the packet's end.
+//! The bytes of a packet on a network interface. As the verifier requires, each read follows a
+//! comparison with the packet's end.
 
 use core::arch::asm;
 
@@ -6,14 +7,14 @@ use aya_ebpf::programs::XdpContext;
 use lb_report::frame::{Frame, FrameMut, Header, Payload};
 use lb_report::wire::BYTES;
 
-/// A packet.
 #[derive(Clone, Copy)]
 pub struct Packet {
     data: usize,
     end: usize,
 }
 
-/// The longest way from the beginning of a packet to a datagram's end that there is: tagged, with all options.
+/// The longest possible distance from the beginning of a packet to a datagram's end: with a tag and
+/// all options.
 const FARTHEST: usize = 14 + 4 + 60 + 8 + BYTES;
 
 impl Packet {
@@ -22,16 +23,16 @@ impl Packet {
         Self { data: ctx.data(), end: ctx.data_end() }
     }
 
-    /// Where so many bytes lie at an offset, if the packet has them.
+    /// The address of `length` bytes at an offset, if the packet has them.
     #[inline(always)]
     fn at(&self, offset: usize, length: usize) -> Option<usize> {
         if offset > FARTHEST {
             return None;
         }
         let mut start = self.data;
-        // The compiler may not compute this address once for the comparison and once for the reads: the verifier knows of the one that
-        // was compared.
-        // SAFETY: it adds.
+        // The compiler must not compute this address twice, for the comparison and for the reads:
+        // the verifier knows only the bounds of the one that was compared.
+        // SAFETY: the instruction only adds.
         unsafe { asm!("{0} += {1}", inout(reg) start, in(reg) offset, options(pure, nomem, nostack)) };
         if start + length > self.end { None } else { Some(start) }
     }
@@ -41,7 +42,7 @@ impl Frame for Packet {
     #[inline(always)]
     fn header<H: Header>(&self, offset: usize) -> Option<H> {
         let start = self.at(offset, size_of::<H>())?;
-        // SAFETY: the packet has the bytes, and any are a header.
+        // SAFETY: the packet has the bytes, and any bytes are a valid header.
         Some(unsafe { (start as *const H).read_unaligned() })
     }
 
@@ -90,8 +91,9 @@ impl FrameMut for Packet {
     }
 }
 
-/// A word of a packet that has it. LLVM would read an address that may be odd byte by byte, which is eight times the instructions; the
-/// kernel allows it of packets, on processors that can.
+/// Reads a word of a packet that has it. LLVM would read an address that may be odd byte by byte,
+/// with eight times the instructions; the kernel permits unaligned reads of packets on processors
+/// that support them.
 #[inline(always)]
 fn word<const OFFSET: usize>(start: usize) -> u64 {
     let word: u64;
@@ -108,7 +110,7 @@ fn word<const OFFSET: usize>(start: usize) -> u64 {
     word
 }
 
-/// Puts a word into a packet that has the room, likewise in one instruction.
+/// Writes a word to a packet that has the room, likewise in one instruction.
 #[inline(always)]
 fn put<const OFFSET: usize>(start: usize, word: u64) {
     // SAFETY: the caller has compared with the packet's end.

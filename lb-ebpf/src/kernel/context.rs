@@ -1,7 +1,7 @@
 //! The only reads and writes of the kernel's context structures.
 //!
-//! The verifier rewrites each access of a context field by its exact offset and width, so they are volatile and none
-//! is combined with its neighbour.
+//! The verifier rewrites each access of a context field by its exact offset and width, so accesses
+//! are volatile and none is combined with its neighbor.
 
 use aya_ebpf::bindings::{BPF_SOCK_OPS_STATE_CB_FLAG, bpf_sock, bpf_sock_addr};
 use aya_ebpf::helpers::generated as helper;
@@ -17,27 +17,29 @@ use crate::globals::{
 use crate::kernel::cast::{cast, field};
 use crate::kernel::socket::{is_ordinary, queued_error, read_at};
 
-/// `IPPROTO_MPTCP`: what such a socket dials is a TCP service. Kernels dial for it with a socket of their own, whose
-/// protocol is TCP; see [`Dial::opener`].
+/// `IPPROTO_MPTCP`: the destination of such a socket is a TCP service. Kernels dial for it with a
+/// socket of their own, whose protocol is TCP; see [`Dial::opener`].
 const MPTCP: u32 = 262;
 
-/// The cookie of a context's socket, 0 if nothing has asked for one yet. Without [`can_cast`] it gets one.
+/// The cookie of a context's socket, 0 if none has been requested yet. Without [`can_cast`] this
+/// call assigns one.
 ///
 /// # Safety
-/// The helper for cookies takes the context. `socket` gives the kernel's own structure of the context's socket; it is asked only
-/// where [`can_cast`].
+/// The helper for cookies must accept the context. `socket` must return the kernel's own structure
+/// of the context's socket; it is called only with [`can_cast`].
 #[inline(always)]
 pub unsafe fn cookie_if_any<T>(context: *mut T, socket: impl FnOnce() -> *const u8) -> u64 {
     if can_cast() {
         // SAFETY: a socket's cookie is one word.
         unsafe { field(socket(), SOCKET_COOKIE.load()) }
     } else {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { helper::bpf_get_socket_cookie(context.cast()) }
     }
 }
 
-/// The address of a call on a socket: its destination, or the peer that getpeername or recvmsg is about to report.
+/// The address of a call on a socket: its destination, or the peer that getpeername or recvmsg is
+/// about to report.
 pub struct Dial {
     ctx: *mut bpf_sock_addr,
 }
@@ -48,14 +50,14 @@ impl Dial {
         Self { ctx: ctx.sock_addr }
     }
 
-    /// The IPv4 address. Only in an IPv4 hook.
+    /// The IPv4 address. Use it only in an IPv4 hook.
     #[inline(always)]
     pub fn ip4(&self) -> Be32 {
         // SAFETY: the context is valid while the program runs.
         Be32::from_network(unsafe { (&raw const (*self.ctx).user_ip4).read_volatile() })
     }
 
-    /// The IPv6 address. Only in an IPv6 hook.
+    /// The IPv6 address. Use it only in an IPv6 hook.
     #[inline(always)]
     pub fn ip6(&self) -> Address {
         // SAFETY: the context is valid while the program runs.
@@ -65,14 +67,15 @@ impl Dial {
         Address { words: [word(0), word(1), word(2), word(3)] }
     }
 
-    /// The port.
     #[inline(always)]
     pub fn port(&self) -> Be16 {
-        // SAFETY: the context is valid while the program runs. The field is 32 bits wide and holds 16.
+        // SAFETY: the context is valid while the program runs. The field has 32 bits and contains
+        // 16.
         Be16::from_network(unsafe { (&raw const (*self.ctx).user_port).read_volatile() } as u16)
     }
 
-    /// The IP protocol number by which a service is looked up; `None` if it cannot be one.
+    /// The IP protocol number of the service that may be dialed; `None` if services do not use the
+    /// protocol.
     #[inline(always)]
     pub fn protocol(&self) -> Option<u8> {
         // SAFETY: the context is valid while the program runs.
@@ -83,14 +86,15 @@ impl Dial {
         }
     }
 
-    /// The kernel's own structure of the socket. Only where [`can_cast`].
+    /// The kernel's own structure of the socket. Requires [`can_cast`].
     #[inline(always)]
     fn socket(&self) -> *const u8 {
         // SAFETY: the context is valid while the program runs, and its socket with it.
         unsafe { field(cast(self.ctx.cast_const(), CALL.load()), CALL_SOCKET.load()) }
     }
 
-    /// The socket's cookie: unique while the host is up, the same for the socket's whole life, never 0.
+    /// The socket's cookie: unique while the host is up, constant for the socket's whole life,
+    /// never 0.
     #[inline(always)]
     pub fn cookie(&self) -> u64 {
         if can_cast() {
@@ -103,7 +107,8 @@ impl Dial {
         unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
     }
 
-    /// The socket's cookie, 0 if nothing has asked for one yet: such a socket has no record. (Without [`can_cast`] it gets one.)
+    /// The socket's cookie, 0 if none has been requested yet: such a socket has no record. (Without
+    /// [`can_cast`] this call assigns one.)
     #[inline(always)]
     pub fn cookie_if_any(&self) -> u64 {
         // SAFETY: the helper takes this context, and this is its socket.
@@ -125,26 +130,26 @@ impl Dial {
         }
     }
 
-    /// Whether the socket is connected already.
+    /// Whether the socket is already connected.
     #[inline(always)]
     pub fn is_connected(&self) -> bool {
-        // SAFETY: the context is valid while the program runs, and its socket with it. Kernel fact: a datagram socket
-        // that is connected has the state that TCP calls established.
+        // SAFETY: the context is valid while the program runs, and its socket with it. Kernel fact:
+        // a connected datagram socket has the state that TCP calls established.
         unsafe {
             let socket = (&raw const (*self.ctx).__bindgen_anon_1.sk).read_volatile();
             (&raw const (*socket).state).read_volatile() == TCP_ESTABLISHED
         }
     }
 
-    /// The calling process. A call that the kernel makes for it later is made in its name, too.
+    /// The calling process. If the kernel makes a call for it later, the process is the same.
     #[inline(always)]
     pub fn process(&self) -> u32 {
-        // SAFETY: the helper takes nothing.
+        // SAFETY: the helper has no arguments.
         (unsafe { helper::bpf_get_current_pid_tgid() } >> 32) as u32
     }
 
-    /// Lets the SYN be sent again so many times at most, if the application has not said how often. Only where the
-    /// kernel lets programs see that.
+    /// Limits retransmissions of the SYN to this number, if the application has not set a limit.
+    /// Does nothing if the kernel does not let programs read the application's limit.
     #[inline(always)]
     pub fn set_syn_retries(&self, retries: u8) {
         /// `SOL_TCP`
@@ -163,15 +168,16 @@ impl Dial {
         unsafe { helper::bpf_setsockopt(self.ctx.cast(), LEVEL, OPTION, (&raw mut value).cast(), 4) };
     }
 
-    /// A byte of the kernel's own structure of a TCP socket; `None` of any other socket.
+    /// A byte of the kernel's own structure of a TCP socket; `None` for any other socket.
     #[inline(always)]
     fn tcp_byte(&self, offset: u32) -> Option<u8> {
         if can_cast() {
-            // SAFETY: a TCP socket: only such are asked.
+            // SAFETY: a TCP socket, because callers pass no other.
             return Some(unsafe { field(cast(self.socket(), TCP_SOCK.load()), offset) });
         }
-        // SAFETY: the context is valid while the program runs, and its socket with it. The helper returns the kernel's own
-        // structure or null, and the verifier checks the read against the description of its type, from which the offset is.
+        // SAFETY: the context is valid while the program runs, and its socket with it. The helper
+        // returns a pointer to the kernel's own structure or null, and the verifier checks the read
+        // against the description of its type, from which the offset comes.
         unsafe {
             let socket = (&raw const (*self.ctx).__bindgen_anon_1.sk).read_volatile();
             let tcp = helper::bpf_skc_to_tcp_sock(socket.cast());
@@ -179,7 +185,7 @@ impl Dial {
         }
     }
 
-    /// Whose socket a TCP socket is, as far as the kernel lets programs see that.
+    /// The owner of a TCP socket, as far as the kernel lets programs read that.
     #[inline(always)]
     pub fn opener(&self) -> Opener {
         let offset = KERNEL_SOCKET.load();
@@ -189,8 +195,8 @@ impl Dial {
                 return Opener::Process;
             }
         }
-        // SAFETY: the context is valid while the program runs, and its socket with it. The helper returns the kernel's own
-        // structure or null.
+        // SAFETY: the context is valid while the program runs, and its socket with it. The helper
+        // returns a pointer to the kernel's own structure or null.
         unsafe {
             let socket = (&raw const (*self.ctx).__bindgen_anon_1.sk).read_volatile();
             if KNOWS_MPTCP.load() != 0 && !helper::bpf_skc_to_mptcp_sock(socket.cast()).is_null() {
@@ -200,7 +206,7 @@ impl Dial {
         if offset != 0 { Opener::Kernel } else { Opener::Process }
     }
 
-    /// Rewrites the IPv4 address and the port. Only in an IPv4 hook.
+    /// Rewrites the IPv4 address and the port. Use it only in an IPv4 hook.
     #[inline(always)]
     pub fn redirect4(&self, ip: Be32, port: Be16) {
         // SAFETY: the context is valid while the program runs.
@@ -208,7 +214,7 @@ impl Dial {
         self.set_port(port);
     }
 
-    /// Rewrites the IPv6 address and the port. Only in an IPv6 hook.
+    /// Rewrites the IPv6 address and the port. Use it only in an IPv6 hook.
     #[inline(always)]
     pub fn redirect6(&self, address: Address, port: Be16) {
         let [a, b, c, d] = address.words;
@@ -229,14 +235,17 @@ impl Dial {
         unsafe { (&raw mut (*self.ctx).user_port).write_volatile(u32::from(port.to_network())) };
     }
 
-    /// Makes the call fail with `errno` instead of EPERM once the program returns 0. Only where the kernel has it.
+    /// Makes the call fail with `errno` instead of EPERM when the program returns 0. Requires that
+    /// the kernel supports it.
     #[inline(always)]
     pub fn set_errno(&self, errno: u32) {
-        // Linux 7.2 wants to see that the argument is 0 or a negative errno, in all 64 bits of the register. The
-        // binding's `int` leaves the upper half zero, which makes it a large positive number there.
+        // Linux 7.2 requires that the argument is 0 or a negative errno in all 64 bits of the
+        // register. The binding's `int` leaves the upper half zero, which makes it a large positive
+        // number there.
         const BPF_FUNC_SET_RETVAL: usize = 187;
         const MAX_ERRNO: u32 = 4095;
-        // SAFETY: the number of a helper is its address in a program, and this one takes and returns a number.
+        // SAFETY: the number of a helper is its address in a program, and this one takes and
+        // returns a number.
         let set_retval: unsafe extern "C" fn(i64) -> i64 =
             unsafe { core::mem::transmute(BPF_FUNC_SET_RETVAL) };
         // SAFETY: no pointer is passed.
@@ -244,16 +253,16 @@ impl Dial {
     }
 }
 
-/// Whose socket it is.
+/// The owner of a socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Opener {
-    /// A process's.
+    /// A process.
     Process,
-    /// The kernel's, for an MPTCP socket of a process. Its end cannot be seen: release runs for the MPTCP socket alone,
-    /// which has another cookie.
+    /// The kernel, for an MPTCP socket of a process. The end of such a socket is not visible:
+    /// release runs only for the MPTCP socket, which has another cookie.
     Mptcp,
-    /// The kernel's own, as for a file system that a process mounts: it cannot handle a refused connect as a process
-    /// can, and what it dials is not the process's business.
+    /// The kernel itself, for example for a file system that a process mounts. The kernel cannot
+    /// handle a refused connect as a process can, and its connections do not belong to the process.
     Kernel,
 }
 
@@ -268,15 +277,16 @@ impl Socket {
         Self { ctx: ctx.sock }
     }
 
-    /// As [`Dial::cookie_if_any`].
+    /// Like [`Dial::cookie_if_any`].
     #[inline(always)]
     pub fn cookie_if_any(&self) -> u64 {
-        // SAFETY: the helper takes this context. The kernel's own is the socket itself: whatever kind it is of, its cookie is where
-        // that of a TCP socket is.
+        // SAFETY: the helper takes this context. The kernel's own structure is the socket itself:
+        // the cookie has the same offset in every type of socket as in a TCP socket.
         unsafe { cookie_if_any(self.ctx, || cast(self.ctx.cast_const(), TCP_SOCK.load())) }
     }
 
-    /// Whether the socket is connected: in every other state its peer's address may be none or an earlier one.
+    /// Whether the socket is connected: in every other state its peer's address may be missing or
+    /// an earlier one.
     #[inline(always)]
     pub fn is_connected(&self) -> bool {
         let state = self.state();
@@ -290,7 +300,7 @@ impl Socket {
         unsafe { (&raw const (*self.ctx).protocol).read_volatile() == u32::from(IPPROTO_UDP) }
     }
 
-    /// Whether its connection is over, or never began.
+    /// Whether its connection has ended or never began.
     #[inline(always)]
     pub fn is_closed(&self) -> bool {
         self.state() == TCP_CLOSE
@@ -302,9 +312,10 @@ impl Socket {
         unsafe { (&raw const (*self.ctx).state).read_volatile() }
     }
 
-    /// What a TCP socket shows of how it ended, if the programs may read it. Without [`can_cast`] each read of the kernel's memory is
-    /// a call of some thirty nanoseconds, so what the state tells is not read: a socket with an error is closed, and one that
-    /// is closed tells whether it was established by its smoothed round-trip time only.
+    /// The final state of a TCP socket, if the programs may read it. Without [`can_cast`] each read
+    /// of the kernel's memory is a call of some thirty nanoseconds, so fields that follow from the
+    /// TCP state are not read: a socket with an error is closed, and for a closed socket only its
+    /// smoothed round-trip time tells whether it was established.
     #[inline(always)]
     pub fn snapshot(&self) -> SocketSnapshot {
         let state = self.state();
@@ -318,16 +329,17 @@ impl Socket {
         snapshot
     }
 
-    /// Whether its changes of state are still announced, as was asked for when its SYN left. Kernel fact: a socket has
-    /// one set of such requests, and any program for TCP events that sets its own takes away those of the others.
-    /// Assumed where it cannot be read.
+    /// Whether its state changes are still announced, as requested when its SYN was sent. Kernel
+    /// fact: a socket has one set of such requests, and any program for TCP events that sets its
+    /// own removes those of the others. True if it cannot be read.
     #[inline(always)]
     pub fn announces_states(&self) -> bool {
         let offset = RELEASED_CALLBACKS.load();
         offset == 0 || u32::from(self.read::<u8>(offset)) & BPF_SOCK_OPS_STATE_CB_FLAG != 0
     }
 
-    /// What the network has reported of a connect, and the kernel did not act on; 0 if nothing, or if it cannot be read.
+    /// The error that the network reported for a connect and the kernel did not act on; 0 if there
+    /// is none or it cannot be read.
     #[inline(always)]
     pub fn reported_error(&self) -> u32 {
         let offset = RELEASED_SK_ERR_SOFT.load();
@@ -335,38 +347,39 @@ impl Socket {
             return 0;
         }
         match self.read(offset) {
-            // Where connections are followed, the queue is looked at when they are closed.
+            // If connections are followed, the queue is read when they are closed.
             0 if FULL_ACCOUNTING.load() == 0 => queued_error(self.ctx.cast_const().cast()),
             error => error,
         }
     }
 
-    /// As [`socket::is_ordinary`](is_ordinary). Assumed where it cannot be read.
+    /// Like [`socket::is_ordinary`](is_ordinary). 1 if it cannot be read.
     #[inline(always)]
     pub fn is_ordinary(&self) -> u32 {
         if RELEASED_SK_ERR.load() == 0 { 1 } else { is_ordinary(self.ctx.cast_const().cast()) }
     }
 
-    /// Segments that were sent again, 0 if that cannot be read.
+    /// Number of retransmitted segments, 0 if it cannot be read.
     #[inline(always)]
     pub fn retransmits(&self) -> u32 {
         let offset = RELEASED_RETRANSMITS.load();
         if offset == 0 { 0 } else { self.read(offset) }
     }
 
-    /// Bytes received in order. This and [`Socket::bytes_acknowledged`] only of a readable socket, see [`Socket::snapshot`].
+    /// Bytes received in order. Use this and [`Socket::bytes_acknowledged`] only for a readable
+    /// socket, see [`Socket::snapshot`].
     #[inline(always)]
     pub fn bytes_received(&self) -> u64 {
         self.read(RELEASED_BYTES_RECEIVED.load())
     }
 
-    /// Bytes that the peer has acknowledged, the SYN as one.
+    /// Bytes that the peer has acknowledged, counting the SYN as one.
     #[inline(always)]
     pub fn bytes_acknowledged(&self) -> u64 {
         self.read(RELEASED_BYTES_SENT.load())
     }
 
-    /// Reads a field of the kernel's own structure of a TCP socket, which is what this context points to.
+    /// Reads a field of the kernel's own structure of a TCP socket, to which this context points.
     #[inline(always)]
     fn read<T: Copy + Default>(&self, offset: u32) -> T {
         if can_cast() {
@@ -381,9 +394,10 @@ impl Socket {
     pub fn peer(&self) -> (Address, Be16) {
         /// `AF_INET`
         const INET: u32 = 2;
-        // All words are loaded on one path: of two loads of which only one is done the compiler makes one load of a
-        // chosen field, which the verifier refuses. The words of the other family mean nothing.
-        // SAFETY: the context is valid while the program runs. The port is 16 bits wide.
+        // Load all words on one path: if only one of two loads were done, the compiler would merge
+        // them into one load of a selected field, which the verifier rejects. The words of the
+        // other family have no meaning.
+        // SAFETY: the context is valid while the program runs. The port has 16 bits.
         unsafe {
             let port = Be16::from_network((&raw const (*self.ctx).dst_port).read_volatile());
             let v4 = Be32::from_network((&raw const (*self.ctx).dst_ip4).read_volatile());

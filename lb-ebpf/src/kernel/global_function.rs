@@ -1,7 +1,8 @@
-//! Global functions of a program: the verifier follows each once, for any arguments, and not for each way that leads to it.
+//! Global functions of a program: the verifier follows each once, for any arguments, and not once
+//! per path that leads to it.
 
-/// A global function for each set of [`Instructions`](super::atomic::Instructions), over one body that is generic over it; and a
-/// function that calls the one of the caller's set.
+/// Defines a global function for each set of [`Instructions`](super::atomic::Instructions), with
+/// one body that is generic over the set, and a function that calls the one for the caller's set.
 macro_rules! global_function {
     (
         $(#[$about:meta])*
@@ -11,7 +12,7 @@ macro_rules! global_function {
         $(#[$about])*
         #[inline(always)]
         $visibility fn $call<I: $crate::kernel::atomic::Instructions>($($argument: $type),*) -> $result {
-            // Known when this is compiled.
+            // The condition is known at compile time.
             if I::CAN_FETCH { $new($($argument),*) } else { $old($($argument),*) }
         }
 

@@ -1,9 +1,9 @@
-//! Lines that programs write while they are being changed: in a build with the feature `log-programs` (`cargo xtask run
-//! --log-programs`), and nothing in what ships, whose maps every tool reads (the library's is of a kind that bpftool and libbpf
-//! refuse).
+//! Log lines of programs during development: only in a build with the feature `log-programs`
+//! (`cargo xtask run --log-programs`). Shipped programs contain none, because every tool must be
+//! able to read their maps, and bpftool and libbpf reject the type of the logging library's map.
 
-/// Writes a line as `aya_log_ebpf::debug!` has it: the program's context, a format, its arguments. Without
-/// the feature nothing of it is compiled.
+/// Writes a line with the arguments of `aya_log_ebpf::debug!`: the program's context, a format, its
+/// arguments. Without the feature it compiles to nothing.
 #[cfg(feature = "log-programs")]
 macro_rules! log {
     ($($arguments:tt)*) => { aya_log_ebpf::debug!($($arguments)*) };

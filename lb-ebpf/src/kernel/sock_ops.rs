@@ -1,4 +1,5 @@
-//! The only reads of the context of a TCP event. As in `context`, each access is volatile and by itself.
+//! The only reads of the context of a TCP event. As in `context`, each access is volatile and
+//! separate.
 
 use aya_ebpf::bindings::{
     BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB, bpf_sock_ops,
@@ -15,17 +16,16 @@ use crate::kernel::socket::{is_ordinary, is_ordinary_at, queued_error, read_at};
 /// `AF_INET`
 const INET: u32 = 2;
 
-/// What happened to the socket.
+/// An event of a socket.
 pub enum Event {
     /// Its SYN is about to be sent.
     Connect,
-    /// It goes from one TCP state to another. Only for sockets for which that was asked.
+    /// It changes from one TCP state to another. Announced only for sockets that requested it.
     State { from: u32, to: u32 },
-    /// Something that is of no interest here.
+    /// An event that the programs ignore.
     Other,
 }
 
-/// A TCP event.
 pub struct Ops {
     ctx: *mut bpf_sock_ops,
 }
@@ -53,21 +53,22 @@ impl Ops {
         }
     }
 
-    /// The kernel's own structure of the socket. Only where [`can_cast`].
+    /// The kernel's own structure of the socket. Requires [`can_cast`].
     #[inline(always)]
     fn socket(&self) -> *const u8 {
         // SAFETY: the context is valid while the program runs, and its socket with it.
         unsafe { field(cast(self.ctx.cast_const(), EVENT.load()), EVENT_SOCKET.load()) }
     }
 
-    /// As [`Dial::cookie_if_any`](crate::kernel::context::Dial::cookie_if_any).
+    /// Like [`Dial::cookie_if_any`](crate::kernel::context::Dial::cookie_if_any).
     #[inline(always)]
     pub fn cookie_if_any(&self) -> u64 {
         // SAFETY: the helper takes this context, and this is its socket.
         unsafe { cookie_if_any(self.ctx, || self.socket()) }
     }
 
-    /// Asks for the socket's changes of state. What others have asked for stays.
+    /// Requests announcements of the socket's state changes. Requests of other programs are
+    /// retained.
     #[inline(always)]
     pub fn ask_for_states(&self) {
         // SAFETY: the context is valid while the program runs, and the helper takes it.
@@ -77,8 +78,9 @@ impl Ops {
         }
     }
 
-    /// Asks for the socket's changes of state no more. The request belongs to the socket, not to its flow: it would
-    /// outlive the flow where the socket dials elsewhere, and sockets that it accepts would inherit it.
+    /// Withdraws the request for the socket's state changes. The request belongs to the socket, not
+    /// to its flow: it would outlive the flow if the socket dials elsewhere, and sockets that it
+    /// accepts would inherit it.
     #[inline(always)]
     pub fn decline_states(&self) {
         // SAFETY: the context is valid while the program runs, and the helper takes it.
@@ -88,28 +90,28 @@ impl Ops {
         }
     }
 
-    /// Smoothed round-trip time.
     #[inline(always)]
     pub fn smoothed_rtt_us(&self) -> u32 {
-        // SAFETY: the context is valid while the program runs. The kernel keeps eighths of a microsecond.
+        // SAFETY: the context is valid while the program runs. The kernel stores eighths of a
+        // microsecond.
         unsafe { (&raw const (*self.ctx).srtt_us).read_volatile() >> 3 }
     }
 
-    /// Segments that were sent again, SYNs included.
+    /// Number of retransmitted segments, including SYNs.
     #[inline(always)]
     pub fn retransmits(&self) -> u32 {
         // SAFETY: the context is valid while the program runs.
         unsafe { (&raw const (*self.ctx).total_retrans).read_volatile() }
     }
 
-    /// Bytes received in order, a FIN as one of them.
+    /// Bytes received in order, counting a FIN as one.
     #[inline(always)]
     pub fn bytes_received(&self) -> u64 {
         // SAFETY: the context is valid while the program runs.
         unsafe { (&raw const (*self.ctx).bytes_received).read_volatile() }
     }
 
-    /// Bytes that the peer has acknowledged, the SYN and a FIN as one each.
+    /// Bytes that the peer has acknowledged, counting the SYN and a FIN as one each.
     #[inline(always)]
     pub fn bytes_acknowledged(&self) -> u64 {
         // SAFETY: the context is valid while the program runs.
@@ -122,7 +124,8 @@ impl Ops {
         self.read(SK_ERR.load())
     }
 
-    /// What the network has reported of a connect, and the kernel did not act on; 0 if nothing, or if the programs may not read it.
+    /// The error that the network reported for a connect and the kernel did not act on; 0 if there
+    /// is none or the programs may not read it.
     #[inline(always)]
     pub fn reported_error(&self) -> u32 {
         match self.read(SK_ERR_SOFT.load()) {
@@ -135,7 +138,8 @@ impl Ops {
         }
     }
 
-    /// Whether the application has closed the socket, and not only shut it down. Not where that cannot be read.
+    /// Whether the application has closed the socket, and not only shut it down. False if it cannot
+    /// be read.
     #[inline(always)]
     pub fn is_orphan(&self) -> bool {
         /// `SOCK_DEAD`
@@ -143,7 +147,7 @@ impl Ops {
         self.read(SOCKET_FLAGS.load()).unwrap_or_default() & DEAD != 0
     }
 
-    /// As [`socket::is_ordinary`](is_ordinary). Assumed where it cannot be read.
+    /// Like [`socket::is_ordinary`](is_ordinary). 1 if it cannot be read.
     #[inline(always)]
     pub fn is_ordinary(&self) -> u32 {
         if SK_ERR.load() == 0 {
@@ -156,8 +160,8 @@ impl Ops {
         if structure.is_null() { 1 } else { is_ordinary(structure) }
     }
 
-    /// The address of the kernel's own structure of the socket, as a number, which a function can be given: the verifier follows it
-    /// once. Only where [`can_cast`].
+    /// The address of the kernel's own structure of the socket, as a number, which can be passed to
+    /// a global function; the verifier follows such a function once. Requires [`can_cast`].
     #[inline(always)]
     fn address(&self) -> u64 {
         // SAFETY: the context is valid while the program runs.
@@ -165,13 +169,14 @@ impl Ops {
         read_at(context.wrapping_add(EVENT_SOCKET.load() as usize))
     }
 
-    /// The kernel's own structure of the socket, null if there is none.
+    /// A pointer to the kernel's own structure of the socket, null if there is none.
     #[inline(always)]
     fn structure(&self) -> *const u8 {
         if can_cast() {
             return self.socket();
         }
-        // SAFETY: the context is valid while the program runs. The helper returns the kernel's own structure or null.
+        // SAFETY: the context is valid while the program runs. The helper returns a pointer to the
+        // kernel's own structure or null.
         unsafe {
             let socket = (&raw const (*self.ctx).__bindgen_anon_2.sk).read_volatile();
             if socket.is_null() {
@@ -192,15 +197,16 @@ impl Ops {
         if structure.is_null() {
             return None;
         }
-        // SAFETY: a field of `struct sock` of four bytes. The verifier checks the read against the description of its type, from
-        // which the offset is.
+        // SAFETY: a field of `struct sock` of four bytes. The verifier checks the read against the
+        // description of its type, from which the offset comes.
         Some(unsafe { field(structure, offset) })
     }
 
-    /// The address that the socket connects to; an IPv4 address as v4-mapped.
+    /// The address to which the socket connects; an IPv4 address in v4-mapped form.
     #[inline(always)]
     pub fn peer(&self) -> (Address, Be16) {
-        // SAFETY: the context is valid while the program runs. The kernel shows the port in the upper half of the word.
+        // SAFETY: the context is valid while the program runs. The kernel provides the port in the
+        // upper half of the word.
         unsafe {
             let port = (&raw const (*self.ctx).remote_port).read_volatile();
             let port = Be16::from_network((port >> 16) as u16);
@@ -213,11 +219,12 @@ impl Ops {
         }
     }
 
-    /// Whether its peer is itself.
+    /// Whether the socket is connected to itself.
     #[inline(always)]
     pub fn is_connected_to_itself(&self) -> bool {
-        // The last word of an IPv6 address is enough: a socket of this port is no other one's peer on the same host. The words of
-        // the other family mean nothing, and the local port is in the host's order.
+        // The last word of an IPv6 address is enough: on the same host no other socket of this port
+        // can be the peer. The words of the other family have no meaning, and the local port is in
+        // host order.
         // SAFETY: the context is valid while the program runs.
         unsafe {
             let port =

@@ -1,7 +1,9 @@
-//! The program of network interfaces that answers requests in an agent's place (XDP), whatever keeps the agent from a processor: an
-//! object of its own, which the agent loads where its backends are.
+//! The program of network interfaces (XDP) that answers requests in an agent's place, even if the
+//! agent gets no CPU time. It is an object of its own, which the agent loads on the host of its
+//! backends.
 //!
-//! `lb_common::abi::responder` says who writes the maps and what lies in them. An agent that ends takes program and maps with it.
+//! `lb_common::abi::responder` documents the content and the writers of the maps. Program and maps
+//! go away when the agent ends.
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
@@ -32,11 +34,13 @@ use crate::log::log;
 use crate::maps::{AgentMaps, count, workspace};
 use crate::packet::Packet;
 
-/// The UDP port at which the agent listens. Set by the loader, so that all other traffic is told apart at the price of a comparison.
+/// The UDP port at which the agent listens. Set by the loader, so that one comparison separates all
+/// other traffic.
 #[unsafe(no_mangle)]
 static PORT: Global<u32> = Global::new(0);
 
-/// The secret of the agent's cookies, as two words, and when it was drawn, as nanoseconds of `CLOCK_MONOTONIC`. Set by the loader.
+/// The secret of the agent's cookies, as two words, and when it was drawn, in nanoseconds of
+/// `CLOCK_MONOTONIC`. Set by the loader.
 #[unsafe(no_mangle)]
 static SECRET_LOW: Global<u64> = Global::new(0);
 #[unsafe(no_mangle)]
@@ -47,7 +51,7 @@ static SECRET_DRAWN_NS: Global<u64> = Global::new(0);
 #[xdp]
 pub fn socklb_respond(ctx: XdpContext) -> u32 {
     let port = Be16::from_host(PORT.load() as u16);
-    // SAFETY: the helper takes nothing and returns a number.
+    // SAFETY: the helper has no arguments and returns a number.
     let now_ns = || unsafe { bpf_ktime_get_ns() };
     let Some(response) = respond(&mut Packet::of(&ctx), &AgentMaps, port, workspace, now_ns) else {
         return XDP_PASS;

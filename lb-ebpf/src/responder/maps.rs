@@ -1,4 +1,4 @@
-//! What the agent and the program share, and how the program reads and writes it.
+//! The data that the agent and the program share, and how the program reads and writes it.
 
 use aya_ebpf::btf_maps::{HashMap, LruHashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
@@ -14,7 +14,7 @@ use lb_report::wire::{Cookies, Key};
 use crate::atomic::add;
 use crate::{SECRET_DRAWN_NS, SECRET_HIGH, SECRET_LOW};
 
-/// `BPF_F_NO_PREALLOC`: most hosts have few of what they may have.
+/// `BPF_F_NO_PREALLOC`: most hosts have far fewer entries than the maximum.
 const ON_DEMAND: usize = 1;
 
 #[btf_map(name = "answers")]
@@ -37,16 +37,17 @@ pub static COUNTS: PerCpuArray<Counts, 1> = PerCpuArray::new();
 #[btf_map(name = "workspaces")]
 static WORKSPACES: PerCpuArray<Workspace, 1> = PerCpuArray::new();
 
-/// Where this CPU makes an answer. The kernel takes packets with softirqs off, one after the other on each CPU. (A kernel with PREEMPT_RT
-/// need not: there two may get each other's answer, and believe none.)
+/// The workspace of this CPU, in which an answer is made. The kernel processes packets with
+/// softirqs off, one after the other on each CPU. (A kernel with PREEMPT_RT may not: two clients
+/// may then get each other's answer, and believe neither.)
 #[inline(always)]
 pub fn workspace() -> Option<&'static mut Workspace> {
     let workspace = WORKSPACES.get_ptr_mut(0)?;
-    // SAFETY: a live value of this CPU, which nobody else has while the program runs.
+    // SAFETY: a live value of this CPU, which no other code uses while the program runs.
     Some(unsafe { &mut *workspace })
 }
 
-/// Counts what became of a request.
+/// Counts the result of a request.
 #[inline(always)]
 pub fn count(response: Response) {
     let Some(counts) = COUNTS.get_ptr_mut(0) else { return };
@@ -54,11 +55,10 @@ pub fn count(response: Response) {
         Response::Answered => 0,
         Response::Refused(why) => 1 + why.number(),
     };
-    // SAFETY: a live value of this CPU, which has a word for each.
+    // SAFETY: a live value of this CPU, which has a word for each result.
     unsafe { add(counts.cast::<u64>().add(number), 1) };
 }
 
-/// The maps.
 pub struct AgentMaps;
 
 impl Maps for AgentMaps {
@@ -76,15 +76,17 @@ impl Maps for AgentMaps {
     fn prepared(&self, name: &SenderName, into: &mut PreparedAnswer) -> Found {
         let Some(prepared) = ANSWERS.get_ptr(name) else { return Found::Nobody };
         let words = prepared.cast::<u64>();
-        // SAFETY: the value has so many words. Its memory is one of the map's as long as the program runs, and may be used again for
-        // another value meanwhile (Linux 6.1): a mixture shows here, and another backend's by its name.
+        // SAFETY: the value has this many words. Its memory belongs to the map as long as the
+        // program runs, and may be reused for another value meanwhile (Linux 6.1): the check
+        // detects a mixture, and the name detects another backend's value.
         let is_whole = PreparedAnswer::copy(into, |at| unsafe { words.add(at).read_volatile() });
         if is_whole { Found::Prepared } else { Found::BeingWritten }
     }
 
     #[inline(always)]
     fn subscribe(&self, name: &SubscriberName, subscriber: &Subscriber) {
-        // Where there is no room, because all CPUs are taking it at this moment, its next request comes soon.
+        // If there is no room because all CPUs allocate at this moment, the client's next request
+        // comes soon.
         let _ = SUBSCRIBERS.insert(name, subscriber, 0);
     }
 

@@ -1,4 +1,5 @@
-//! One backend: what is said of it, what the agent reports, and who is told when that changes.
+//! One backend: the inputs to its readiness, the report of it, and the pushes to its subscribers
+//! when the readiness changes.
 
 use std::time::{Duration, Instant};
 
@@ -17,40 +18,40 @@ use super::{ms16, ms32};
 use crate::keys::{BackendKey, Keys};
 use crate::wire::{Datagram, Key, Kind, Readiness, UNKNOWN};
 
-/// What is configured of a backend's reports.
+/// The configuration of a backend's reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// How long a report is valid.
     pub valid_for: Duration,
-    /// For how long a lame duck that falls silent stays one.
+    /// How long a silent lame duck stays one.
     pub hold: Duration,
-    /// Of its health check, if it has one.
+    /// The rules of its health check, if it has one.
     pub check: Option<CheckRules>,
 }
 
 /// How results of a health check count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckRules {
-    /// Results in a row that make it healthy.
+    /// Passed checks in a row that make the backend healthy.
     pub rise: u32,
-    /// Results in a row that make it unhealthy.
+    /// Failed checks in a row that make the backend unhealthy.
     pub fall: u32,
-    /// How long one counts without another.
+    /// How long a result is valid if no other check completes.
     pub stale_after: Duration,
 }
 
-/// Who uses a backend asks its agent every 2 s, unless configured otherwise, a tenth later at most: a new agent then knows all of
-/// them.
+/// By default, each client of a backend sends a request to its agent every 2 s, at most a tenth
+/// later. After this time a new agent therefore knows all clients.
 const ALL_HAVE_ASKED: Duration = Duration::from_millis(2500);
 
-/// For how long it is answered by the kernel that a backend is ready, by what an agent has prepared that does not get to a processor
-/// any more: five times as long as it takes until it prepares anew.
+/// How long the responder may report a backend as ready if the agent gets no CPU time to prepare a
+/// new answer: five times [`PREPARED_EVERY`].
 const ANSWERED_FOR: Duration = Duration::from_secs(5);
 
-/// From one time that all answers are prepared to the next.
+/// The interval at which the agent prepares all answers.
 pub const PREPARED_EVERY: Duration = Duration::from_secs(1);
 
-/// A backend.
+/// One backend of the agent.
 pub struct Entry {
     name: Name,
     keys: Keys<BackendKey>,
@@ -62,9 +63,10 @@ pub struct Entry {
     readiness: Readiness,
     why: String,
     since: Instant,
-    /// Since when the agent speaks for it.
+    /// When the agent began to report this backend.
     begun: Instant,
-    /// The incarnation above the counter: a counter that is full goes on in the next incarnation, which the wall clock has passed by then.
+    /// The incarnation in the upper half, the counter in the lower half. A full counter continues
+    /// in the next incarnation, which the wall clock has passed by then.
     version: u64,
     /// How often the readiness has changed, modulo 65,536.
     change: u16,
@@ -73,7 +75,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// A backend of which nothing is known. Its reports are later than this version, and its changes than that of this number.
+    /// A backend with unknown readiness. Its reports have versions above the given one, and its
+    /// changes have numbers above the given one.
     pub fn new(
         name: Name,
         keys: Keys<BackendKey>,
@@ -103,7 +106,8 @@ impl Entry {
         entry
     }
 
-    /// Gives it other keys and rules. What a check has shown that is no more, or is another one, is for the caller to forget.
+    /// Replaces its keys and rules. If the check was removed or replaced, the caller must discard
+    /// the results of the old check ([`Entry::check_anew`]).
     pub fn set(&mut self, keys: Keys<BackendKey>, rules: Rules, now: Instant) {
         let (rise, fall) = rules.check.map_or((1, 1), |check| (check.rise, check.fall));
         self.streak.set(rise, fall);
@@ -112,49 +116,50 @@ impl Entry {
         self.refresh(now);
     }
 
-    /// Forgets what the health check has shown.
+    /// Discards the results of the health check.
     pub fn check_anew(&mut self, now: Instant) {
         let (rise, fall) = self.rules.check.map_or((1, 1), |check| (check.rise, check.fall));
         self.streak = Streak::new(rise, fall);
         self.refresh(now);
     }
 
-    /// The operator says that it is a lame duck, or takes that back.
+    /// Records that the operator makes it a lame duck, or withdraws that.
     pub fn operator(&mut self, lame_duck: bool, now: Instant) {
         self.lame_duck = lame_duck;
         self.refresh(now);
     }
 
-    /// The program that runs it says how it is; nothing, if there is none any more.
+    /// Records the readiness that its runner reports; `None` if there is no runner any more.
     pub fn runner(&mut self, says: Option<Readiness>, now: Instant) {
         self.runner = says;
         self.refresh(now);
     }
 
-    /// What the program says that runs it, if there is one.
+    /// The readiness that its runner reports, if there is a runner.
     pub const fn runner_says(&self) -> Option<Readiness> {
         self.runner
     }
 
-    /// Its health check has ended.
+    /// Records the result of a health check.
     pub fn checked(&mut self, outcome: Outcome, now: Instant) {
         self.streak.take(outcome, now);
         self.refresh(now);
     }
 
-    /// Its application says how loaded it is.
+    /// Records the load that the application reports, valid until `until`.
     pub fn loaded(&mut self, load: Load, until: Instant, now: Instant) {
         self.loads.said(load, until);
         self.refresh(now);
     }
 
-    /// It was measured how loaded it is, or could not be.
+    /// Records the measured load; `None` if it could not be measured.
     pub fn measured(&mut self, load: Option<Load>, now: Instant) {
         self.loads.measured(load);
         self.refresh(now);
     }
 
-    /// Lets time pass.
+    /// Applies the passing of time: removes silent subscribers, and makes a health unknown that is
+    /// too old.
     pub fn expire(&mut self, now: Instant) {
         self.subscribers.forget(now);
         if self.stale_at().is_some_and(|at| at <= now) {
@@ -169,7 +174,7 @@ impl Entry {
         }
     }
 
-    /// When [`Entry::expire`] has something to do.
+    /// When [`Entry::expire`] next has work.
     pub fn expires_at(&self) -> Option<Instant> {
         self.stale_at().into_iter().chain(self.subscribers.forget_at()).min()
     }
@@ -178,7 +183,8 @@ impl Entry {
         Some(self.streak.completed()? + self.rules.check?.stale_after)
     }
 
-    /// A new version of the report. If the readiness is another one, all subscribers are told.
+    /// Makes a new version of the report. If the readiness has changed, starts a push to all
+    /// subscribers.
     fn refresh(&mut self, now: Instant) {
         self.version = self.version.saturating_add(1);
         let health =
@@ -194,47 +200,49 @@ impl Entry {
         }
     }
 
-    /// The number of the last version of its report: the incarnation above the counter.
+    /// The number of the last version of its report: incarnation in the upper half, counter in the
+    /// lower half.
     pub const fn version(&self) -> u64 {
         self.version
     }
 
-    /// How it is.
+    /// The current readiness.
     pub const fn readiness(&self) -> Readiness {
         self.readiness
     }
 
-    /// Why it is so, in words.
+    /// The reason for the current readiness, in words.
     pub fn why(&self) -> &str {
         &self.why
     }
 
-    /// Since when it is so.
+    /// When the readiness last changed.
     pub const fn since(&self) -> Instant {
         self.since
     }
 
-    /// Whether the operator has called it a lame duck.
+    /// Whether the operator has made it a lame duck.
     pub const fn is_lame_duck(&self) -> bool {
         self.lame_duck
     }
 
-    /// How loaded it is, as far as that is known, and whether the application says so.
+    /// The known load, and whether the application reports it.
     pub fn load(&self, now: Instant) -> (Option<Load>, bool) {
         (self.loads.at(now), self.loads.is_said(now))
     }
 
-    /// How many are told of changes.
+    /// How many subscribers it has.
     pub fn subscribers(&self) -> usize {
         self.subscribers.len()
     }
 
-    /// How many that have asked lately have not acknowledged the last change.
+    /// How many subscribers with a recent request have not acknowledged the last change.
     pub fn unheard(&self, now: Instant) -> usize {
         self.subscribers.unheard_lately(now)
     }
 
-    /// Whether clients that use it may not have asked yet, because the agent has spoken for it for so short a time.
+    /// Whether the agent has reported this backend for so short a time that some clients may not
+    /// have sent a request yet.
     pub fn is_new(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.begun) < ALL_HAVE_ASKED
     }
@@ -249,18 +257,20 @@ impl Entry {
         self.change
     }
 
-    /// Its key of this number.
+    /// Its key with this number.
     pub fn key(&self, id: u16) -> Option<Key> {
         self.keys.get(id).map(BackendKey::wire)
     }
 
-    /// An asker has shown that it has heard of a change. Returns whether another subscriber made room for it.
+    /// Records a subscriber that acknowledged the change with the number `heard`. Returns whether
+    /// another subscriber was removed to make room.
     pub fn subscribe(&mut self, asker: Asker, key_id: u16, heard: u16, now: Instant) -> bool {
         self.subscribers.asked(asker, key_id, heard, now)
     }
 
-    /// The same, of one that was answered in the agent's place: if it is not known yet and has not heard of the last change, nobody has
-    /// told it of that, and it is pushed to.
+    /// Like [`Entry::subscribe`], for a client that the responder has answered. If the client is
+    /// new and has not acknowledged the last change, it missed the pushes of that change, so a push
+    /// to it is added.
     pub fn subscribe_late(&mut self, asker: Asker, key_id: u16, heard: u16, asked: Instant) -> bool {
         let is_new = !self.subscribers.has(asker.address);
         let has_replaced = self.subscribers.asked(asker, key_id, heard, asked);
@@ -270,7 +280,7 @@ impl Entry {
         has_replaced
     }
 
-    /// Whom to push the report to now, and under which key.
+    /// The subscriber to push the report to now, and the number of its key.
     pub fn next_push(&mut self, now: Instant) -> Option<(Asker, u16)> {
         let subscribers = &self.subscribers;
         let address = self.pushes.next(now, |address| subscribers.unheard_by(address).is_some())?;
@@ -282,7 +292,8 @@ impl Entry {
         self.pushes.at()
     }
 
-    /// A report with its code, under the key of this number, or under the one in use if that is no more.
+    /// Adds the MAC to a report, under the key with this number, or under the current key if the
+    /// backend no longer has that key.
     pub fn sealed(&self, mut report: Datagram, key_id: u16) -> Datagram {
         let current = self.keys.current();
         let (id, key) = self.key(key_id).map_or((current.id, current.key.wire()), |key| (key_id, key));
@@ -290,11 +301,11 @@ impl Entry {
         report.sealed(key)
     }
 
-    /// What is answered to requests from now on, for a while at most, and not longer than what was learnt holds. `now_ns` is this time
-    /// by the clock of whoever answers.
+    /// The answer to requests from now on. It is valid for at most 5 s, and not longer than the
+    /// last result of the health check is. `now_ns` is the current time by the responder's clock.
     pub fn prepared(&self, now: Instant, now_ns: u64) -> PreparedAnswer {
         let holds_for = self.stale_at().map(|at| at.saturating_duration_since(now));
-        // A report is valid for no longer either, but as long as it takes until the next is prepared, and again.
+        // At most as long as a report is valid, but long enough to prepare the next answer twice.
         let longest = ANSWERED_FOR.min(self.rules.valid_for.max(2 * PREPARED_EVERY));
         let holds_for = holds_for.map_or(longest, |holds_for| holds_for.min(longest));
         let mut keys = [SenderKey::default(); 2];
@@ -311,7 +322,7 @@ impl Entry {
         }
     }
 
-    /// What there is to report, without a code.
+    /// The current report, without a MAC.
     pub fn report(&self, kind: Kind, now: Instant) -> Datagram {
         let (load, _) = self.load(now);
         let number =

@@ -1,31 +1,31 @@
-//! How loaded a backend is: what its application says of itself, believed first, and what was measured of it.
+//! The load of a backend: numbers that its application reports come first, measured numbers second.
 
 use std::time::{Duration, Instant};
 
 use crate::wire::UNKNOWN;
 
-/// The largest number that a report can carry, in thousandths: the one above it says that nothing is known.
+/// The largest number that a report can contain, in thousandths: the next one means unknown.
 const LARGEST: f64 = (UNKNOWN - 1) as f64;
 
-/// Load over a while that ended at some time.
+/// Load over a window of time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
-    /// Requests a second, in thousandths.
+    /// Requests per second, in thousandths.
     pub qps: Option<u32>,
-    /// Errors a second, in thousandths.
+    /// Errors per second, in thousandths.
     pub eps: Option<u32>,
-    /// Of what the backend can do, in thousandths; above 1,000 requests wait.
+    /// Utilization of the backend's capacity, in thousandths; above 1,000 requests wait.
     pub utilization: Option<u32>,
-    /// Over how long it was measured.
+    /// The length of the window.
     pub window: Duration,
-    /// When that ended.
+    /// The end of the window.
     pub measured: Instant,
 }
 
-/// A number in thousandths.
+/// Converts a number to thousandths.
 ///
 /// # Errors
-/// If no report can carry it: what would be right.
+/// If a report cannot contain the number; the text says which numbers are valid.
 pub fn thousandths(number: f64) -> Result<u32, String> {
     let scaled = (number * 1000.0).round();
     if !number.is_finite() || number < 0.0 || scaled > LARGEST {
@@ -39,26 +39,27 @@ pub fn thousandths(number: f64) -> Result<u32, String> {
     Ok(scaled as u32)
 }
 
-/// What is known of a backend's load.
+/// The known load of a backend.
 #[derive(Clone, Debug, Default)]
 pub struct Loads {
-    /// Of the application, until when it holds.
+    /// The load that the application reported, and until when it is valid.
     application: Option<(Load, Instant)>,
     measured: Option<Load>,
 }
 
 impl Loads {
-    /// The application's own word, which holds until then.
+    /// Stores the load that the application reported, which is valid until `until`.
     pub const fn said(&mut self, load: Load, until: Instant) {
         self.application = Some((load, until));
     }
 
-    /// What was measured.
+    /// Stores the measured load; `None` if it could not be measured.
     pub const fn measured(&mut self, load: Option<Load>) {
         self.measured = load;
     }
 
-    /// What holds now: each number by the application if it says it, else as measured. Window and age are the application's if any number is.
+    /// The load that is valid now. Each number is the application's if it reports one, else the
+    /// measured one. Window and age are the application's if it reports any number.
     pub fn at(&self, now: Instant) -> Option<Load> {
         let said = self.application.filter(|(_, until)| now < *until).map(|(load, _)| load);
         match (said, self.measured) {
@@ -72,7 +73,7 @@ impl Loads {
         }
     }
 
-    /// Whether the application says something now.
+    /// Whether a load reported by the application is valid now.
     pub fn is_said(&self, now: Instant) -> bool {
         self.application.is_some_and(|(_, until)| now < until)
     }

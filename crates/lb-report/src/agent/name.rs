@@ -1,4 +1,5 @@
-//! What a backend is called: its protocol, address and port as the endpoint list has them. Requests ask by it.
+//! The name of a backend: its protocol, address and port as in the endpoint list. Requests identify
+//! a backend by it.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -10,7 +11,7 @@ use lb_core::service::Protocol;
 use crate::name::can_report;
 use crate::wire::Datagram;
 
-/// A backend's name. Written `ADDRESS:PORT`, with `/udp` behind it where that is its protocol.
+/// A backend's name. Its text form is `ADDRESS:PORT`, followed by `/udp` if that is its protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Name {
     protocol: Protocol,
@@ -18,10 +19,10 @@ pub struct Name {
 }
 
 impl Name {
-    /// The name of a backend.
+    /// Makes the name of a backend.
     ///
     /// # Errors
-    /// If the address is not one host's, or needs a scope: no datagram can ask for it.
+    /// If the address does not belong to one host, or needs a scope: no datagram can contain it.
     pub fn new(protocol: Protocol, address: SocketAddr) -> Result<Self, &'static str> {
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
         if !can_report(lb_core::reports::Name { protocol, address }) {
@@ -32,17 +33,17 @@ impl Name {
         Ok(Self { protocol, address })
     }
 
-    /// The name in a datagram.
+    /// The name in a datagram; `None` if it is invalid.
     pub fn of(datagram: &Datagram) -> Option<Self> {
         Self::new(Protocol::of_number(datagram.protocol)?, datagram.backend()).ok()
     }
 
-    /// The name as kernel programs have it.
+    /// Converts from the form that kernel programs use; `None` if the name is invalid.
     pub fn of_sender(name: &SenderName) -> Option<Self> {
         Self::new(Protocol::of_number(name.protocol)?, socket_addr(name.address, name.port)).ok()
     }
 
-    /// As kernel programs have it.
+    /// Converts to the form that kernel programs use.
     pub fn to_sender(self) -> SenderName {
         let Self { protocol, address } = self;
         let port = Be16::from_host(address.port());

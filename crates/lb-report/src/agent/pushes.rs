@@ -1,12 +1,14 @@
-//! When to tell subscribers of a change that they have not asked for: at once, and again until they ask; and how many at a time.
+//! When to push a change to subscribers: at once, and repeatedly until they acknowledge it; and how
+//! many pushes to send at a time.
 
 use std::array;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// When a push is sent, counted from the first time, until it is acknowledged. A path that loses one in twenty loses all five
-/// once in three million times; who has lost all hears of it by its next request.
+/// When a push is sent, counted from the first time, until it is acknowledged. A path that loses
+/// one packet in twenty loses all five pushes once in three million times; the client then learns
+/// of the change by its next request.
 const SCHEDULE: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(10),
@@ -15,42 +17,45 @@ const SCHEDULE: [Duration; 5] = [
     Duration::from_millis(80),
 ];
 
-/// Pushes a second of an agent, and so clients a second that are told. Sending so many takes about a tenth of a core; if
-/// every push had to be repeated to the end, a fifth as many clients would be served, 10,000 a second.
+/// Pushes per second of an agent, and so the number of clients per second that receive a change.
+/// Sending this many takes about a tenth of a core. If every push had to be repeated to the end, a
+/// fifth as many clients would be served: 10,000 per second.
 pub const PER_SECOND: u32 = 50_000;
 
-/// Pushes at once, after a time without: most services have no more clients, and a switch queues as many packets of this size.
+/// Pushes at once, after a time without any: most services have no more clients than this, and a
+/// switch can queue as many packets of this size.
 const BURST: u32 = 100;
 
 /// The pushes of one backend's last change.
 #[derive(Debug)]
 pub struct Pushes {
-    /// By how often they were sent: whom to, and when for the first time. Each in the order of times.
+    /// Subscribers by how often their push was sent, with the time of the first push. Each queue is
+    /// ordered by time.
     waiting: [VecDeque<(Instant, SocketAddr)>; SCHEDULE.len()],
 }
 
 impl Pushes {
-    /// Nobody has to be told.
+    /// No push is due.
     pub fn new() -> Self {
         Self { waiting: array::from_fn(|_| VecDeque::new()) }
     }
 
-    /// These have to be told of a change, and nobody of the one before it.
+    /// Starts pushing a change to these addresses. Pushes of the previous change are dropped.
     pub fn begin(&mut self, addresses: impl Iterator<Item = SocketAddr>, now: Instant) {
         *self = Self::new();
         self.waiting[0].extend(addresses.map(|address| (now, address)));
     }
 
-    /// This one has to be told as well.
+    /// Adds one more address that must receive the change.
     pub fn add(&mut self, address: SocketAddr, now: Instant) {
         self.waiting[0].push_back((now, address));
     }
 
-    /// The next one to be told now. Who has not been told at all comes before those that are told again. It is told again later unless
-    /// `is_unheard` says that there is no need.
+    /// The next address to push to now. First pushes come before repetitions. The push is repeated
+    /// later unless `is_unheard` returns false for the address.
     pub fn next(&mut self, now: Instant, is_unheard: impl Fn(SocketAddr) -> bool) -> Option<SocketAddr> {
         for (times, after) in SCHEDULE.iter().enumerate() {
-            // Bound: each turn takes one out.
+            // Bound: each turn removes one address.
             while let Some((first, address)) = self.waiting[times].front().copied() {
                 if first + *after > now {
                     break;
@@ -59,7 +64,8 @@ impl Pushes {
                 if !is_unheard(address) {
                     continue;
                 }
-                // Times count from when it was really sent, which the pace may have put off.
+                // Times count from the first push that was really sent, which the pace may have
+                // delayed.
                 let first = if times == 0 { now } else { first };
                 if let Some(next) = self.waiting.get_mut(times + 1) {
                     next.push_back((first, address));
@@ -70,43 +76,44 @@ impl Pushes {
         None
     }
 
-    /// When the next one is due.
+    /// When the next push is due.
     pub fn at(&self) -> Option<Instant> {
         let firsts = self.waiting.iter().zip(SCHEDULE);
         firsts.filter_map(|(waiting, after)| Some(waiting.front()?.0 + after)).min()
     }
 }
 
-/// How many pushes may be sent: a bucket of tokens.
+/// Limits the rate of pushes with a token bucket.
 #[derive(Debug)]
 pub struct Pace {
-    /// Nanoseconds' worth of pushes that may be sent, up to a burst.
+    /// Time saved for pushes, [`COST`] for each, up to a burst.
     saved: Duration,
     at: Instant,
 }
 
-/// What one push costs.
+/// The time that one push costs.
 const COST: Duration = Duration::from_nanos(1_000_000_000 / PER_SECOND as u64);
 
 impl Pace {
-    /// A burst is allowed.
+    /// Starts with a full burst.
     pub fn new(now: Instant) -> Self {
         Self { saved: COST * BURST, at: now }
     }
 
-    /// How many may be sent now.
+    /// How many pushes may be sent now.
     pub fn allowed(&mut self, now: Instant) -> u32 {
         self.saved = (self.saved + now.saturating_duration_since(self.at)).min(COST * BURST);
         self.at = self.at.max(now);
         u32::try_from(self.saved.as_nanos() / COST.as_nanos()).unwrap_or(BURST)
     }
 
-    /// So many were sent.
+    /// Records that this many pushes were sent.
     pub fn spend(&mut self, pushes: u32) {
         self.saved = self.saved.saturating_sub(COST * pushes);
     }
 
-    /// When the next may be sent, if not now: in a millisecond, which timers can tell, and many then.
+    /// When the next push may be sent, if not now: in one millisecond, which timers can resolve;
+    /// several pushes are then due at once.
     pub fn allowed_at(&self, now: Instant) -> Instant {
         if self.saved >= COST { now } else { now + Duration::from_millis(1) }
     }
@@ -151,7 +158,8 @@ mod tests {
         assert_eq!(pushes.at(), Some(start + MS * 11));
     }
 
-    /// So many subscribers, none of which acknowledges: when the last has been told for the first time, and how many pushes there were.
+    /// Runs a change with this many subscribers, none of which acknowledges. Returns the
+    /// millisecond of the last first push, and the number of pushes.
     fn paced(subscribers: u16) -> (u32, u32) {
         let start = moment();
         let (mut pushes, mut pace) = (Pushes::new(), Pace::new(start));

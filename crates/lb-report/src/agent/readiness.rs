@@ -1,33 +1,35 @@
-//! How a backend is, by all who say something of it: the operator, the program that runs it, and its health check.
+//! The readiness of a backend, from all its inputs: the operator, the program that runs it (the
+//! runner), and its health check.
 
 use crate::wire::Readiness;
 
-/// What a health check has shown.
+/// The result of a health check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     /// There is no check.
     Unchecked,
-    /// It has not been completed, or not in time; in words.
+    /// The check has not completed, or not in time; the text is the reason.
     Unknown(String),
-    /// The application is well.
+    /// The application is healthy.
     Up,
-    /// It is not; why.
+    /// The application is unhealthy; the text is the reason.
     Down(String),
 }
 
-/// What is said of a backend.
+/// The inputs that decide the readiness of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
-    /// The operator has called it a lame duck, and not taken that back.
+    /// Whether the operator has made it a lame duck and not withdrawn that.
     pub lame_duck: bool,
-    /// What the program says that runs it, while there is one.
+    /// The readiness that the runner reports, if there is a runner.
     pub runner: Option<Readiness>,
-    /// What its health check says.
+    /// The result of its health check.
     pub health: Health,
 }
 
 impl Said {
-    /// What follows, and why. That it takes no requests outweighs all; an operator's lame duck is one also where nothing else is known.
+    /// The resulting readiness and its reason. Down outweighs everything else. An operator's lame
+    /// duck is one even if nothing else is known.
     pub fn readiness(&self) -> (Readiness, String) {
         let (readiness, why) = self.without_operator();
         match readiness {
@@ -41,7 +43,8 @@ impl Said {
     fn without_operator(&self) -> (Readiness, String) {
         let by_runner = |readiness| (readiness, "the program that runs it says so".to_owned());
         match (self.runner, &self.health) {
-            // A program that starts or ends is known to live by whoever runs it, whether or not it accepts.
+            // The runner knows that a program that starts or ends is alive, even if it does not
+            // accept connections.
             (Some(said @ (Readiness::LameDuck | Readiness::Down | Readiness::Unknown)), _) => by_runner(said),
             (Some(Readiness::Ready) | None, Health::Down(why)) => (Readiness::Down, why.clone()),
             (Some(Readiness::Ready), Health::Unchecked | Health::Unknown(_) | Health::Up) => {
@@ -66,7 +69,8 @@ mod tests {
         use Readiness::{Down, LameDuck, Ready, Unknown};
         let no = || "no".to_owned();
         let healths = [Health::Unchecked, Health::Unknown(no()), Health::Up, Health::Down(no())];
-        // By what the runner says, the readiness for each health: without the operator's word, and with it.
+        // By the runner's report: the readiness for each health, first without and then with the
+        // operator's lame duck.
         let table = [
             (None, [Unknown, Unknown, Ready, Down], [LameDuck, LameDuck, LameDuck, Down]),
             (Some(Ready), [Ready, Ready, Ready, Down], [LameDuck, LameDuck, LameDuck, Down]),

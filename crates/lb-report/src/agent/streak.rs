@@ -1,4 +1,4 @@
-//! Results of a health check in a row: one that goes wrong by chance changes nothing.
+//! Results of a health check in a row: one accidental result changes nothing.
 
 use std::time::Instant;
 
@@ -9,15 +9,16 @@ use super::readiness::Health;
 /// How one run of a health check ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The application is well.
+    /// The application is healthy.
     Passed,
-    /// It is not; why.
+    /// The application is unhealthy; the text is the reason.
     Failed(String),
-    /// The check could not be run, which says nothing of the application; why.
+    /// The check could not be run, so the state of the application is unknown; the text is the
+    /// reason.
     Impossible(String),
 }
 
-/// What the results so far say together.
+/// The combined result of the health checks so far.
 #[derive(Clone, Debug)]
 pub struct Streak {
     /// Results in a row that make a backend healthy.
@@ -25,7 +26,7 @@ pub struct Streak {
     /// Results in a row that make it unhealthy.
     fall: u32,
     health: Health,
-    /// The same as `health`, where that is known.
+    /// The same as `health`, if it is known.
     probed: Probed,
     completed: Option<Instant>,
 }
@@ -37,24 +38,24 @@ impl Streak {
         Self { rise, fall, health, probed: Probed::default(), completed: None }
     }
 
-    /// Counts by other rules from now on.
+    /// Changes the number of results in a row that make a backend healthy or unhealthy.
     pub const fn set(&mut self, rise: u32, fall: u32) {
         self.rise = rise;
         self.fall = fall;
     }
 
-    /// When a check was last completed.
+    /// When the last check completed.
     pub const fn completed(&self) -> Option<Instant> {
         self.completed
     }
 
-    /// What they say.
+    /// The combined result.
     pub const fn health(&self) -> &Health {
         &self.health
     }
 
-    /// Takes a result in. The first that says something counts at once. One that says nothing changes nothing of what is known:
-    /// if it stays at that, what is known gets too old.
+    /// Records a result. The first completed check counts at once. A check that could not be run
+    /// changes nothing; if no other check completes, the known health becomes stale.
     pub fn take(&mut self, outcome: Outcome, now: Instant) {
         let (is_up, result) = match outcome {
             Outcome::Passed => (true, Health::Up),
@@ -72,13 +73,13 @@ impl Streak {
             self.probed = Probed::default();
         }
         self.probed.take(is_up, self.rise, self.fall);
-        // Of one that stays down the latest reason is told.
+        // While a backend stays up or down, the latest reason is shown.
         if self.probed.is_refusing() == Some(!is_up) {
             self.health = result;
         }
     }
 
-    /// Nothing was completed for too long.
+    /// Makes the health unknown, because no check has completed for too long.
     pub fn grow_old(&mut self, why: String) {
         self.health = Health::Unknown(why);
         self.completed = None;
@@ -90,7 +91,8 @@ mod tests {
     use super::*;
     use crate::moment::moment;
 
-    /// What is known after each result: `+` passed, `-` failed, `?` impossible.
+    /// Compares the health after each result with the expected one: `+` passed, `-` failed, `?`
+    /// impossible.
     #[track_caller]
     fn check(results: &str, expected: &str) {
         let mut streak = Streak::new(2, 3);

@@ -1,32 +1,35 @@
-//! Who is told when a backend's readiness changes: those that have shown that they read what is sent to their address.
+//! The clients that receive pushes when a backend's readiness changes. Each has proved that it
+//! receives packets at its address.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// Subscribers of a backend: some ten times the clients of the largest fleets that are planned for. About 10 MiB.
+/// Maximum number of subscribers of a backend: about ten times the number of clients of the largest
+/// planned fleets. They take about 10 MiB.
 pub const MAX_SUBSCRIBERS: usize = 65_536;
 
-/// A subscriber that has not asked for so long is forgotten.
+/// A subscriber is removed if it has sent no request for this long.
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
 
-/// Who has asked within this is waited for when a backend ends: four times the longest interval at which clients ask by
-/// default. A client that is gone holds up no end for longer.
+/// An ending backend waits for subscribers that have sent a request within this time: four times
+/// the longest default interval of requests. A client that is gone delays the end for no longer.
 const LATELY: Duration = Duration::from_mins(1);
 
-/// The way back to an asker: the socket, by its number, that it asked, and the address of this host that it asked.
+/// The way back to an asker: the number of the socket that received the request, and the address of
+/// this host to which it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Via {
     /// The number of the socket.
     pub socket: usize,
-    /// The address, where the socket has several.
+    /// The address of this host, if the socket has several.
     pub local: Option<IpAddr>,
 }
 
-/// Who sent a request: where to answer, and nothing else.
+/// The sender of a request: only the information that is needed to answer it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asker {
-    /// Its address, as the packet has it.
+    /// The source address of the packet.
     pub address: SocketAddr,
     /// The way back.
     pub via: Via,
@@ -36,7 +39,7 @@ pub struct Asker {
 struct Subscriber {
     via: Via,
     key_id: u16,
-    /// Its place in the order of silence.
+    /// The place in `by_silence`: rises with each request of any subscriber.
     turn: u64,
     asked: Instant,
 }
@@ -46,17 +49,17 @@ struct Subscriber {
 pub struct Subscribers {
     limit: usize,
     by_address: HashMap<SocketAddr, Subscriber>,
-    /// The longest silent one first.
+    /// The subscriber that has been silent longest comes first.
     by_silence: BTreeMap<u64, SocketAddr>,
     turns: u64,
     /// The number of the last change.
     change: u16,
-    /// Those that have not heard of it.
+    /// The subscribers that have not acknowledged the last change.
     unheard: HashSet<SocketAddr>,
 }
 
 impl Subscribers {
-    /// None yet, and never more than `limit`.
+    /// No subscribers yet, and never more than `limit`.
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -68,17 +71,18 @@ impl Subscribers {
         }
     }
 
-    /// How many they are.
+    /// The number of subscribers.
     pub fn len(&self) -> usize {
         self.by_address.len()
     }
 
-    /// Whether somebody at this address is one.
+    /// Whether this address is a subscriber.
     pub fn has(&self, address: SocketAddr) -> bool {
         self.by_address.contains_key(&address)
     }
 
-    /// An asker has returned a cookie, by which it has heard of a change. Returns whether another made room for it.
+    /// Records a request with a cookie, which acknowledges the change with the number `heard`.
+    /// Returns whether another subscriber was removed to make room.
     pub fn asked(&mut self, asker: Asker, key_id: u16, heard: u16, now: Instant) -> bool {
         self.turns += 1;
         let turn = self.turns;
@@ -86,7 +90,7 @@ impl Subscribers {
             self.by_silence.remove(&known.turn);
             self.by_silence.insert(turn, asker.address);
             *known = Subscriber { via: asker.via, key_id, turn, asked: now };
-            // A request that comes late has an older cookie, and takes nothing back.
+            // A delayed request has an older cookie and must not undo an acknowledgement.
             if heard == self.change {
                 self.unheard.remove(&asker.address);
             }
@@ -105,9 +109,9 @@ impl Subscribers {
         is_full
     }
 
-    /// Forgets those that have not asked for long.
+    /// Removes subscribers that have sent no request for an hour.
     pub fn forget(&mut self, now: Instant) {
-        // Bound: each turn removes one.
+        // Bound: each turn removes one subscriber.
         while let Some((turn, address)) = self.by_silence.first_key_value() {
             let asked = self.by_address.get(address).map(|subscriber| subscriber.asked);
             if asked.is_some_and(|asked| now.saturating_duration_since(asked) < FORGOTTEN_AFTER) {
@@ -120,26 +124,29 @@ impl Subscribers {
         }
     }
 
-    /// When the next one may be forgotten.
+    /// When the next subscriber may be removed for its silence.
     pub fn forget_at(&self) -> Option<Instant> {
         let (_, address) = self.by_silence.first_key_value()?;
         Some(self.by_address.get(address)?.asked + FORGOTTEN_AFTER)
     }
 
-    /// There is another change, of which none of them has heard. Who asked last comes first.
+    /// Starts a change that no subscriber has acknowledged. Returns the addresses, those with the
+    /// latest requests first.
     pub fn changed(&mut self, change: u16) -> impl Iterator<Item = SocketAddr> {
         self.change = change;
         self.unheard = self.by_address.keys().copied().collect();
         self.by_silence.values().rev().copied()
     }
 
-    /// How to reach a subscriber, and the number of its key, if it has not heard of the last change.
+    /// The way to a subscriber, and the number of its key, if it has not acknowledged the last
+    /// change.
     pub fn unheard_by(&self, address: SocketAddr) -> Option<(Asker, u16)> {
         let subscriber = self.by_address.get(&address).filter(|_| self.unheard.contains(&address))?;
         Some((Asker { address, via: subscriber.via }, subscriber.key_id))
     }
 
-    /// How many that have asked lately have not heard of the last change. Looks at those that have not heard alone: this is asked often.
+    /// How many subscribers with a recent request have not acknowledged the last change. It
+    /// examines only the unacknowledged ones, because it is called often.
     pub fn unheard_lately(&self, now: Instant) -> usize {
         let unheard = self.unheard.iter().filter_map(|address| self.by_address.get(address));
         unheard.filter(|subscriber| now.saturating_duration_since(subscriber.asked) < LATELY).count()

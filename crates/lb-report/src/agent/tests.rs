@@ -1,4 +1,4 @@
-//! What holds of reports whatever is sent to the agent.
+//! Properties of the agent's reports for all datagrams that it receives.
 
 use lb_common::net::Be16;
 use lb_core::service::Protocol;
@@ -54,7 +54,7 @@ fn ask(reports: &mut Reports, from: u8, cookie: u64, now: Instant) -> Datagram {
     reports.answer(request(key(1), cookie).bytes(), asker(from), now).expect("an answer")
 }
 
-/// Makes a subscriber of an asker: it asks twice.
+/// Makes an asker a subscriber, by two requests.
 fn subscribe(reports: &mut Reports, from: u8, now: Instant) -> u64 {
     let first = ask(reports, from, 0, now);
     ask(reports, from, first.cookie, now).cookie
@@ -111,7 +111,8 @@ fn the_counter_rises_with_what_is_said_and_not_with_answers() {
     assert_eq!(counter(&mut reports), first + 2);
 }
 
-/// As one does that `socklb agent run` runs and starts anew. A client may subscribe with a cookie of before, and lose the answer.
+/// `socklb agent run` does this when it restarts an application. A client may subscribe with a
+/// cookie from before, and lose the answer.
 #[test]
 fn a_backend_that_comes_back_goes_on_counting_where_it_was() {
     let now = moment();
@@ -175,10 +176,11 @@ fn only_who_returns_a_cookie_from_the_same_address_is_told_of_changes() {
     let now = moment();
     let mut reports = reports(now);
     let answer = ask(&mut reports, 1, 0, now);
-    // The same request again, from its own address and from a victim's: answered, and nobody is subscribed.
+    // The same request again, from its own address and from a victim's: both are answered, and
+    // neither becomes a subscriber.
     ask(&mut reports, 1, 0, now);
     ask(&mut reports, 66, 0, now);
-    // A cookie that was read on the way, sent with the victim's address.
+    // A cookie that was intercepted, sent with the victim's address.
     ask(&mut reports, 66, answer.cookie, now);
     assert_eq!(reports.get(name()).unwrap().subscribers(), 0);
     checked(&mut reports, Outcome::Passed, now);
@@ -207,7 +209,8 @@ fn a_change_is_pushed_until_its_cookie_comes_back() {
     let [(to, push)] = sent[..] else { panic!("{sent:?}") };
     assert_eq!((to, push.kind(), push.readiness()), (asker(1), Some(Kind::Push), Some(Readiness::Ready)));
     assert!(push.is_authentic(key(1).key.wire()));
-    // A request that has crossed the push on the way has the cookie from before it, and acknowledges nothing.
+    // A request that crossed the push on the network has the previous cookie and acknowledges
+    // nothing.
     let answer = ask(&mut reports, 1, before, now + MS);
     assert_eq!(entry(&reports), 1);
     assert_eq!(reports.next_at(now + MS), Some(now + MS * 10));
@@ -215,12 +218,13 @@ fn a_change_is_pushed_until_its_cookie_comes_back() {
     ask(&mut reports, 1, push.cookie, now + MS * 11);
     assert_eq!(entry(&reports), 0);
     assert_eq!(pushes(&mut reports, now + MS * 20), []);
-    // The answer has told of the change, too.
+    // The answer contained the change as well.
     assert_eq!(answer.cookie, push.cookie);
     assert_eq!(reports.counts().pushed, 2);
 }
 
-/// The kernel has answered it by what was prepared before the change, and the agent hears of it after.
+/// The responder answered the client before the change, with the earlier prepared answer, and the
+/// agent learns of it after the change.
 #[test]
 fn who_has_subscribed_just_before_a_change_is_told_of_it() {
     let now = moment();
@@ -276,7 +280,7 @@ fn a_key_is_replaced_without_a_request_that_fails() {
     subscribe(&mut reports, 1, now);
     reports.set(name(), Keys::new(two, Some(three)), rules(), now);
     assert_eq!([one, two, three].map(|key| ask(&mut reports, key)), [false, true, true]);
-    // Who has last asked under the key that is gone is told under the one in use.
+    // If a subscriber's last request used a removed key, the push uses the current key.
     checked(&mut reports, Outcome::Passed, now);
     let sent = pushes(&mut reports, now);
     assert!(sent[0].1.key_id.to_host() == 2 && sent[0].1.is_authentic(two.key.wire()));
@@ -291,7 +295,7 @@ fn a_check_that_is_not_completed_in_time_makes_the_backend_unknown() {
     assert_eq!(reports.next_at(now), Some(at(9)));
     let answer = ask(&mut reports, 1, 0, at(9) - MS);
     assert_eq!(answer.readiness(), Some(Readiness::Ready));
-    // A request is answered by what holds, also if the loop has not looked yet.
+    // An answer is never stale, even if the event loop has not run `expire` yet.
     let answer = ask(&mut reports, 1, 0, at(9));
     assert_eq!(answer.readiness(), Some(Readiness::Unknown));
     checked(&mut reports, Outcome::Passed, at(10));
@@ -331,7 +335,7 @@ fn a_backend_that_is_removed_is_unknown() {
 }
 
 proptest! {
-    /// Nothing but the authentic request gets an answer, and an answer is as long.
+    /// Only an authentic request gets an answer, and the answer has the same length.
     #[test]
     fn what_is_answered_is_a_request_under_the_key_and_gets_as_many_bytes(
         mut bytes in prop_oneof![
@@ -359,7 +363,8 @@ proptest! {
         prop_assert_eq!(reports.get(name()).unwrap().subscribers(), 0);
     }
 
-    /// Whatever is replayed, in whatever order: nobody is subscribed who did not ask, and no readiness changes.
+    /// Replayed requests, in any order, subscribe no address that sent none, and change no
+    /// readiness.
     #[test]
     fn replayed_requests_do_no_harm(replays in proptest::collection::vec((0..4usize, 1..4u8), 0..40)) {
         let now = moment();

@@ -1,4 +1,5 @@
-//! What one backend has said: which of its datagrams are believed, and how it is by them.
+//! The reported state of one backend: which of its datagrams are believed, and the state that
+//! results from them.
 
 use std::ops::{Add, Sub};
 use std::time::Duration;
@@ -12,38 +13,39 @@ use crate::keys::{BackendKey, Keys};
 pub use crate::wire::Disbelieved;
 use crate::wire::{Datagram, Kind, Readiness, UNKNOWN, judge};
 
-/// The number of a report that there was: a later one is larger. Its order is that of its fields.
+/// The number of a report; a later report has a larger number. Numbers are ordered by their fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Base {
     /// Rises with each start of the agent.
     pub incarnation: u32,
-    /// Rises with each change of what it says.
+    /// Rises with each change of the report.
     pub counter: u32,
 }
 
 /// A report that was believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report<T> {
-    /// What the backend says of itself.
+    /// The readiness that the backend reports.
     pub readiness: Readiness,
     /// Its number.
     pub base: Base,
-    /// When it came.
+    /// When it arrived.
     pub received: T,
     /// How long it is valid.
     pub valid_for: Duration,
-    /// What it says of its load.
+    /// The load that the backend reports.
     pub load: ReportedLoad,
 }
 
 impl Base {
-    /// As kernel maps and datagrams have it; `None` if it is that of no report.
+    /// Converts from the form in kernel maps and datagrams; `None` if it is the number of no
+    /// report.
     pub fn of(number: ReportBase) -> Option<Self> {
         let ReportBase { incarnation, counter } = number;
         (number != ReportBase::default()).then_some(Self { incarnation, counter })
     }
 
-    /// As kernel maps have it.
+    /// Converts to the form in kernel maps; `None` becomes all zero.
     pub fn number(base: Option<Self>) -> ReportBase {
         base.map_or_else(ReportBase::default, |Self { incarnation, counter }| ReportBase {
             counter,
@@ -52,41 +54,44 @@ impl Base {
     }
 }
 
-/// What a backend has said, by any clock.
+/// The reported state of one backend, by any clock.
 #[derive(Clone, Debug)]
 pub struct Reported<T> {
-    /// The number of the last report, and the nonce of what is asked and not answered yet.
+    /// The number of the last report, and the nonce of the unanswered request.
     last: LastReport,
-    /// When it was asked; `None` if it was answered.
+    /// When the last request was made; `None` if it was answered.
     asked: Option<T>,
-    /// What the next request gives back to the agent, so that the agent knows that it can be answered here.
+    /// The cookie that the next request returns to the agent, which proves to the agent that this
+    /// address receives its answers.
     cookie: u64,
     report: Option<Report<T>>,
     lame_until: Option<T>,
     down_until: Option<T>,
     round_trip: Option<Duration>,
     unanswered: u32,
-    /// When an answer was believed whose number is below that of the report before: the last time, and the one before that.
+    /// When answers were believed whose number was below that of the previous report: the last
+    /// time, and the time before.
     went_back: [Option<T>; 2],
 }
 
-/// An agent's numbers go back once, if it has lost its disk and its clock. If they do twice within this, there are two agents.
+/// An agent's numbers go back once if it has lost its disk and its clock. If they go back twice
+/// within this time, there are two agents.
 const CONTESTED_WITHIN: Duration = Duration::from_mins(10);
 
-/// How a backend is by its reports.
+/// The state of a backend according to its reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReportState {
-    /// It takes requests.
+    /// It accepts requests.
     Ready,
-    /// It serves and asks for no new connections, or is silent after it did.
+    /// It serves and requests no new connections, or has been silent since it reported this.
     LameDuck,
-    /// It takes none.
+    /// It accepts no requests.
     Down,
-    /// Its agent has never answered.
+    /// No report of it has been believed yet.
     Unheard,
-    /// Its agent was heard and is silent.
+    /// Reports of it have arrived, and the last one is no longer valid.
     Silent,
-    /// Its agent does not know.
+    /// Its agent does not know the readiness.
     Unknown,
 }
 
@@ -121,14 +126,15 @@ impl<T: Copy> Default for Reported<T> {
 }
 
 impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Reported<T> {
-    /// What an earlier daemon had believed: the number of the last report, and until when the backend is a lame duck.
+    /// The state that an earlier daemon has stored: the number of the last report, and until when
+    /// the backend is a lame duck.
     pub fn adopted(base: Option<Base>, lame_until: Option<T>) -> Self {
         let number = Base::number(base);
         let last = LastReport { base: number, highest: number, ..LastReport::default() };
         Self { last, lame_until, ..Self::default() }
     }
 
-    /// A request for its report. An answer to the one before is not believed any more.
+    /// Makes a request for a report. Answers to earlier requests are no longer believed.
     pub fn ask(&mut self, name: Name, keys: &Keys<BackendKey>, nonce: u64, now: T) -> Datagram {
         if self.asked.replace(now).is_some() {
             self.unanswered = self.unanswered.saturating_add(1);
@@ -137,8 +143,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         self.request(name, keys, nonce)
     }
 
-    /// The request that is not answered yet, once more, if it is not older than this: its answer is still believed. Whoever makes
-    /// this host ask by sending pushes again keeps no answer from it.
+    /// Repeats the unanswered request if it is less than `within` old. Its answer is still
+    /// believed, so replayed pushes, which cause such repetitions, cannot suppress an answer.
     pub fn ask_again(
         &self,
         name: Name,
@@ -158,7 +164,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         datagram.sealed(key.key.wire())
     }
 
-    /// Takes in a datagram about this backend, which is believed or not as [`judge`] says, and by its MAC.
+    /// Processes a datagram about this backend. It is believed if [`judge`] accepts it and its MAC
+    /// is valid.
     ///
     /// # Errors
     /// Why it is not believed. Nothing has changed then.
@@ -186,7 +193,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
             Readiness::LameDuck => {
                 (self.lame_until, self.down_until) = (Some(now + milliseconds(datagram.hold_ms())), None);
             }
-            // Whoever was a lame duck before stays one meanwhile: it is restarting.
+            // A backend that was a lame duck before stays one meanwhile: it is restarting.
             Readiness::Down => self.down_until = Some(now + valid_for),
             Readiness::Unknown => self.down_until = None,
         }
@@ -194,7 +201,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         Ok(())
     }
 
-    /// How it is.
+    /// The state at this time.
     pub fn state(&self, now: T) -> ReportState {
         let lasts = |until: Option<T>| until.is_some_and(|until| until > now);
         if lasts(self.down_until) {
@@ -211,7 +218,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         }
     }
 
-    /// What is said of it by that: a verdict, if all is not well. That nothing is known is none.
+    /// The health verdict that follows from the state; `None` if the backend is ready or nothing is
+    /// known.
     pub fn said(&self, now: T) -> Option<Said<T>> {
         let (health, until) = match self.state(now) {
             ReportState::Down => (Health::Refusing, self.down_until),
@@ -223,44 +231,46 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         Some(Said { health, why: Why::Report, until })
     }
 
-    /// When what is said of it changes by itself.
+    /// When the verdict changes next without another report.
     pub fn next_change(&self, now: T) -> Option<T> {
         [self.lame_until, self.down_until].into_iter().flatten().filter(|until| *until > now).min()
     }
 
-    /// Until when it is a lame duck to connects, which look that up; `None` if it is not. Whoever is down is one as well: connects
-    /// heed this at once, and that it is refusing once the daemon has said so.
+    /// Until when connects, which read this from the verdict array, treat it as a lame duck; `None`
+    /// if they do not. A backend that is down counts as well: connects avoid it at once, before the
+    /// daemon has published that it is refusing.
     pub fn lame_until(&self) -> Option<T> {
         self.lame_until.max(self.down_until)
     }
 
-    /// The nonce of what was asked last; 0 once that is answered.
+    /// The nonce of the last request; 0 once that is answered.
     pub fn nonce(&self) -> u64 {
         self.last.nonce
     }
 
-    /// The number of the report that was believed last.
+    /// The number of the last report that was believed.
     pub fn base(&self) -> Option<Base> {
         Base::of(self.last.base)
     }
 
-    /// The report that was believed last.
+    /// The last report that was believed.
     pub fn report(&self) -> Option<&Report<T>> {
         self.report.as_ref()
     }
 
-    /// Whether two agents answer for the backend by turns, each with numbers of its own: whichever answers a request is believed.
+    /// Whether two agents answer for the backend alternately, each with numbers of its own. Each
+    /// answer to a request is believed.
     pub fn is_contested(&self, now: T) -> bool {
         let [Some(last), Some(before)] = self.went_back else { return false };
         now < last + CONTESTED_WITHIN && last < before + CONTESTED_WITHIN
     }
 
-    /// How long the last answer took.
+    /// The time from the last answered request to its answer.
     pub fn round_trip(&self) -> Option<Duration> {
         self.round_trip
     }
 
-    /// How many requests in a row were not answered, but for the last one.
+    /// How many requests in a row were not answered, without the last one.
     pub fn unanswered(&self) -> u32 {
         self.unanswered
     }
@@ -309,7 +319,7 @@ mod tests {
         Duration::from_millis(milliseconds)
     }
 
-    /// An agent that answers.
+    /// An agent that answers requests.
     #[derive(Clone, Copy)]
     struct Agent {
         incarnation: u32,
@@ -345,7 +355,7 @@ mod tests {
         }
     }
 
-    /// One that has answered at `now` with this.
+    /// The state after this agent has answered at `now`.
     fn heard(agent: Agent, now: Duration) -> Reported<Duration> {
         let mut reported = Reported::default();
         let request = reported.ask(name(), &keys(), 1, now);
@@ -366,7 +376,7 @@ mod tests {
         assert_eq!(reported.report().unwrap().load.utilization, Some(600));
         assert_eq!(reported.report().unwrap().load.qps, None);
         assert_eq!(reported.take(&answer, &keys(), at(4)), Err(Disbelieved::Unasked));
-        // The cookie goes back.
+        // The next request returns the cookie.
         assert_eq!(reported.ask(name(), &keys(), 78, at(5)).cookie, 5);
         assert_eq!(reported.take(&answer, &keys(), at(6)), Err(Disbelieved::Unasked), "that nonce is spent");
     }
@@ -381,7 +391,8 @@ mod tests {
         let request = reported.ask(name(), &keys(), 2, now);
         reported.take(&again.answer(&request), &keys(), now).unwrap();
         assert_eq!(reported.take(&before, &keys(), now), Err(Disbelieved::Replayed));
-        // The agent that is believed now goes on to say what changes, and so does one that is later than all.
+        // Pushes are believed from the current agent, and from one whose numbers are above all
+        // earlier ones.
         for (incarnation, counter) in [(3, 20), (10, 0)] {
             let push = Agent { incarnation, counter, ..Agent::of(Readiness::LameDuck) }.push();
             assert_eq!(reported.take(&push, &keys(), now), Ok(()));
@@ -426,7 +437,7 @@ mod tests {
             then.take(&push, &keys(), at(10)).unwrap();
             assert_eq!(then.state(at(20)), state);
         }
-        // Down for as long as that is valid, and restarting all the while.
+        // It is down while that report is valid, and a lame duck (restarting) all the while.
         let mut down = lame;
         let push = Agent { counter: 2, ..Agent::of(Readiness::Down) }.push();
         down.take(&push, &keys(), at(10)).unwrap();
@@ -471,7 +482,8 @@ mod tests {
         assert_eq!(reported.state(at(3)), ReportState::Ready);
     }
 
-    /// The incarnations of the agents that answer, one after the other, each so long after the one before.
+    /// Whether the backend is contested after answers with these incarnations, each `step` after
+    /// the previous one.
     fn contested(incarnations: &[u32], step: Duration) -> bool {
         let mut reported = Reported::default();
         let mut now = at(0);
@@ -490,7 +502,8 @@ mod tests {
         let second = at(1_000);
         assert!(contested(&[5, 9, 5, 9, 5], second));
         assert!(!contested(&[5, 9, 5, 9, 5], CONTESTED_WITHIN), "too seldom to be told apart from restarts");
-        // An agent that starts again and again, one that has lost its disk and its clock, and one that does not start.
+        // An agent that restarts repeatedly, one that has lost its disk and its clock, and one that
+        // keeps running.
         assert!(!contested(&[5, 6, 7, 8, 9], second));
         assert!(!contested(&[9, 5, 6, 7, 8], second));
         assert!(!contested(&[5; 5], second));
@@ -511,7 +524,7 @@ mod tests {
     fn what_is_not_authentic_changes_nothing() {
         let mut reported = heard(Agent::of(Readiness::Ready), at(0));
         let request = reported.ask(name(), &keys(), 2, at(1));
-        // Sent back as it was.
+        // The request itself, reflected.
         assert_eq!(reported.take(&request, &keys(), at(2)), Err(Disbelieved::NotAReport));
         let mut reflected = request;
         reflected.kind = Kind::Answer as u8;
@@ -534,7 +547,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes in whatever order, again and changed: only what the agent has said, and in its order, is believed.
+        /// Datagrams arrive in any order, repeated and changed: only reports that the agent sent
+        /// are believed, in the order in which it sent them.
         #[test]
         fn the_state_is_that_of_some_report_and_pushes_never_go_back(
             steps in proptest::collection::vec((0_u8..4, 0_usize..20, 0_usize..640), 1..60)

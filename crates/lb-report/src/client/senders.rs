@@ -1,7 +1,8 @@
-//! Whom to ask for reports and when, and what all of them have said.
+//! Which backends to poll for reports and when, and the reported states of all of them.
 //!
-//! Requests are spread over their interval and jittered, so that neither one host's requests nor those of many hosts come at once.
-//! Each backend is asked once, however many client tasks of the network namespace want to know.
+//! Requests are spread over their interval and jittered, so that neither the requests of one host
+//! nor those of many hosts are sent at the same time. Each backend is polled once, regardless of
+//! how many client tasks of the network namespace need its reports.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -18,7 +19,7 @@ use crate::name::name_in;
 use crate::wire::MAX_HOLD;
 use crate::wire::{ACKNOWLEDGED_FOR_MS, Datagram, Malformed};
 
-/// A backend that is to be asked.
+/// A backend to poll.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// Its name.
@@ -27,36 +28,36 @@ pub struct Target {
     pub agent: SocketAddr,
     /// The keys of the backend.
     pub keys: Keys<BackendKey>,
-    /// How often it is asked.
+    /// The interval between requests.
     pub interval: Duration,
-    /// Its number in the kernel's array of verdicts; 0 if it has none.
+    /// Its report id; 0 if it has none.
     pub id: u32,
 }
 
-/// A request that is to be sent.
+/// A request to send.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     /// Where the agent listens.
     pub to: SocketAddr,
-    /// The number of the backend in the kernel's arrays; 0 if it has none.
+    /// The report id of the backend; 0 if it has none.
     pub id: u32,
-    /// What is sent. Its nonce is that by which the answer is known.
+    /// The datagram to send. Its nonce identifies the answer.
     pub datagram: Datagram,
-    /// Whether it was sent before, with this nonce.
+    /// Whether it repeats an earlier request, with the same nonce.
     pub is_again: bool,
 }
 
-/// A datagram that has come and is not followed.
+/// Why a datagram that arrived is not believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// It is none.
+    /// It does not parse.
     Malformed(Malformed),
     /// It is not believed.
     Disbelieved(Disbelieved),
 }
 
 impl Refusal {
-    /// The words for all of them, in the order of pages.
+    /// The words for all refusals, in the order of the documentation.
     pub const NAMES: [&str; 8] = {
         let mut names = ["malformed"; 8];
         let mut at = 0;
@@ -76,96 +77,99 @@ impl Refusal {
     }
 }
 
-/// What a backend has changed by a report, or by its silence.
+/// A change of a backend's verdict, caused by a report or by silence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change<T> {
-    /// Whose.
+    /// The backend.
     pub name: Name,
-    /// What is said of it from now on.
+    /// The new verdict; `None` if the backend has none any more.
     pub said: Option<Said<T>>,
 }
 
-/// One that is asked.
+/// A backend that is polled.
 #[derive(Clone, Debug)]
 struct Sender<T> {
     target: Target,
-    /// Whether its agent has started again, and has not reported since that it is ready.
+    /// Whether its agent has restarted and has not reported ready since.
     has_restarted: bool,
     reported: Reported<T>,
     due: T,
-    /// When what is said of it changes by itself.
+    /// When the verdict changes next without another report.
     expiry: Option<T>,
-    /// What was said of it last.
+    /// The health of the last verdict that was returned to the caller.
     told: Option<Health>,
-    /// Another for each host and backend, for the jitter.
+    /// The seed of its jitter, different for each host and backend.
     seed: u64,
-    /// How often it was asked, for the jitter.
+    /// How many times it was polled; input to the jitter.
     turns: u64,
     asked: Option<T>,
-    /// Whether the next request is due because a push has come again.
+    /// Whether the next request is due because a push was repeated.
     is_again: bool,
-    /// The incarnation of the agent that was shown last that it can tell this host, and when.
+    /// The incarnation of the last agent that got an immediate second request, which returns its
+    /// cookie so that it can push to this host; and when.
     introduced: Option<(u32, T)>,
-    /// What was stored of it last.
+    /// The state that was stored last.
     stored: Option<Stored<T>>,
 }
 
-/// What is stored of a backend: the number of its last report, and until when it is a lame duck.
+/// The stored state of a backend: the number of its last report, and until when it is a lame duck.
 #[derive(Clone, Copy, Debug)]
 struct Stored<T> {
     base: Base,
     lame_until: Option<T>,
-    /// Reports that said the same since.
+    /// How many reports since then left this state unchanged.
     repeated: u8,
 }
 
 impl<T> Stored<T> {
-    /// The same is stored again with the next report.
+    /// Makes the next report store the state again, even if it is unchanged.
     const fn is_due(&mut self) {
         self.repeated = REPEATED;
     }
 }
 
-/// What is to be stored of a backend.
+/// The state of a backend to store.
 #[derive(Debug)]
 pub struct ToStore<'s, T> {
-    /// Which.
+    /// The backend.
     pub target: &'s Target,
     /// The number of its last report.
     pub base: Base,
     /// The number of the report that was stored before, or that an earlier daemon had stored.
     pub before: Option<Base>,
-    /// Until when it is a lame duck.
+    /// Until when it is a lame duck; `None` if it is not.
     pub lame_until: Option<T>,
 }
 
-/// Where a sender is.
+/// An index into the list of senders.
 type Place = u32;
 
-/// Reports that say the same are stored after so many: each costs a system call, and what was stored may have been lost to whoever
-/// made the entry anew.
+/// Number of reports with unchanged state that are skipped before the state is stored again.
+/// Storing costs a system call; it is repeated because the entry may have been recreated without
+/// the stored state.
 const REPEATED: u8 = 15;
 
-/// All that are asked, by any clock.
+/// All backends that are polled, by any clock.
 #[derive(Clone, Debug)]
 pub struct Senders<T> {
-    /// Of this host, so that hosts do not ask at the same time.
+    /// The seed of this host, so that hosts do not poll at the same time.
     seed: u64,
     senders: Vec<Sender<T>>,
     places: HashMap<Name, Place>,
     due: BTreeSet<(T, Place)>,
     expiries: BTreeSet<(T, Place)>,
-    /// Of whom something is said.
+    /// The backends with a verdict.
     sick: BTreeMap<Name, Health>,
-    /// Those whose agents have started again and reported that they are ready, since this was last asked.
+    /// Backends whose agents have restarted and reported ready since the last
+    /// [`Senders::take_restarted`].
     restarted: BTreeSet<Name>,
 }
 
-/// A push is acknowledged again if it comes again, but not more often than this.
+/// Minimum time between two acknowledgements of the same push.
 const ACKNOWLEDGED_FOR: Duration = Duration::from_millis(ACKNOWLEDGED_FOR_MS as u64);
 
 impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Senders<T> {
-    /// Nobody yet.
+    /// No backends yet.
     pub fn new(seed: u64) -> Self {
         Self {
             seed,
@@ -178,8 +182,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         }
     }
 
-    /// Asks these from now on, and nobody else. Of whoever was asked before under one of its keys, all that was said is kept.
-    /// `adopted` has what an earlier daemon had believed of one that is new. Returns of whom something else is said by that.
+    /// Replaces the set of backends to poll. A backend that was polled before under one of its keys
+    /// retains its reported state. For a new backend, `adopted` returns the state that an earlier
+    /// daemon stored. Returns the backends with a changed verdict.
     pub fn set_targets(
         &mut self,
         targets: impl IntoIterator<Item = Target>,
@@ -202,10 +207,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             let known = known.filter(|known| known.target.keys.common(&target.keys).is_some());
             let mut sender = match known {
                 Some(known) => {
-                    // Never later than it was, nor than its interval wants it.
+                    // Neither later than before, nor later than the new interval requires.
                     let due = known.due.min(now + target.interval);
                     let mut stored = known.stored;
-                    // Its entry may be made anew, for other keys or under another number.
+                    // The entry of the backend may be recreated, for other keys or under another
+                    // id.
                     stored.iter_mut().filter(|_| known.target != target).for_each(Stored::is_due);
                     Sender { target, due, stored, ..known }
                 }
@@ -214,7 +220,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
                     let text = format!("{}/{}", name.protocol.name(), name.address);
                     let seed = xxh64(text.as_bytes(), self.seed);
                     let first = target.interval.mul_f64(fraction(seed, 0));
-                    // No report asks for longer, so whatever says more was not made by one.
+                    // No report may have a longer hold, so a later time was not stored for a
+                    // report.
                     let lame_until = lame_until.filter(|until| *until > now && *until <= now + MAX_HOLD);
                     let reported = Reported::adopted(base, lame_until);
                     let due = now + first;
@@ -242,13 +249,14 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             sick.remove(&name);
         }
         self.restarted.retain(|name| self.places.contains_key(name));
-        // Of whoever is not asked any more nothing is said.
+        // A backend that is no longer polled has no verdict.
         changes.extend(sick.into_keys().map(|name| Change { name, said: None }));
         changes
     }
 
-    /// Makes the first requests of these due `after` from now, in their order and `spacing` apart, unless they are due before; of those
-    /// that have reported, none.
+    /// Makes the first requests to these backends earlier: they are due `after` from now, in this
+    /// order and `spacing` apart, unless they are due earlier. Backends that have reported are
+    /// skipped.
     pub fn poll_first(
         &mut self,
         names: impl IntoIterator<Item = Name>,
@@ -278,13 +286,14 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         self.senders.push(sender);
     }
 
-    /// When somebody is to be asked, or what is said of somebody ends; `None` if there is nobody.
+    /// When the next request is due or a verdict ends; `None` if there is neither.
     pub fn next_due(&self) -> Option<T> {
         let first = |of: &BTreeSet<(T, Place)>| of.first().map(|(at, _)| *at);
         first(&self.due).into_iter().chain(first(&self.expiries)).min()
     }
 
-    /// The requests that are due, at most so many. `nonce` draws what nobody can guess, and never 0.
+    /// The requests that are due, at most `most`. `nonce` must return unpredictable numbers, never
+    /// 0.
     pub fn requests(&mut self, most: usize, mut nonce: impl FnMut() -> u64, now: T) -> Vec<Request> {
         let mut requests = Vec::new();
         while requests.len() < most {
@@ -292,7 +301,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             self.due.pop_first();
             let Some(sender) = self.senders.get_mut(place as usize) else { continue };
             sender.turns += 1;
-            // Nine to eleven tenths.
+            // Between 0.9 and 1.1 times the interval.
             let jitter = 0.9 + 0.2 * fraction(sender.seed, sender.turns);
             let Target { name: asked, ref keys, interval, .. } = sender.target;
             let again = std::mem::take(&mut sender.is_again)
@@ -311,12 +320,13 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         requests
     }
 
-    /// Takes in what has come. Returns whose report it is and what it changes, if anything. A push is due to be acknowledged by a
-    /// request at once, also if it comes again. An agent that is heard for the first time, or anew after a restart, is asked again at
-    /// once: it tells nobody of changes who has not returned its cookie.
+    /// Processes a received datagram. Returns the backend that it is about, and the change of the
+    /// verdict, if any. Each push, even a repeated one, makes a request due at once that
+    /// acknowledges it. So does the first report of an agent, or its first one after a restart: the
+    /// agent does not push to a client that has not returned its cookie.
     ///
     /// # Errors
-    /// Why it is not followed. Nothing has changed then.
+    /// Why the datagram is not believed. No reported state has changed then.
     pub fn take(&mut self, bytes: &[u8], now: T) -> Result<(Name, Option<Change<T>>), Refusal> {
         let datagram = Datagram::parse(bytes).map_err(Refusal::Malformed)?;
         let name = name_in(&datagram).ok_or(Refusal::Malformed(Malformed::Name))?;
@@ -331,7 +341,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             && sender.asked.is_none_or(|asked| asked + ACKNOWLEDGED_FOR <= now)
             && sender.target.keys.authenticate(&datagram);
         let incarnation = datagram.incarnation.to_host();
-        // Not more often than it is asked anyway, whatever it says.
+        // At most once per interval, regardless of the incarnations that the reports contain.
         let is_stranger = taken.is_ok()
             && sender
                 .introduced
@@ -362,7 +372,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         Ok((name, change))
     }
 
-    /// Lets time pass: returns of whom something else is said by that.
+    /// Applies the passing of time. Returns the backends with a changed verdict.
     pub fn pass(&mut self, now: T) -> Vec<Change<T>> {
         let mut changes = Vec::new();
         while let Some((_, place)) = self.expiries.first().copied().filter(|(at, _)| *at <= now) {
@@ -377,30 +387,30 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         changes
     }
 
-    /// Of whom something is said, and what.
+    /// The backends with a verdict, and their health.
     pub fn sick(&self) -> &BTreeMap<Name, Health> {
         &self.sick
     }
 
-    /// Whether an agent has started again since [`Senders::take_restarted`].
+    /// Whether [`Senders::take_restarted`] would return any backend.
     pub fn has_restarted(&self) -> bool {
         !self.restarted.is_empty()
     }
 
-    /// The backends whose agents have started again and reported that they are ready, since this was last asked: whatever made a
-    /// backend fail may be over.
+    /// Removes and returns the backends whose agents have restarted and reported ready since the
+    /// last call. The cause of a backend's failures may be gone.
     pub fn take_restarted(&mut self) -> BTreeSet<Name> {
         std::mem::take(&mut self.restarted)
     }
 
-    /// One of them, with what it has said.
+    /// A polled backend and its reported state.
     pub fn get(&self, name: Name) -> Option<(&Target, &Reported<T>)> {
         let place = self.places.get(&name.on_wire())?;
         self.senders.get(*place as usize).map(|sender| (&sender.target, &sender.reported))
     }
 
-    /// What is to be stored of one of which a report was taken in, if that is something else than before. The same is due again
-    /// from time to time.
+    /// The state to store for a backend after a report, if it differs from the stored one. After
+    /// 15 unchanged reports the same state is returned again.
     pub fn to_store(&mut self, name: Name) -> Option<ToStore<'_, T>> {
         let place = self.places.get(&name.on_wire())?;
         let sender = self.senders.get_mut(*place as usize)?;
@@ -416,24 +426,24 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         Some(ToStore { target: &sender.target, base, before: before.map(|before| before.base), lame_until })
     }
 
-    /// Those for which two agents answer by turns.
+    /// Backends for which two agents answer alternately.
     pub fn contested(&self, now: T) -> BTreeSet<Name> {
         let contested = self.senders.iter().filter(|sender| sender.reported.is_contested(now));
         contested.map(|sender| sender.target.name.on_wire()).collect()
     }
 
-    /// How many are asked.
+    /// How many backends are polled.
     pub fn len(&self) -> usize {
         self.senders.len()
     }
 
-    /// Whether nobody is asked.
+    /// Whether no backend is polled.
     pub fn is_empty(&self) -> bool {
         self.senders.is_empty()
     }
 }
 
-/// Between 0 and 1, another for each seed and turn.
+/// A number from 0 to 1, different for each seed and turn.
 fn fraction(seed: u64, turn: u64) -> f64 {
     let hash = xxh64(&turn.to_le_bytes(), seed);
     #[expect(clippy::cast_precision_loss, reason = "53 bits of chance are enough")]
@@ -450,7 +460,8 @@ fn note<T>(sick: &mut BTreeMap<Name, Health>, change: Option<&Change<T>>) {
 }
 
 impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Sender<T> {
-    /// What is said of it, if that is another health than before. It ends when that is told, so its end is not part of it.
+    /// The new verdict, if its health has changed. Its end is left out, because the end is returned
+    /// as a change of its own.
     fn tell(&mut self, name: Name, now: T) -> Option<Change<T>> {
         let said = self.reported.said(now);
         self.expiry = self.reported.next_change(now);
@@ -556,7 +567,7 @@ mod tests {
             assert!((9..=11).contains(&times.len()), "{times:?}");
             assert!(times.windows(2).all(|pair| (1_700..=2_300).contains(&(pair[1] - pair[0]))), "{times:?}");
         }
-        // Another host asks at other times.
+        // Another host polls at other times.
         let mut other = Senders::new(2);
         other.set_targets((1..=1_000).map(target), |_| (None, None), at(0));
         assert_ne!(other.next_due(), of(1..=1_000).next_due());
@@ -604,7 +615,7 @@ mod tests {
         assert_eq!(senders.requests(9, || 1, at(2_100)).len(), 0, "nobody is made to ask by an old one");
     }
 
-    /// Whoever has seen a push can send it again, for as long as it likes.
+    /// An attacker that has seen a push can replay it indefinitely.
     #[test]
     fn a_push_that_comes_again_and_again_keeps_no_answer_from_being_believed() {
         let mut senders = of([1]);
@@ -629,7 +640,7 @@ mod tests {
         let ready = report(1, Kind::Answer, Readiness::Ready, 3, first.nonce);
         senders.take(ready.bytes(), at(2_051)).unwrap();
         assert_eq!(senders.get(target(1).name).unwrap().1.unanswered(), 0);
-        // A request that has had no answer for an interval is lost, and is not sent once more.
+        // A request that was not answered within an interval is lost, and is not repeated.
         senders.take(report(1, Kind::Push, Readiness::LameDuck, 4, 0).bytes(), at(2_060)).unwrap();
         let lost = ask(&mut senders, 2_060).remove(0).datagram;
         let again = report(1, Kind::Push, Readiness::LameDuck, 4, 0);
@@ -731,7 +742,7 @@ mod tests {
         let old = report(1, Kind::Push, Readiness::Ready, 5, 0);
         assert!(senders.take(old.bytes(), at(1)).is_err());
         assert_eq!(senders.pass(at(500)), [Change { name: target(1).name, said: None }]);
-        // No report asks for that long: whatever wrote it was none.
+        // No report may have so long a hold, so this was not stored for a report.
         let mut senders = Senders::new(1);
         let late = at(1) + MAX_HOLD;
         assert_eq!(senders.set_targets([target(1)], |_| (None, Some(late)), at(0)), []);
@@ -778,7 +789,7 @@ mod tests {
         assert!(store(&mut senders, Readiness::Ready, 2), "an agent's numbers may go back");
         assert_eq!(before.get(), Some(3), "and it is known what was stored");
         assert!(senders.to_store(Name { address: "10.0.0.9:1".parse().unwrap(), ..name }).is_none());
-        // What an earlier daemon had stored was stored, too.
+        // State that an earlier daemon has stored counts as stored.
         let base = Base { incarnation: 100, counter: 9 };
         let mut senders = Senders::new(1);
         senders.set_targets([target(1)], |_| (Some(base), None), at(0));

@@ -1,23 +1,25 @@
-//! Cookies: how an agent knows, without remembering anybody, that an address is its asker's and what was said to it last.
+//! Cookies prove to an agent, without any stored state, that an address belongs to its asker, and
+//! which change the asker last received.
 //!
-//! A cookie is 48 bits of a SipHash of the asker's address, the backend's name, the epoch and the number of the readiness's last
-//! change, under a secret of the agent's, and that number in the clear. Whoever returns it has read what was sent to the address.
-//! Guessing one takes the backend's key and 2^47 datagrams. Kernel programs make them as well, so that it does not matter who of
-//! both has answered before.
+//! A cookie consists of 48 bits of a SipHash of the asker's address, the backend's name, the epoch
+//! and the number of the last change of the readiness, under a secret of the agent, and of that
+//! number in the clear. A client that returns a cookie has read a datagram that was sent to its
+//! address. Guessing a cookie takes the backend's key and 2^47 datagrams. Kernel programs make the
+//! same cookies, so it does not matter whether the agent or a program sent the previous answer.
 
 use lb_common::abi::host::SenderName;
 use lb_common::net::{Address, Be16};
 
 use super::siphash::{Key, siphash};
 
-/// A cookie is good in the epoch in which it was made and in the next: for ten minutes at least, which is longer than any interval
-/// at which clients ask.
+/// A cookie is valid in the epoch in which it was made and in the next: for at least ten minutes,
+/// which is longer than any interval at which clients poll.
 pub const EPOCH_NS: u64 = 600 * 1_000_000_000;
 
-/// The bits that have the number of the change.
+/// The bits of the cookie with the number of the change.
 const CHANGE: u64 = 0xffff;
 
-/// Whoever asks: where its request came from, with an IPv4 address in mapped form.
+/// The source of a request; an IPv4 address is in mapped form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asker {
     /// Its address.
@@ -26,7 +28,7 @@ pub struct Asker {
     pub port: Be16,
 }
 
-/// Makes and recognises the cookies of one moment.
+/// Makes and checks the cookies of one moment.
 #[derive(Clone, Copy)]
 pub struct Cookies {
     secret: Key,
@@ -34,19 +36,19 @@ pub struct Cookies {
 }
 
 impl Cookies {
-    /// Under a secret that was drawn so long ago.
+    /// Cookies under a secret that was drawn `age_ns` nanoseconds ago.
     #[inline(always)]
     pub const fn new(secret: Key, age_ns: u64) -> Self {
         Self { secret, epoch: age_ns / EPOCH_NS }
     }
 
-    /// The cookie for an asker that is told of the change with this number.
+    /// The cookie for an asker that receives the change with this number.
     #[inline(always)]
     pub fn cookie(&self, name: &SenderName, asker: &Asker, change: u16) -> u64 {
         self.of_epoch(name, asker, change, self.epoch)
     }
 
-    /// Which change the asker has heard of, if the cookie is one of its own.
+    /// The number of the change that the asker has received, if the cookie is valid for it.
     #[inline(always)]
     pub fn heard(&self, cookie: u64, name: &SenderName, asker: &Asker) -> Option<u16> {
         let change = (cookie & CHANGE) as u16;

@@ -1,4 +1,4 @@
-//! The layout of the datagram, what may stand in it, and its MAC.
+//! The layout of the datagram, its valid contents, and its MAC.
 
 use core::net::SocketAddr;
 
@@ -10,51 +10,53 @@ use lb_common::net::{Address, Be16, Be32, IPPROTO_TCP, IPPROTO_UDP, socket_addr}
 use super::siphash::{Key, siphash};
 use super::{AUTHENTICATED_BYTES, BYTES, MAX_HOLD_MS, MAX_VALID_FOR_MS, VERSION};
 
-/// What a number of a report says that its backend does not know.
+/// The value of a number in a report that the backend does not know.
 pub const UNKNOWN: u32 = u32::MAX;
 
-/// What a datagram is. It is authenticated with all else, so that nobody can make a report of a request.
+/// The kind of a datagram. The MAC covers it, so a request cannot be changed into a report.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Asks for the report of a backend. What is reported is zero in it.
+    /// Requests the report of a backend. The fields of the report are zero.
     Request = 1,
-    /// The report that a request asked for. It has the request's nonce.
+    /// The report in reply to a request. It contains the request's nonce.
     Answer = 2,
-    /// A report that nobody asked for, to whoever has probed: the state has changed.
+    /// A report without a request, sent to subscribers when the readiness has changed.
     Push = 3,
 }
 
-/// What a backend says of itself.
+/// The readiness of a backend in its reports.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Readiness {
-    /// Its agent does not know, or nothing is reported.
+    /// Its agent does not know, or the datagram is not a report.
     Unknown = 0,
-    /// It takes requests.
+    /// It accepts requests.
     Ready = 1,
-    /// It serves and asks for no new connections ("Site Reliability Engineering", chapter 20).
+    /// It serves and requests no new connections ("Site Reliability Engineering", chapter 20).
     LameDuck = 2,
-    /// It takes none.
+    /// It accepts no requests.
     Down = 3,
 }
 
-/// What is wrong with a datagram that is none.
+/// Why bytes are not a valid datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Malformed {
-    /// It has another length than [`BYTES`].
+    /// Their length is not [`BYTES`].
     Length,
-    /// It has another [`VERSION`].
+    /// The version is not [`VERSION`].
     Version,
-    /// Its kind is no [`Kind`].
+    /// The kind is not a [`Kind`].
     Kind,
-    /// Its readiness is no [`Readiness`].
+    /// The readiness is not a [`Readiness`].
     Readiness,
-    /// Its name is nobody's: no protocol, an address that is not one host's or needs a scope, or port 0.
+    /// The name is invalid: an unknown protocol, an address that does not belong to one host or
+    /// needs a scope, or port 0.
     Name,
 }
 
-/// A datagram as it lies on the wire. Integers are in network order, times are milliseconds. All zero is none.
+/// A datagram as it is sent. Integers are in network order, times in milliseconds. All zero is not
+/// a valid datagram.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Datagram {
@@ -64,44 +66,47 @@ pub struct Datagram {
     pub kind: u8,
     /// A [`Readiness`].
     pub readiness: u8,
-    /// The backend's name: its protocol as IP numbers it,
+    /// The protocol of the backend's name, as IP numbers it.
     pub protocol: u8,
-    /// Which of the keys that are valid at a time.
+    /// The number of the key that authenticates it.
     pub key_id: Be16,
-    /// its port,
+    /// The port of the backend's name.
     pub port: Be16,
-    /// and its address.
+    /// The address of the backend's name.
     pub address: Address,
     /// Rises with each start of the agent.
     pub incarnation: Be32,
     /// Rises with each change of the report, within an incarnation.
     pub counter: Be32,
-    /// Of a request: drawn by whoever asks. Of an answer: the request's. Not a number: nobody asks for its order.
+    /// In a request: drawn by the client. In an answer: copied from the request. It is opaque
+    /// bytes, so its byte order does not matter.
     pub nonce: u64,
-    /// Of a report: drawn by the agent for the receiver's address. Of a request: that of the answer before, by which the agent knows
-    /// that the address is the asker's. Not a number either.
+    /// In a report: made by the agent for the receiver's address. In a request: copied from the
+    /// previous report, to prove to the agent that the address belongs to the asker. Opaque bytes
+    /// as well.
     pub cookie: u64,
-    /// Requests a second, in thousandths, or [`UNKNOWN`].
+    /// Requests per second, in thousandths, or [`UNKNOWN`].
     pub qps: Be32,
-    /// Errors a second, in thousandths, or [`UNKNOWN`].
+    /// Errors per second, in thousandths, or [`UNKNOWN`].
     pub eps: Be32,
-    /// Of what the backend can do, in thousandths, or [`UNKNOWN`].
+    /// Utilization of the backend's capacity, in thousandths, or [`UNKNOWN`].
     pub utilization: Be32,
     /// How long the report is valid.
     pub valid_for: Be32,
-    /// For how long a lame duck that falls silent stays one.
+    /// How long a silent lame duck stays one.
     pub hold: Be32,
-    /// Over how long the load was measured; the largest number is that or more.
+    /// The length of the window over which the load was measured; it saturates at the largest
+    /// number.
     pub window: Be16,
-    /// How long ago; the largest number is that or more.
+    /// How long ago that window ended; it saturates at the largest number.
     pub age: Be16,
-    /// SipHash-2-4 of all that comes before it, its lowest byte first.
+    /// SipHash-2-4 of all bytes before it, lowest byte first.
     mac: [u8; 8],
 }
 const _: () = assert!(size_of::<Datagram>() == BYTES && BYTES == REPORT_WORDS * 8);
 const _: () = assert!(core::mem::offset_of!(Datagram, mac) == AUTHENTICATED_BYTES);
 
-/// A datagram as the MAC sees it.
+/// A datagram as the input of the MAC.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Parts {
@@ -110,7 +115,7 @@ struct Parts {
 }
 
 impl Datagram {
-    /// A datagram about a backend, of which nothing is said yet.
+    /// A datagram about a backend, with zero in the fields of the report.
     pub fn about(kind: Kind, protocol: u8, backend: SocketAddr) -> Self {
         Self {
             version: VERSION,
@@ -122,37 +127,37 @@ impl Datagram {
         }
     }
 
-    /// The one that these words are.
+    /// The datagram that consists of these words.
     #[inline(always)]
     pub fn in_words(words: &[u64; REPORT_WORDS]) -> &Self {
         bytemuck::cast_ref(words)
     }
 
-    /// The same, to be changed.
+    /// The same, mutable.
     #[inline(always)]
     pub fn in_words_mut(words: &mut [u64; REPORT_WORDS]) -> &mut Self {
         bytemuck::cast_mut(words)
     }
 
-    /// The words that it is.
+    /// The words of the datagram.
     pub fn words(self) -> [u64; REPORT_WORDS] {
         bytemuck::cast(self)
     }
 
-    /// From the bytes of a packet. Whether it is authentic is another question.
+    /// Parses the bytes of a packet. The MAC is not checked.
     ///
     /// # Errors
-    /// If they are no datagram.
+    /// Why the bytes are not a valid datagram.
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         let datagram: Self = bytemuck::try_pod_read_unaligned(bytes).map_err(|_| Malformed::Length)?;
         datagram.check()?;
         Ok(datagram)
     }
 
-    /// Whether everything in it is something that there is.
+    /// Checks every field except the MAC.
     ///
     /// # Errors
-    /// What is not.
+    /// The first invalid field.
     #[inline(always)]
     pub fn check(&self) -> Result<(), Malformed> {
         if self.version != VERSION {
@@ -173,7 +178,7 @@ impl Datagram {
         Ok(())
     }
 
-    /// What it is.
+    /// The kind; `None` if it is invalid.
     #[inline(always)]
     pub const fn kind(&self) -> Option<Kind> {
         Some(match self.kind {
@@ -184,7 +189,7 @@ impl Datagram {
         })
     }
 
-    /// What the backend says of itself.
+    /// The readiness; `None` if it is invalid.
     #[inline(always)]
     pub const fn readiness(&self) -> Option<Readiness> {
         Some(match self.readiness {
@@ -196,21 +201,21 @@ impl Datagram {
         })
     }
 
-    /// Its number, if it is a report.
+    /// Its number; zero unless it is a report.
     #[inline(always)]
     pub const fn base(&self) -> ReportBase {
         ReportBase { incarnation: self.incarnation.to_host(), counter: self.counter.to_host() }
     }
 
-    /// How long it is valid, in milliseconds, as far as that is followed.
+    /// How long the report is valid, in milliseconds, at most [`MAX_VALID_FOR_MS`].
     #[inline(always)]
     pub const fn valid_for_ms(&self) -> u32 {
         let valid_for = self.valid_for.to_host();
         if valid_for < MAX_VALID_FOR_MS { valid_for } else { MAX_VALID_FOR_MS }
     }
 
-    /// For how long a lame duck that falls silent stays one, in milliseconds, as far as that is followed. While the report is valid it
-    /// is not silent, however short `hold` is.
+    /// How long a silent lame duck stays one, in milliseconds, at most [`MAX_HOLD_MS`]. It is at
+    /// least the time for which the report is valid, because the backend is not silent until then.
     #[inline(always)]
     pub const fn hold_ms(&self) -> u32 {
         let (hold, valid_for) = (self.hold.to_host(), self.valid_for_ms());
@@ -218,18 +223,18 @@ impl Datagram {
         if hold < valid_for { valid_for } else { hold }
     }
 
-    /// By which name the backend is registered.
+    /// The backend's name in the form of kernel maps.
     #[inline(always)]
     pub const fn name(&self) -> SenderName {
         SenderName { address: self.address, port: self.port, protocol: self.protocol, _reserved: 0 }
     }
 
-    /// The address that the endpoint list has.
+    /// The backend's address as in the endpoint list.
     pub fn backend(&self) -> SocketAddr {
         socket_addr(self.address, self.port)
     }
 
-    /// The same with its message authentication code (MAC) under a key.
+    /// The datagram with its message authentication code (MAC) under a key.
     #[must_use]
     #[inline(always)]
     pub fn sealed(mut self, key: Key) -> Self {
@@ -237,13 +242,13 @@ impl Datagram {
         self
     }
 
-    /// Gives it its MAC under a key.
+    /// Sets the MAC under a key.
     #[inline(always)]
     pub fn seal(&mut self, key: &Key) {
         self.mac = self.mac_under(key).to_le_bytes();
     }
 
-    /// Whether its MAC is that of a key.
+    /// Whether the MAC is valid under a key.
     #[inline(always)]
     pub fn is_authentic(&self, key: Key) -> bool {
         u64::from_le_bytes(self.mac) == self.mac_under(&key)
@@ -261,15 +266,15 @@ impl Datagram {
     }
 }
 
-/// Whether an address can be that of one backend, wherever it is read: not unspecified, of no group, and not link-local, which
-/// would need a scope.
+/// Whether an address belongs to one host, wherever it is read: it is not unspecified, not a group,
+/// and not link-local, which would need a scope.
 #[inline(always)]
 pub fn is_of_one_host(address: Address) -> bool {
     match address.as_mapped() {
         Some(v4) => {
             let bits = v4.to_host();
             let is_link_local = bits >> 16 == 0xa9fe;
-            // 224.0.0.0 begins the groups, what is reserved, and broadcast.
+            // Groups, reserved addresses and broadcast begin at 224.0.0.0.
             bits != 0 && bits < 0xe000_0000 && !is_link_local
         }
         None => {
@@ -317,7 +322,7 @@ mod tests {
         }
     }
 
-    /// Byte by byte; the MAC was computed by another implementation.
+    /// The layout byte by byte; another implementation computed the MAC.
     #[test]
     fn a_report_lies_on_the_wire_like_this() {
         let mut expected = std::vec![1, 2, 2, 6, 1, 2, 0x1f, 0x90];
@@ -391,7 +396,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever bit is another, of the message or of the MAC, and whatever the key.
+        /// Any bit of the message or of the MAC is changed, under any key.
         #[test]
         fn a_change_of_any_bit_is_noticed(bit in 0..8 * BYTES, key: [u8; 16]) {
             let key = Key::from_bytes(key);

@@ -1,5 +1,5 @@
-//! Which reports are believed, and until when a backend is a lame duck by one: the same for the daemon's socket and for the kernel
-//! program that takes reports in before it.
+//! Which reports are believed, and until when a report makes a backend a lame duck. The daemon's
+//! socket and the kernel program that processes reports before it use the same rules.
 
 use lb_common::abi::host::{LastReport, ReportBase};
 
@@ -8,24 +8,24 @@ use super::datagram::{Datagram, Kind, Readiness};
 /// Why a datagram is not believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Disbelieved {
-    /// It is no report: somebody asks here, or sends back what was asked, or it has no number.
+    /// It is not a report: it is a request, possibly a reflected one, or it has no number.
     NotAReport,
-    /// It is about a backend that is not asked.
+    /// It is about a backend that is not polled.
     UnknownName,
-    /// It names a key that is not valid here.
+    /// Its key number is not valid here.
     UnknownKey,
-    /// Its MAC is not that of its key.
+    /// Its MAC is not valid under its key.
     Forged,
-    /// It answers nothing that was asked, or what has been answered.
+    /// It is an answer without a matching request, or to a request that was answered before.
     Unasked,
-    /// It is a push that is not later than what was believed last.
+    /// It is a push that is not later than the last believed report.
     Replayed,
-    /// It is a push of a backend that has answered nothing yet.
+    /// It is a push of a backend that has not answered any request yet.
     Premature,
 }
 
 impl Disbelieved {
-    /// All of them, in the order of pages.
+    /// All of them, in the order of the documentation.
     pub const ALL: [Self; 7] = [
         Self::NotAReport,
         Self::UnknownName,
@@ -50,12 +50,14 @@ impl Disbelieved {
     }
 }
 
-/// Judges a report by its kind and number, after what was believed last. Returns what is known when it is believed, which is for its MAC
-/// to say: this is the cheaper question.
+/// Judges a report by its kind and number against the last believed one. Returns the state after
+/// it, for the case that its MAC is valid: the caller checks that afterwards, because it costs
+/// more.
 ///
-/// An answer is believed if it has the nonce of what was asked last, whatever its number: an agent that has lost its disk or its clock
-/// begins anew. A push is, if it is later than what was believed last. Any report that is believed spends the nonce: an answer that
-/// was under way when a push came may be older than the push.
+/// An answer is believed if it has the nonce of the last request, whatever its number, because an
+/// agent that has lost its disk or its clock starts its numbers again. A push is believed if it is
+/// later than the last believed report. Any report that is believed spends the nonce: an answer
+/// that was in flight when a push arrived may be older than the push.
 ///
 /// # Errors
 /// Why it is not believed.
@@ -75,7 +77,8 @@ pub fn judge(last: LastReport, datagram: &Datagram) -> Result<LastReport, Disbel
             if last.base.to_word() == 0 {
                 return Err(Disbelieved::Premature);
             }
-            // Where numbers have gone back, pushes from before that are later than what is believed now.
+            // After numbers have gone back, old pushes have higher numbers than the last believed
+            // report.
             let is_of_before =
                 base.incarnation != last.base.incarnation && base.to_word() <= last.highest.to_word();
             if base.to_word() <= last.base.to_word() || is_of_before {
@@ -87,7 +90,7 @@ pub fn judge(last: LastReport, datagram: &Datagram) -> Result<LastReport, Disbel
     Ok(after(last, datagram))
 }
 
-/// What is known when a report is believed.
+/// The state after a report is believed.
 #[inline(always)]
 pub fn after(last: LastReport, datagram: &Datagram) -> LastReport {
     let base = datagram.base();
@@ -99,8 +102,9 @@ fn higher(one: ReportBase, other: ReportBase) -> ReportBase {
     if one.to_word() < other.to_word() { other } else { one }
 }
 
-/// Until when a backend is a lame duck to connects after a report of it, by the clock of whoever received it. `before`: until when it
-/// was one. Who is down is one as well while the report is valid, for as long as nobody says more of it.
+/// Until when connects treat a backend as a lame duck after a report, by the receiver's clock.
+/// `before` is the time that was stored before. A backend that is down counts as a lame duck while
+/// the report is valid and no other one arrives.
 #[inline(always)]
 pub fn lame_until_ns(datagram: &Datagram, before: u64, now_ns: u64) -> u64 {
     const NS: u64 = 1_000_000;
@@ -156,7 +160,7 @@ mod tests {
         }
         let nothing = LastReport::zeroed();
         assert_eq!(judge(nothing, &report(Kind::Push, 7, 9, 0)), Err(Disbelieved::Premature));
-        // The agent has lost its clock: what it pushed before is no news, what it pushes now is.
+        // The agent has lost its clock: pushes from before that are replays, new ones are believed.
         let back = LastReport { base: base(3, 1), ..last };
         assert_eq!(judge(back, &report(Kind::Push, 7, 9, 0)), Err(Disbelieved::Replayed));
         assert!(judge(back, &report(Kind::Push, 3, 2, 0)).is_ok());

@@ -1,32 +1,34 @@
-//! SipHash-2-4 of whole words, 64 bits long. Our own, because kernel programs run it: no loop whose end they cannot see, nothing
-//! but words. Tests compare it with the standard library's.
+//! SipHash-2-4 of whole words of 64 bits. The implementation is our own because kernel programs run
+//! it: every loop has a bound that the verifier can see, and it operates on words only. Tests
+//! compare it with the standard library's.
 
-/// A key, its 16 bytes as two words.
+/// A key of 16 bytes, as two words.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key([u64; 2]);
 
 impl Key {
-    /// From its bytes.
+    /// Makes the key from its bytes.
     #[inline(always)]
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = bytes;
         Self([u64::from_le_bytes([a, b, c, d, e, f, g, h]), u64::from_le_bytes([i, j, k, l, m, n, o, p])])
     }
 
-    /// From its bytes as two words, of each of which the first byte is lowest.
+    /// Makes the key from its bytes as two words, in each of which the first byte is lowest.
     #[inline(always)]
     pub const fn from_words(words: [u64; 2]) -> Self {
         Self(words)
     }
 }
 
-/// The message authentication code of a message of `N` words, as its bytes lie in memory.
+/// The message authentication code of a message of `N` words, whose bytes are read in memory order.
 ///
-/// Not inlined into kernel programs: what it remembers would lie on their stack (512 bytes) once for each message.
+/// Not inlined into kernel programs: its variables would otherwise be on their stack (512 bytes)
+/// once per message.
 #[cfg_attr(target_arch = "bpf", inline(never))]
 #[cfg_attr(not(target_arch = "bpf"), inline(always))]
 pub fn siphash<const N: usize>(&Key([low, high]): &Key, message: &[u64; N]) -> u64 {
-    // The ASCII of "somepseudorandomlygeneratedbytes", as the paper has it.
+    // The ASCII of "somepseudorandomlygeneratedbytes", as in the paper.
     let mut state = [
         low ^ 0x736f_6d65_7073_6575,
         high ^ 0x646f_7261_6e64_6f6d,
@@ -36,14 +38,15 @@ pub fn siphash<const N: usize>(&Key([low, high]): &Key, message: &[u64; N]) -> u
     for word in *message {
         state = mixed_in(state, u64::from_le(word));
     }
-    // The last word is what is left of the message, which is nothing, below its length in bytes modulo 256.
+    // The last word contains the message's length in bytes modulo 256 in its highest byte. The
+    // other bytes are zero because the message consists of whole words.
     let mut state = mixed_in(state, (N as u64 * 8) << 56);
     state[2] ^= 0xff;
     let [a, b, c, d] = round(round(round(round(state))));
     a ^ b ^ c ^ d
 }
 
-/// Two rounds with a word of the message.
+/// Mixes in a word of the message with two rounds.
 #[inline(always)]
 fn mixed_in(mut state: [u64; 4], word: u64) -> [u64; 4] {
     state[3] ^= word;
@@ -79,7 +82,8 @@ mod tests {
 
     const KEY: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-    /// Of 00, 01, 02, .. as many bytes as there are: two of the authors' vectors, and one by another implementation.
+    /// The input is the bytes 00, 01, 02, ... up to each length. Two vectors are the authors', one
+    /// is from another implementation.
     #[test]
     fn known_vectors() {
         let key = Key::from_bytes(KEY);
