@@ -1,9 +1,12 @@
-//! The schedule arena: where in the map of schedule entries each service's table lies, and when it may be written again.
+//! The schedule arena: where in the map of schedule entries each service's table lies, and when a
+//! place may be written again.
 //!
-//! Kernel programs read tables at any moment. So a new table goes where no program may be reading, and becomes current
-//! with one store of its reference; what it replaces is free after a wait for readers that began later. The arena
-//! decides that: region, half of the members, generation, and what to copy where there is no room. It knows no map and
-//! no clock: whoever has the maps carries out what it says, and tells it when a wait begins and ends.
+//! Kernel programs read tables at any moment. So a new table is written to a place that no program
+//! may be reading, and becomes current with a single store of its reference. The replaced table's
+//! place is free after a wait for readers that began later. The arena decides the region, the half
+//! of the members, the generation, and which tables to copy if there is no room. It knows no map
+//! and no clock: the owner of the maps executes its decisions, and reports when a wait begins and
+//! ends.
 
 mod region;
 
@@ -15,50 +18,52 @@ use thiserror::Error;
 use crate::ids::ServiceIndex;
 use region::{ScheduleRegion, first_fit, make_room};
 
-/// A service without a table, of which none was ever published.
+/// The reference of a service that has never published a table.
 const NO_TABLE: TableRef = TableRef { base: 0, generation: 0, length_log2: 0, members: NO_MEMBERS };
 
-/// Which regions of the schedule map are in use, and by what.
+/// The regions of the schedule map in use, and their tables.
 #[derive(Clone, Debug)]
 pub struct Arena {
-    /// Size of the map: twice the entries that current tables may have together.
+    /// Size of the map: twice the largest number of entries of all current tables together.
     entries: u32,
-    /// The current tables by service index, empty ones included: they count the service's publications.
+    /// The current tables by service index. Empty tables are included, because they count the
+    /// service's publications.
     tables: BTreeMap<ServiceIndex, TableRef>,
     /// Tables that were replaced since the last wait for readers began.
     retired: Vec<RetiredTable>,
-    /// Tables that were replaced before it began; also after a wait that failed.
+    /// Tables that were replaced before that wait began. They stay here if the wait fails.
     waiting: Vec<RetiredTable>,
 }
 
-/// A table that was replaced, and may still be read.
+/// A replaced table that programs may still read.
 #[derive(Clone, Copy, Debug)]
 struct RetiredTable {
     region: ScheduleRegion,
-    /// Where in the map of members its members lie, if they did not move on to its successor.
+    /// The place of its members in the map of members, unless its successor uses it.
     members: Option<u32>,
 }
 
-/// There is no room for a table until readers are gone.
+/// There is no room for a table until the present readers have ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "the arena takes it that the moves are carried out"]
 pub struct NoRoom {
-    /// Current tables that go to other regions first. May be empty: then readers are all that is waited for.
+    /// Current tables to move to other regions first. If there are none, the caller only waits for
+    /// readers.
     pub moves: Vec<Move>,
 }
 
-/// A current table that is to be copied: its entries from `from` to `to`, then the reference in place of `from`.
+/// A current table to copy: its entries from `from` to `to`, then the reference in place of `from`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
     /// The service's index.
     pub service: ServiceIndex,
-    /// Where it lies.
+    /// Its present place.
     pub from: TableRef,
-    /// Where it goes: the same table with the same members.
+    /// Its new place: the same table with the same members.
     pub to: TableRef,
 }
 
-/// Why tables cannot be adopted: no arena has laid them out so.
+/// Why tables cannot be adopted: no arena lays out tables like this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AdoptError {
     /// Two tables share entries.
@@ -70,8 +75,9 @@ pub enum AdoptError {
 }
 
 impl Arena {
-    /// The arena of a schedule map with so many entries, of which `tables` are current, by service index. Nothing else
-    /// is in use: whoever adopts maps that a program may still be reading waits before the first publication.
+    /// The arena of a schedule map with `entries` entries, and with `tables` as the current tables
+    /// by service index. Nothing else counts as in use, so if a program may still be reading
+    /// adopted maps, the caller must wait for readers before the first publication.
     ///
     /// # Errors
     /// If tables overlap or reach past the end.
@@ -101,17 +107,17 @@ impl Arena {
         self.tables.get(&service).copied().unwrap_or(NO_TABLE)
     }
 
-    /// Makes a new table of a service current, with `length` entries (a power of two above 1, or 0 for no table) that
-    /// name `members` different slots. Returns its reference: where the entries are to be written, and in which half of
-    /// the service's members its members, if there are few enough of them to be written. Then the reference is to be
-    /// stored.
+    /// Makes a new table of a service current, with `length` entries (a power of two above 1, or 0
+    /// for no table) that name `members` different slots. Returns its reference: where to write the
+    /// entries, and in which half of the service's members to write its members, if these are few
+    /// enough to be listed. The caller writes both and then stores the reference.
     ///
     /// # Errors
-    /// If there is no room until readers are gone. The moves are to be carried out, and the same call be repeated after
-    /// a wait; other services may publish meanwhile.
+    /// If there is no room until the present readers have ended. The caller must execute the moves,
+    /// wait for readers, and repeat the call. In the meantime, other services may publish.
     ///
     /// # Panics
-    /// If the length is not such a number.
+    /// If the length is neither a power of two above 1 nor 0.
     pub fn publish(
         &mut self,
         service: ServiceIndex,
@@ -136,7 +142,8 @@ impl Arena {
         Ok(new)
     }
 
-    /// Takes away the table of a service whose reference has been overwritten with that of no table.
+    /// Retires the table of a service after its reference has been overwritten with that of no
+    /// table.
     pub fn retire(&mut self, service: ServiceIndex) {
         let old = self.table(service);
         self.tables.remove(&service);
@@ -146,17 +153,19 @@ impl Arena {
         }
     }
 
-    /// Whether some region is not free before readers are gone; also after a wait that failed.
+    /// Whether some region is not free until readers have ended, which includes the regions of a
+    /// failed wait.
     pub fn is_waiting(&self) -> bool {
         self.replaced().next().is_some()
     }
 
-    /// To be called before a wait for readers begins: what was replaced until now is free after it.
+    /// To be called before a wait for readers begins: places replaced until now are free after it.
     pub fn before_wait(&mut self) {
         self.waiting.append(&mut self.retired);
     }
 
-    /// To be called after a wait for readers that began with [`Arena::before_wait`], unless it failed.
+    /// To be called after a wait for readers that began with [`Arena::before_wait`], unless the
+    /// wait failed.
     pub fn after_wait(&mut self) {
         self.waiting.clear();
     }
@@ -169,13 +178,13 @@ impl Arena {
         self.tables.values().filter(|table| !table.is_empty()).map(|table| region_of(*table))
     }
 
-    /// Every region that a program may be reading, or may come to read.
+    /// Every region that a program is reading, or may begin to read.
     fn in_use(&self) -> Vec<ScheduleRegion> {
         self.live().chain(self.replaced().map(|table| table.region)).collect()
     }
 
-    /// The half of a service's members that neither its current table nor a program that is still running refers to, as
-    /// [`TableRef::members`] has it.
+    /// The half of a service's members to which neither its current table nor a running program
+    /// refers, as a value of [`TableRef::members`].
     fn free_half(&self, service: ServiceIndex) -> Option<u8> {
         let current = self.table(service);
         let position = |half| TableRef { members: half, ..NO_TABLE }.members_of(service.number());
@@ -185,8 +194,9 @@ impl Arena {
         })
     }
 
-    /// Moves tables together, so that there is room for `length` entries once readers of their old regions are gone.
-    /// Only if nothing is waited for already: what that frees may be enough.
+    /// Moves tables together, so that there is room for `length` entries once readers of their old
+    /// regions have ended. Does nothing while replaced tables wait for readers, because their
+    /// regions may be enough.
     fn compact(&mut self, length: u32) -> Vec<Move> {
         if self.is_waiting() {
             return Vec::new();
@@ -236,7 +246,7 @@ mod tests {
         let mut arena = arena(64);
         assert_eq!(arena.publish(ServiceIndex(5), 8, 3), Ok(table(0, 1, 3, 1)));
         assert_eq!(arena.publish(ServiceIndex(5), 8, 3), Ok(table(8, 2, 3, 2)));
-        // There is room for the entries, and none for the members.
+        // There is room for the entries, but not for the members.
         assert_eq!(arena.publish(ServiceIndex(5), 8, 3), Err(NO_MOVES));
         assert_eq!(arena.table(ServiceIndex(5)), table(8, 2, 3, 2));
         // Another service has halves of its own.
@@ -252,7 +262,7 @@ mod tests {
         assert_eq!(arena.publish(ServiceIndex(0), 512, many - 1), Ok(table(0, 1, 9, 1)));
         assert_eq!(arena.publish(ServiceIndex(0), 512, many), Ok(table(512, 2, 9, NO_MEMBERS)));
         assert_eq!(arena.publish(ServiceIndex(0), 512, many), Ok(table(1024, 3, 9, NO_MEMBERS)));
-        // The first table's half may still be read.
+        // Programs may still read the first table's half.
         assert_eq!(arena.publish(ServiceIndex(0), 512, many - 1), Ok(table(1536, 4, 9, 2)));
     }
 
@@ -273,7 +283,8 @@ mod tests {
         arena.publish(ServiceIndex(0), 8, 1).unwrap();
         arena.publish(ServiceIndex(0), 8, 1).unwrap();
         arena.before_wait();
-        // Replaced during the wait: a program that began after the wait did may be reading it.
+        // The table is replaced during the wait: a program that began after the wait did may be
+        // reading it.
         arena.publish(ServiceIndex(0), 0, 0).unwrap();
         arena.after_wait();
         assert!(arena.is_waiting());
@@ -290,7 +301,7 @@ mod tests {
         arena.publish(ServiceIndex(0), 8, 1).unwrap();
         arena.publish(ServiceIndex(0), 8, 1).unwrap();
         arena.before_wait();
-        // It fails.
+        // The wait fails.
         assert!(arena.is_waiting());
         assert_eq!(arena.publish(ServiceIndex(1), 8, 1), Err(NO_MOVES));
         arena.retire(ServiceIndex(0));
@@ -304,7 +315,7 @@ mod tests {
         let mut arena = arena(32);
         arena.publish(ServiceIndex(7), 8, 1).unwrap();
         arena.retire(ServiceIndex(7));
-        // A step that failed after it is repeated.
+        // If the step after it failed, the call is repeated.
         arena.retire(ServiceIndex(7));
         assert_eq!(arena.table(ServiceIndex(7)), table(0, 0, 0, NO_MEMBERS));
         assert_eq!(arena.publish(ServiceIndex(7), 8, 1), Ok(table(8, 1, 3, 2)));
@@ -318,16 +329,16 @@ mod tests {
         let moves = vec![Move { service: ServiceIndex(3), from: table(0, 7, 2, 2), to: moved }];
         assert_eq!(arena.publish(ServiceIndex(5), 16, 1), Err(NoRoom { moves }));
         assert_eq!(arena.table(ServiceIndex(3)), moved);
-        // Nothing more is moved before readers of the old region are gone.
+        // No table is moved before readers of the old region have ended.
         assert_eq!(arena.publish(ServiceIndex(5), 16, 1), Err(NO_MOVES));
         wait(&mut arena);
         assert_eq!(arena.publish(ServiceIndex(5), 16, 1), Ok(table(0, 1, 4, 1)));
-        // Its half moved on with it: the other one is free.
+        // Its half moved with it, so the other one is free.
         assert_eq!(arena.publish(ServiceIndex(3), 4, 1), Ok(table(24, 8, 2, 1)));
     }
 
-    /// No region of 32 entries is free, and a table of 8 stands in each; no region of 8 is free either, so none of these
-    /// can move before the tables of 2 have.
+    /// No region of 32 entries is free, and each contains a table of 8. No region of 8 is free
+    /// either, so these tables cannot move before the tables of 2 have moved.
     #[test]
     fn one_compaction_is_not_always_enough() {
         let windows = (0..16).map(|window| window * 32);

@@ -1,8 +1,9 @@
-//! The controller of one client task: facts come in by one door, a complete plan comes out.
+//! The controller of one client task: facts go in through [`Balancer::handle`], and
+//! [`Balancer::plan`] returns a complete plan.
 //!
-//! It remembers the last good list of every service, which slots backends hold, and since when a backend may not be
-//! chosen. It reads no clock: each fact comes with its time. The datapath reports when a slot that is no longer needed
-//! has lost its last reference.
+//! The balancer stores the last good list of every service, the slots that backends hold, and the
+//! time at which each unavailable backend became unavailable. It reads no clock: each fact comes
+//! with its time. The datapath reports when an unneeded slot has lost its last reference.
 
 pub mod row;
 
@@ -35,40 +36,45 @@ use crate::slots::{Identity, Slots, SlotsExhausted};
 use row::Circumstances;
 pub use row::Row;
 
-/// What the kernel programs have found of a backend.
+/// The kernel programs' verdict on a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelVerdict {
-    /// Whether it is ejected.
+    /// Whether the backend is ejected.
     pub is_ejected: bool,
-    /// How often it failed in a row.
+    /// How many failures in a row the programs have counted.
     pub failures: u8,
 }
 
-/// Report ids by the names of backends, of which there is one for the host.
+/// The host's report ids, by the names of backends.
 pub type ReportIdMap = Arc<BTreeMap<Name, u32>>;
 
-/// A fact.
+/// An input of [`Balancer::handle`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fact {
-    /// A source has a new list for the service at this position of the configuration, of which the task uses these: what
-    /// [`Membership::of`] gives for the service, the task and the list.
+    /// A source has a new list for the service at this position of the configuration. The
+    /// membership is the result of [`Membership::of`] for the service, the task and the list.
     Endpoints(usize, Arc<EndpointList>, Arc<Membership>),
-    /// What the kernel programs have found, of every slot of which they have found anything bad.
+    /// The kernel programs' verdict on each slot with failures. Slots that are not in the map have
+    /// no failures.
     Kernel(BTreeMap<Slot, KernelVerdict>),
-    /// All that somebody says of backends of the service at this position, in place of all that they said before: of those that
-    /// are not named all is well by them. But probes name every backend that has a result, and say nothing new of the others.
-    /// Also of backends that have no slot yet, for they may stand in.
+    /// Everything that one witness reports of the backends of the service at this position. It
+    /// replaces the witness's earlier verdicts: backends that are not named are healthy according
+    /// to this witness. Probes are different: they name every backend that has a result, and add
+    /// nothing about the others. The map may contain backends without a slot, because these may
+    /// become substitutes.
     Said(usize, Who, BTreeMap<SocketAddr, (Health, Why)>),
-    /// How much more or less than its structural weight each member of the service at this position has, in place of what was told
-    /// before.
+    /// How much more or less than its structural weight each member of the service at this position
+    /// has. Replaces the earlier factors.
     Factors(usize, Factors),
-    /// Services of which a backend that is not ejected has established connections lately, in place of those that were told
-    /// before: a host that reaches one backend is not itself what keeps it from reaching others.
+    /// Services with recently established connections to a backend that is not ejected. Replaces
+    /// the earlier set. If the host reaches one backend, the host itself is not the reason why
+    /// others are unreachable.
     Serving(BTreeSet<ServiceIndex>),
     /// Time has passed, and nothing else has happened.
     Time,
-    /// The report ids of backends whose reports the service at this position heeds, by protocol and address, and of any others.
-    /// Until this is first told, its backends keep the ids that the kernel holds.
+    /// Report ids by protocol and address: those of all backends with reports that count for the
+    /// service at this position, and possibly others. Until the first of these facts arrives, the
+    /// service's backends keep the ids that the kernel holds.
     Reports(usize, ReportIdMap),
     /// Nothing in the kernel refers to these slots any more: no table, no fallback, no flow.
     Idle(BTreeSet<Slot>),
@@ -77,10 +83,10 @@ pub enum Fact {
 /// Why a list cannot be used. The list before it stays in force.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum UnusableList {
-    /// Too many backends at once.
+    /// More backends than slots.
     #[error(transparent)]
     Slots(#[from] SlotsExhausted),
-    /// The tables of all services would not fit.
+    /// The schedules of all services together would not fit.
     #[error(
         "the schedules of the client task would have {wanted} entries, limits.schedule_entries allows {allowed}"
     )]
@@ -90,36 +96,36 @@ pub enum UnusableList {
         /// Entries allowed.
         allowed: u32,
     },
-    /// All service indexes are taken.
+    /// No service index is free.
     #[error("a client task has at most {MAX_SERVICES} services, removed ones with open connections included")]
     Services,
 }
 
-/// What a balancer takes over from the kernel; nothing, on a first start.
+/// Kernel state that a balancer takes over; empty on a first start.
 #[derive(Clone, Debug, Default)]
 pub struct Adopted {
-    /// What the maps hold.
+    /// The contents of the maps.
     pub plan: Plan,
-    /// The generations that the next backends of free slots get, where they are not the first: what an earlier balancer has
-    /// given to a slot must not be given to it again.
+    /// The generations for the next backends of free slots, if these are not the first generation.
+    /// A slot must not reuse a generation that an earlier balancer has assigned to it.
     pub next_generations: Vec<BackendRef>,
 }
 
-/// One service and what is known of its endpoints.
+/// One service and the state of its endpoints.
 #[derive(Clone, Debug)]
 struct ServiceState<T> {
     service: Service,
     index: ServiceIndex,
-    /// `None` until a source has delivered.
+    /// `None` until a source has delivered a list.
     list: Option<ListInUse<T>>,
-    /// Until when all are used alike, because nothing was known of any when the list came.
+    /// Until when the service uses all backends alike, because the state of each was unknown when
+    /// the list arrived.
     fresh_until: Option<T>,
-    /// `None` until it is told.
+    /// `None` until the first [`Fact::Reports`].
     reports: Option<ReportIdMap>,
     factors: Factors,
 }
 
-/// A list in use.
 #[derive(Clone, Debug)]
 struct ListInUse<T> {
     endpoints: Arc<EndpointList>,
@@ -129,27 +135,29 @@ struct ListInUse<T> {
     fallback: Option<Slot>,
 }
 
-/// The controller of one client task, by any clock.
+/// The controller of one client task, generic over the clock.
 #[derive(Clone, Debug)]
 pub struct Balancer<T = Instant> {
     limits: Limits,
     services: Vec<ServiceState<T>>,
     slots: Slots,
-    /// Of every backend that has a slot, and of those without one of which something is said.
+    /// The evidence on every backend that has a slot, and on each backend without a slot for which
+    /// a verdict exists.
     standings: BTreeMap<Identity, BackendEvidence<T>>,
-    /// What the kernel programs had found when it was last told.
+    /// The kernel programs' verdicts in the last [`Fact::Kernel`].
     verdicts: BTreeMap<Slot, KernelVerdict>,
-    /// Services of which a backend that is not ejected has established connections lately.
+    /// Services with recently established connections to a backend that is not ejected.
     serving: BTreeSet<ServiceIndex>,
-    /// Ejected backends against which a probe or their own report has ceased to speak, since this was last asked.
+    /// Ejected backends that have returned since the last [`Balancer::take_returned`]: the probes'
+    /// or the backend's own verdict against them has ended, or the backend has started again.
     returned: BTreeSet<Identity>,
-    /// What the kernel held when the daemon started: kept for services whose source has not delivered yet, for services
-    /// that were removed, and for the flows of both.
+    /// The kernel's contents when the daemon started. The plan still uses them for services without
+    /// a list from their source, for removed services, and for the flows of both.
     adopted: Plan,
 }
 
 impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
-    /// A balancer that takes over what the kernel holds already.
+    /// Creates a balancer that takes over the kernel's present contents.
     ///
     /// # Errors
     /// If there are more services than indexes.
@@ -195,7 +203,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         Ok(balancer)
     }
 
-    /// A removed service keeps its index for its flows; without a slot it has none.
+    /// A removed service keeps its index for its flows; a removed service without a slot loses it.
     fn drop_empty_services(&mut self) {
         let in_use: BTreeSet<ServiceIndex> =
             self.slots.iter().map(|(identity, _)| identity.service).collect();
@@ -203,14 +211,14 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.adopted.services.retain(|index, _| in_use.contains(index) || configured.contains(index));
     }
 
-    /// Takes in a fact that came at `now`. Returns whether it changed anything: a list that says the same again does not,
-    /// and costs nothing.
+    /// Applies a fact that arrived at `now`. Returns whether the fact changed anything. A list that
+    /// equals the list in use changes nothing and costs nothing.
     ///
     /// # Errors
     /// If a list does not fit; nothing has changed then.
     ///
     /// # Panics
-    /// If a list is for a service past the end.
+    /// If the fact names a service past the end.
     pub fn handle(&mut self, now: T, fact: Fact) -> Result<bool, UnusableList> {
         match fact {
             Fact::Endpoints(position, endpoints, membership) => {
@@ -226,7 +234,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 if is_news {
                     self.arrange(position, now);
                 }
-                // Also where the row stays: state words have the reason.
+                // Also if the row stays the same: state words contain the reason.
                 Ok(is_news)
             }
             Fact::Factors(position, factors) => Ok(self.weigh(position, factors)),
@@ -236,7 +244,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                     before.symmetric_difference(&self.serving).copied().collect();
                 Ok(self.arrange_all(now, |state, _| changed.contains(&state.index)))
             }
-            // Nothing that is said to a balancer ends by itself.
+            // No verdict that a balancer receives expires by itself.
             Fact::Time => Ok(self.arrange_all(now, |_, row| row.is_unsettled())),
             Fact::Reports(position, reports) => {
                 let state = &mut self.services[position];
@@ -281,7 +289,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             row::row(membership, circumstances, standing, now)
         };
         let mut row = row_of(self, &membership, &circumstances);
-        // Whoever stands in for others may find no room; what the list itself asks for has to.
+        // Substitutes may find no room, but the list's own members must have room.
         let (row, built) = match self.build(position, &mut row) {
             Ok(built) => (row, built),
             Err(_) => {
@@ -300,14 +308,15 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             fallback,
         });
         self.services[position].fresh_until = fresh_until;
-        // From here on the list says what there is, not what the kernel held at the start.
+        // From here on the list decides, not the kernel's contents at the start.
         self.adopted.services.remove(&index);
         self.hear_source(position, now);
         self.forget_unlisted(position);
         Ok(true)
     }
 
-    /// What probes have found of backends that the list of a service has no more, and all that is known of those without a slot.
+    /// Forgets the probe results of backends that have left the list of a service, and everything
+    /// about those of them without a slot.
     fn forget_unlisted(&mut self, position: usize) {
         let Some(ServiceState { index, list: Some(in_use), .. }) = self.services.get(position) else {
             return;
@@ -316,7 +325,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         let mut forgotten = Vec::new();
         for (known, standing) in self.standings.range_mut(Identity::all_of(index)) {
             if endpoints.get(known.address).is_none() {
-                // The address may come back as another backend's.
+                // Another backend may use this address later.
                 standing.unprove();
                 forgotten.extend(slots.get(*known).is_none().then_some(*known));
             }
@@ -326,7 +335,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// What a row of a service goes by, where others stand in for these.
+    /// The inputs for a service's row, given the backends in `replaced`.
     fn circumstances(
         &self,
         state: &ServiceState<T>,
@@ -342,7 +351,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// Backends in the table of a service; of a service that has no list yet, in the one that was taken over.
+    /// The backends in the table of a service; if the service has no list yet, those in the adopted
+    /// table.
     fn used(&self, state: &ServiceState<T>) -> BTreeSet<SocketAddr> {
         match (&state.list, self.adopted.services.get(&state.index)) {
             (Some(in_use), _) => in_use.row.members.iter().map(|(address, _)| *address).collect(),
@@ -355,7 +365,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// Backends of a service that others stand in for; of a service that has no list yet, in the table that was taken over.
+    /// The backends of a service that have substitutes; if the service has no list yet, those of
+    /// the adopted table.
     fn replaced(&self, state: &ServiceState<T>, now: T) -> BTreeMap<SocketAddr, T> {
         match (&state.list, self.adopted.services.get(&state.index)) {
             (Some(in_use), _) => in_use.row.replaced.clone(),
@@ -367,10 +378,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// The slots of a row's backends, and the table over them. If all but the backup have room, the row does without it.
+    /// Assigns the slots of a row's backends, and builds the table over them. If only the backup
+    /// has no room, the row drops the backup.
     ///
     /// # Errors
-    /// If it does not fit; nothing has changed then.
+    /// If the row does not fit; nothing has changed then.
     fn build(&mut self, position: usize, row: &mut Row<T>) -> Result<Built, UnusableList> {
         let log2 = schedule::length_log2(u32::try_from(row.members.len()).unwrap_or(u32::MAX));
         let length = if row.members.is_empty() { 0 } else { 1u32 << log2 };
@@ -402,7 +414,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.services[position].list = Some(list(schedule, fallback));
     }
 
-    /// Brings rows up to date with how backends stand. Returns whether any has changed, or who may be chosen.
+    /// Recomputes the rows that `concerns` selects. Returns whether any row has changed, which
+    /// includes the choice of its usable backends.
     fn arrange_all(&mut self, now: T, concerns: impl Fn(&ServiceState<T>, &Row<T>) -> bool) -> bool {
         let mut changed = false;
         for position in 0..self.services.len() {
@@ -429,7 +442,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
         let needs_no_slot = row.backup.is_none() || row.backup == in_use.row.backup;
         if row.members == in_use.row.members && row.replaced == in_use.row.replaced && needs_no_slot {
-            // Only who of them serves.
+            // Only the choice among the row's backends has changed.
             let slot = |address| {
                 let identity = Identity { service: state.index, address };
                 self.slots.get(identity).map(|backend| backend.slot)
@@ -440,7 +453,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             }
             return true;
         }
-        // Where there is no room for whoever would stand in, things stay as they are.
+        // If the substitutes find no room, the row stays as it is.
         let in_use = in_use.clone();
         let Ok(built) = self.build(position, &mut row) else { return false };
         self.use_row(position, built, |schedule, fallback| ListInUse { row, schedule, fallback, ..in_use });
@@ -448,12 +461,12 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         true
     }
 
-    /// The table of a service follows other factors. Returns whether it has changed.
+    /// Rebuilds the table of a service with other factors. Returns whether the table has changed.
     fn weigh(&mut self, position: usize, factors: Factors) -> bool {
         let state = &mut self.services[position];
         state.factors = factors;
         let Some(in_use) = &mut state.list else { return false };
-        // The row is as before, so its slots are there, and as many entries as before are room enough.
+        // The row has not changed, so its slots exist, and its present number of entries is enough.
         let index = state.index;
         let slot = |address| self.slots.get(Identity { service: index, address }).map(|at| at.slot);
         let members: Option<Vec<Slot>> =
@@ -470,23 +483,24 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// Who is in the table of the service at a position, with their structural weights.
+    /// The backends in the table of the service at a position, with their structural weights.
     pub fn weights(&self, position: usize) -> &[(SocketAddr, u64)] {
         self.services[position].list.as_ref().map_or(&[], |in_use| &in_use.row.members)
     }
 
-    /// The table of the service at a position, and the service's index; `None` before there is a list.
+    /// The table of the service at a position, and the service's index; `None` before the service
+    /// has a list.
     pub fn schedule(&self, position: usize) -> Option<(ServiceIndex, &Arc<[Slot]>)> {
         let state = &self.services[position];
         state.list.as_ref().map(|in_use| (state.index, &in_use.schedule))
     }
 
-    /// How many entries the table of the service at a position has.
+    /// The number of entries in the table of the service at a position.
     pub fn entries(&self, position: usize) -> usize {
         self.services[position].list.as_ref().map_or(0, |in_use| in_use.schedule.len())
     }
 
-    /// The slot that the service at a position has for a backend.
+    /// The slot of a backend of the service at a position.
     pub fn slot(&self, position: usize, address: SocketAddr) -> Option<BackendRef> {
         self.slots.get(Identity { service: self.services[position].index, address })
     }
@@ -513,7 +527,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         drop(members);
         for (identity, backend) in &idle {
             self.slots.free(*identity);
-            // What is said of it without a slot is kept: it may stand in later.
+            // Evidence on a backend stays without a slot: the backend may become a substitute
+            // later.
             if let Entry::Occupied(mut standing) = self.standings.entry(*identity)
                 && !standing.get_mut().keep_words()
             {
@@ -530,15 +545,15 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.services.iter().any(|state| state.index == index)
     }
 
-    /// Slots that the plan keeps only because something may still refer to them.
+    /// The slots that the plan retains only because something may still refer to them.
     pub fn unneeded(&self) -> BTreeSet<Slot> {
         let members = self.members();
         let unneeded = self.slots.iter().filter(|(identity, at)| !members.has(*identity, *at));
         unneeded.map(|(_, at)| at.slot).collect()
     }
 
-    /// Backends that a table or a fallback of the plan names: they keep their slots. Whether one of them may be chosen is another
-    /// question, see [`Balancer::usable`].
+    /// Backends that a table or a fallback of the plan names: they keep their slots.
+    /// [`Balancer::usable`] decides whether connect may choose one of them.
     fn members(&self) -> NamedMembers<'_, T> {
         let states = self.services.iter().map(|state| (state.index, state)).collect();
         let without_list = self.services.iter().filter(|state| state.list.is_none());
@@ -550,7 +565,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         NamedMembers { states, adopted: adopted.flat_map(named).collect() }
     }
 
-    /// What is said of a backend.
+    /// The evidence on a backend.
     pub fn standing(&self, identity: Identity) -> Option<&BackendEvidence<T>> {
         self.standings.get(&identity)
     }
@@ -566,14 +581,15 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             Some(ServiceState { list: Some(in_use), .. }) => {
                 in_use.row.usable.get(&identity.address).map_or(Usable::No, |(usable, _)| *usable)
             }
-            // What the kernel held goes on being used as it was until there is a list.
+            // Until the service has a list, the kernel's earlier decision stays.
             Some(_) => adopted.map_or(Usable::No, |adopted| adopted.usable),
             None => Usable::No,
         }
     }
 
-    /// The slots of backends that others stand in for and that are not ejected, because they were the last when they failed: no
-    /// connect goes to them, so only a trial can show that they are well again.
+    /// The slots of replaced backends that failed but are not ejected, because each was the last
+    /// available backend when it failed. No connect goes to them, so only a trial can show that
+    /// they have recovered.
     pub fn replaced_without_ejection(&self) -> Vec<Slot> {
         let is_withheld = |slot: &Slot| {
             self.verdicts.get(slot).is_some_and(|verdict| !verdict.is_ejected && verdict.failures > 0)
@@ -588,7 +604,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.services.iter().flat_map(of_service).collect()
     }
 
-    /// Backends of the service at this position have started again: the ejected ones return.
+    /// Notes that backends of the service at this position have started again, so that
+    /// [`Balancer::take_returned`] returns those that are ejected.
     pub fn note_returns(&mut self, position: usize, has_started: impl Fn(SocketAddr) -> bool) {
         let service = self.services[position].index;
         let ejected = self.standings.iter().filter(|(known, standing)| {
@@ -597,14 +614,15 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.returned.extend(ejected.map(|(known, _)| *known));
     }
 
-    /// The slots of ejected backends that have returned since this was last asked: a probe or their own report has ceased to speak
-    /// against them, or they have started again. The next connect is to try them.
+    /// The slots of ejected backends that have returned since the last call: a probe's or their own
+    /// report's verdict against them has ended, or they have started again. The next connect is to
+    /// try them.
     pub fn take_returned(&mut self) -> Vec<Slot> {
         let returned = std::mem::take(&mut self.returned);
         returned.into_iter().filter_map(|identity| Some(self.slots.get(identity)?.slot)).collect()
     }
 
-    /// What the source says of every backend of the service at this position that has a slot.
+    /// Applies the list's verdict on every backend of the service at this position that has a slot.
     fn hear_source(&mut self, position: usize, now: T) {
         let ServiceState { index, list, .. } = &self.services[position];
         if let Some(in_use) = list {
@@ -616,7 +634,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// How a service's backends stand once this list is heard: those that have a slot, and those that will.
+    /// The evidence on the backends of a service that have a slot, with this list's verdicts.
     fn heard(
         &self,
         service: ServiceIndex,
@@ -634,7 +652,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.slots.of(service).map(hear).collect()
     }
 
-    /// Takes in all that somebody says of a service's backends. Returns whether that is news.
+    /// Applies everything that one witness reports of a service's backends. Returns whether
+    /// anything changed.
     fn hear(
         &mut self,
         service: ServiceIndex,
@@ -671,7 +690,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         is_news
     }
 
-    /// A service is fresh no more once a probe of each of its members has ended.
+    /// Ends a service's first look once a probe of each of its members has ended.
     fn end_freshness(&mut self, service: ServiceIndex) {
         let standings = &self.standings;
         let is_proven = |address: SocketAddr| {
@@ -685,7 +704,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// Takes in what the kernel programs have found. Returns the services of whose backends that is news.
+    /// Applies the kernel programs' verdicts. Returns the services with a changed verdict on some
+    /// backend.
     fn hear_kernel(&mut self, verdicts: BTreeMap<Slot, KernelVerdict>, now: T) -> BTreeSet<ServiceIndex> {
         if verdicts == self.verdicts {
             return BTreeSet::new();
@@ -706,8 +726,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         for (identity, before, after) in changed {
             let standing = self.standings.entry(identity).or_insert_with(|| BackendEvidence::new(now));
             let said = Said { health: Health::Ejected, why: Why::Failures(after.failures), until: None };
-            // Also one that failed as often and is not ejected, because it is the last: its run of failures falls back to the number in
-            // the rules then, whatever probes have found.
+            // This includes a backend that reached the limit but is not ejected, because it is the
+            // last: in that case its run of failures falls back to the number in the rules,
+            // whatever probes have found.
             let limit = services.get(&identity.service).map_or(u8::MAX, |(failures, available)| {
                 let has_others = available.iter().any(|address| *address != identity.address);
                 doubled_if(*failures, (standing.is_probed_healthy() && has_others).into())
@@ -722,7 +743,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         concerned
     }
 
-    /// The backends of a service that are available by these verdicts, and its backup.
+    /// The backends of a service that are available after these verdicts, and its backup.
     fn available(
         &self,
         state: &ServiceState<T>,
@@ -767,7 +788,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 generation: at.generation,
                 weight: weight_of(state, identity).or(adopted.map(|adopted| adopted.weight)).unwrap_or(0),
                 state: match adopted {
-                    // An endpoint that the subset passed over leaves like one that the source dropped.
+                    // An endpoint that is no longer in the subset leaves like one that the source
+                    // dropped.
                     _ if !members.has(identity, at) => BackendState::Leaving,
                     _ if is_replaced(state, identity) => BackendState::Replaced,
                     Some(adopted) if state.is_some_and(|state| state.list.is_none()) => adopted.state,
@@ -816,12 +838,13 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// What the kernel held of a backend when the daemon started.
+    /// The kernel's entry for a backend when the daemon started.
     fn adopted(&self, at: BackendRef) -> Option<&BackendPlan> {
         self.adopted.backends.get(&at.slot).filter(|adopted| adopted.generation == at.generation)
     }
 
-    /// The health of a backend for its state word; until there is a list, as it was.
+    /// The health reason for a backend's state word; until the service has a list, the adopted
+    /// reason.
     fn reason(
         &self,
         state: Option<&ServiceState<T>>,
@@ -839,7 +862,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// The report id of a backend; none of those of a service that was removed, which are not chosen any more.
+    /// The report id of a backend; [`NO_REPORT`] for backends of a removed service, because
+    /// connects no longer choose them.
     fn report_id(
         &self,
         state: Option<&ServiceState<T>>,
@@ -857,17 +881,20 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         id.unwrap_or(NO_REPORT)
     }
 
-    /// The row in use of the service at this position of the configuration.
+    /// The row in use of the service at this position of the configuration; `None` before it has a
+    /// list.
     pub fn row(&self, position: usize) -> Option<&Row<T>> {
         self.services[position].list.as_ref().map(|in_use| &in_use.row)
     }
 
-    /// The list in use of the service at this position of the configuration.
+    /// The list in use of the service at this position of the configuration; `None` before it has
+    /// one.
     pub fn list(&self, position: usize) -> Option<&Arc<EndpointList>> {
         self.services[position].list.as_ref().map(|in_use| &in_use.endpoints)
     }
 
-    /// Per service, in the order of the configuration: its index, and the list and membership in use.
+    /// Per service, in the order of the configuration: its index, and the list and membership in
+    /// use.
     pub fn services(
         &self,
     ) -> impl Iterator<Item = (&Service, ServiceIndex, Option<(&EndpointList, &Membership)>)> + '_ {
@@ -878,7 +905,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     }
 }
 
-/// How a backend stands: as a list that comes in makes it, else as it was.
+/// The evidence on a backend: updated by an incoming list if that list covers it, otherwise as
+/// stored.
 fn newest<'s, T>(
     heard: &'s BTreeMap<Identity, BackendEvidence<T>>,
     before: &'s BTreeMap<Identity, BackendEvidence<T>>,
@@ -891,7 +919,7 @@ fn newest<'s, T>(
 struct NamedMembers<'b, T> {
     /// The services of the configuration.
     states: BTreeMap<ServiceIndex, &'b ServiceState<T>>,
-    /// The slots that tables name which were taken over, of services that have no list yet.
+    /// The slots that adopted tables name, of services that have no list yet.
     adopted: BTreeSet<Slot>,
 }
 
@@ -912,7 +940,7 @@ impl<'b, T> NamedMembers<'b, T> {
     }
 }
 
-/// What a row makes.
+/// The kernel values that follow from a row.
 struct Built {
     schedule: Arc<[Slot]>,
     fallback: Option<Slot>,
@@ -927,12 +955,12 @@ impl<T> ListInUse<T> {
     }
 }
 
-/// The capacity that the list in use gives to a backend.
+/// The capacity of a backend in the list in use.
 fn weight_of<T>(state: Option<&ServiceState<T>>, identity: Identity) -> Option<u16> {
     Some(state?.list.as_ref()?.endpoints.get(identity.address)?.weight)
 }
 
-/// Whether others stand in for a backend.
+/// Whether a backend has a substitute.
 fn is_replaced<T>(state: Option<&ServiceState<T>>, identity: Identity) -> bool {
     let in_use = state.and_then(|state| state.list.as_ref());
     in_use.is_some_and(|in_use| in_use.row.replaced.contains_key(&identity.address))
@@ -945,8 +973,9 @@ fn index_of(adopted: &Plan, service: &Service) -> Option<ServiceIndex> {
     adopted.services.iter().find(|(_, plan)| same(plan)).map(|(index, _)| *index)
 }
 
-/// What was known of the backends of tables that are adopted, as their state words tell: so it stands until a probe has ended or a
-/// report has come. If a word gives no reason, its backend was well if it might be chosen, and refusing if not.
+/// The evidence on the backends of adopted tables, taken from their state words. It holds until a
+/// probe has ended or a report has arrived. A state word of an older daemon has no reason: its
+/// backend counts as healthy if it was usable, and as refusing if not.
 fn adopted_standings<T: Copy + Ord>(
     states: &[ServiceState<T>],
     adopted: &Plan,
@@ -955,7 +984,7 @@ fn adopted_standings<T: Copy + Ord>(
     let mut standings = BTreeMap::new();
     for state in states {
         let Some(table) = adopted.services.get(&state.index) else { continue };
-        // A witness that the configuration no longer asks would never take its word back.
+        // A witness that is no longer configured would never withdraw its verdict.
         let HealthRules { first_look, heeds_reports, .. } = state.service.health;
         let is_probed = first_look.is_some();
         let slots: BTreeSet<Slot> = table.schedule.iter().chain(&table.replaced).copied().collect();

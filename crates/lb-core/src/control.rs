@@ -1,11 +1,14 @@
-//! Weights that change while a list stays: with load, by what backends report, and in slow start. How much more or less than its
-//! structural share each member of one client task gets.
+//! Weights that change while a list stays: with load, with backends' reports, and in slow start.
+//! The result is how much more or less than its structural share each member of one client task
+//! gets.
 //!
-//! In reading order: how much that is ([`factor`]), what is known of a member ([`MemberObservation`]), the two laws, gRPC's ([`a58`]) and our own
-//! ([`feedback`]), slow start ([`slow_start`]), how a task's flows behave ([`flows`]), and when a change is worth a table
-//! ([`publication`]). A law knows one row: the members of one service that this task uses. It needs neither other tasks nor their
-//! subsets, because a report is of all that a backend gets. Reads no clock, and no function whose last bit differs from one machine to
-//! the next.
+//! In reading order: the number itself ([`factor`]), the observations of a member
+//! ([`MemberObservation`]), the two laws, gRPC's ([`a58`]) and our own ([`feedback`]), slow start
+//! ([`slow_start`]), the behaviour of a task's flows ([`flows`]), and when a change is worth a new
+//! table ([`publication`]). A law knows one row: the members of one service that this task uses. It
+//! needs neither other tasks nor their subsets, because a report covers all that a backend
+//! receives. This module reads no clock, and uses no function whose last bit differs between
+//! machines.
 
 pub mod by_address;
 
@@ -39,17 +42,17 @@ use flows::{Flows, Life};
 use publication::{Proposal, distance, threshold};
 use slow_start::Readiness;
 
-/// From one look at the reports to the next.
+/// The time between two calls of [`Control::tick`].
 pub const TICK: Duration = Duration::from_secs(1);
 
-/// A report counts until so many have not come that should have, and two ticks: whoever falls silent keeps what it has, and makes
-/// nobody else wait for it.
+/// A report counts for this many report periods and two ticks after its arrival. A member that
+/// stops reporting keeps its factor, and the other members do not wait for it.
 const FRESH_PERIODS: u32 = 3;
 
-/// If a change is seen only after so long, the report is as good as none.
+/// If a change takes longer than this to show in reports, the report counts as missing.
 const MOST_DELAY: Duration = Duration::from_secs(60);
 
-/// Which law decides.
+/// The law that computes factors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Law {
     /// That of gRPC's `weighted_round_robin` (gRFC A58), for comparison.
@@ -59,7 +62,7 @@ pub enum Law {
 }
 
 impl Law {
-    /// Both.
+    /// Both laws.
     pub const ALL: [Self; 2] = [Self::A58, Self::Feedback];
 
     /// The word for it in configurations and scenarios.
@@ -71,18 +74,18 @@ impl Law {
     }
 }
 
-/// What becomes of what a law says.
+/// How the results of a law are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Tables follow it.
+    /// Tables follow them.
     #[default]
     Enforce,
-    /// It is shown.
+    /// They are only shown.
     Observe,
 }
 
 impl Mode {
-    /// Both.
+    /// Both modes.
     pub const ALL: [Self; 2] = [Self::Enforce, Self::Observe];
 
     /// The word for it in configurations.
@@ -94,21 +97,22 @@ impl Mode {
     }
 }
 
-/// What changes the weights of a service's members.
+/// The configuration of what changes the weights of a service's members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ControlRules {
-    /// By which law they follow load, if they do.
+    /// The law by which weights follow load; `None` if they do not.
     pub law: Option<Law>,
-    /// What becomes of what it says.
+    /// How the law's results are used.
     pub mode: Mode,
-    /// Over how long a member that is new, or available again, comes to its share.
+    /// How long a member that is new, or available again, takes to reach its full share; `None`
+    /// without slow start.
     pub slow_start: Option<Duration>,
 }
 
-/// What an operator has said of a service's law, for a while.
+/// An operator's temporary override of a service's law.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Switch {
-    /// It works as it is configured.
+    /// The law works as it is configured.
     #[default]
     On,
     /// Factors stay as they are.
@@ -131,107 +135,113 @@ impl Switch {
     }
 }
 
-/// What a backend has reported, and since when this host knows it.
+/// A backend's report, and when this host received it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heard {
-    /// What.
+    /// The reported load.
     pub load: ReportedLoad,
-    /// When, by the caller's clock.
+    /// When the report arrived, by the caller's clock.
     pub at: Duration,
-    /// How long after one report the next one is asked for.
+    /// The interval between requests for reports.
     pub interval: Duration,
 }
 
 impl Heard {
-    /// The report's age: when what it tells was measured.
+    /// The age of the measurement that the report contains.
     pub fn age(&self, now: Duration) -> Duration {
         now.saturating_sub(self.at) + self.load.age
     }
 
-    /// Its utilization, if it tells that.
+    /// The reported utilization, 1 for a fully used backend; `None` if the report has none.
     pub fn utilization(&self) -> Option<f64> {
         self.load.utilization.map(thousandths)
     }
 
-    /// Until there is something new to tell, and it is asked for.
+    /// The interval at which a report with a new measurement can arrive.
     fn period(&self) -> Duration {
         self.load.window.max(self.interval)
     }
 
-    /// Whether it tells a utilization that is new: of three that should have come since none has, nor in two ticks more, and what
-    /// follows from it would be seen within a minute. Anything older would slow down all others.
+    /// Whether the report contains a recent utilization: see [`Heard::is_recent`].
     pub fn is_fresh(&self, now: Duration) -> bool {
         self.load.utilization.is_some() && self.is_recent(now)
     }
 
-    /// Whether it tells something that is new, utilization or not.
+    /// Whether the report is recent, with or without a utilization: it arrived at most three report
+    /// periods and two ticks ago, and a change made now would show in reports within a minute.
+    /// Older reports would slow down the control of all other members.
     pub fn is_recent(&self, now: Duration) -> bool {
         let fresh = self.period() * FRESH_PERIODS + 2 * TICK;
         now.saturating_sub(self.at) <= fresh && self.delay(now) <= MOST_DELAY
     }
 
-    /// Until a change that is made now is seen: it has to be measured, told, and looked at.
+    /// How long until a change made now can be observed: it has to be measured, reported and read.
     fn delay(&self, now: Duration) -> Duration {
         let next = self.period().max(TICK);
         self.load.window.saturating_add(self.age(now)).saturating_add(next).saturating_add(TICK)
     }
 }
 
-/// What is known of a member when a law looks at it.
+/// The observations of a member at a tick.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemberObservation {
-    /// Its structural weight: without any control.
+    /// Its structural weight: the weight without any control.
     pub weight: u64,
     /// Its newest report, if there is one.
     pub heard: Option<Heard>,
-    /// The part of this task's own flows to it that failed, of those that began of late, if these are enough.
+    /// The part of this task's own recent flows to the member that failed, 0 to 1; `None` if these
+    /// flows are too few.
     pub errors: Option<f64>,
-    /// How long this task's own flows to it live, if enough of them began of late.
+    /// How long this task's own flows to the member live; `None` if too few began recently.
     pub life: Option<Life>,
-    /// Whether it takes new flows: it is not ejected, on trial, refusing, or a lame duck.
+    /// Whether it receives new flows: it is not ejected, on trial, refusing, or a lame duck.
     pub is_available: bool,
-    /// Whether it has as many open flows as it may.
+    /// Whether its open flows have reached `active_limit`.
     pub is_at_limit: bool,
 }
 
 /// The members of a row by their addresses.
 pub type SeenRow = ByAddress<MemberObservation>;
 
-/// A row, as it is when a law looks at it.
+/// The observations of a row at a tick.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Look {
     /// Its members.
     pub row: SeenRow,
-    /// How its flows behave.
+    /// The behaviour of its flows.
     pub flows: Flows,
-    /// Whether so few are available that unavailable ones are chosen as well.
+    /// Whether the service is in panic: so few members are available that connects choose
+    /// unavailable ones as well.
     pub is_panic: bool,
-    /// Whether this task hardly sends anything there: nobody is asked for reports often then.
+    /// Whether this task hardly sends anything to the service. Its backends are then rarely asked
+    /// for reports.
     pub is_idle: bool,
-    /// How many entries its table has.
+    /// The number of entries in its table.
     pub entries: u32,
 }
 
-/// Why a member keeps the factor that it has, or gets no more.
+/// Why a member's factor stays as it is, or may not grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Hold {
-    /// An operator has said so.
+    /// An operator has frozen the factors.
     Operator,
     /// The service is in panic.
     Panic,
-    /// It has not reported for a while, because this task hardly uses the service and asks seldom.
+    /// The member has not reported for a while, because this task hardly uses the service and
+    /// seldom requests reports.
     Idle,
     /// It is ejected, on trial, refusing, or a lame duck.
     Unavailable,
     /// It is in slow start.
     SlowStart,
-    /// It is at `active_limit`.
+    /// Its open flows have reached `active_limit`.
     ActiveLimit,
-    /// It has not reported for a while, or what it reports is too old.
+    /// It has not reported for a while, or its report is too old.
     NoReport,
-    /// So many of its requests or connects fail that it gets no more.
+    /// Too many of its requests or connects fail: the factor may not grow.
     Errors,
-    /// This task's flows to it live so much longer than those to others that it gets no more: it may hang.
+    /// This task's flows to it live so much longer than those to others that the factor may not
+    /// grow: the member may hang.
     LongFlows,
     /// Fewer than half of the row have reported.
     FewReports,
@@ -255,36 +265,37 @@ impl Hold {
     }
 }
 
-/// How many members report a load that is new, of how many that count: those that have a weight and are available.
+/// How many members have a recent report. Only members that have a weight and are available count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reporting {
-    /// Those.
+    /// The members with a recent report.
     pub fresh: u32,
-    /// All that count.
+    /// All members that count.
     pub members: u32,
 }
 
 impl Reporting {
-    /// Whether these are too few for anything to be learnt.
+    /// Whether fewer than half of the members have a recent report, which is too few for a law to
+    /// learn from.
     pub const fn is_blind(self) -> bool {
         self.fresh * 2 < self.members
     }
 }
 
-/// What a law has learnt, as it is kept for the next daemon.
+/// The state of a law, as the daemon stores it for the next daemon.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LearntWeights {
-    /// What an operator has said.
+    /// The operator's override.
     pub switch: Switch,
-    /// Whether tables followed it.
+    /// Whether tables followed the law.
     pub mode: Mode,
-    /// The factors.
+    /// The law's factors.
     pub factors: Factors,
     /// The members in slow start, each with the time for which it has been available.
     pub starting: BTreeMap<SocketAddr, Duration>,
 }
 
-/// A law at work on the row of one service, with what it remembers.
+/// A law at work on the row of one service, with its memory.
 #[derive(Clone, Debug)]
 pub struct Control {
     rules: ControlRules,
@@ -293,9 +304,9 @@ pub struct Control {
     readiness: Readiness,
     holds: BTreeMap<SocketAddr, Hold>,
     reporting: Reporting,
-    /// What the law says.
+    /// The factors that the law computed last.
     wanted: Factors,
-    /// What tables follow, slow start included.
+    /// The factors that tables follow, slow start included.
     in_force: Factors,
 }
 
@@ -307,7 +318,7 @@ enum LawState {
 }
 
 impl Control {
-    /// Nothing is known yet, and everybody has their structural share.
+    /// A control without observations: every member has its structural share.
     pub fn new(rules: ControlRules) -> Self {
         Self {
             rules,
@@ -321,15 +332,17 @@ impl Control {
         }
     }
 
-    /// Takes up what an earlier daemon had learnt so long ago. What A58 knows is taken up only if it is frozen: otherwise its weights
-    /// come anew within its blackout. Returns the factors that shall be in force from the first table on.
+    /// Takes over an earlier daemon's state that is `age` old. The factors of A58 are taken over
+    /// only if they are frozen; otherwise A58 recomputes them after its blackout. Returns the
+    /// factors for the first table.
     pub fn adopt(&mut self, learnt: &LearntWeights, age: Duration) -> Factors {
-        // What was said of a law ends with it.
+        // The operator's override of a law ends with the law.
         if self.rules.law.is_none() {
             return self.in_force.clone();
         }
         self.switch = learnt.switch;
-        // What was shown and never acted would be in force at once: the law begins anew, as after a reload.
+        // The earlier daemon's factors were only shown. Enforcing them at once would be a sudden
+        // change, so the law starts again, as after a reload.
         if (learnt.mode, self.rules.mode) == (Mode::Observe, Mode::Enforce) {
             return self.in_force.clone();
         }
@@ -345,12 +358,13 @@ impl Control {
         self.in_force.clone()
     }
 
-    /// Whether a slow start has begun, or was cut short, since this was last called.
+    /// Whether a slow start has begun, or was cut short, since the last call.
     pub fn take_slow_starts_changed(&mut self) -> bool {
         self.readiness.take_changed() && self.rules.slow_start.is_some()
     }
 
-    /// Resumes the slow starts of an earlier daemon ([`LearntWeights::starting`]). Returns the factors that shall be in force.
+    /// Resumes the slow starts of an earlier daemon ([`LearntWeights::starting`]). Returns the
+    /// factors that are in force from now on.
     pub fn resume_slow_starts(
         &mut self,
         starting: &BTreeMap<SocketAddr, Duration>,
@@ -365,13 +379,14 @@ impl Control {
         self.in_force.clone()
     }
 
-    /// Works by other rules from now on. What was learnt stays, unless the law is another one, or begins to be enforced.
+    /// Replaces the rules. The law's memory stays, unless the law changes, or begins to be
+    /// enforced.
     pub fn set_rules(&mut self, rules: ControlRules) {
         let is_another = rules.law != self.rules.law;
         let is_enforced_now = (self.rules.mode, rules.mode) == (Mode::Observe, Mode::Enforce);
         self.rules = rules;
         if rules.law.is_none() {
-            // What was said of a law ends with it.
+            // The operator's override of a law ends with the law.
             self.switch = Switch::On;
         }
         if is_another || is_enforced_now {
@@ -381,7 +396,7 @@ impl Control {
             self.wanted = Factors::default();
         }
         if is_another && self.switch == Switch::Frozen {
-            // Whatever law there is, an operator has said that weights stay.
+            // The operator has frozen the weights, and that holds for the new law, too.
             let factors = self.wanted.clone();
             let learnt =
                 LearntWeights { switch: self.switch, mode: rules.mode, factors, ..LearntWeights::default() };
@@ -389,7 +404,7 @@ impl Control {
         }
     }
 
-    /// What is kept for the next daemon.
+    /// The state to store for the next daemon.
     pub fn learnt(&self, now: Duration) -> LearntWeights {
         let factors = match &self.law {
             LawState::Feedback(feedback) if self.switch != Switch::Off => feedback.learnt(),
@@ -405,29 +420,30 @@ impl Control {
         }
     }
 
-    /// An operator says what becomes of the law.
+    /// Sets an operator's override.
     pub fn set_switch(&mut self, switch: Switch) {
         self.switch = switch;
     }
 
-    /// What an operator has said.
+    /// The operator's override.
     pub const fn switch(&self) -> Switch {
         self.switch
     }
 
-    /// What it was made for.
+    /// The rules in use.
     pub const fn rules(&self) -> ControlRules {
         self.rules
     }
 
-    /// Looks at the reports, [`TICK`] after the last time. Proposes factors if they differ enough from those in force to be worth a
-    /// table. They are in force once [`Control::publish`] is called with them; until then they are proposed again.
+    /// Evaluates the observations; to be called every [`TICK`]. Proposes factors if they differ
+    /// enough from those in force to be worth a table. They are in force once the caller passes
+    /// them to [`Control::publish`]; until then each tick proposes them again.
     pub fn tick(&mut self, now: Duration, look: &Look) -> Option<Proposal> {
         if self.rules.slow_start.is_some() || self.rules.law == Some(Law::A58) {
             self.readiness.look(now, look.row.iter().map(|(address, seen)| (*address, seen.is_available)));
         }
         let holds = self.holds_of(now, look);
-        // Of a service that is idle nobody has to be heard often.
+        // The backends of an idle service need not report often.
         self.reporting = if look.is_idle { Reporting::default() } else { reporting(now, &look.row) };
         let acts = self.acts();
         self.wanted = match (&mut self.law, self.switch) {
@@ -454,7 +470,8 @@ impl Control {
         }
         let factors = self.factors(now, look);
         let distance = distance(&look.row, &self.in_force, &factors);
-        // The yardstick makes its tables as often as its source does; and whatever has ended, ends whole.
+        // A58 is the reference, so it publishes as often as gRPC changes weights. And when no
+        // factor remains, the last differences are removed however small they are.
         let least = match self.law {
             LawState::A58(_) => 0.0,
             _ if factors == Factors::default() => 0.0,
@@ -464,8 +481,9 @@ impl Control {
             .then(|| Proposal { off_by: distance.map_or(0.0, |distance| distance.part), factors })
     }
 
-    /// Who is in the row, and whether each is available: what slow start makes at once of those of whom that is news, if anything. All
-    /// else waits for the next tick.
+    /// Updates the row between ticks: which members it has, and whether each is available. If slow
+    /// start begins or ends for some of them, returns factors for an immediate table. All other
+    /// changes wait for the next tick.
     pub fn arrange(
         &mut self,
         now: Duration,
@@ -486,7 +504,7 @@ impl Control {
         (factors != self.in_force).then_some(factors)
     }
 
-    /// Factors with slow start for these members.
+    /// These factors, with slow start applied to these members.
     fn in_slow_start(
         &self,
         factors: &Factors,
@@ -504,17 +522,17 @@ impl Control {
         slow.into_iter().collect()
     }
 
-    /// Whether tables follow what the law says.
+    /// Whether tables follow the law.
     fn acts(&self) -> bool {
         self.rules.mode == Mode::Enforce && self.switch != Switch::Off
     }
 
-    /// These factors are in force from now on.
+    /// Sets the factors that are in force from now on.
     pub fn publish(&mut self, factors: Factors) {
         self.in_force = factors;
     }
 
-    /// What the law says, as far as it acts, times slow start.
+    /// The law's factors if tables follow it, otherwise 1, times slow start.
     fn factors(&self, now: Duration, look: &Look) -> Factors {
         let law = if self.acts() { self.wanted.clone() } else { Factors::default() };
         match self.rules.slow_start.filter(|_| !look.is_panic) {
@@ -523,7 +541,7 @@ impl Control {
         }
     }
 
-    /// What is decided by something else than load.
+    /// The members with a factor that something other than load decides.
     fn holds_of(&self, now: Duration, look: &Look) -> BTreeMap<SocketAddr, Hold> {
         let slow = |address| {
             self.rules.slow_start.is_some_and(|window| self.readiness.part(address, window, now) < 1.0)
@@ -542,22 +560,22 @@ impl Control {
         look.row.iter().filter_map(hold).collect()
     }
 
-    /// Why a member keeps what it has, or gets no more, as of the last tick.
+    /// Why a member's factor stays as it is, or may not grow, as of the last tick.
     pub fn hold(&self, address: SocketAddr) -> Option<Hold> {
         self.holds.get(&address).copied()
     }
 
-    /// How many members reported at the last tick.
+    /// How many members had a recent report at the last tick.
     pub const fn reporting(&self) -> Reporting {
         self.reporting
     }
 
-    /// Whether a member's factor is as small or large as feedback makes one.
+    /// Whether a member's factor is at the lower or upper bound of feedback.
     pub fn is_at_clamp(&self, address: SocketAddr) -> bool {
         matches!(&self.law, LawState::Feedback(feedback) if feedback.is_at_clamp(address))
     }
 
-    /// What the law says, whether or not it acts.
+    /// The law's factors, whether or not tables follow them.
     pub const fn wanted(&self) -> &Factors {
         &self.wanted
     }
@@ -567,7 +585,7 @@ impl Control {
         &self.in_force
     }
 
-    /// About how long it takes until a change is made good; `None` without a law.
+    /// About how long the law takes to correct a difference; `None` without a law.
     pub fn settling(&self, flows: Flows) -> Option<Duration> {
         match &self.law {
             LawState::None => None,
@@ -596,7 +614,7 @@ fn reporting(now: Duration, row: &SeenRow) -> Reporting {
     Reporting { fresh: count(&is_fresh), members: count(&|_| true) }
 }
 
-/// A number of a report.
+/// Converts a number of a report, which is in thousandths.
 fn thousandths(number: u32) -> f64 {
     f64::from(number) / 1000.0
 }

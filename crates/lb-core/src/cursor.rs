@@ -1,15 +1,17 @@
 //! Where the cursors of CPUs over a schedule start.
 //!
-//! Every connect takes the next entry of its CPU's cursor. If all cursors started at the first entry, a fleet that is
-//! restarted at once would meet on one backend, and so would the CPUs of one host.
+//! Every connect takes the next entry of its CPU's cursor. If all cursors started at the first
+//! entry, all hosts of a fleet that is restarted at once would connect to the same backend, and so
+//! would the CPUs of one host.
 
-/// The start of a CPU's cursor, as a fraction of the table in units of 2^-32: a hash of the client task and the service,
-/// plus `cpu / cpus`.
+/// The start of a CPU's cursor, as a fraction of the table in units of 2^-32: a hash of the client
+/// task and the service, plus `cpu / cpus`.
 ///
-/// `task` tells client tasks apart, also those of different hosts that share a job and an index by mistake.
+/// `task` distinguishes client tasks, including those of different hosts that share a job and an
+/// index by mistake.
 pub fn start(task: &str, service: &str, cpu: u32, cpus: u32) -> u32 {
     let hash = xxhash_rust::xxh64::xxh64(task.as_bytes(), xxhash_rust::xxh64::xxh64(service.as_bytes(), 0));
-    // The high half: a fraction's high bits are what a short table uses of it.
+    // The high half, because a short table uses only the high bits of the fraction.
     let base = u32::try_from(hash >> 32).expect("32 bits");
     let step = (u64::from(cpu) << 32) / u64::from(cpus.max(1));
     base.wrapping_add(u32::try_from(step & 0xffff_ffff).expect("32 bits"))

@@ -1,5 +1,6 @@
-//! Ejection on the host, for the planner and for tests: [`steps`], which the kernel programs run as well, over an
-//! [`EjectionStore`] in memory. Time is an argument, in ticks, and so is the number that decides the jitter.
+//! Ejection in memory, for the planner and for tests: an [`EjectionStore`] under the same [`steps`]
+//! that the kernel programs run. The time, in ticks, and the random number for the jitter are
+//! arguments.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use lb_common::pick::{self, Survey, Tables};
 
 use crate::ids::Slot;
 
-/// What a row of the kernel's backends knows of its ejection.
+/// The ejection state in a row of the kernel's backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct EjectedRow {
     state: StateWord,
@@ -27,29 +28,31 @@ const FREE: EjectedRow = EjectedRow {
     standing: EjectionState { at: 0, run: 0, level: 0, phase: 0, ending: 0 },
 };
 
-/// The ejected backends of one service of one client task.
+/// The ejection state of one service of one client task.
 #[derive(Clone, Debug)]
 pub struct Ejector {
     rules: EjectionRules,
     /// By slot.
     rows: Vec<Cell<EjectedRow>>,
     schedule: Arc<[Slot]>,
-    /// The slots of the schedule, each once, and then those that others stand in for, if they are few enough to be listed.
+    /// The slots of the schedule, each once, and then the replaced slots; `None` if the former are
+    /// too many to be listed.
     members: Option<Vec<u32>>,
-    /// How many of them are of the schedule.
+    /// How many of the members are in the schedule.
     in_table: u32,
     /// The slot of the fallback, or [`NO_SLOT`].
     fallback: u32,
     next_trial: Cell<NextTrial>,
     send_failures: Cell<SendFailures>,
-    /// The slot of the backend that answered first after the last one that did not, or [`NO_SLOT`]; and when.
+    /// The first backend that answered after the latest missing answer, as a slot or [`NO_SLOT`],
+    /// and when it answered.
     answered: Cell<(u32, u32)>,
-    /// Whether none has answered since.
+    /// Whether no backend has answered since the latest missing answer.
     awaits_answer: Cell<bool>,
 }
 
 impl Ejector {
-    /// For a service with these rules, of which nothing bad is known.
+    /// The state of a service with these rules and without failures.
     pub fn new(rules: EjectionRules) -> Self {
         Self {
             rules,
@@ -65,9 +68,10 @@ impl Ejector {
         }
     }
 
-    // ---- what the daemon does ------------------------------------------------------------------------------------------
+    // ---- actions of the daemon ------------------------------------------------------------------
 
-    /// The service has this table and this fallback from now on, and these are tried although they are not in it.
+    /// Sets the service's table and fallback, and the replaced slots, which get trials although
+    /// they are not in the table.
     pub fn publish(&mut self, schedule: Arc<[Slot]>, replaced: &[Slot], fallback: Option<Slot>) {
         self.fallback = Slot::number_or_none(fallback);
         let mut members: Vec<u32> = schedule.iter().map(|slot| slot.number()).collect();
@@ -80,7 +84,8 @@ impl Ejector {
         self.schedule = schedule;
     }
 
-    /// Names an ejected backend for the next trial, if none is named that is held back. To be called now and then.
+    /// Chooses an ejected backend for the next trial, unless a withheld backend is chosen already.
+    /// To be called now and then.
     pub fn renew_trial(&self, now: u32) {
         let named = self.next_trial().slot();
         if named == NO_SLOT || self.row(named).state.is_held_back() == 0 {
@@ -88,7 +93,8 @@ impl Ejector {
         }
     }
 
-    /// Ejects a backend that is not ejected although it fails, because it was the last: others stand in for it now.
+    /// Ejects a backend that was not ejected in spite of its failures, because it was the last one.
+    /// It has a substitute now.
     pub fn eject(&mut self, slot: u32, now: u32) {
         let rules = self.rules;
         let row = self.row_mut(slot);
@@ -97,7 +103,8 @@ impl Ejector {
         self.schedule_trial(Event::Judged, now);
     }
 
-    /// The time of an ejected backend is over, because something else has shown that it may be well again.
+    /// Ends the ejection time of a backend, because other evidence shows that it may have
+    /// recovered.
     pub fn end_ejection(&mut self, slot: u32, now: u32) {
         let row = self.row_mut(slot);
         let after = ejection::time_over(row.standing, now);
@@ -107,30 +114,31 @@ impl Ejector {
         }
     }
 
-    /// Whether the backend in a slot may be chosen, and why not.
+    /// Sets whether connect may choose the backend in a slot, and the reason.
     pub fn set_state(&mut self, slot: u32, state: DaemonState) {
         let row = self.row_mut(slot);
         row.state = StateWord { usable: state.usable, state: state.state, ..row.state };
     }
 
-    /// The slot gets another backend, of which nothing bad is known.
+    /// Resets a slot for another backend, which has no failures yet.
     pub fn clear(&mut self, slot: u32) {
         *self.row_mut(slot) = FREE;
     }
 
-    // ---- what a choice reads -------------------------------------------------------------------------------------------
+    // ---- inputs of a choice ---------------------------------------------------------------------
 
     /// The state word of a slot.
     pub fn state(&self, slot: u32) -> StateWord {
         self.row(slot).state
     }
 
-    /// How the backend in a slot has done of late, and until when it is ejected.
+    /// The recent failures of the backend in a slot, and the time until which it is ejected.
     pub fn standing(&self, slot: u32) -> EjectionState {
         self.row(slot).standing
     }
 
-    /// The slots of the table and of those that others stand in for, if they are few enough to be listed.
+    /// The slots of the table and the replaced slots; `None` if the former are too many to be
+    /// listed.
     pub fn members(&self) -> Option<&[u32]> {
         self.members.as_deref()
     }
@@ -140,8 +148,9 @@ impl Ejector {
         self.next_trial.get()
     }
 
-    /// The slot of an ejected backend that this connect is to try, if a trial is due: asked before a policy picks. Not even a
-    /// trial goes to a backend that has as many open flows as the service allows.
+    /// The slot of an ejected backend for which this connect is the trial, if a trial is due. To be
+    /// called before a policy picks. A backend that has as many open flows as the service allows
+    /// gets no trial.
     pub fn due_trial(&self, now: u32, is_at_limit: impl Fn(u32) -> bool) -> Option<u32> {
         let slot = steps::take_trial(&MemoryStore { ejector: self, random: NO_JITTER, is_at_limit }, now);
         (slot != NO_SLOT).then(|| {
@@ -150,31 +159,32 @@ impl Ejector {
         })
     }
 
-    /// Begins the trial of the backend in a slot, if it may be tried. Returns whether it may.
+    /// Begins a trial of the backend in a slot, if a trial is allowed. Returns whether it is.
     pub fn begin_trial(&self, slot: u32, now: u32) -> bool {
         steps::begin_trial(&self.store(), slot, now) != NO_SLOT
     }
 
-    // ---- what flows show -----------------------------------------------------------------------------------------------
+    // ---- evidence from flows --------------------------------------------------------------------
 
-    /// Takes in that a SYN to some backend left this host.
+    /// Notes that a SYN to some backend left this host.
     pub fn sent(&self) {
         self.send_failures.set(SendFailures::NONE);
     }
 
-    /// Takes in that the backend in a slot answered what a client sent.
+    /// Notes that the backend in a slot answered a client's data.
     pub fn answered(&self, slot: u32, now: u32) {
         if self.awaits_answer.replace(false) {
             self.answered.set((slot, now));
         }
     }
 
-    /// Takes in what became of a flow to the backend in a slot, that begins and ends now. `random` decides the jitter.
+    /// Applies the evidence from a flow to the backend in a slot; the flow begins and ends now.
+    /// `random` decides the jitter.
     pub fn report(&self, slot: u32, evidence: Evidence, now: u32, random: u32) -> Judgement {
         self.report_since(slot, evidence, now, now, random)
     }
 
-    /// The same of a flow that began at a tick.
+    /// The same for a flow that began at tick `began`.
     pub fn report_since(
         &self,
         slot: u32,
@@ -205,7 +215,7 @@ impl Ejector {
         MemoryStore { ejector: self, random: NO_JITTER, is_at_limit: |_| false }
     }
 
-    /// A look at all members, or at scattered entries of the table where they are not listed.
+    /// A survey of all members, or of scattered entries of the table if the members are not listed.
     pub fn survey(&self, now: u32) -> Survey {
         let (rows, table, rules) = (Rows(self), self.table(), self.rules);
         let part = |part| match self.members {
@@ -312,14 +322,14 @@ impl<F: Fn(u32) -> bool> EjectionStore for MemoryStore<'_, F> {
         true
     }
 
-    /// Errors are the caller's: a [`Judgement::Readmitted`] says when they are forgotten.
+    /// Errors belong to the caller: a [`Judgement::Readmitted`] means that they are forgotten.
     fn forget_errors(&self, _: u32) {}
 
     fn takes_trials(&self, slot: u32) -> bool {
         !(self.is_at_limit)(slot)
     }
 
-    /// So are counters.
+    /// Counters belong to the caller, too.
     fn count(&self, _: u32, _: Counted) {}
 
     fn next_trial(&self) -> NextTrial {
@@ -339,7 +349,7 @@ impl<F: Fn(u32) -> bool> EjectionStore for MemoryStore<'_, F> {
     }
 }
 
-/// What a look at all members reads: it never picks.
+/// The inputs of a survey, which never picks.
 struct Rows<'e>(&'e Ejector);
 
 impl Tables for Rows<'_> {

@@ -1,8 +1,8 @@
-//! What a source reports of one service: a complete list of endpoints that cannot be wrong.
+//! The list that a source reports for one service: complete, checked, and therefore always valid.
 //!
-//! The list is checked here once, so that everything behind it may rely on unique indexes and addresses and on one
-//! address family. Which line of which file a fault is in is the reader's knowledge: a fault carries the position of
-//! its endpoint in the list.
+//! The list is checked once, here, so that all later code may rely on unique indexes and addresses
+//! and on one address family. Only the reader of a file knows its lines, so a fault contains the
+//! position of its endpoint in the list.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,17 +14,19 @@ pub mod address_indexes;
 
 use address_indexes::MAX_WITHOUT_INDEXES;
 
-/// The largest endpoint index plus one. Indexes above it would make every order over them needlessly long.
+/// The largest endpoint index plus one. Larger indexes would make every order over them needlessly
+/// long.
 pub const MAX_INDEXES: u32 = 65_536;
 
-/// What its source says of an endpoint, the best first.
+/// An endpoint's state according to its source, from the best to the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EndpointState {
-    /// Takes connections.
+    /// Accepts connections.
     Healthy,
-    /// Serves, asks for no new connections.
+    /// Serves, but wants no new connections.
     LameDuck,
-    /// A checker elsewhere, such as Consul's, finds that it fails: it gets connections only while no other endpoint has a weight.
+    /// An external checker, such as Consul's, reports that it fails. It receives connections only
+    /// while no other endpoint has a weight.
     Down,
 }
 
@@ -45,22 +47,22 @@ impl EndpointState {
 /// One endpoint as its source reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Where it listens.
+    /// The address where it listens.
     pub address: SocketAddr,
-    /// Its number among the service's endpoints. Stable numbers keep subsets stable.
+    /// Its number among the service's endpoints. Stable numbers make subsets stable.
     pub index: u32,
-    /// Capacity relative to the others; 0 asks for no new connections.
+    /// Its capacity relative to the other endpoints; an endpoint with 0 gets no new connections.
     pub weight: u16,
-    /// What its source says of it.
+    /// Its state according to the source.
     pub state: EndpointState,
-    /// Where it runs, if the source says so.
+    /// Its location, if the source reports one.
     pub zone: Option<String>,
-    /// Where its agent listens, if not where the service's probes go.
+    /// The address of its agent, if that is not the target of the service's probes.
     pub agent: Option<SocketAddr>,
 }
 
 impl Endpoint {
-    /// Whether the shared source wants new connections to go here.
+    /// Whether the shared source wants new connections for this endpoint.
     pub fn is_wanted(&self) -> bool {
         self.weight > 0 && self.state == EndpointState::Healthy
     }
@@ -72,22 +74,22 @@ pub struct EndpointList {
     endpoints: Vec<Endpoint>,
     /// Whether the indexes are hashes of the addresses.
     has_address_indexes: bool,
-    /// Positions in the order of the addresses.
+    /// Positions in `endpoints`, sorted by address.
     by_address: Vec<u32>,
 }
 
-/// What one list changes of another, by address; in the order of the indexes.
+/// The differences between two lists, compared by address; in the order of the indexes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference<'a> {
-    /// Endpoints of the new list alone.
+    /// Endpoints of only the new list.
     pub added: Vec<&'a Endpoint>,
-    /// Endpoints of the old list alone.
+    /// Endpoints of only the old list.
     pub removed: Vec<&'a Endpoint>,
     /// Endpoints of both lists that differ: before and after.
     pub changed: Vec<(&'a Endpoint, &'a Endpoint)>,
 }
 
-/// What is wrong with one endpoint of a list.
+/// A fault of one endpoint of a list.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum EndpointFault {
     /// Two endpoints share an address.
@@ -95,7 +97,7 @@ pub enum EndpointFault {
     DuplicateAddress {
         /// The address.
         address: SocketAddr,
-        /// Position of the first endpoint that has it.
+        /// Position of the first endpoint with this address.
         first: usize,
     },
     /// Two endpoints share an index.
@@ -103,7 +105,7 @@ pub enum EndpointFault {
     DuplicateIndex {
         /// The index.
         index: u32,
-        /// Position of the first endpoint that has it.
+        /// Position of the first endpoint with this index.
         first: usize,
     },
     /// An index is out of range.
@@ -112,7 +114,7 @@ pub enum EndpointFault {
         /// The index.
         index: u32,
     },
-    /// The endpoint is of another family than its service.
+    /// The endpoint's address family differs from that of its service.
     #[error(
         "{address} is not of the family of its service {service}: connect() cannot change the family of a socket"
     )]
@@ -122,42 +124,43 @@ pub enum EndpointFault {
         /// The service's address.
         service: SocketAddr,
     },
-    /// The endpoint's address is that of a service.
+    /// The endpoint has the address of a service.
     #[error("{address} is the address of a service: its connections would come back to the balancer")]
     IsAService {
         /// The address.
         address: SocketAddr,
     },
-    /// The endpoint cannot be connected to.
+    /// Connections to the endpoint are impossible.
     #[error("{address} cannot be connected to: {why}")]
     Unreachable {
         /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The reason.
         why: &'static str,
     },
     /// The list is longer than a service can be.
     #[error("a service has at most {MAX_BACKENDS} endpoints, this is number {}", position + 1)]
     TooMany {
-        /// Position of the first endpoint too many.
+        /// Position of the first endpoint above the limit.
         position: usize,
     },
-    /// The list is longer than one without indexes can be.
+    /// The list has no indexes and is longer than such a list can be.
     #[error(
         "a list without indexes has at most {MAX_WITHOUT_INDEXES} endpoints, this is number {}: give every endpoint an index",
         position + 1
     )]
     TooManyWithoutIndexes {
-        /// Position of the first endpoint too many.
+        /// Position of the first endpoint above the limit.
         position: usize,
     },
 }
 
 impl EndpointList {
-    /// Checks a list for the service at `service`; `services` are the addresses of all services of the configuration.
+    /// Checks a list for the service at `service`; `services` are the addresses of all services of
+    /// the configuration.
     ///
     /// # Errors
-    /// Every fault, each with the position of its endpoint in `endpoints`.
+    /// If endpoints are faulty: all faults, each with the position of its endpoint in `endpoints`.
     pub fn new(
         mut endpoints: Vec<Endpoint>,
         service: SocketAddr,
@@ -197,10 +200,11 @@ impl EndpointList {
         Ok(Self { endpoints, has_address_indexes: false, by_address })
     }
 
-    /// The same of a list whose source gives no indexes: each endpoint gets that of [`address_indexes::indexes`].
+    /// Like [`Self::new`], for a list whose source gives no indexes: each endpoint gets the index
+    /// from [`address_indexes::indexes`].
     ///
     /// # Errors
-    /// As [`Self::new`], and if the list is too long to be without indexes.
+    /// Like [`Self::new`], and if the list is too long to be without indexes.
     pub fn without_indexes(
         mut endpoints: Vec<Endpoint>,
         service: SocketAddr,
@@ -217,7 +221,7 @@ impl EndpointList {
         Ok(Self { has_address_indexes: !addresses.is_empty(), ..Self::new(endpoints, service, services)? })
     }
 
-    /// Whether the source gives no indexes to its endpoints, so that they are hashes of the addresses.
+    /// Whether the source gives no indexes, so that the indexes are hashes of the addresses.
     pub const fn has_address_indexes(&self) -> bool {
         self.has_address_indexes
     }
@@ -234,7 +238,7 @@ impl EndpointList {
         found.ok().map(|at| of(&self.by_address[at]))
     }
 
-    /// What another list changes of this one.
+    /// The differences from this list to `after`.
     pub fn difference<'a>(&'a self, after: &'a Self) -> Difference<'a> {
         let removed = self.endpoints.iter().filter(|endpoint| after.get(endpoint.address).is_none());
         let mut difference = Difference { removed: removed.collect(), ..Difference::default() };
@@ -248,7 +252,7 @@ impl EndpointList {
         difference
     }
 
-    /// How many endpoints there are.
+    /// The number of endpoints.
     ///
     /// # Panics
     /// Never: a list has at most [`MAX_BACKENDS`] endpoints.
@@ -256,7 +260,8 @@ impl EndpointList {
         u32::try_from(self.endpoints.len()).expect("at most MAX_BACKENDS")
     }
 
-    /// N of the subsetting specification: the highest index plus one; an index that nobody holds is a hole.
+    /// N of the subsetting specification: the highest index plus one. An index without an endpoint
+    /// is a hole.
     pub fn index_space(&self) -> u32 {
         self.endpoints.last().map_or(0, |endpoint| endpoint.index + 1)
     }

@@ -1,9 +1,11 @@
-//! How an endpoint list comes into force: in which order its file is looked at and read, and what a reading, a refusal and
-//! a reload do to the list that is in force.
+//! How an endpoint list comes into force: in which order its file is looked at and read, and what a
+//! reading, a refusal or a reload changes about the list in force.
 //!
-//! Files may not answer, what client tasks use of a list may take seconds to compute, and a list may find no room: all of
-//! that ends late and in any order. Facts come in with their time and their numbers, effects go out to be carried out.
-//! It reads no clock and no file, and knows nothing of paths, of clients but their names, or of what a list says.
+//! File systems may not answer, the computation of what client tasks use of a list may take
+//! seconds, and a list may find no room. All of this ends late and in any order. The feed receives
+//! facts with their time and reading number, and returns effects for the caller to carry out. It
+//! reads no clock and no file, and knows nothing of paths, of clients except their names, or of the
+//! contents of lists.
 
 use std::collections::BTreeMap;
 use std::ops::Add;
@@ -13,101 +15,106 @@ pub use self::progress::{Progress, ReadTurn, SETTLE, Version};
 
 mod progress;
 
-/// Why a reading of a file gave nothing to use, in words: of an endpoint file, or of the configuration.
+/// Why a reading of an endpoint file or of the configuration gave no usable result, as a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadFailure {
-    /// What was read is wrong, or nothing is there: that stays so until the file changes.
+    /// The contents are wrong, or the file is missing. This stays so until the file changes.
     Faulty(String),
-    /// It cannot be read now, for want of a descriptor or of memory: that may change while the file does not.
+    /// The file cannot be read now, because a descriptor or memory is missing. This may change
+    /// while the file does not.
     Unread(String),
-    /// Its file system does not answer.
+    /// The file system does not answer.
     Silent(String),
 }
 
-/// What a feed must know of a list.
+/// What a feed must know about a list.
 pub trait List: Clone {
-    /// Whether it says the same as another.
+    /// Whether the two lists have the same contents.
     fn says_the_same(&self, other: &Self) -> bool;
 
-    /// Whether it is not only equal to another, but comes of the same reading.
+    /// Whether the two lists come from the same reading.
     fn is_of_the_same_reading(&self, other: &Self) -> bool;
 
-    /// Takes over what was computed for an equal list.
+    /// Takes over the results that were computed for an equal list.
     fn take_over(&mut self, other: &Self);
 }
 
-/// What to do about a reading.
+/// What the caller has to do after a reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect<L> {
-    /// Deliver the list to every client that uses the service; what comes of it is for [`Feed::delivered`].
+    /// Deliver the list to every client that uses the service, and pass the result to
+    /// [`Feed::delivered`].
     Deliver(L),
-    /// Log that the file is good again, and says what is in force.
+    /// Log that the file is good again, with the same contents as the list in force.
     GoodAgain,
-    /// Log that the file cannot be used, and why.
+    /// Log that the file cannot be used, with the reason.
     Failed(String),
 }
 
-/// What clients made of a list that was delivered to them.
+/// The clients' reaction to a delivered list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Delivered {
-    /// Whether what a client uses of it is still to be computed.
+    /// Whether the result for some client still has to be computed.
     pub is_incomplete: bool,
-    /// Which clients have no room for it, and what each of them lacks.
+    /// The clients that have no room for the list, and what each of them lacks.
     pub refused_by: BTreeMap<String, String>,
 }
 
-/// What to do about a list that was delivered.
+/// What the caller has to do after a delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListDecision<L> {
-    /// Compute what clients use of it; the result is for [`Feed::computed`].
+    /// Compute what clients use of the list, and pass the result to [`Feed::computed`].
     Compute(L),
-    /// It is in force, and may be kept for later starts.
+    /// The list is in force, and may be stored for later starts.
     Keep {
         /// Whether to log that it had been refused.
         was_refused: bool,
         /// A newer list that was refused, to be delivered again.
         refused: Option<L>,
     },
-    /// It waits for room.
+    /// Do nothing: the list waits for room.
     Wait,
 }
 
-/// What to do about a file that another configuration names, too.
+/// What the caller has to do after a reload that named the file.
 #[derive(Clone, Debug)]
 pub struct Reloaded<L> {
-    /// What follows from the reading.
+    /// The effect of the reading.
     pub effect: Option<Effect<L>>,
-    /// The list that was in force, to be delivered anew, for the reading gave none or is older.
+    /// The list that was in force, to be delivered again, because the reading failed or is older.
     pub kept: Option<L>,
-    /// Whether the list of an earlier run is to be delivered if there is one: there is no other.
+    /// Whether to deliver the list of an earlier run, if there is one, because no other list
+    /// exists.
     pub wants_last_good: bool,
 }
 
-/// How the endpoint list of one service fares that comes from a file, by any clock.
+/// The state of one service's endpoint list that comes from a file, generic over the clock.
 #[derive(Clone, Debug)]
 pub struct Feed<S, L, T = Instant> {
     /// How far the file has been read.
     pub progress: Progress<S, T>,
-    /// The number of the last reading that was taken in. One that was begun before it says what the file said earlier.
+    /// The number of the latest reading that counted. Readings that began earlier show an older
+    /// version of the file.
     reading: u64,
-    /// The list that every client took last.
+    /// The last list that every client accepted.
     in_force: Option<L>,
-    /// A list of which it is being computed what client tasks use.
+    /// A list that waits for the computation of what client tasks use of it.
     computing: Option<L>,
-    /// The newest list, if clients have no room for it: delivered again when there is some.
+    /// The newest list, if clients have no room for it. It is delivered again when there may be
+    /// room.
     refused: Option<L>,
-    /// Which clients have none, and what each of them lacks.
+    /// The clients without room for it, and what each of them lacks.
     refused_by: BTreeMap<String, String>,
     good_since: Option<T>,
-    /// Why the file cannot be used, if it cannot.
+    /// Why the file cannot be used; `None` if it can.
     fault: Option<String>,
-    /// Whether a refusal of the version that was read last is among the failures.
+    /// Whether `failures` includes a refusal of the version that was read last.
     is_refusal_counted: bool,
     failures: u64,
 }
 
 impl<S, L, T> Default for Feed<S, L, T> {
-    /// Of a file that was never read.
+    /// The feed of a file that was never read.
     fn default() -> Self {
         Self {
             progress: Progress::default(),
@@ -125,7 +132,8 @@ impl<S, L, T> Default for Feed<S, L, T> {
 }
 
 impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Feed<S, L, T> {
-    /// A reading has ended; without a result the file was as it is known. Of two, the one that was begun later counts.
+    /// Applies the result of reading `number`; `None` means that the file has not changed. A result
+    /// is ignored if a reading with a higher number has already ended.
     pub fn read(
         &mut self,
         now: T,
@@ -142,7 +150,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
             Ok(list) => {
                 let was_bad = self.good(now, is_another);
                 let is_in_force = self.in_force.as_ref().is_some_and(|before| before.says_the_same(&list));
-                // What is in force may be what the file has gone back to.
+                // The file may have returned to the contents that are in force.
                 let is_awaited = self.computing.take().is_some() | self.refused.take().is_some();
                 if is_awaited || !is_in_force {
                     return Some(Effect::Deliver(list));
@@ -160,7 +168,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         self.fault.take().is_some()
     }
 
-    /// The file's file system does not answer. Reported and counted once.
+    /// Notes that the file's file system does not answer. Reports and counts this once.
     pub fn fell_silent(&mut self, fault: String) -> Option<Effect<L>> {
         let is_new = self.progress.fell_silent();
         is_new.then(|| {
@@ -171,11 +179,12 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         })
     }
 
-    /// The file cannot be used: reported once per fault, counted once per fault and version.
+    /// Notes that the file cannot be used. Reports this once per fault, and counts it once per
+    /// fault and version.
     fn fail(&mut self, fault: ReadFailure, is_another: bool) -> Option<Effect<L>> {
         let (fault, is_another) = match fault {
             ReadFailure::Silent(fault) => return self.fell_silent(fault),
-            // One fault, however often it is tried again.
+            // Repeated attempts are one fault.
             ReadFailure::Unread(fault) => {
                 self.progress.found_nothing();
                 (fault, false)
@@ -189,13 +198,14 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         is_new.then_some(Effect::Failed(fault))
     }
 
-    /// The list was delivered. It is in force once every client took it; until then the one before is.
+    /// Decides about a list after its delivery. It is in force once every client has accepted it;
+    /// until then the earlier list is.
     pub fn delivered(&mut self, list: L, delivered: Delivered) -> ListDecision<L> {
         let is_the_list = |other: &mut L| other.is_of_the_same_reading(&list);
         self.computing.take_if(is_the_list);
         let Delivered { is_incomplete, refused_by } = delivered;
         if is_incomplete {
-            // Whether it is in force is decided when it comes back.
+            // The delivery after the computation decides whether it is in force.
             self.computing = Some(list.clone());
             return ListDecision::Compute(list);
         }
@@ -213,24 +223,26 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         ListDecision::Keep { was_refused, refused: self.room_appeared() }
     }
 
-    /// What client tasks use of a list was computed. Returns the list to be delivered, if this is the one that waits for it:
-    /// another may have come since.
+    /// Notes that the computation for a list has ended. Returns the list for delivery, unless
+    /// another list has taken its place in the meantime.
     pub fn computed(&mut self, computed: &L) -> Option<L> {
         let list = self.computing.as_mut().filter(|list| list.is_of_the_same_reading(computed))?;
         list.take_over(computed);
         Some(list.clone())
     }
 
-    /// There may be room. Returns the list to be delivered again, if one was refused and nothing is being computed: what
-    /// comes of that brings it up again.
+    /// To be called when there may be room. Returns the refused list for another delivery, if there
+    /// is one and no computation is under way; the end of a computation leads here again.
     pub fn room_appeared(&self) -> Option<L> {
         self.refused.clone().filter(|_| self.computing.is_none())
     }
 
-    /// Another configuration names the service, and has read its file as reading `number`. What was in force is delivered
-    /// anew where the reading gives nothing better: a list that is in force is better than one of an earlier run.
+    /// Continues a feed after a reload of the configuration, which read the file as reading
+    /// `number`. If that reading has no better result, the list in force is delivered again,
+    /// because it is better than one of an earlier run.
     ///
-    /// A version that cannot be used is one failure, however often the configuration is read.
+    /// A version that cannot be used counts as one failure, however often the configuration is
+    /// read.
     pub fn reload(
         before: Option<Self>,
         is_same_file: bool,
@@ -241,7 +253,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
     ) -> (Self, Reloaded<L>) {
         let mut feed = before.unwrap_or_default();
         let newest = feed.newest().cloned();
-        // The same file may have been read again meanwhile, and then says something newer.
+        // In the meantime, a newer reading of the same file may have ended.
         if is_same_file && feed.reading > number {
             return (feed, Reloaded { effect: None, kept: newest, wants_last_good: false });
         }
@@ -265,7 +277,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         (feed, reloaded)
     }
 
-    /// The newest list that is in force, or will be once it is computed.
+    /// The newest list that is in force, or will be after its computation.
     pub fn newest(&self) -> Option<&L> {
         self.computing.as_ref().or(self.in_force.as_ref())
     }
@@ -275,28 +287,28 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         self.in_force.as_mut()
     }
 
-    /// All lists that it remembers.
+    /// All lists that the feed stores.
     pub fn lists(&mut self) -> impl Iterator<Item = &mut L> {
         self.in_force.iter_mut().chain(&mut self.computing).chain(&mut self.refused)
     }
 
-    /// Why what the file says is not in force everywhere, if it is not.
+    /// Why the file's contents are not in force everywhere; `None` if they are.
     pub fn error(&self) -> Option<String> {
         let refusal = self.refused_by.first_key_value();
         self.fault.clone().or_else(|| refusal.map(|(client, refused)| format!("client {client}: {refused}")))
     }
 
-    /// Why what the file says is not in force at a client, if it is not.
+    /// Why the file's contents are not in force at a client; `None` if they are.
     pub fn error_of(&self, client: &str) -> Option<&str> {
         self.refused_by.get(client).or(self.fault.as_ref()).map(String::as_str)
     }
 
-    /// Since when the file is known to be good; `None` if it never was.
+    /// When a reading last had a good result; `None` if no reading has.
     pub fn good_since(&self) -> Option<T> {
         self.good_since
     }
 
-    /// How many versions could not be used, or faults came up.
+    /// The number of versions that could not be used and of faults.
     pub fn failures(&self) -> u64 {
         self.failures
     }

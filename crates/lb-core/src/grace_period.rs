@@ -1,20 +1,22 @@
-//! Slots on their way to be freed: each waits until no running program can still have read it from a table, a grace period
-//! as in RCU, and then until its last flow has ended. So do other numbers by which the kernel's maps refer to each other.
+//! Slots that are about to be freed. Each slot first waits until no running program can still have
+//! read it from a table, a grace period as in RCU, and then until its last flow has ended. The same
+//! works for other numbers by which the kernel's maps refer to each other.
 //!
-//! A program that began before a slot was dropped from the last table may still choose it. So a slot is free of readers
-//! once a wait for readers has begun and ended while nothing named the slot. Whoever waits tells when a wait begins and
-//! ends; this decides which slots it covers. It knows no table and no flow.
+//! A program that began before a slot was dropped from the last table may still choose it. So a
+//! slot is free of readers once a wait for readers has begun and ended while nothing named the
+//! slot. The caller reports when a wait begins and ends; this file decides which slots it covers.
+//! It knows no table and no flow.
 
 use std::collections::BTreeSet;
 
 use crate::ids::Slot;
 
-/// The slots that nothing names any more, by how far they have come.
+/// The slots that nothing names any more, by their progress.
 #[derive(Clone, Debug)]
 pub struct GracePeriods<N = Slot> {
-    /// Not named when the wait that is under way began.
+    /// Slots that were already unnamed when the present wait began.
     waiting: BTreeSet<N>,
-    /// Not named since before a wait that has ended.
+    /// Slots that have been unnamed since before a wait that has ended.
     over: BTreeSet<N>,
 }
 
@@ -25,8 +27,8 @@ impl<N> Default for GracePeriods<N> {
 }
 
 impl<N: Copy + Ord> GracePeriods<N> {
-    /// Forgets every slot that is named again: should it be dropped once more, its time starts anew. `unneeded` are all
-    /// slots that nothing names now.
+    /// Forgets every slot that is named again. If such a slot is dropped once more, its grace
+    /// period starts again. `unneeded` are all slots that nothing names now.
     pub fn retain(&mut self, unneeded: &BTreeSet<N>) {
         self.waiting.retain(|slot| unneeded.contains(slot));
         self.over.retain(|slot| unneeded.contains(slot));
@@ -37,17 +39,18 @@ impl<N: Copy + Ord> GracePeriods<N> {
         !unneeded.is_subset(&self.over)
     }
 
-    /// A wait for readers begins; nothing names these slots now. One that was under way has failed.
+    /// Notes that a wait for readers begins while nothing names these slots. If an earlier wait is
+    /// still under way, it counts as failed.
     pub fn before_wait(&mut self, unneeded: &BTreeSet<N>) {
         self.waiting = unneeded - &self.over;
     }
 
-    /// The wait that began last has ended.
+    /// Notes that the latest wait has ended.
     pub fn after_wait(&mut self) {
         self.over.append(&mut self.waiting);
     }
 
-    /// Takes out the slots that no reader can name and that have no open flow.
+    /// Removes and returns the slots that no reader can name and that have no open flow.
     pub fn take_idle(&mut self, has_flows: impl Fn(N) -> bool) -> BTreeSet<N> {
         self.over.extract_if(.., |slot| !has_flows(*slot)).collect()
     }
@@ -73,7 +76,8 @@ mod tests {
         assert!(!periods.wants_wait(&slots([])));
         assert!(periods.wants_wait(&slots([1])));
         periods.before_wait(&slots([1]));
-        // Dropped while the wait was under way: a program that began after it did may have read the slot.
+        // Slot 2 was dropped during the wait: a program that began after the wait did may have read
+        // it.
         assert!(periods.wants_wait(&slots([1, 2])));
         periods.after_wait();
         assert_eq!(idle(&mut periods), slots([1]));
@@ -136,7 +140,8 @@ mod tests {
     }
 
     proptest! {
-        /// A model that remembers when: a slot is free once a wait began after it was last named, and has ended.
+        /// A model that remembers times: a slot is free once a wait began after it was last named,
+        /// and has ended.
         #[test]
         fn no_slot_is_freed_that_a_reader_may_have(events in prop::collection::vec(event(), 0..80)) {
             let mut periods = GracePeriods::default();

@@ -1,9 +1,10 @@
-//! What is said of a backend, by whom and since when: verdicts, of which the worst counts.
+//! Verdicts on a backend: which witness reports which health, and since when. The worst verdict
+//! counts.
 //!
-//! Sources of verdicts do not know each other. What follows from them for a service is decided beside: who may be chosen
-//! ([`tiers`]), and who stands in for whom ([`replacement`]); what probes make of it
-//! ([`probed`]). docs/design/health.md has the truth table. Knows no slot, no
-//! table and no clock.
+//! Witnesses do not know each other. Other files decide the consequences for a service: [`tiers`]
+//! decides which backends connect may choose, and [`replacement`] which backends substitute for
+//! others. [`probed`] turns probe results into a verdict. docs/design/health.md has the truth
+//! table. This file knows no slot, no table and no clock.
 
 pub mod tiers;
 
@@ -15,20 +16,22 @@ use lb_common::abi::{BackendState, HealthReason, Usable};
 
 use crate::endpoint::{Endpoint, EndpointState};
 
-/// How a backend is, from the best to the worst.
+/// The health of a backend, from the best to the worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Health {
-    /// Takes connections.
+    /// Accepts connections.
     Healthy,
-    /// It is probed, and no probe of it has ended yet.
+    /// A probe is configured, and none has ended yet.
     Unproven,
-    /// Serves, asks for no new connections.
+    /// Serves, but wants no new connections.
     LameDuck,
-    /// A guess: connects failed too often in a row, or probes fail that come from another network namespace than the client's.
+    /// Suspected to fail: connects failed too often in a row, or probes fail that come from another
+    /// network namespace than the client's.
     Ejected,
-    /// Does not accept connections, or answers them with an error: known, by a probe, the list or itself.
+    /// Does not accept connections, or answers them with an error. A probe, the list or the backend
+    /// itself reports this.
     Refusing,
-    /// Gets no new connections, whatever happens.
+    /// Never receives new connections.
     Drained,
 }
 
@@ -50,16 +53,16 @@ impl Health {
     }
 }
 
-/// Who says so.
+/// The witness that reports a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Who {
     /// The source of the endpoint list.
     Source,
-    /// The kernel programs, by what becomes of flows.
+    /// The kernel programs, which observe the results of flows.
     Kernel,
-    /// The daemon, by probes of its own.
+    /// The daemon, which probes the backend.
     Probe,
-    /// The backend, by the reports of its agent.
+    /// The backend, through the reports of its agent.
     Report,
 }
 
@@ -75,51 +78,51 @@ impl Who {
     }
 }
 
-/// Why somebody says so.
+/// The reason for a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Why {
-    /// The list says so: `state`.
+    /// The `state` in the list.
     State,
-    /// The list says `weight = 0`.
+    /// `weight = 0` in the list.
     Weight,
-    /// So many flows failed in a row.
+    /// This number of flows failed in a row.
     Failures(u8),
     /// Probes could not connect.
     Probe,
-    /// Probes could connect, and were answered with an error or not at all.
+    /// Probes could connect, but received an error or no answer.
     Answer,
-    /// It says so itself.
+    /// The backend's own report.
     Report,
 }
 
-/// One verdict, by any clock.
+/// One stored verdict, generic over the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict<T> {
-    /// How the backend is.
+    /// The backend's health.
     pub health: Health,
-    /// Who says so.
+    /// The witness.
     pub who: Who,
-    /// Why.
+    /// The reason.
     pub why: Why,
-    /// Since when it is said to be like that.
+    /// Since when the witness has reported this health.
     pub since: T,
-    /// When that ends by itself; `None` if it takes another word.
+    /// When the verdict expires; `None` if it holds until the witness replaces it.
     pub until: Option<T>,
 }
 
-/// What somebody says at a moment.
+/// A verdict as a witness reports it at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Said<T> {
-    /// How the backend is.
+    /// The backend's health.
     pub health: Health,
-    /// Why.
+    /// The reason.
     pub why: Why,
-    /// When that ends by itself.
+    /// When the verdict expires; `None` if it holds until the witness replaces it.
     pub until: Option<T>,
 }
 
-/// The reason that a state word gives. An older daemon gave none: a backend that its list does not rule out was refusing if it might
-/// not be chosen, and healthy if it might.
+/// The reason in a state word. Words of an older daemon have none: a backend that was leaving or
+/// usable counts as healthy, any other as refusing.
 pub const fn stated_reason(reason: HealthReason, state: BackendState, usable: Usable) -> HealthReason {
     match (reason, state) {
         (HealthReason::Unstated, BackendState::Leaving) => HealthReason::Healthy,
@@ -129,7 +132,8 @@ pub const fn stated_reason(reason: HealthReason, state: BackendState, usable: Us
     }
 }
 
-/// The health that a reason of a state word means, who found it, and why; `None` if no verdict led to it.
+/// The health that a state word's reason stands for, its witness, and why; `None` if the reason
+/// comes from no verdict.
 pub const fn meaning(reason: HealthReason) -> (Health, Option<(Who, Why)>) {
     match reason {
         HealthReason::Unstated | HealthReason::Healthy => (Health::Healthy, None),
@@ -144,7 +148,8 @@ pub const fn meaning(reason: HealthReason) -> (Health, Option<(Who, Why)>) {
     }
 }
 
-/// The reason of a state word that a verdict gives; `None` if it has a word of its own in the kernel.
+/// The state word's reason for a verdict; `None` if the kernel expresses the verdict in another
+/// way.
 const fn reason(health: Health, who: Who, why: Why) -> Option<HealthReason> {
     Some(match (health, who, why) {
         (Health::LameDuck, Who::Source, _) => HealthReason::ListLameDuck,
@@ -158,7 +163,7 @@ const fn reason(health: Health, who: Who, why: Why) -> Option<HealthReason> {
     })
 }
 
-/// What the list says of an endpoint, if that is not that all is well.
+/// The list's verdict on an endpoint; `None` if the list reports it as healthy.
 pub fn said_of<T>(endpoint: &Endpoint) -> Option<Said<T>> {
     match (endpoint.weight, endpoint.state) {
         (0, _) => Some(Said { health: Health::Drained, why: Why::Weight, until: None }),
@@ -168,12 +173,12 @@ pub fn said_of<T>(endpoint: &Endpoint) -> Option<Said<T>> {
     }
 }
 
-/// All that is said of a backend.
+/// All verdicts on a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendEvidence<T> {
-    /// At most one of each who says something.
+    /// At most one per witness.
     verdicts: Vec<Verdict<T>>,
-    /// Since when it is as available as it is, or as unavailable.
+    /// Since when it has been available, or unavailable.
     since: T,
     is_available: bool,
     proof: Proof,
@@ -182,22 +187,22 @@ pub struct BackendEvidence<T> {
 /// Whether a probe of a backend has ended, with whatever result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Proof {
-    /// None.
+    /// No probe has ended.
     Missing,
-    /// One of an earlier daemon, and none of this one.
+    /// A probe of an earlier daemon has ended, and none of this one.
     TakenOver,
-    /// One of this daemon.
+    /// A probe of this daemon has ended.
     Own,
 }
 
 impl<T: Copy + Ord> BackendEvidence<T> {
-    /// A backend of which nothing is said.
+    /// A backend without verdicts.
     pub const fn new(now: T) -> Self {
         Self { verdicts: Vec::new(), since: now, is_available: true, proof: Proof::Missing }
     }
 
-    /// Takes in what somebody says now, in place of what they said before; `None` if they have nothing to say. The same word
-    /// again keeps its time. Returns whether anything has changed.
+    /// Replaces one witness's verdict; `None` removes it. If the health stays the same, the
+    /// verdict's start time stays too. Returns whether anything has changed.
     pub fn hear(&mut self, who: Who, said: Option<Said<T>>, now: T) -> bool {
         let before = self.verdicts.clone();
         let at = self.verdicts.iter().position(|verdict| verdict.who == who);
@@ -214,7 +219,7 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         self.verdicts != before
     }
 
-    /// Lets time pass: verdicts that end by themselves go.
+    /// Removes the verdicts that have expired at `now`.
     pub fn pass(&mut self, now: T) {
         self.verdicts.retain(|verdict| !is_over(verdict.until, now));
         let is_available = self.health() == Health::Healthy;
@@ -223,22 +228,23 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         }
     }
 
-    /// A probe of it has ended. Returns whether that is the first.
+    /// Notes that a probe of the backend has ended. Returns whether this was the first.
     pub fn prove(&mut self) -> bool {
         std::mem::replace(&mut self.proof, Proof::Own) == Proof::Missing
     }
 
-    /// A probe of it has ended before this daemon began.
+    /// Notes that a probe of the backend ended before this daemon started.
     pub const fn take_over(&mut self) {
         self.proof = Proof::TakenOver;
     }
 
-    /// Whether it is well by the probes of an earlier daemon, and none of this one has changed that.
+    /// Whether the probes of an earlier daemon found it healthy, and no probe of this daemon has
+    /// ended since.
     pub fn is_taken_over_well(&self) -> bool {
         self.proof == Proof::TakenOver && !self.verdicts.iter().any(|verdict| verdict.who == Who::Probe)
     }
 
-    /// Nothing is known of it by probes any more.
+    /// Forgets all probe results.
     pub fn unprove(&mut self) {
         self.proof = Proof::Missing;
         self.verdicts.retain(|verdict| verdict.who != Who::Probe);
@@ -249,43 +255,46 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         self.proof != Proof::Missing
     }
 
-    /// Whether probes have found it well.
+    /// Whether a probe has ended and no probe's verdict is against it.
     pub fn is_probed_healthy(&self) -> bool {
         self.is_proven() && !self.verdicts.iter().any(|verdict| verdict.who == Who::Probe)
     }
 
-    /// Whether it accepts connections as far as is known: of one that is refusing, if all that speaks against it is how it
-    /// answers them.
+    /// Whether the backend accepts connections, as far as is known. A refusing backend does if
+    /// every verdict of refusing is about its answers to connections.
     pub fn accepts(&self) -> bool {
         let mut refusing = self.verdicts.iter().filter(|verdict| verdict.health == Health::Refusing);
         refusing.all(|verdict| verdict.why == Why::Answer)
     }
 
-    /// A failure that changes nothing else: the time for which it has been available begins anew.
+    /// Notes a failure that changes no verdict: the time for which the backend has been available
+    /// starts again.
     pub fn note_failure(&mut self, now: T) {
         if self.is_available {
             self.since = now;
         }
     }
 
-    /// The verdict that counts: the worst, and of equal ones the oldest. `None` if all is well.
+    /// The verdict that counts: the worst, and the oldest of equal ones. `None` if there is no
+    /// verdict.
     pub fn worst(&self) -> Option<&Verdict<T>> {
         self.verdicts.iter().max_by(|a, b| a.health.cmp(&b.health).then(b.since.cmp(&a.since)))
     }
 
-    /// How it is, all in all.
+    /// The health of the worst verdict.
     pub fn health(&self) -> Health {
         self.worst().map_or(Health::Healthy, |verdict| verdict.health)
     }
 
-    /// The reason of its state word: the worst verdict that has no word of its own in the kernel.
+    /// The reason for its state word: that of the worst verdict that the kernel does not express in
+    /// another way.
     pub fn reason(&self) -> Option<HealthReason> {
         let reasons =
             self.verdicts.iter().filter_map(|of| Some((of.health, reason(of.health, of.who, of.why)?)));
         reasons.max_by_key(|(health, _)| *health).map(|(_, reason)| reason)
     }
 
-    /// Whether it is down by its own report.
+    /// Whether its own report declares it down.
     pub fn is_down_by_report(&self) -> bool {
         self.verdicts.iter().any(|of| of.who == Who::Report && of.health == Health::Refusing)
     }
@@ -295,13 +304,15 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         self.verdicts.iter().any(|verdict| verdict.who == Who::Kernel && verdict.health == Health::Ejected)
     }
 
-    /// Whether anybody says that it is a lame duck, whatever else is said.
+    /// Whether any verdict declares it a lame duck, whatever the others are.
     pub fn is_lame_duck(&self) -> bool {
         self.verdicts.iter().any(|verdict| verdict.health == Health::LameDuck)
     }
 
-    /// How it is by all but its own word that it is a lame duck, and whether it is a lame duck by that. Of its own word connects
-    /// know by themselves, until when it holds: a daemon that dies leaves nothing behind that nobody takes back.
+    /// Its health without its own report of being a lame duck, and whether it is a lame duck
+    /// without that report. Connects read such a report, and the time when it ends, from the
+    /// verdict array. If it were in the state word, a daemon that dies would leave it there, and
+    /// nothing would remove it.
     pub fn without_own_word(&self) -> (Health, bool) {
         let is_own = |verdict: &&Verdict<T>| verdict.who == Who::Report && verdict.health == Health::LameDuck;
         let others = self.verdicts.iter().filter(|verdict| !is_own(verdict)).map(|verdict| verdict.health);
@@ -309,33 +320,34 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         (others.max().unwrap_or(Health::Healthy), is_lame_duck)
     }
 
-    /// Keeps what is known of a backend without a slot: by probes and by itself. Returns whether there is anything.
+    /// Drops all verdicts except those of probes and of the backend's own reports, because it has
+    /// no slot. Returns whether anything is left.
     pub fn keep_words(&mut self) -> bool {
         self.verdicts.retain(|verdict| matches!(verdict.who, Who::Probe | Who::Report));
         self.is_known()
     }
 
-    /// Whether anything is known of it.
+    /// Whether a probe of it has ended or a verdict on it exists.
     pub fn is_known(&self) -> bool {
         self.is_proven() || !self.verdicts.is_empty()
     }
 
-    /// Since when it has not been available; `None` if it is.
+    /// Since when it has been unavailable; `None` if it is available.
     pub fn unavailable_since(&self) -> Option<T> {
         (!self.is_available).then_some(self.since)
     }
 
-    /// Since when it has been available without a failure; `None` if it is not.
+    /// Since when it has been available without a failure; `None` if it is unavailable.
     pub fn available_since(&self) -> Option<T> {
         self.is_available.then_some(self.since)
     }
 
-    /// Everything that is said.
+    /// All verdicts.
     pub fn verdicts(&self) -> &[Verdict<T>] {
         &self.verdicts
     }
 
-    /// When the next verdict ends by itself.
+    /// When the next verdict expires.
     pub fn next_end(&self) -> Option<T> {
         self.verdicts.iter().filter_map(|verdict| verdict.until).min()
     }

@@ -1,19 +1,19 @@
-//! The numbers by which the kernel's arrays are addressed, each a type of its own, so that none is taken for another.
+//! The indexes of the kernel's arrays, each with its own type, so that they cannot be mixed up.
 //!
-//! Values of maps hold them as plain integers; whoever reads or writes a map converts them there. JSON shows them as
-//! plain integers too.
+//! The values of maps contain them as plain integers; code that reads or writes a map converts them
+//! there. JSON shows plain integers, too.
 
 use std::fmt;
 
 use lb_common::abi::{MAX_SERVICES, NO_SLOT};
 
-/// Where a backend lives in the kernel's arrays: an index below [`MAX_SLOTS`](lb_common::abi::MAX_SLOTS), so never
-/// [`NO_SLOT`].
+/// The place of a backend in the kernel's arrays: an index below
+/// [`MAX_SLOTS`](lb_common::abi::MAX_SLOTS), so never [`NO_SLOT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot(u16);
 
 impl Slot {
-    /// The slot at an index; `None` if there can be none, as for [`NO_SLOT`].
+    /// The slot at an index; `None` if no slot can have this index, as for [`NO_SLOT`].
     pub const fn new(index: u32) -> Option<Self> {
         #[expect(clippy::cast_possible_truncation, reason = "below NO_SLOT, which has 16 bits")]
         if index < NO_SLOT { Some(Self(index as u16)) } else { None }
@@ -24,22 +24,22 @@ impl Slot {
         (0..end).map_while(Self::new)
     }
 
-    /// The index, as entries of schedules hold it.
+    /// The index as a schedule entry.
     pub const fn entry(self) -> u16 {
         self.0
     }
 
-    /// The index, as keys of maps and the other values hold it.
+    /// The index as map keys and all other map values have it.
     pub const fn number(self) -> u32 {
         self.0 as u32
     }
 
-    /// The index, to look into a slice.
+    /// The index into a slice.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// The number for a slot that may be missing: [`NO_SLOT`] then.
+    /// The number for an optional slot; [`NO_SLOT`] for `None`.
     pub const fn number_or_none(slot: Option<Self>) -> u32 {
         match slot {
             Some(slot) => slot.number(),
@@ -54,18 +54,19 @@ impl fmt::Display for Slot {
     }
 }
 
-/// Tells the backends apart that hold a slot one after the other: how many held it before, wrapping.
+/// Distinguishes the backends that hold a slot one after the other: the number of earlier holders,
+/// wrapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Generation(pub u32);
 
 impl Generation {
-    /// That of the slot's next backend.
+    /// The generation of the slot's next backend.
     pub const fn next(self) -> Self {
         Self(self.0.wrapping_add(1))
     }
 }
 
-/// A backend in its slot: another generation of the same slot is another backend.
+/// A backend in its slot. Another generation of the same slot is another backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BackendRef {
     /// Its slot.
@@ -74,23 +75,23 @@ pub struct BackendRef {
     pub generation: Generation,
 }
 
-/// A service's index in the kernel's arrays. Not its position in the configuration: a service that was removed keeps its
-/// index until its last flow has ended.
+/// A service's index in the kernel's arrays. It is not the service's position in the configuration:
+/// a removed service keeps its index until its last flow has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceIndex(pub u16);
 
 impl ServiceIndex {
-    /// All that a client task can have.
+    /// All indexes that a client task can have.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..MAX_SERVICES).map_while(|index| u16::try_from(index).ok()).map(Self)
     }
 
-    /// The index, as keys of maps hold it.
+    /// The index as map keys have it.
     pub const fn number(self) -> u32 {
         self.0 as u32
     }
 
-    /// The index, to look into a slice.
+    /// The index into a slice.
     pub const fn index(self) -> usize {
         self.0 as usize
     }

@@ -1,13 +1,23 @@
-//! socklb's decisions, as pure functions of facts: no I/O, no clock, no randomness, no async, no unsafe.
+//! socklb's decisions, as pure functions of facts: no I/O, no clock, no randomness, no async, no
+//! unsafe.
 //!
-//! In reading order: what the operator asked for ([`service`]) and what sources report ([`endpoint`]); which endpoints
-//! this client task uses ([`subset`], [`membership`]), how many of them if that follows its load ([`load_band`]), and how much it sends to
-//! each ([`weights`]); where they live in the
-//! kernel ([`ids`], [`slots`]) and when a slot is free again ([`grace_period`]); whether they may be chosen
-//! ([`health`]); how load moves weights ([`control`]), in which order connect takes them ([`schedule`]) and by which rules ([`rules`]); all of it as one
-//! value and the ordered steps towards it ([`plan`]), and where each table lies ([`arena`]); the one door through which
-//! facts come in ([`balancer`]); how the daemon's lists come into force ([`feed`]); and, for the planner and for tests, what
-//! the kernel programs do with backends that fail ([`ejection`]); and what is known of backends' reports ([`reports`]).
+//! In reading order:
+//!
+//! - the operator's configuration ([`service`]) and the lists that sources report ([`endpoint`]);
+//! - which endpoints this client task uses ([`subset`], [`membership`]), how many if that number
+//!   follows the task's load ([`load_band`]), and how much the task sends to each ([`weights`]);
+//! - where endpoints live in the kernel ([`ids`], [`slots`]), and when a slot is free again
+//!   ([`grace_period`]);
+//! - which endpoints connect may choose ([`health`]);
+//! - how load moves weights ([`control`]), in which order connect takes the endpoints
+//!   ([`schedule`]), and by which rules ([`rules`]);
+//! - all of that as one value with the ordered steps towards it ([`plan`]), and where each table
+//!   lies ([`arena`]);
+//! - the single entry point for facts ([`balancer`]), and how the daemon's lists come into force
+//!   ([`feed`]);
+//! - what the kernel programs do with failing backends, for the planner and for tests
+//!   ([`ejection`]);
+//! - what the decisions know of backends' reports ([`reports`]).
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

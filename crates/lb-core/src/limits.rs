@@ -1,4 +1,4 @@
-//! Sizes of one client task's maps, which bound what it may use.
+//! Sizes of one client task's maps, which limit what the task may use.
 
 use lb_common::abi;
 
@@ -7,7 +7,7 @@ use lb_common::abi;
 pub struct Limits {
     /// Schedule entries of all its services together; a power of two.
     pub schedule_entries: u32,
-    /// Sockets whose backend is remembered; a power of two.
+    /// Sockets with a stored backend; a power of two.
     pub flow_records: u32,
     /// Backends of all its services together.
     pub slots: u32,

@@ -1,34 +1,36 @@
 //! When a task's subset grows and shrinks with its own load: the load band of Finagle's aperture.
 //!
-//! A task looks at its open flows, smoothed, over the size of its subset. At `high` or above the subset grows by one, at `low` or below
-//! it shrinks by one, along the task's own order. So a subset is as large as its task is busy, whatever the others do. Knows no
-//! backend; reads no clock.
+//! The load is the task's smoothed number of open flows over the size of its subset. At `high` or
+//! above, the subset grows by one, and at `low` or below, it shrinks by one, along the task's own
+//! order. So the size follows the task's load, whatever the load of other tasks is. This file knows
+//! no backend and reads no clock.
 
 use std::time::Duration;
 
-/// Between which loads a subset keeps its size. In thousandths of an open flow for each backend of the subset, so that a number of a
-/// file stays what it is.
+/// The loads between which a subset keeps its size. In thousandths of an open flow per backend of
+/// the subset, so that a number in a file is represented exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadBand {
-    /// At or below this it shrinks. Less than `high`, and not 0.
+    /// At or below this load the subset shrinks. Less than `high_thousandths`, and not 0.
     pub low_thousandths: u32,
-    /// At or above this it grows.
+    /// At or above this load the subset grows.
     pub high_thousandths: u32,
-    /// The least size, 1 to [`lb_common::abi::MAX_SUBSET`].
+    /// The smallest size, 1 to [`lb_common::abi::MAX_SUBSET`].
     pub min: u32,
 }
 
 impl Default for LoadBand {
-    /// One flow for each backend, as Finagle has it; the least size is that of `auto`, because below it there are too few to lose some.
+    /// One flow per backend, like Finagle. The smallest size is that of `auto`, because below it
+    /// there are too few backends to lose some.
     fn default() -> Self {
         Self { low_thousandths: 875, high_thousandths: 1_125, min: crate::weights::MIN_AUTO_SIZE }
     }
 }
 
-/// From one look at the open flows to the next, and so from one step to the next.
+/// The time between two updates of the open flows, and so between two steps.
 pub const LOOK: Duration = Duration::from_secs(1);
 
-/// Over how long open flows are smoothed, as Finagle does.
+/// The time constant with which open flows are smoothed, like Finagle.
 pub const SMOOTHING: Duration = Duration::from_secs(15);
 
 /// The size of one task's subset, and its load.
@@ -36,37 +38,40 @@ pub const SMOOTHING: Duration = Duration::from_secs(15);
 pub struct BandedSize {
     band: LoadBand,
     size: u32,
-    /// Open flows, smoothed, and when somebody looked; `None` before the first look.
+    /// The smoothed number of open flows, and the time of the last update; `None` before the first.
     seen: Option<(f64, Duration)>,
 }
 
 impl BandedSize {
-    /// The least size, of a task whose load nobody has looked at.
+    /// The smallest size, for a task with unknown load.
     pub const fn new(band: LoadBand) -> Self {
         Self { band, size: band.min, seen: None }
     }
 
-    /// Of a task whose subset had so many before anybody looked: a daemon that starts goes on from its tables.
+    /// The size of the subset that an earlier daemon's tables contain, so that this daemon
+    /// continues from there.
     pub fn of(band: LoadBand, size: u32) -> Self {
         Self { size: size.max(band.min), ..Self::new(band) }
     }
 
-    /// With another size, because the one that was wanted cannot be had.
+    /// The same with another size, because the wanted size is not possible.
     #[must_use]
     pub const fn with_size(self, size: u32) -> Self {
         Self { size, ..self }
     }
 
-    /// How many backends the subset has. Where there are fewer, it has all of them.
+    /// The wanted number of backends in the subset. If there are fewer backends, the subset
+    /// contains all of them.
     pub const fn size(&self) -> u32 {
         self.size
     }
 
-    /// Looks at the task's open flows, at a time by the caller's clock, where there are `most` backends. Returns the size, which is at
-    /// most one away from what it was, but for backends that have come or gone.
+    /// Updates the size from the task's open flows, at a time by the caller's clock, with `most`
+    /// backends. Returns the size, which changes by at most one unless backends have come or gone.
     pub fn look(&mut self, now: Duration, open: u32, most: u32) -> u32 {
         let open = f64::from(open);
-        // An exponential would do the same for steps that are short against the smoothing, with other last bits elsewhere.
+        // An exponential would do the same for steps that are short relative to the smoothing, but
+        // its last bits differ between machines.
         let smoothed = self.seen.map_or(open, |(before, at)| {
             let passed = now.saturating_sub(at).as_secs_f64();
             before + (open - before) * (passed / (passed + SMOOTHING.as_secs_f64()))
@@ -76,7 +81,8 @@ impl BandedSize {
         let least = band.min.min(most);
         let flows_of = |thousandths: u32, size: u32| f64::from(thousandths) * f64::from(size) / 1000.0;
         let is_high = smoothed >= flows_of(band.high_thousandths, size);
-        // One flow more must not make the smaller subset grow again: in small subsets, and in narrow bands, it would at once.
+        // One more flow must not make the smaller subset grow again at once, as it would in small
+        // subsets and narrow bands.
         let is_low = smoothed <= flows_of(band.low_thousandths, size)
             && smoothed + 1.0 <= flows_of(band.high_thousandths, size.saturating_sub(1));
         let wanted = if is_high {
@@ -95,7 +101,7 @@ impl BandedSize {
 mod tests {
     use super::*;
 
-    /// What the size is after each of so many looks, a second apart, with so many flows open at each second.
+    /// The size after each update, one per second, with this number of open flows at each second.
     fn sizes(banded: &mut BandedSize, seconds: std::ops::Range<u64>, open: impl Fn(u64) -> u32) -> Vec<u32> {
         seconds.map(|second| banded.look(Duration::from_secs(second), open(second), 100)).collect()
     }
@@ -110,11 +116,11 @@ mod tests {
         assert_eq!(sizes(&mut banded, 0..60, |_| 12), [12; 60], "within the band");
         let up = sizes(&mut banded, 60..180, |_| 40);
         assert!(up.windows(2).all(|pair| pair[1] == pair[0] || pair[1] == pair[0] + 1), "{up:?}");
-        // As large as it takes for less than 1.125 flows each, and no larger.
+        // As large as necessary for less than 1.125 flows per backend, and no larger.
         assert_eq!((up[119], changes(&up[60..])), (36, 0), "{up:?}");
         let down = sizes(&mut banded, 180..400, |_| 16);
         assert!(down.windows(2).all(|pair| pair[1] == pair[0] || pair[1] + 1 == pair[0]), "{down:?}");
-        // As large as it takes for more than 0.875 flows each.
+        // As large as possible with more than 0.875 flows per backend.
         assert_eq!((down[219], changes(&down[100..])), (18, 0), "{down:?}");
         assert_eq!(sizes(&mut banded, 400..600, |_| 0).last(), Some(&12), "the least");
     }
@@ -163,7 +169,7 @@ mod tests {
     fn a_burst_that_is_over_at_once_adds_little() {
         let mut banded = BandedSize::new(LoadBand::default());
         sizes(&mut banded, 0..100, |_| 12);
-        // Twice the flows for two seconds: an eighth of it is seen.
+        // Twice the flows for two seconds: the smoothed load rises by an eighth.
         let after = sizes(&mut banded, 100..130, |second| if second < 102 { 24 } else { 12 });
         assert!(after.iter().all(|size| *size <= 13), "{after:?}");
     }

@@ -1,10 +1,13 @@
-//! Which of a service's endpoints this client task uses, why not the others, and how much it sends to each.
+//! Which of a service's endpoints this client task uses, why it does not use the others, and how
+//! much it sends to each.
 //!
-//! The subset's order is looked at from its best; holes and endpoints that the shared source does not want count as lost
-//! and are replaced by the next of the order, so that one loss is one change. Only if nothing wanted remains do lame
-//! ducks serve; weight 0 never does. Shares come from the subsets of the whole job, which costs as much as the job is
-//! large: not for an event loop. Under a policy that ignores weights all members have the same. Knows nothing of slots or
-//! tables.
+//! The task goes through the subset's order from the best index on. It skips holes and endpoints
+//! that the shared source does not want, and takes the next of the order instead, so that one loss
+//! is one change. Lame ducks serve only if no wanted endpoint remains, and endpoints that are down
+//! only if no lame duck remains either; endpoints with weight 0 never serve. Shares come from the
+//! subsets of the whole job. Their computation takes time in proportion to the size of the job, so
+//! it must not run in an event loop. Under a policy that ignores weights, all members have the same
+//! share. This module knows no slots and no tables.
 
 mod pool;
 
@@ -15,10 +18,10 @@ use crate::weights;
 
 use self::pool::{Pool, Shares, Standby};
 
-/// Why an index of the order was taken or not.
+/// Why an index of the order is a member or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MembershipVerdict {
-    /// It is a member.
+    /// Its endpoint is a member.
     Member,
     /// Its endpoint is a lame duck.
     LameDuck,
@@ -45,37 +48,40 @@ impl MembershipVerdict {
 pub struct Member {
     /// The endpoint.
     pub endpoint: Endpoint,
-    /// What goes into the schedule: proportional to the share, and the endpoint's own weight where shares are the weights'.
-    /// The same for all members where the policy ignores weights.
+    /// The weight for the schedule: proportional to the share, or the endpoint's own weight if
+    /// shares follow the weights. The same for all members if the policy ignores weights.
     pub weight: u64,
-    /// The part of the task's connects that it gets.
+    /// The part of the task's connects that it receives.
     pub share: f64,
-    /// How many tasks of the job use it.
+    /// The number of the job's tasks that use it.
     pub connections: u32,
-    /// What it gets from all tasks of the job, in tasks' worth of connects.
+    /// Its load from all tasks of the job; one task's connects are 1.
     pub load: f64,
-    /// What it would get if every endpoint that may be used got its part by weight, also those that no task uses.
+    /// The load it would have if all usable endpoints, including those that no task uses, shared
+    /// the connects in proportion to their weights.
     pub target: f64,
 }
 
-/// Endpoints that take connections, and that no task of a job uses.
+/// Endpoints that accept connections but that no task of a job uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unused {
-    /// How many.
+    /// The number of such endpoints.
     pub endpoints: u32,
-    /// Of how many that take connections.
+    /// The number of all endpoints that accept connections.
     pub of: u32,
-    /// The smallest size of a subset with which each endpoint has a task; `None` if that is larger than a subset can be.
+    /// The smallest size of a subset at which some task uses each endpoint; `None` if that exceeds
+    /// the largest size of a subset.
     pub size: Option<u32>,
 }
 
-/// How evenly the tasks of a job connect to a list without indexes: mean over largest number of tasks of an endpoint, 1 is even.
-/// Structural weights make loads even all the same, where the policy heeds them.
+/// How evenly the tasks of a job connect to a list without indexes: the mean over the largest
+/// number of tasks per endpoint; 1 is even. If the policy uses weights, structural weights make
+/// loads even nevertheless.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evenness {
-    /// With the indexes that the addresses give.
+    /// With the indexes that are derived from the addresses.
     pub by_address: f64,
-    /// As it would be with the indexes from 0 on.
+    /// As it would be with the indexes 0, 1, 2 and so on.
     pub dense: f64,
 }
 
@@ -84,39 +90,47 @@ pub struct Evenness {
 pub struct Membership {
     /// The members, best first.
     pub members: Vec<Member>,
-    /// Who stands in for members that are lost to this task alone: the next of the order, with the weight they get then.
+    /// The possible substitutes for members that only this task has lost: the next of the order,
+    /// with their weights as substitutes.
     pub next: Vec<Member>,
-    /// All further ones of the order, where the size follows load: whoever comes when it grows, see [`Membership::resized`].
+    /// If the size follows load, all further endpoints of the order, which become members when the
+    /// subset grows: see [`Membership::resized`].
     pub reserve: Vec<Member>,
-    /// Lame ducks, the best of the order first, with the weight they get if they serve because no member does.
+    /// Lame ducks, the best of the order first, with their weights if they serve because no member
+    /// does.
     pub lame_ducks: Vec<Member>,
-    /// The order of the algorithm, as far as it was looked at: the index of each endpoint looked at, and what became of it. Where the size
-    /// follows load that is to its end.
+    /// The visited part of the algorithm's order: the index of each visited endpoint, and the
+    /// verdict on it. If the size follows load, this is the whole order.
     pub order: Vec<(u32, MembershipVerdict)>,
-    /// The size that was asked for, by the operator or by `auto`; `None` without a subset.
+    /// The wanted size, from the operator or from `auto`; `None` without a subset.
     pub size: Option<u32>,
-    /// The sizes that `auto` looked at, see [`weights::Choice::tried`].
+    /// The sizes that `auto` tried, see [`weights::Choice::tried`].
     pub tried: Vec<(u32, f64)>,
-    /// Endpoints that no task of the job uses; `None` if each is used, or if the size follows load.
+    /// Endpoints that no task of the job uses; `None` if some task uses each, or if the size
+    /// follows load.
     pub unused: Option<Unused>,
-    /// Of a list without indexes of which not every task uses all; `None` if the size follows load.
+    /// For a list without indexes that not every task uses completely; `None` otherwise, or if the
+    /// size follows load.
     pub evenness: Option<Evenness>,
 }
 
 impl Membership {
-    /// The members of `service` that `task` uses, out of `endpoints`. Of several tasks of a job, ask [`Memberships`].
+    /// The members of `service` that `task` uses, out of `endpoints`. For several tasks of a job,
+    /// use [`Memberships`].
     pub fn of(service: &Service, task: Task, endpoints: &EndpointList) -> Self {
         Memberships::new(service, task.count, endpoints).of(task.index)
     }
 
-    /// The same with so many members, of one whose size follows load: the first of those that it has and of its reserve, so that growing
-    /// by one adds the next of the order and shrinking removes the last.
+    /// The same membership with `size` members, if the size follows load: the first of its members
+    /// and its reserve. Growing by one adds the next of the order, and shrinking by one removes the
+    /// last.
     pub fn resized(&self, size: u32) -> Self {
         let in_order: Vec<&Member> = self.members.iter().chain(&self.reserve).collect();
         let (members, reserve) = in_order.split_at(in_order.len().min(size as usize));
         let weights: f64 = members.iter().map(|member| float(member.weight)).sum();
         let capacities: f64 = members.iter().map(|member| f64::from(member.endpoint.weight)).sum();
-        // Of the other tasks nobody knows how large their subsets are, so this one is reckoned with alone.
+        // The sizes of the other tasks' subsets are unknown, so the shares consider this task
+        // alone.
         let alone = |member: &&Member| {
             let share = float(member.weight) / weights;
             let target = f64::from(member.endpoint.weight) / capacities;
@@ -134,16 +148,16 @@ fn float(weight: u64) -> f64 {
     weight as f64
 }
 
-/// What every task of a job uses of a list. What the tasks have in common, which is nearly all of the work, is computed
-/// once.
+/// The memberships of all tasks of a job. Nearly all of the work is common to the tasks, and is
+/// done once.
 #[derive(Debug)]
 pub struct Memberships<'a> {
     pool: Pool<'a>,
-    /// How many tasks the job has.
+    /// The number of tasks in the job.
     clients: u32,
-    /// `None` without a subset. The client of the position means nothing.
+    /// `None` without a subset. The position's client is not used.
     subset: Option<(Algorithm, Position)>,
-    /// Whether the size of the position is only that of a task without load.
+    /// Whether the position's size is only that of a task without load.
     follows_load: bool,
     tried: Vec<(u32, f64)>,
     shares: Shares,
@@ -152,9 +166,10 @@ pub struct Memberships<'a> {
 }
 
 impl<'a> Memberships<'a> {
-    /// Of `service`, in a job of `count` tasks, out of `endpoints`.
+    /// The memberships for `service`, in a job of `count` tasks, out of `endpoints`.
     pub fn new(service: &Service, count: u32, endpoints: &'a EndpointList) -> Self {
-        // Lame ducks can serve, which is better than refusing everybody; and so, perhaps, can those that are down.
+        // Lame ducks can serve, which is better than refusing every connect, and endpoints that are
+        // down perhaps can, too.
         let with_weight = endpoints.as_slice().iter().filter(|endpoint| endpoint.weight > 0);
         let best = with_weight.map(|endpoint| endpoint.state).min();
         let admit = |endpoint: &Endpoint| endpoint.weight > 0 && Some(endpoint.state) == best;
@@ -176,7 +191,7 @@ impl<'a> Memberships<'a> {
             Size::Fixed(size) => size,
             Size::Band(band) => band.min,
             Size::Auto { min } => {
-                // Sparse indexes must not ask for more members than there are endpoints.
+                // Sparse indexes must not lead to more members than there are endpoints.
                 let dense = Position { backends: endpoints.count(), ..position };
                 let choice = weights::choose_size(algorithm, dense, min);
                 tried = choice.tried;
@@ -187,7 +202,7 @@ impl<'a> Memberships<'a> {
             Size::Band(band) => Some(band),
             Size::Fixed(_) | Size::Auto { .. } => None,
         };
-        // Subsets of sizes that nobody else knows cannot be fitted to each other.
+        // Subsets cannot be fitted to each other if other tasks do not know their sizes.
         let shares = if band.is_some() { Shares::Weights } else { pool.shares(algorithm, position) };
         let unused = if band.is_some() { None } else { pool.unused(algorithm, position, &shares) };
         let evenness =
@@ -204,7 +219,7 @@ impl<'a> Memberships<'a> {
         }
     }
 
-    /// The members that the task with this number uses.
+    /// The membership of the task with this number.
     ///
     /// # Panics
     /// If the job has no such task.
@@ -249,7 +264,8 @@ impl<'a> Memberships<'a> {
         }
     }
 
-    /// Of a task whose size follows its load: without any, and with all that it may grow to in reserve.
+    /// The membership of a task with a size that follows its load: that of no load, with all
+    /// endpoints that may be added in reserve.
     fn of_load(&self, algorithm: Algorithm, position: Position) -> Membership {
         let all = Position { size: position.backends, ..position };
         let order = self.pool.order(algorithm, all);
@@ -384,7 +400,7 @@ mod tests {
             assert!((equal.iter().map(|member| member.share).sum::<f64>() - 1.0).abs() < 1e-9);
             assert_eq!(equal.len(), by_weight.len());
             assert!(by_weight.iter().any(|member| member.share < first.share), "{subset:?}");
-            // The other policies have the table that weights give.
+            // The other policies have the table that follows the weights.
             for policy in [Policy::LeastLoaded, Policy::P2c, Policy::Random] {
                 assert_eq!(of(policy), by_weight, "{subset:?}");
             }
@@ -402,7 +418,7 @@ mod tests {
                     assert!(members.len() <= subset.most_members() as usize, "{subset:?} of {count}");
                 }
             }
-            // Those that are known not to be bounded are not.
+            // `most_members` is above the size only for subsets that really have more members.
             let subset = Subset::Sized { algorithm, size: Size::Fixed(256) };
             let alone = Membership::of(&service(subset), Task { index: 0, count: 1 }, &list).members;
             assert_eq!(alone.len() > 256, subset.most_members() > 256, "{algorithm}");
@@ -480,7 +496,7 @@ mod tests {
                 let used: std::collections::BTreeSet<u32> =
                     tasks.iter().flat_map(|task| &task.members).map(|member| member.endpoint.index).collect();
                 assert!(tasks.iter().all(|task| task.unused == tasks[0].unused));
-                // What the members get is measured against the whole list.
+                // The members' load is compared with a target over the whole list.
                 let target = 3.0 / 41.0;
                 assert!(tasks[0].members.iter().all(|member| (member.target - target).abs() < 1e-12));
                 (u32::try_from(used.len()).unwrap(), tasks[0].unused)

@@ -1,8 +1,9 @@
-//! The complete desired state of a client task's maps as one value, and the ordered steps from one to the next.
+//! The complete desired state of a client task's maps as one value, and the ordered steps from one
+//! plan to the next.
 //!
-//! A plan leaves no choice to what carries it out. The steps are ordered so that a connect at any moment between two
-//! of them finds a whole table whose every slot holds its backend, and a fallback that is right. Carrying a step out
-//! twice is harmless.
+//! A plan leaves no choice to the code that executes it. The steps are ordered so that a connect
+//! between any two of them finds a whole table, in which every slot holds its backend, and a
+//! correct fallback. Executing a step twice is harmless.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,7 +14,7 @@ use lb_common::abi::{BackendState, DaemonState, EjectionRules, HealthReason, Rul
 use crate::ids::{Generation, ServiceIndex, Slot};
 use crate::service::Protocol;
 
-/// What the kernel shall hold for one client task.
+/// The desired kernel state of one client task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// By index in the kernel's arrays.
@@ -22,52 +23,53 @@ pub struct Plan {
     pub backends: BTreeMap<Slot, BackendPlan>,
 }
 
-/// What the kernel shall hold for one service.
+/// The desired kernel state of one service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePlan {
     /// Its name.
     pub name: String,
     /// The address that processes dial.
     pub address: SocketAddr,
-    /// The protocol that they dial it with.
+    /// The protocol that processes dial it with.
     pub protocol: Protocol,
-    /// Whether connects to the address are balanced. A service that was removed is closed, but keeps its index until
-    /// its last flow ends.
+    /// Whether connects to the address are balanced. A removed service is closed, but keeps its
+    /// index until its last flow ends.
     pub open: bool,
     /// The errno of a connect that finds no usable backend.
     pub errno: u16,
-    /// How a backend is picked, and what bounds that.
+    /// The rules and limits by which connect picks a backend.
     pub rules: Rules,
     /// When a backend is ejected.
     pub ejection: EjectionRules,
-    /// The slot that is taken when every pick is unusable; without one the connect is refused.
+    /// The slot that connect takes when every pick is unusable; without one, connect is refused.
     pub fallback: Option<Slot>,
-    /// Slots in the order in which connect takes them; a power of two of them, or none.
+    /// Slots in the order in which connect takes them; their number is a power of two or 0.
     pub schedule: Arc<[Slot]>,
-    /// Slots that others stand in for in the schedule. They get trials.
+    /// Slots of backends with substitutes in the schedule. These slots get trials.
     pub replaced: Vec<Slot>,
 }
 
-/// What the kernel shall hold for one backend.
+/// The desired kernel state of one backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendPlan {
     /// The index of the service that owns it.
     pub service: ServiceIndex,
-    /// Where it listens.
+    /// The address where it listens.
     pub address: SocketAddr,
     /// The generation of its slot.
     pub generation: Generation,
     /// Its capacity.
     pub weight: u16,
-    /// What its slot is for.
+    /// The purpose of its slot.
     pub state: BackendState,
-    /// What the daemon knows of its health.
+    /// The daemon's evidence on its health.
     pub reason: HealthReason,
     /// Whether connect may choose it, unless it is ejected.
     pub usable: Usable,
-    /// Whether a probe has found it well: then it takes twice as many failures to eject it.
+    /// Whether a probe has found it healthy. If so, its ejection takes twice as many failures.
     pub is_probed_healthy: bool,
-    /// Its report id; [`NO_REPORT`](lb_common::abi::host::NO_REPORT) if no report of it is heard.
+    /// Its report id; [`NO_REPORT`](lb_common::abi::host::NO_REPORT) if the host receives no report
+    /// of it.
     pub report: u32,
 }
 
@@ -79,9 +81,10 @@ impl BackendPlan {
     }
 }
 
-/// How many entries of a schedule each slot in it has.
+/// The number of entries of each slot in a schedule.
 pub fn entries_by_slot(schedule: &[Slot]) -> BTreeMap<Slot, u32> {
-    // An array, because a schedule may be as long as the map: a look-up in a tree for each entry would be slow.
+    // An array, because a schedule may be as long as the map, and a tree look-up per entry would be
+    // slow.
     let slots = schedule.iter().max().map_or(0, |last| last.number() + 1);
     let mut entries = vec![0; slots as usize];
     schedule.iter().for_each(|slot| entries[slot.index()] += 1);
@@ -91,48 +94,49 @@ pub fn entries_by_slot(schedule: &[Slot]) -> BTreeMap<Slot, u32> {
 /// One ordered change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Stop balancing connects to the service's address, unless another service has taken it over; its flows stay.
+    /// Stop balancing connects to the service's address, unless another service has taken it over.
+    /// Its flows stay.
     Close(ServiceIndex),
     /// Write a service that is not open.
     WriteService(ServiceIndex, ServicePlan),
-    /// Fill a slot that nothing refers to.
+    /// Fill a slot to which nothing refers.
     WriteBackend(Slot, BackendPlan),
     /// Store the errno of refused connects.
     SetErrno(ServiceIndex, u16),
-    /// Store the rules, by which the next connect picks; flows that there are stay where they are.
+    /// Store the rules for the next connect. Existing flows stay with their backends.
     SetRules(ServiceIndex, Rules),
-    /// Store when backends are ejected. Where that is turned off, those that are ejected are taken back.
+    /// Store when backends are ejected. If this disables ejection, ejected backends are readmitted.
     SetEjection(ServiceIndex, EjectionRules),
     /// Store the fallback.
     SetFallback(ServiceIndex, Option<Slot>),
-    /// Store the daemon's half of a backend's state word: whether it is usable, and why or why not.
+    /// Store the daemon's half of a backend's state word: whether it is usable, and the reason.
     SetState(Slot, DaemonState),
-    /// Store the weight that readers of the maps are shown.
+    /// Store the weight for readers of the maps.
     SetWeight(Slot, u16),
-    /// Store the report id: which verdict is about the backend.
+    /// Store the report id, which links the backend to its entry in the verdict array.
     SetReport(Slot, u32),
-    /// Write a whole new table beside the current one, with the slots that others stand in for, and switch to it.
+    /// Write a whole new table and its replaced slots beside the current table, and switch to it.
     Publish(ServiceIndex, Arc<[Slot]>, Vec<Slot>),
     /// Start balancing connects to the service's address.
     Open(ServiceIndex),
-    /// Clear a slot that nothing refers to any more.
+    /// Clear a slot to which nothing refers any more.
     FreeBackend(Slot),
-    /// Clear a closed service that nothing refers to any more.
+    /// Clear a closed service to which nothing refers any more.
     FreeService(ServiceIndex),
 }
 
 impl Plan {
-    /// Checks what the kernel programs rely on.
+    /// Checks the invariants on which the kernel programs rely.
     ///
     /// # Panics
-    /// If a schedule or a fallback names a slot that is not one of its service's, or a schedule's length is no power
-    /// of two.
+    /// If a schedule or a fallback names a slot of another service, or the length of a schedule is
+    /// not a power of two.
     pub fn assert_consistent(&self) {
         self.assert_consistent_of(|_, _| true);
     }
 
-    /// The same of a plan that comes after one that was consistent: of services that are as they were, with the same slots, nothing has
-    /// to be looked at again. Most changes are of one service of many.
+    /// The same for a plan that follows a consistent one. Services that are unchanged and have the
+    /// same slots are not checked again: most changes concern one service of many.
     fn assert_consistent_after(&self, before: &Self) {
         let is_same_slots = self.backends.len() == before.backends.len()
             && self.backends.iter().zip(&before.backends).all(
@@ -146,7 +150,8 @@ impl Plan {
     }
 
     fn assert_consistent_of(&self, concerns: impl Fn(ServiceIndex, &ServicePlan) -> bool) {
-        // An array, because a schedule may be as long as the map: a look-up in a tree for each entry would be slow.
+        // An array, because a schedule may be as long as the map, and a tree look-up per entry
+        // would be slow.
         let slots = self.backends.last_key_value().map_or(0, |(last, _)| last.index() + 1);
         let mut owners = vec![None; slots];
         for (slot, backend) in &self.backends {
@@ -168,7 +173,7 @@ impl Plan {
         }
     }
 
-    /// Carries a step out on the plan itself: what the maps hold after it.
+    /// Applies a step to the plan itself, so that it describes the maps after the step.
     pub fn record(&mut self, step: &Step) {
         match step {
             Step::Close(index) => self.service(*index).open = false,
@@ -220,25 +225,27 @@ impl Plan {
     }
 }
 
-/// The steps from what the kernel holds to what it shall hold.
+/// The steps from the present kernel state to the desired one.
 ///
-/// In this order, so that a daemon that is killed between any two of them leaves maps that work and that the next one
-/// can take over:
-/// 1. Slots that nothing refers to are cleared, before another backend gets them.
-/// 2. New backends, then new services, whose fallback may name them.
-/// 3. Services that were not open are brought up to date and opened. Where one takes over another's address, it
-///    goes from the one to the other with a single store: no connect falls between them.
-/// 4. Services that are gone are closed, before they are emptied.
-/// 5. All other services are brought up to date.
-/// 6. Service indexes that nothing refers to are cleared.
+/// They have this order, so that a daemon that is killed between any two of them leaves maps that
+/// work and that the next daemon can adopt:
+/// 1. Slots to which nothing refers are cleared, before other backends get them.
+/// 2. New backends are written, then new services, because a service's fallback may name them.
+/// 3. Services that were not open are updated and opened. If a service takes over the address of
+///    another, a single store moves it, so that no connect finds the address without a service.
+/// 4. Removed services are closed, before they are emptied.
+/// 5. All other services are updated.
+/// 6. Service indexes to which nothing refers are cleared.
 ///
 /// # Panics
-/// If the new plan is not consistent, or gives an index to a service that another one still has open.
+/// If the new plan is not consistent, or assigns an index to a service while another service with
+/// this index is open.
 pub fn diff(old: &Plan, new: &Plan) -> Vec<Step> {
     new.assert_consistent_after(old);
     let changed = changed(old, new);
     let mut steps = Vec::new();
-    // Also a slot that has another backend by now, because an earlier attempt to free it has failed: what was counted is kept.
+    // This includes a slot that already has another backend because an earlier attempt to free it
+    // has failed: its retired counters must not be lost.
     let is_gone = |(slot, backend): &(&Slot, &BackendPlan)| {
         new.backends.get(slot).is_none_or(|after| after.generation != backend.generation)
     };
@@ -282,7 +289,7 @@ fn same_service(a: &ServicePlan, b: &ServicePlan) -> bool {
     a.address == b.address && a.protocol == b.protocol && a.name == b.name
 }
 
-/// Backends that are in both plans and not as they were, in the order of their slots: before and after.
+/// Backends that are in both plans and have changed, in the order of their slots: before and after.
 type Changed<'p> = Vec<(Slot, &'p BackendPlan, &'p BackendPlan)>;
 
 fn changed<'p>(old: &'p Plan, new: &'p Plan) -> Changed<'p> {
@@ -293,24 +300,26 @@ fn changed<'p>(old: &'p Plan, new: &'p Plan) -> Changed<'p> {
     new.backends.iter().filter_map(both).filter(is_changed).collect()
 }
 
-/// What changes of one service and its backends, apart from whether it is open.
+/// The changes of one service and its backends, apart from whether it is open.
 fn update(old: &Plan, new: &Plan, index: ServiceIndex, changed: &Changed<'_>, steps: &mut Vec<Step>) {
     let service = &new.services[&index];
     let before = old.services.get(&index).filter(|before| same_service(before, service));
-    // A service that is written in this change gets its errno, its rules and its fallback with that.
+    // A service that is written in this change gets its errno, its rules and its fallback with that
+    // step.
     if let Some(before) = before {
         if before.errno != service.errno {
             steps.push(Step::SetErrno(index, service.errno));
         }
-        // Every policy can pick from every table, so the rules may go before it.
+        // Every policy can pick from every table, so the rules may change before the table.
         if before.rules != service.rules {
             steps.push(Step::SetRules(index, service.rules));
         }
         if before.ejection != service.ejection {
             steps.push(Step::SetEjection(index, service.ejection));
         }
-        // The fallback goes before the state words: a connect that sees the new word of its pick must not then take an
-        // old fallback that the same change has made wrong.
+        // The fallback changes before the state words. Otherwise a connect that finds its pick
+        // unusable by the new word could take an old fallback, which the same change has made
+        // wrong.
         if before.fallback != service.fallback {
             steps.push(Step::SetFallback(index, service.fallback));
         }
@@ -334,7 +343,8 @@ fn set_states(index: ServiceIndex, changed: &Changed<'_>, steps: &mut Vec<Step>)
         }
         if before.daemon_state() != backend.daemon_state() {
             let step = Step::SetState(slot, backend.daemon_state());
-            // Backends come back before others leave: fewer picks meet an unusable backend.
+            // Backends become usable before others become unusable: fewer picks find an unusable
+            // backend.
             if backend.usable.is_usable() { steps.push(step) } else { unusable.push(step) }
         }
     }

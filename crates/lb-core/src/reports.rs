@@ -1,5 +1,5 @@
-//! What decisions know of the reports of backends: whose a report is, and what it says of load. How reports come, and which are
-//! believed, is for whoever hands them on.
+//! What decisions need of a backend's report: the backend's name and its load. How reports arrive,
+//! and which of them are trusted, is outside of this crate.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use lb_common::net::Address;
 
 use crate::service::Protocol;
 
-/// What a backend is called: as the endpoint list has it, wherever its agent listens.
+/// The name of a backend: its address in the endpoint list, wherever its agent listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name {
     /// Its protocol.
@@ -18,7 +18,8 @@ pub struct Name {
 }
 
 impl Name {
-    /// The name as the wire has it, so that an IPv4 address and the same one in v4-mapped form are one name.
+    /// The name as the wire format has it, so that an IPv4 address and its v4-mapped form are one
+    /// name.
     #[must_use]
     pub fn on_wire(self) -> Self {
         let ip = std::net::IpAddr::from(Address::from(self.address.ip()));
@@ -26,24 +27,24 @@ impl Name {
     }
 }
 
-/// What a backend says of its load.
+/// The load that a backend reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReportedLoad {
-    /// Requests a second, in thousandths; `None` if it does not know.
+    /// Requests per second, in thousandths; `None` if unknown.
     pub qps: Option<u32>,
-    /// Errors a second, in thousandths.
+    /// Errors per second, in thousandths.
     pub eps: Option<u32>,
-    /// Of what it can do, in thousandths.
+    /// The used part of its capacity, in thousandths.
     pub utilization: Option<u32>,
-    /// Over how long that was measured.
+    /// The time over which this was measured.
     pub window: Duration,
-    /// How long ago, when it was said.
+    /// The age of the measurement when the report was sent.
     pub age: Duration,
 }
 
 impl ReportedLoad {
-    /// The share of its requests that the backend reports as errors: above 1 if it counts served ones alone. `None` if it reports no
-    /// requests or no errors.
+    /// The share of its requests that the backend reports as errors: above 1 if its requests do not
+    /// include the failed ones. `None` if it reports no requests or no errors.
     pub fn error_share(&self) -> Option<f64> {
         let (eps, qps) = (self.eps?, self.qps?);
         Some(if eps == 0 { 0.0 } else { f64::from(eps) / f64::from(qps) })

@@ -1,7 +1,7 @@
-//! From what the operator asked for to the numbers by which the kernel programs pick.
+//! Converts the operator's configuration to the numbers by which the kernel programs pick.
 //!
-//! The only place that knows both. Times become ticks of the programs' clock, and seconds of a connect the number of times
-//! that the kernel repeats itself.
+//! Only this file knows both. Times become ticks of the programs' clock, and a connect timeout
+//! becomes the number of times that the kernel repeats the SYN.
 
 use std::time::Duration;
 
@@ -40,10 +40,11 @@ fn ticks(time: Duration) -> u32 {
     u32::try_from(time.as_nanos() >> TICK_LOG2).unwrap_or(u32::MAX).max(1)
 }
 
-/// How often a SYN is sent again in a connect that may take this long: the fewest with which the kernel waits at least as
-/// long. It waits a second for the first answer and then twice as long each time, which makes 3, 7, 15 seconds and so on.
+/// The number of repeated SYNs for this connect timeout: the smallest with which the kernel waits
+/// at least as long. The kernel waits one second for the first answer and then twice as long each
+/// time, which makes 3, 7, 15 seconds and so on.
 fn syn_retries(time: Duration) -> u8 {
-    // Bound: what the kernel itself does where nobody asks.
+    // Bound: the kernel's default.
     const MOST: u8 = 6;
     (1..MOST).find(|retries| time <= Duration::from_secs((2 << retries) - 1)).unwrap_or(MOST)
 }

@@ -1,8 +1,10 @@
-//! Turns integer weights into the table that connect walks: how many entries each backend gets, and in which order.
+//! Turns integer weights into the table that connect walks: how many entries each backend gets, and
+//! in which order.
 //!
-//! A walk over the table must match the weights as closely as whole entries can, and every daemon must compute the same
-//! table from the same weights, so the arithmetic is exact. Entries are positions in the caller's list of weights. Must
-//! not know of health, time or slots: who has which weight is decided before.
+//! A walk over the table must match the weights as closely as whole entries can. Every daemon must
+//! compute the same table from the same weights, so the arithmetic is exact. Entries are positions
+//! in the caller's list of weights. This file must not know of health, time or slots: the caller
+//! decides which backend has which weight.
 
 use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, SCHEDULE_ENTRIES_PER_BACKEND};
 
@@ -16,12 +18,13 @@ pub fn length_log2(backends: u32) -> u8 {
     (MIN_SCHEDULE_LOG2..MAX_SCHEDULE_LOG2).find(|&log2| 1_u64 << log2 >= wanted).unwrap_or(MAX_SCHEDULE_LOG2)
 }
 
-/// How many of `entries` entries each weight gets: proportional, by largest remainder, and at least one for every
-/// positive weight.
+/// How many of `entries` entries each weight gets: proportional, by largest remainder, and at least
+/// one for every positive weight.
 ///
-/// A weight of 0 gets none. The counts sum to `entries`, or to 0 if no weight is positive. A weight whose fair share is
-/// below one entry gets exactly one, and the others share the rest; ties go to the lower position. Panics if there are
-/// more positive weights than entries, which the limits of a service and the length of its table rule out.
+/// A weight of 0 gets none. The counts sum to `entries`, or to 0 if no weight is positive. A weight
+/// with a fair share below one entry gets exactly one, and the others divide the rest; ties go to
+/// the lower position. Panics if there are more positive weights than entries, which the limits of
+/// a service and the length of its table rule out.
 pub fn apportion(weights: &[u64], entries: u32) -> Vec<u32> {
     let mut counts = vec![0; weights.len()];
     let mut rising: Vec<usize> = (0..weights.len()).filter(|&i| weights[i] > 0).collect();
@@ -39,9 +42,10 @@ pub fn apportion(weights: &[u64], entries: u32) -> Vec<u32> {
     let mut weights_left: u128 = rising.iter().map(|&i| u128::from(weights[i])).sum();
     let mut entries_left = u128::from(entries);
     let mut small = 0;
-    // A weight that takes a whole entry for less leaves fewer entries per weight to the others. So one pass from the
-    // lightest up finds all whose share is or comes below one. It ends before the heaviest: there are always at least
-    // as many entries left as weights.
+    // A weight that gets a whole entry for a smaller share leaves fewer entries per weight to the
+    // others. So a single pass from the lightest weight up finds all weights with a share that is
+    // or falls below one. The pass ends before the heaviest, because there are always at least as
+    // many entries left as weights.
     for &i in &rising {
         let weight = u128::from(weights[i]);
         if weight * entries_left >= weights_left {
@@ -75,10 +79,11 @@ fn share(weights: &[u64], members: &[usize], sum: u128, entries: u128, counts: &
     }
 }
 
-/// The table in which position `i` of `counts` has `counts[i]` entries, spread evenly: its j-th of c is due at
-/// (2j + 1) / 2c of the way, and entries stand in the order in which they are due, ties with the lower position first.
+/// The table in which position `i` of `counts` has `counts[i]` entries, spread evenly: the j-th of
+/// c entries is due at (2j + 1) / 2c of the way. Entries are in the order in which they are due; of
+/// ties, the lower position is first.
 ///
-/// Empty if all counts are 0. Panics if the table would be longer than the longest that the kernel has.
+/// Empty if all counts are 0. Panics if the table would be longer than the kernel's longest table.
 pub fn interleave(counts: &[u32]) -> Vec<u32> {
     let length: u64 = counts.iter().map(|&count| u64::from(count)).sum();
     assert!(length <= MAX_ENTRIES, "a table has at most {MAX_ENTRIES} entries, not {length}");
@@ -86,14 +91,16 @@ pub fn interleave(counts: &[u32]) -> Vec<u32> {
     for (position, &count) in (0..).zip(counts) {
         due.extend((0..count).map(|j| (deadline(j, count), position)));
     }
-    // A stable sort keeps ties in the order of positions, and it merges the ascending run of each position as it is.
+    // A stable sort leaves ties in the order of positions, and it merges the ascending run of each
+    // position as it is.
     due.sort_by_key(|&(deadline, _)| deadline);
     due.into_iter().map(|(_, position)| position).collect()
 }
 
-/// (2j + 1) / 2c in units of 2^-32, rounded down, which loses no order: the deadlines of one position are at least 2^-16
-/// apart, and two different ones of positions with counts a and b at least 1 / 2ab. With a + b at most 2^16 that is at
-/// least 2^-31, so that they still differ when rounded, and equal ones stay equal.
+/// (2j + 1) / 2c in units of 2^-32, rounded down. Rounding loses no order: the deadlines of one
+/// position are at least 2^-16 apart, and two different deadlines of positions with counts a and b
+/// are at least 1 / 2ab apart. With a + b at most 2^16 this is at least 2^-31, so that they still
+/// differ when rounded, and equal ones stay equal.
 fn deadline(j: u32, count: u32) -> u32 {
     let fraction = ((2 * u64::from(j) + 1) << 31) / u64::from(count);
     u32::try_from(fraction).expect("j is below the count, so the fraction is below one")
@@ -147,7 +154,8 @@ mod tests {
 
     #[test]
     fn a_weight_that_takes_a_whole_entry_may_push_the_next_below_one() {
-        // Of 4 entries, 25 of 100 is exactly one; once 1 has taken a whole one, 25 of 99 is less than one of 3.
+        // Of 4 entries, 25 of 100 is exactly one; once 1 has got a whole entry, 25 of 99 is less
+        // than one of 3.
         assert_eq!(apportion(&[1, 25, 74], 4), [1, 1, 2]);
     }
 
@@ -171,7 +179,8 @@ mod tests {
 
     #[test]
     fn the_closest_deadlines_keep_their_order() {
-        // Around the middle these two counts come closest: their entries alternate without a tie.
+        // These two counts come closest around the middle, where their entries alternate without a
+        // tie.
         let table = interleave(&[32_767, 32_769]);
         let mut position_of = [0_u64; 2];
         let mut last = (0, 1);

@@ -1,4 +1,4 @@
-//! What the operator asked for: client tasks and services, as values that cannot be wrong.
+//! The operator's configuration of client tasks and services, as values that cannot be invalid.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,17 +11,17 @@ use crate::control;
 use crate::load_band::LoadBand;
 use crate::subset::Algorithm;
 
-/// A transport protocol that a service is dialled with.
+/// The transport protocol of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
     /// TCP.
     Tcp,
-    /// UDP: sockets that are connected, and those that name the service with each datagram.
+    /// UDP: connected sockets, and sockets that name the service with each datagram.
     Udp,
 }
 
 impl Protocol {
-    /// All of them, in the order in which the documentation has them.
+    /// All of them, in the order of the documentation.
     pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
 
     /// The IP protocol number.
@@ -32,7 +32,7 @@ impl Protocol {
         }
     }
 
-    /// The protocol with this number, if services can have it.
+    /// The protocol with this number; `None` if services cannot have it.
     pub fn of_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|protocol| protocol.number() == number)
     }
@@ -51,17 +51,17 @@ impl Protocol {
 pub enum Subset {
     /// All of them.
     All,
-    /// The first `size` of the order that `algorithm` gives this client task.
+    /// The first `size` endpoints of the order that `algorithm` gives this client task.
     Sized {
         /// The algorithm.
         algorithm: Algorithm,
-        /// How many.
+        /// The number of endpoints.
         size: Size,
     },
 }
 
 impl Subset {
-    /// The algorithm, if a list must have indexes for it: see [`Algorithm::needs_indexes`].
+    /// The algorithm, if it needs a list with indexes: see [`Algorithm::needs_indexes`].
     pub fn needs_indexes(self) -> Option<Algorithm> {
         match self {
             Self::Sized { algorithm, .. } => algorithm.needs_indexes().then_some(algorithm),
@@ -69,38 +69,40 @@ impl Subset {
         }
     }
 
-    /// The most members that a list can give it, whatever job the client task is of.
+    /// The largest number of members that any list can give a client task, whatever its job is.
     pub const fn most_members(self) -> u32 {
         match self {
             Self::Sized { algorithm, size: Size::Fixed(size) } if !algorithm.is_aperture() => size,
-            // An arc overlaps more backends than were asked for, `auto` takes all where nothing less will do, and so does much load.
+            // The arc of an aperture overlaps more backends than the size; `auto` takes all
+            // backends if no smaller size is enough, and high load does the same.
             Self::All | Self::Sized { .. } => MAX_BACKENDS,
         }
     }
 }
 
-/// How many backends a subset has.
+/// The number of backends in a subset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
     /// 1 to [`lb_common::abi::MAX_SUBSET`].
     Fixed(u32),
-    /// The smallest that is at least `min` and lets structural weights make loads even, see
-    /// [`crate::weights::auto_size`].
+    /// The smallest size that is at least `min` and at which structural weights can make loads
+    /// even, see [`crate::weights::auto_size`].
     Auto {
         /// 1 to [`lb_common::abi::MAX_SUBSET`].
         min: u32,
     },
-    /// As many as the task's own load asks for, see [`crate::load_band`]. Only for [`Algorithm::Random`]: sizes differ from task to task
-    /// and change, so that subsets cannot be fitted to each other.
+    /// The size follows the task's own load, see [`crate::load_band`]. Only for
+    /// [`Algorithm::Random`]: sizes differ between tasks and change, so that subsets cannot be
+    /// fitted to each other.
     Band(LoadBand),
 }
 
-/// Which task of its job a client is.
+/// The number of a client task within its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Task {
     /// This task's number, below `count`.
     pub index: u32,
-    /// How many tasks the job has, 1 to 65,536.
+    /// The number of tasks in the job, 1 to 65,536.
     pub count: u32,
 }
 
@@ -111,39 +113,41 @@ pub struct Service {
     pub name: String,
     /// The address that processes dial.
     pub address: SocketAddr,
-    /// The protocol that they dial it with.
+    /// The protocol that processes dial it with.
     pub protocol: Protocol,
-    /// How the kernel picks.
+    /// The policy by which the kernel picks a backend.
     pub policy: Policy,
-    /// Open flows of a backend at which it is skipped; `None` for no limit.
+    /// A backend with this many open flows is skipped; `None` for no limit.
     pub active_limit: Option<u32>,
-    /// What happens when all are at it.
+    /// The reaction when all backends are at the limit.
     pub overflow: Overflow,
-    /// After how long an error counts half; `None` if errors do not count. Only for policies that count them.
+    /// After this time an error counts half; `None` if errors do not count. Only for policies that
+    /// count errors.
     pub error_decay: Option<Duration>,
-    /// After how long a TCP connect gives up; `None` for the kernel's time.
+    /// After this time a TCP connect fails; `None` for the kernel's default.
     pub connect_timeout: Option<Duration>,
-    /// After how long a SYN counts as unanswered if the application gives up.
+    /// If the application gives up a connect after at least this time, its SYN counts as
+    /// unanswered.
     pub unanswered_after: Duration,
-    /// When a backend is ejected; `None` if none ever is.
+    /// When a backend is ejected; `None` if no backend ever is.
     pub ejection: Option<Ejection>,
-    /// What follows when backends are unavailable.
+    /// The consequences of unavailable backends.
     pub health: HealthRules,
-    /// What changes weights: load, and slow start.
+    /// What changes weights: load and slow start.
     pub control: control::ControlRules,
-    /// After how long an unconnected UDP flow chooses anew; `None` for never.
+    /// After this time an unconnected UDP flow chooses a backend again; `None` for never.
     pub rebind: Option<Duration>,
-    /// Which endpoints may be used.
+    /// Which endpoints the task may use.
     pub subset: Subset,
-    /// Decides the subset together with the task's index; the same for every task of the job.
+    /// Together with the task's index, decides the subset. The same for every task of the job.
     pub seed: u64,
     /// The errno of a connect that finds no usable backend.
     pub errno: u16,
 }
 
 impl Service {
-    /// A service over TCP as a configuration has it that says no more than this: weighted round robin, no limit, and
-    /// EHOSTUNREACH (113) where no backend is usable.
+    /// A TCP service with the defaults of the configuration: weighted round robin, no limit, and
+    /// EHOSTUNREACH (113) if no backend is usable.
     pub fn new(name: &str, address: SocketAddr, subset: Subset, seed: u64) -> Self {
         Self {
             name: name.to_owned(),
@@ -166,18 +170,20 @@ impl Service {
     }
 }
 
-/// What follows when backends are unavailable.
+/// The consequences of unavailable backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HealthRules {
-    /// Percent of the backends that a task has tried: if fewer are available, and none of them serves, ejected ones are chosen as
-    /// well, and refusing ones that accept connections; 0 for never.
+    /// A percentage of the backends that a task has tried. If fewer of these are available, and
+    /// none of them serves, connects also choose ejected backends, and refusing ones that accept
+    /// connections. 0 for never.
     pub panic_threshold: u8,
-    /// After how long a member that is unavailable is replaced.
+    /// After this time an unavailable member is replaced.
     pub replace_after: Duration,
-    /// How long a probe by connection takes at most: for so long a service of which nothing is known yet uses all its backends
-    /// alike. `None` if there are no such probes, and no backend is unproven.
+    /// The longest duration of a probe by connection. For this time, a service with unknown
+    /// backends uses all of them alike. `None` without such probes; backends are never unproven
+    /// then.
     pub first_look: Option<Duration>,
-    /// Whether the reports of backends count.
+    /// Whether the reports of backends count as evidence.
     pub heeds_reports: bool,
 }
 
@@ -195,13 +201,13 @@ impl Default for HealthRules {
 /// When a backend is ejected for failures in a row, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ejection {
-    /// How many failures, 1 to 255.
+    /// The number of failures in a row, 1 to 255.
     pub failures: u8,
-    /// How long the first time.
+    /// The duration of the first ejection.
     pub base: Duration,
-    /// How long at most.
+    /// The longest duration.
     pub max: Duration,
-    /// Whether an established connection that the backend does not answer is a failure.
+    /// Whether an established connection without an answer from the backend is a failure.
     pub hangs: bool,
 }
 
@@ -211,21 +217,22 @@ impl Default for Ejection {
     }
 }
 
-/// After how long a SYN counts as unanswered where nothing is said: longer than handshakes within a region take, shorter than
-/// the connect timeouts that clients have.
+/// The default for [`Service::unanswered_after`]: longer than handshakes within a region take, and
+/// shorter than the connect timeouts of clients.
 pub const UNANSWERED_AFTER: Duration = Duration::from_millis(200);
 
-/// Why one choice may look at every member of a subset, which then has at most [`MAX_SCAN`] of them.
+/// Why one choice may look at every member of a subset, which then has at most [`MAX_SCAN`]
+/// members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScanCause {
     /// The policy always does.
     Policy,
-    /// It does when all members are at their limit.
+    /// The overflow rule does when all members are at their limit.
     Overflow,
 }
 
 impl ScanCause {
-    /// Of a service with these.
+    /// The cause for a service with these settings; `None` if a choice never looks at every member.
     pub const fn of(policy: Policy, active_limit: Option<u32>, overflow: Overflow) -> Option<Self> {
         match (policy, active_limit, overflow) {
             (Policy::LeastLoaded, _, _) => Some(Self::Policy),
@@ -235,10 +242,10 @@ impl ScanCause {
     }
 }
 
-/// The most members that one choice can look at.
+/// The largest number of members that one choice can look at.
 pub const MAX_SCAN: u32 = MAX_SUBSET;
 
-/// The default seed of the subsets that a job's tasks take of a service: XXH64 of `<job>/<service>`.
+/// The default seed of the subsets of a job's tasks: XXH64 of `<job>/<service>`.
 pub fn seed(job: &str, service: &str) -> u64 {
     let mut text = String::with_capacity(job.len() + 1 + service.len());
     text.push_str(job);
@@ -247,17 +254,17 @@ pub fn seed(job: &str, service: &str) -> u64 {
     xxhash_rust::xxh64::xxh64(text.as_bytes(), 0)
 }
 
-/// What is known of a client's flows.
+/// How much the daemon learns about a client's flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accounting {
-    /// Those that are open, by the cheapest hooks. Why one failed is not known.
+    /// Only the open flows, with the cheapest hooks. The reasons for failures are unknown.
     Active,
-    /// Also how they went and why they ended.
+    /// Also the course of each flow and the reason for its end.
     Full,
 }
 
 impl Accounting {
-    /// Both of them, in the order in which the documentation has them.
+    /// Both of them, in the order of the documentation.
     pub const ALL: [Self; 2] = [Self::Full, Self::Active];
 
     /// The word for it in configurations and tables.

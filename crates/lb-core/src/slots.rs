@@ -1,7 +1,8 @@
-//! Where each backend lives in the kernel's arrays: a slot, and the generation of that slot.
+//! The place of each backend in the kernel's arrays: a slot, and the generation of that slot.
 //!
-//! A backend is known by its service and address. It keeps its slot as long as anything may refer to it: a table, a
-//! fallback, a flow. Only the datapath can know when the last reference is gone, so slots are freed only when it says so.
+//! A service and an address identify a backend. It keeps its slot as long as anything may refer to
+//! it: a table, a fallback, a flow. Only the datapath knows when the last reference is gone, so
+//! slots are freed only on its report.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -11,7 +12,7 @@ use thiserror::Error;
 
 use crate::ids::{BackendRef, Generation, ServiceIndex, Slot};
 
-/// What a backend is known by: its service's index and its address.
+/// The identity of a backend: its service's index and its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity {
     /// The service's index in the kernel's arrays.
@@ -21,9 +22,9 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// All of a service, in their order.
+    /// All identities of a service, in their order.
     pub fn all_of(service: ServiceIndex) -> impl RangeBounds<Self> {
-        // The least of all addresses.
+        // The smallest of all addresses.
         let first = |service| Self { service, address: SocketAddr::from(([0, 0, 0, 0], 0)) };
         let end = service
             .0
@@ -39,7 +40,7 @@ impl Identity {
     "all {capacity} slots of the client task are taken (limits.slots); backends that were removed keep theirs until their last connection ends"
 )]
 pub struct SlotsExhausted {
-    /// How many there are.
+    /// The number of slots.
     pub capacity: u32,
 }
 
@@ -62,10 +63,10 @@ impl Slots {
         }
     }
 
-    /// The slot of a backend: the one it has, or the lowest free one.
+    /// The slot of a backend: its present slot, or the lowest free one.
     ///
     /// # Errors
-    /// If it has none and none is free.
+    /// If the backend has no slot and none is free.
     pub fn hold(&mut self, identity: Identity) -> Result<BackendRef, SlotsExhausted> {
         if let Some(backend) = self.in_use.get(&identity) {
             return Ok(*backend);
@@ -87,7 +88,7 @@ impl Slots {
     /// The slots of several backends, in their order.
     ///
     /// # Errors
-    /// If there are not enough free ones; nothing has changed then.
+    /// If there are not enough free slots; nothing has changed then.
     pub fn hold_all(&mut self, identities: &[Identity]) -> Result<Vec<BackendRef>, SlotsExhausted> {
         let mut new = Vec::new();
         let mut held = Vec::with_capacity(identities.len());
@@ -113,7 +114,7 @@ impl Slots {
     /// Takes over a slot that a backend already has in the kernel.
     ///
     /// # Panics
-    /// If the slot is not free or past the end: the kernel's arrays hold one backend per slot.
+    /// If the slot is not free, or past the end: the kernel's arrays hold one backend per slot.
     pub fn adopt(&mut self, identity: Identity, backend: BackendRef) {
         assert!(self.free.remove(&backend.slot), "slot {} is not free", backend.slot);
         self.generations[backend.slot.index()] = backend.generation.next();
@@ -121,14 +122,14 @@ impl Slots {
         assert!(before.is_none(), "{identity:?} has two slots");
     }
 
-    /// Sets the next generation of a slot; of one that is in use, or past the end, it stays as it is.
+    /// Sets the next generation of a free slot. Ignores slots that are in use or past the end.
     pub fn set_generation(&mut self, slot: Slot, next: Generation) {
         if self.free.contains(&slot) {
             self.generations[slot.index()] = next;
         }
     }
 
-    /// Where a backend lives, if it has a slot.
+    /// The slot of a backend, if it has one.
     pub fn get(&self, identity: Identity) -> Option<BackendRef> {
         self.in_use.get(&identity).copied()
     }
@@ -143,7 +144,7 @@ impl Slots {
         self.in_use.range(Identity::all_of(service)).map(|(identity, backend)| (*identity, *backend))
     }
 
-    /// Frees the slot of a backend that nothing refers to any more.
+    /// Frees the slot of a backend to which nothing refers any more.
     pub fn free(&mut self, identity: Identity) {
         if let Some(backend) = self.in_use.remove(&identity) {
             self.free.insert(backend.slot);
@@ -173,7 +174,7 @@ mod tests {
         assert_eq!(format!("{slots:?}"), before);
         let three = slots.hold_all(&four[..3]).unwrap();
         assert_eq!(three, [first, backend(1, 0), backend(2, 0)]);
-        // The same twice is one.
+        // The same backend twice gets one slot.
         assert_eq!(slots.hold_all(&[identity(2), identity(2)]), Ok(vec![backend(1, 0); 2]));
     }
 

@@ -1,10 +1,13 @@
-//! Which of a service's backends each client task uses: for every task an order of all of them, best first.
+//! Which of a service's backends each client task uses: for every task, an order of all backends,
+//! best first.
 //!
-//! A task computes its order alone, from its own number and a few integers that the whole job shares, and takes the
-//! first ones that it can use; who follows is the replacement of a lost one. Together the tasks of a job cover the
-//! backends evenly without talking to each other. For that, every version on every host must compute the same order:
-//! a silent change here reconnects a whole fleet, so no floating point is involved and `tests/vectors.json` fixes the
-//! results. Must not know of health, weights or addresses: a backend is its index, and holes are the caller's to skip.
+//! A task computes its order alone, from its own number and a few integers that the whole job
+//! shares. It takes the first usable backends of the order; the next one replaces a lost one.
+//! Together, the tasks of a job cover the backends evenly without communication. For that, every
+//! version on every host must compute the same order: a silent change here would reconnect a whole
+//! fleet. So no floating point is involved, and `tests/vectors.json` fixes the results. This module
+//! must not know of health, weights or addresses: a backend is its index, and the caller skips
+//! holes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -34,9 +37,9 @@ pub enum Algorithm {
     Random,
     /// Every client ranks all backends by a hash of both (gRPC A68).
     Rendezvous,
-    /// Each client goes on where the one before it ended.
+    /// Each client continues where the previous one ended.
     RoundRobin,
-    /// Slices of a shuffle per round of clients, as the SRE book lists it.
+    /// Slices of one shuffle per round of clients, as in the SRE book's listing.
     DeterministicBook,
     /// The same, with the leftovers of a round rotated (ACM Queue 2022).
     Deterministic,
@@ -50,9 +53,9 @@ pub enum Algorithm {
     RingsteadyScaled,
     /// The same with evenly spaced clients as well.
     RingsteadyBothScaled,
-    /// Ringsteady over lots of ten, which are dealt by shuffles (ACM Queue 2022): the default.
+    /// Ringsteady over lots of ten, which shuffles deal (ACM Queue 2022): the default.
     Rocksteadier,
-    /// The article's letter: no rotation by the seed, evenly spaced lots.
+    /// As the article defines it: no rotation by the seed, evenly spaced lots.
     RocksteadierScaled,
     /// Arcs of a ring with fractional edges (Twitter 2019, Finagle).
     Aperture,
@@ -66,7 +69,7 @@ pub enum Algorithm {
 pub struct UnknownAlgorithm(pub String);
 
 impl Algorithm {
-    /// All of them, in the order in which the documentation has them.
+    /// All of them, in the order of the documentation.
     pub const ALL: [Self; 14] = [
         Self::Random,
         Self::Rendezvous,
@@ -104,13 +107,15 @@ impl Algorithm {
         }
     }
 
-    /// Whether its subsets are arcs with fractional edges: as long as the arc, not as the wanted size.
+    /// Whether its subsets are arcs with fractional edges, so that their size is that of the arc
+    /// instead of the wanted size.
     pub const fn is_aperture(self) -> bool {
         matches!(self, Self::Aperture | Self::ApertureShuffled)
     }
 
-    /// Whether it cuts the index space into slices or arcs, or spaces backends over it by index: the gaps between hashed indexes make such
-    /// subsets uneven, so a list must have indexes of its own.
+    /// Whether it cuts the index space into slices or arcs, or spaces backends over it by index.
+    /// The gaps between hashed indexes make such subsets uneven, so a list must have its own
+    /// indexes.
     pub const fn needs_indexes(self) -> bool {
         matches!(
             self,
@@ -126,12 +131,14 @@ impl Algorithm {
         )
     }
 
-    /// Whether an order depends on the number of clients: if so, clients reconnect when their job is resized.
+    /// Whether an order depends on the number of clients. If so, clients reconnect when their job
+    /// is resized.
     pub const fn depends_on_clients(self) -> bool {
         matches!(self, Self::Ring | Self::RingsteadyBothScaled | Self::Aperture | Self::ApertureShuffled)
     }
 
-    /// Whether an order depends on the wanted size. If not, a larger subset is a longer prefix of the same order.
+    /// Whether an order depends on the wanted size. If not, a larger subset is a longer prefix of
+    /// the same order.
     pub const fn depends_on_size(self) -> bool {
         matches!(
             self,
@@ -159,32 +166,35 @@ impl FromStr for Algorithm {
     }
 }
 
-/// Where a client task stands among its peers and before what: all that an order may depend on.
+/// The place of a client task among its peers, and the backends: everything on which an order may
+/// depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// m: the task's number in its job.
     pub client: u32,
-    /// M: how many tasks the job has.
+    /// M: the number of tasks in the job.
     pub clients: u32,
     /// N: the service's highest backend index plus one, at most [`MAX_INDEXES`].
     pub backends: u32,
-    /// k: how many backends the task wants. An order has all of them nevertheless.
+    /// k: the number of backends that the task wants. An order contains all of them nevertheless.
     pub size: u32,
-    /// The same for every task of the job, so that their orders fit together; see [`crate::service::seed`].
+    /// The same for every task of the job, so that their orders fit together; see
+    /// [`crate::service::seed`].
     pub seed: u64,
 }
 
 impl Position {
-    /// K: the wanted size, or all backends where there are fewer.
+    /// K: the wanted size, or the number of backends if that is smaller.
     pub fn wanted(self) -> u32 {
         self.size.min(self.backends)
     }
 }
 
-/// All indexes below `position.backends`, each once, best first; none if there are no backends.
+/// All indexes below `position.backends`, each once, best first; empty if there are no backends.
 ///
-/// For most algorithms the order is lazy: taking a prefix costs about as much as the prefix is long. Those that shuffle or
-/// hash all backends cost as much as there are backends.
+/// For most algorithms the order is lazy: taking a prefix costs about as much as the prefix is
+/// long. For algorithms that shuffle or hash all backends, the cost is in proportion to the number
+/// of backends.
 ///
 /// # Panics
 /// If there are more backends than [`MAX_INDEXES`].
@@ -215,22 +225,24 @@ pub fn order(algorithm: Algorithm, position: Position) -> Box<dyn Iterator<Item 
     }
 }
 
-/// How many backends of the order are the subset: the wanted ones, or the arc of an aperture.
+/// The number of backends of the order that form the subset: the wanted size, or the arc of an
+/// aperture.
 pub fn length(algorithm: Algorithm, position: Position) -> u32 {
     if algorithm.is_aperture() { aperture::length(position) } else { position.wanted() }
 }
 
-/// The subset of a client where no backend is missing: the order's first, best first. With holes or lame ducks, see
-/// [`crate::membership`].
+/// The subset of a client if no backend is missing: the first backends of the order, best first.
+/// For holes and lame ducks, see [`crate::membership`].
 ///
 /// # Panics
-/// As [`order`].
+/// Like [`order`].
 pub fn subset(algorithm: Algorithm, position: Position) -> impl Iterator<Item = u32> {
     order(algorithm, position).take(length(algorithm, position) as usize)
 }
 
-/// The weights of an aperture's edges, in the order of the subset and in units of 1 / M: each is the part of a backend
-/// that the arc overlaps, multiplied by `position.clients`. The other algorithms have none of their own.
+/// The weights of an aperture's edges, in the order of the subset and in units of 1 / M: each is
+/// the part of a backend that the arc overlaps, multiplied by `position.clients`. `None` for the
+/// other algorithms.
 pub fn overlaps(algorithm: Algorithm, position: Position) -> Option<impl Iterator<Item = u64>> {
     algorithm.is_aperture().then(|| aperture::overlaps(position))
 }

@@ -1,26 +1,30 @@
-//! Structural weights: how much of its traffic each client sends to each backend of its subset, so that the backends'
-//! loads come out even although no algorithm can give each of them exactly as many clients.
+//! Structural weights: how much of its traffic each client sends to each backend of its subset, so
+//! that the backends' loads are even although no algorithm can give each backend exactly the same
+//! number of clients.
 //!
-//! The weights are the Sinkhorn solution (iterative proportional fitting) on the graph of all clients' subsets: every
-//! client's weights sum to 1, every backend's column to its target. It begins with 1 on every edge, or with an aperture's
-//! overlaps. Every client computes the same graph alone, so all
-//! agree without talking. The sums run in one order, for the same bits everywhere. Must not decide who is in a subset.
+//! The weights are the Sinkhorn solution (iterative proportional fitting) on the graph of all
+//! clients' subsets: every client's weights sum to 1, and every backend's column sums to its
+//! target. The iteration begins with 1 on every edge, or with an aperture's overlaps. Every client
+//! computes the same graph alone, so all agree without communication. The sums run in a fixed
+//! order, so that the bits are the same everywhere. This file must not decide which backends are in
+//! a subset.
 
 use std::ops::Range;
 
 use crate::subset::{self, Algorithm, Position};
 
-/// The subsets of all clients of a job, as the edges of a graph: one row of backend indexes per client.
+/// The subsets of all clients of a job, as the edges of a graph: one row of backend indexes per
+/// client.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     backends: u32,
-    /// Where each row ends among the edges.
+    /// The end of each row among the edges.
     ends: Vec<usize>,
     edges: Vec<u32>,
 }
 
 impl Graph {
-    /// A graph of no clients yet, over backend indexes below `backends`.
+    /// A graph without clients, over backend indexes below `backends`.
     pub fn new(backends: u32) -> Self {
         Self { backends, ends: Vec::new(), edges: Vec::new() }
     }
@@ -28,7 +32,7 @@ impl Graph {
     /// The graph of these subsets, one per client.
     ///
     /// # Panics
-    /// As [`Graph::push`].
+    /// Like [`Graph::push`].
     pub fn of_rows<R: IntoIterator<Item = u32>>(backends: u32, rows: impl IntoIterator<Item = R>) -> Self {
         let mut graph = Self::new(backends);
         for row in rows {
@@ -37,13 +41,14 @@ impl Graph {
         graph
     }
 
-    /// The subsets that every client of a job takes of backends without holes. Of `position`, the client is not used.
+    /// The subsets of every client of a job, for backends without holes. `position.client` is not
+    /// used.
     pub fn of_job(algorithm: Algorithm, position: Position) -> Self {
         let subset = |client| subset::subset(algorithm, Position { client, ..position });
         Self::of_rows(position.backends, (0..position.clients).map(subset))
     }
 
-    /// The same with every row in ascending order of index.
+    /// The same graph with every row in ascending order of index.
     fn ascending(mut self) -> Self {
         let mut start = 0;
         for &end in &self.ends {
@@ -78,19 +83,19 @@ impl Graph {
         &self.edges[self.edges_of(client)]
     }
 
-    /// Where one client's row lies among all edges.
+    /// The range of one client's row among all edges.
     fn edges_of(&self, client: u32) -> Range<usize> {
         let client = client as usize;
         let start = client.checked_sub(1).map_or(0, |before| self.ends[before]);
         start..self.ends[client]
     }
 
-    /// How many clients there are.
+    /// The number of clients.
     pub fn clients(&self) -> u32 {
         u32::try_from(self.ends.len()).expect("at most 65,536 clients")
     }
 
-    /// How many clients use each backend.
+    /// The number of clients of each backend.
     pub fn connections(&self) -> Vec<u32> {
         let mut connections = vec![0; self.backends as usize];
         for &backend in &self.edges {
@@ -100,17 +105,17 @@ impl Graph {
     }
 }
 
-/// When to stop.
+/// When the iteration stops.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Precision {
-    /// Largest distance of a backend's load from its target, as a part of the target.
+    /// The largest distance of a backend's load from its target, as a part of the target.
     pub tolerance: f64,
-    /// Most normalisations of all rows.
+    /// The largest number of normalisations of all rows.
     pub iterations: u32,
 }
 
 impl Default for Precision {
-    /// What the daemon uses: every client must use the same.
+    /// The daemon's values. Every client must use the same ones.
     fn default() -> Self {
         Self { tolerance: 5e-4, iterations: 1_000 }
     }
@@ -118,24 +123,27 @@ impl Default for Precision {
 
 /// The weights of all edges.
 ///
-/// They are kept by edge although one factor per backend would determine them: where no weights can make loads even, the
-/// factors of some backends grow without bound over those of others, while weights only tend to 0 and 1.
+/// They are stored by edge, although one factor per backend would determine them: if no weights can
+/// make loads even, the factors of some backends grow without bound relative to others, while
+/// weights only tend to 0 and 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Solution {
-    /// By edge: rows sum to 1, or to 0 where none of a client's backends has any capacity.
+    /// By edge. Rows sum to 1, or to 0 if none of a client's backends has any capacity.
     weights: Vec<f64>,
-    /// By backend index: the sum of its edges' weights, in clients' worth of traffic.
+    /// By backend index: the sum of its edges' weights; 1 is the traffic of one client.
     pub loads: Vec<f64>,
-    /// By backend index: what the load should be; 0 for one that no client uses or that has no capacity.
+    /// By backend index: the target of the load; 0 for a backend without clients or without
+    /// capacity.
     pub targets: Vec<f64>,
     /// How often all rows were normalised.
     pub iterations: u32,
-    /// Whether every load is within the tolerance of its target. No weights can make it so where the graph is too thin:
-    /// then this is the best that was reached.
+    /// Whether every load is within the tolerance of its target. If the graph is too thin, no
+    /// weights can achieve this, and the solution is the best that was reached.
     pub converged: bool,
 }
 
-/// Weights that make the load of each backend proportional to its capacity. `capacities` is by backend index.
+/// Weights that make the load of each backend proportional to its capacity. `capacities` is by
+/// backend index.
 ///
 /// # Panics
 /// If there are fewer capacities than backends.
@@ -143,11 +151,14 @@ pub fn solve(graph: &Graph, capacities: &[u16], precision: Precision) -> Solutio
     solve_from(graph, vec![1.0; graph.edges.len()], capacities, precision)
 }
 
-/// The same, begun with these weights of the edges, in the order of clients and of their subsets, in place of 1. Of all weights that
-/// make the loads even, the result is the nearest to them in relative entropy: where they make them even already, they stay.
+/// The same, but the iteration begins with the given weights of the edges instead of 1, in the
+/// order of clients and of their subsets. Of all weights that make the loads even, the result is
+/// the nearest to the given ones in relative entropy. If these make the loads even already, they
+/// stay.
 ///
 /// # Panics
-/// If there are fewer capacities than backends, or not as many weights as edges.
+/// If there are fewer capacities than backends, or if the number of weights differs from the number
+/// of edges.
 pub fn solve_from(
     graph: &Graph,
     mut weights: Vec<f64>,
@@ -162,7 +173,8 @@ pub fn solve_from(
     let covered: f64 = (0..connections.len()).map(capacity).sum();
     let per_capacity = if covered > 0.0 { f64::from(graph.clients()) / covered } else { 0.0 };
     let targets: Vec<f64> = (0..connections.len()).map(|backend| capacity(backend) * per_capacity).collect();
-    // What each backend's edges are multiplied with: at first, to have capacity or none.
+    // The factors of each backend's edges. The first ones only distinguish backends with and
+    // without capacity.
     let mut factors: Vec<f64> = targets.iter().map(|&target| f64::from(target > 0.0)).collect();
     let mut loads = vec![0.0; factors.len()];
     for iteration in 1.. {
@@ -179,7 +191,8 @@ pub fn solve_from(
     unreachable!("there are finitely many iterations")
 }
 
-/// Multiplies every edge by its backend's factor, scales each row to the sum of 1, and sums what every backend gets.
+/// Multiplies every edge by its backend's factor, scales each row to the sum of 1, and sums every
+/// backend's load.
 fn normalise(graph: &Graph, factors: &[f64], weights: &mut [f64], loads: &mut [f64]) {
     loads.fill(0.0);
     let mut rest = weights;
@@ -200,7 +213,7 @@ fn normalise(graph: &Graph, factors: &[f64], weights: &mut [f64], loads: &mut [f
 }
 
 impl Solution {
-    /// The weights of one client's subset, in its order. `graph` is the one that was solved.
+    /// The weights of one client's subset, in its order. `graph` must be the graph of the solution.
     ///
     /// # Panics
     /// If there is no such client.
@@ -214,47 +227,50 @@ impl Solution {
     }
 }
 
-/// Raw utilization of loads, which may be counts of connections: mean over largest, backends that nobody uses included. The
-/// part of the capacity that can be used before the first backend is full; 0 if there is no load.
+/// Raw utilization of loads, which may be counts of connections: the mean over the largest,
+/// including backends without clients. This is the part of the capacity that can be used before the
+/// first backend is full; 0 if there is no load.
 pub fn raw_utilization(loads: &[f64]) -> f64 {
     let largest = loads.iter().copied().fold(0.0, f64::max);
     #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
     let mean = loads.iter().sum::<f64>() / loads.len() as f64;
-    // The mean of equal loads can come out above them in its last bit.
+    // Rounding can make the mean of equal loads larger than them in its last bit.
     if largest > 0.0 { (mean / largest).min(1.0) } else { 0.0 }
 }
 
 /// Sizes that `auto` chooses from.
 pub const RUNGS: [u32; 11] = [12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256];
 
-/// What `size = "auto"` takes at least: few enough backends for an idle fleet, enough to lose some (Finagle's default).
+/// The default minimum of `size = "auto"`: few enough backends for an idle fleet, and enough to
+/// lose some (Finagle's default).
 pub const MIN_AUTO_SIZE: u32 = 12;
 
-/// What [`choose_size`] chose, and after what.
+/// The choice of [`choose_size`], and its reasons.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
-    /// How many backends a client wants.
+    /// The number of backends that a client wants.
     pub size: u32,
-    /// The rungs that were looked at, and the part of the job's backends that structural weights could use at each.
+    /// The rungs that were tried, and the part of the job's backends that structural weights could
+    /// use at each.
     pub tried: Vec<(u32, f64)>,
 }
 
-/// The smallest size that is worth looking at: below `min` there are too few to lose some, and with fewer than a client's
-/// part of the backends some backend would have no client.
+/// The smallest size that is worth trying. Below `min`, a client has too few backends to lose some;
+/// and if a size is below the number of backends per client, some backend has no client.
 pub fn least_size(position: Position, min: u32) -> u32 {
     min.max(position.backends.div_ceil(position.clients.max(1)))
 }
 
-/// The smallest rung, at least `min`, at which structural weights use 99 % of the job's backends; all backends where none
-/// does. Of `position`, client and size are not used.
+/// The smallest rung, at least `min`, at which structural weights use 99 % of the job's backends;
+/// all backends if there is no such rung. The client and the size of `position` are not used.
 ///
-/// It depends on nothing that differs between the job's clients or changes with time, because weights only fit together
-/// if every client has the same size: no holes, equal capacities.
+/// The result depends on nothing that differs between the job's clients or changes with time,
+/// neither on holes nor on capacities: weights only fit together if every client has the same size.
 pub fn auto_size(algorithm: Algorithm, position: Position, min: u32) -> u32 {
     choose_size(algorithm, position, min).size
 }
 
-/// As [`auto_size`], with its reasons.
+/// Like [`auto_size`], with the reasons.
 pub fn choose_size(algorithm: Algorithm, position: Position, min: u32) -> Choice {
     let backends = position.backends;
     let mut tried = Vec::new();
@@ -263,12 +279,12 @@ pub fn choose_size(algorithm: Algorithm, position: Position, min: u32) -> Choice
         if size >= backends || algorithm.is_aperture() {
             return Choice { size, tried };
         }
-        // Rows in ascending order of index, unlike subsets: a size that others may compute as well is fixed to the order of
-        // its sums.
+        // Rows in ascending order of index, unlike subsets: other implementations may compute the
+        // size as well, so the order of its sums is fixed.
         let graph = Graph::of_job(algorithm, Position { size, ..position }).ascending();
         let utilization = solve(&graph, &vec![1; backends as usize], Precision::default()).utilization();
         tried.push((size, utilization));
-        // Compared as whole numbers, so that no rounding of the last bit decides.
+        // Compared as whole numbers, so that rounding of the last bit does not decide.
         if (10_000.0 * utilization).floor() >= 9_900.0 {
             return Choice { size, tried };
         }
@@ -322,7 +338,7 @@ mod tests {
 
     #[test]
     fn what_no_weights_can_make_even_ends_all_the_same() {
-        // Two clients have one backend each, a third has both of the others' and its own.
+        // Two clients have only backend 0, and a third has backends 0 and 1.
         let graph = graph(3, &[&[0], &[0], &[0, 1]]);
         let solution = solve(&graph, &[1; 3], Precision::default());
         assert!(!solution.converged);
@@ -333,12 +349,13 @@ mod tests {
 
     #[test]
     fn every_client_keeps_its_share_however_uneven_the_graph() {
-        // The first backend's only client cannot give it twice what it has, nor can those of the second go elsewhere.
+        // The first backend's only client cannot send it more than its whole traffic, and the
+        // clients of the second have no other backend.
         let mut rows: Vec<&[u32]> = vec![&[0]];
         rows.extend([&[1][..]; 8]);
         let solution = solve(&graph(2, &rows), &[2, 1], Precision::default());
         assert_eq!(solution.loads, [1.0, 8.0]);
-        // Here a hashed ring leaves clients to backends that others overload.
+        // In this case a hashed ring leaves clients with backends that others overload.
         let position = Position { client: 0, clients: 25, backends: 37, size: 5, seed: 7 };
         let graph = Graph::of_job(Algorithm::Consistent, position);
         let solution = solve(&graph, &[1; 37], Precision::default());
@@ -367,10 +384,10 @@ mod tests {
     fn the_automatic_size_is_the_smallest_rung_that_is_even() {
         check_auto(1000, 1000, 12, 12);
         check_auto(1000, 1000, 13, 16);
-        // A lone client uses everything, also beyond the largest rung.
+        // A lone client uses all backends, also beyond the largest rung.
         check_auto(1, 100, 12, 128);
         check_auto(1, 10_000, 12, 10_000);
-        // Fewer backends than the least: all of them.
+        // Fewer backends than the minimum: all of them.
         check_auto(10, 5, 12, 12);
         // A minimum above the largest rung.
         check_auto(10, 500, 300, 500);

@@ -1,5 +1,6 @@
-//! Indexes that addresses give: nothing depends on the order of a list, and one endpoint more or less moves a bounded part of the
-//! subsets. Seeds are fixed, so that a bound that holds once holds always.
+//! Indexes that are derived from addresses: nothing depends on the order of a list, and adding or
+//! removing an endpoint moves a bounded part of the subsets. Seeds are fixed, so that a bound that
+//! holds once holds always.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -80,7 +81,8 @@ fn one_endpoint_more_or_less_moves_at_most_two_of_n_members() {
                 .map(|(before, after)| before.difference(after).count())
                 .sum::<usize>();
         }
-        // Who is gone is a member of one subset in N / k, which is 1/N of all members; the other is for those that it displaced.
+        // The removed endpoint is a member of one subset in N / k, which makes 1/N of all members.
+        // As many again are allowed for endpoints that it displaces.
         assert!(moved * ENDPOINTS as usize <= 2 * all, "{algorithm}: {moved} of {all}");
     }
 }

@@ -1,7 +1,9 @@
-//! What apertures are worth before backends of unequal capacities: shares that are fitted on the arcs' own edges.
+//! The value of apertures with backends of unequal capacities, if shares are fitted on the arcs'
+//! own edges.
 //!
-//! Compared with shares of overlap times weight, which need no other client's arc, and with what the arcs allow at all: an arc has no
-//! edges to backends that are far away. Must not repeat how shares are computed.
+//! The comparison is with shares of overlap times weight, which need no other client's arc, and
+//! with the most that the arcs allow: an arc has no edges to distant backends. This test must not
+//! repeat the computation of shares.
 
 use std::net::Ipv4Addr;
 
@@ -12,7 +14,7 @@ use lb_core::subset::random::SplitMix64;
 use lb_core::subset::{self, Algorithm, Position};
 use lb_core::weights::{Graph, Precision, solve_from};
 
-/// A job before backends with these capacities; 0 is a hole.
+/// A job with backends of these capacities; 0 is a hole.
 struct Job {
     algorithm: Algorithm,
     clients: u32,
@@ -71,7 +73,7 @@ impl Job {
         self.utilization(members.map(|member| (member.endpoint.index as usize, member.share)))
     }
 
-    /// With shares of overlap times weight.
+    /// The utilization with shares of overlap times weight.
     fn unfitted(&self) -> f64 {
         self.utilization((0..self.clients).flat_map(|client| {
             let weights = self.subset(client).zip(self.overlaps(client));
@@ -82,8 +84,9 @@ impl Job {
         }))
     }
 
-    /// The most that any shares on these edges can use. What a run of neighbouring clients sends stays within the backends that they
-    /// overlap together; on a ring of arcs no other set of clients is confined as much (Hall's condition).
+    /// The highest utilization for any shares on these edges. The load of a run of neighbouring
+    /// clients stays within the backends that they overlap together; on a ring of arcs, no other
+    /// set of clients is confined as much (Hall's condition).
     fn possible(&self) -> f64 {
         let rows: Vec<Vec<usize>> = (0..self.clients).map(|client| self.subset(client).collect()).collect();
         let mut most: f64 = 1.0;
@@ -104,12 +107,12 @@ impl Job {
     }
 }
 
-/// Every second backend can do 2.5 times as much.
+/// Every second backend has 2.5 times the capacity.
 fn alternate(backends: u32) -> Vec<u16> {
     (0..backends).map(|index| if index % 2 == 0 { 2 } else { 5 }).collect()
 }
 
-/// Lognormal: of mean about 100, standard deviation over mean 0.5.
+/// Lognormal, with a mean of about 100, and a standard deviation of 0.5 times the mean.
 fn lognormal(backends: u32) -> Vec<u16> {
     let mut rng = SplitMix64::new(1);
     // A sum of twelve is close to the normal distribution of variance 1.
@@ -120,7 +123,7 @@ fn lognormal(backends: u32) -> Vec<u16> {
     capacities
 }
 
-/// Every tenth backend is not there.
+/// Every tenth backend is missing.
 fn with_holes(mut capacities: Vec<u16>) -> Vec<u16> {
     capacities.iter_mut().step_by(10).for_each(|capacity| *capacity = 0);
     capacities
@@ -180,7 +183,7 @@ fn equal_capacities_leave_the_overlaps_as_they_are() {
                 let whole: f64 = overlaps.iter().sum();
                 assert_eq!(members.len(), overlaps.len());
                 for (member, overlap) in members.iter().zip(overlaps) {
-                    // But for the last bits of a division.
+                    // Except for the last bits of a division.
                     assert!(
                         (member.share * whole - overlap).abs() <= 1e-12 * overlap,
                         "{algorithm}: {member:?}"
@@ -197,12 +200,13 @@ fn equal_capacities_leave_the_overlaps_as_they_are() {
 
 #[test]
 fn what_arcs_do_not_allow_is_approached() {
-    // Clients, size, capacities, and what the arcs allow.
+    // Clients, size, capacities, and the highest utilization that the arcs allow.
     let rows = [
         // Arcs side by side share no backend, so there is nothing to fit.
         (PLAIN, 10, 20, lognormal(200), 0.8276),
         (SHUFFLED, 10, 20, alternate(200), 0.9571),
-        // By chance, capacities of a long stretch of the ring are above or below the mean: more than arcs of 12 carry away.
+        // By chance, the capacities of a long stretch of the ring are above or below the mean: by
+        // more than arcs of 12 can balance.
         (SHUFFLED, 1_000, 12, alternate(1_000), 0.9855),
     ];
     for (algorithm, clients, size, capacities, expected) in rows {

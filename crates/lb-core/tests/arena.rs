@@ -1,5 +1,6 @@
-//! The schedule arena against a map that remembers: whatever is published, moved and waited for in whatever order, what
-//! a reader may hold stays as it was, and a table that fits the limit is published.
+//! The schedule arena with a map that records its history: whatever is published, moved and waited
+//! for, in whatever order, tables that a reader may hold stay unchanged, and a table that fits the
+//! limit is published.
 
 use std::collections::BTreeMap;
 
@@ -11,17 +12,17 @@ use proptest::prelude::*;
 const SERVICES: u16 = 12;
 const FEW: usize = 3;
 
-/// The kernel's side: both maps, and who may be reading what.
+/// The kernel's side: both maps, and the tables that programs may be reading.
 struct Kernel {
     arena: Arena,
-    /// Which publication's entry each is.
+    /// The publication that wrote each entry.
     entries: Vec<u32>,
-    /// Which publication's members each half has.
+    /// The publication that wrote each half of members.
     members: BTreeMap<u32, u32>,
     publications: u32,
     /// The current tables, each with its publication.
     current: BTreeMap<ServiceIndex, (TableRef, u32)>,
-    /// Tables that were replaced since the last wait began, and those that it waits for.
+    /// Tables that were replaced since the last wait began, and those that the wait covers.
     replaced: Vec<Readable>,
     waited_for: Option<Vec<Readable>>,
 }
@@ -63,7 +64,7 @@ impl Kernel {
         (others + length) as usize <= self.limit()
     }
 
-    /// What the daemon does with a new table: entries and members first, the reference last.
+    /// Writes a new table like the daemon: entries and members first, the reference last.
     fn write(&mut self, service: ServiceIndex, table: TableRef) {
         self.publications += 1;
         let range = table.base as usize..(table.base + table.len()) as usize;
@@ -80,7 +81,8 @@ impl Kernel {
         }
     }
 
-    /// Publishes a table, or carries out the moves that are to make room for it, and returns how many.
+    /// Publishes a table, or executes the moves that make room for it, and returns their number as
+    /// the error.
     fn publish(&mut self, service: ServiceIndex, length: u32, members: usize) -> Result<(), usize> {
         let before = self.arena.table(service);
         match self.arena.publish(service, length, members) {
@@ -138,7 +140,7 @@ impl Kernel {
         self.replaced.extend(self.waited_for.take().into_iter().flatten());
     }
 
-    /// Another daemon takes the maps over, and waits first.
+    /// Another daemon adopts the maps, and waits first.
     fn restart(&mut self) {
         (self.replaced, self.waited_for) = (Vec::new(), None);
         let tables = self.current.iter().map(|(service, (table, _))| (*service, *table));
@@ -149,7 +151,7 @@ impl Kernel {
         u32::try_from(self.entries.len()).expect("a small map")
     }
 
-    /// What any reader may hold is as it was written.
+    /// Checks that tables that a reader may hold are unchanged.
     fn check(&self) {
         let current = self.current.iter().map(|(service, (table, publication))| Readable {
             service: *service,
@@ -170,7 +172,8 @@ impl Kernel {
         }
     }
 
-    /// Publishes a table that fits the limit, with as many waits as it takes; returns how many compactions those were.
+    /// Publishes a table that fits the limit, with as many waits as necessary; returns the number
+    /// of compactions.
     fn settle(&mut self, service: ServiceIndex, length: u32, members: usize) -> u32 {
         let lengths = self.current.values().map(|(table, _)| table.len()).filter(|length| *length != 0);
         let shortest = lengths.min().unwrap_or(length);
@@ -184,7 +187,7 @@ impl Kernel {
             self.begin_wait();
             self.end_wait();
             waits += 1;
-            // The first for what was replaced before.
+            // The first wait is for earlier replaced tables.
             assert!(waits <= 1 + compactions, "{waits} waits, {compactions} compactions");
         }
         self.check();
@@ -220,7 +223,8 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Tables that are apart, lie at multiples of their lengths, and come to at most so many entries together.
+/// Tables that are apart, lie at multiples of their lengths, and have at most `at_most` entries
+/// together.
 fn consistent(entries: u32, at_most: u32, wishes: &[(u8, u32)]) -> BTreeMap<ServiceIndex, TableRef> {
     let mut tables: BTreeMap<ServiceIndex, TableRef> = BTreeMap::new();
     for ((log2, position), service) in wishes.iter().zip((0..).map(ServiceIndex)) {
@@ -249,7 +253,7 @@ proptest! {
         for event in events {
             match event {
                 Event::Publish(service, log2, members) if kernel.is_within_limit(service, 1 << log2) => {
-                    // If there is no room now, the daemon goes on with other things.
+                    // If there is no room now, the daemon continues with other work.
                     let _ = kernel.publish(service, 1 << log2, members);
                 }
                 Event::Publish(..) => {}
@@ -295,7 +299,7 @@ proptest! {
         let new = ServiceIndex(u16::try_from(wishes.len()).expect("a few hundred"));
         let first = ServiceIndex(0);
         kernel.settle(new, length, FEW);
-        // In place of one of them, as long as it was and as long as it may be.
+        // Replaces the first table by one of its old length, and by one of the largest length.
         for length in [kernel.current.get(&first).map_or(2, |(table, _)| table.len().max(2)), length] {
             if kernel.is_within_limit(first, length) {
                 kernel.settle(first, length, FEW);

@@ -1,4 +1,5 @@
-//! Ejection in the steps of the kernel programs: what evidence of many backends makes of a service.
+//! Ejection with the steps of the kernel programs: how a service changes with evidence on many
+//! backends.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use proptest::prelude::*;
 const BASE: u32 = 5_000;
 const RULES: EjectionRules =
     EjectionRules { base: BASE, max: 300_000, failures: 5, hangs: 1, _reserved: [0; 2] };
-/// In the middle of a jitter's range there is none.
+/// The middle of the range stands for no jitter.
 const NO_JITTER: u32 = 1 << 31;
 const ONE: FailureSource = FailureSource::of(7);
 const REFUSED: Evidence = Evidence {
@@ -56,7 +57,7 @@ fn never(_: u32) -> bool {
     false
 }
 
-/// As many connects as others are available come between two trials.
+/// Between two trials, there are as many connects as other backends are available.
 #[track_caller]
 fn let_others_go_first(service: &mut Ejector, others: u16, now: u32) {
     assert_eq!(service.next_trial().others, others);
@@ -98,11 +99,11 @@ fn a_trial_that_decides_nothing_is_soon_another_connects() {
     let_others_go_first(&mut service, 3, BASE + 9);
     assert_eq!(service.due_trial(BASE + 9, never), Some(1));
     let_others_go_first(&mut service, 3, BASE + 9);
-    // Nor may it take longer than the first ejection does.
+    // A trial may not last longer than the first ejection, either.
     assert_eq!(service.due_trial(2 * BASE + 8, never), None);
     assert_eq!(service.due_trial(2 * BASE + 9, never), Some(1));
     let_others_go_first(&mut service, 3, 2 * BASE + 9);
-    // And then each has as long as the last ejection of one whose trials fail.
+    // After that, each lasts as long as the last ejection of a backend with failing trials.
     assert_eq!(service.due_trial(4 * BASE + 8, never), None);
     assert_eq!(service.due_trial(4 * BASE + 9, never), Some(1));
 }
@@ -134,7 +135,7 @@ fn where_nobody_is_well_a_trial_comes_at_least_every_first_ejection() {
     let mut service = service(RULES, 4);
     (0..4).for_each(|slot| drop(fail(&mut service, slot, 0)));
     let mut trials = Vec::new();
-    // A connect each tick: a trial, or to a backend that could not be ejected.
+    // One connect per tick: a trial, or a connect to the backend that could not be ejected.
     for now in 0..40 * BASE {
         if let Some(slot) = service.due_trial(now, never) {
             trials.push((now, slot));
@@ -147,7 +148,7 @@ fn where_nobody_is_well_a_trial_comes_at_least_every_first_ejection() {
     for slot in [0, 1, 2] {
         assert!(trials.iter().filter(|(_, tried)| *tried == slot).count() > 10, "{trials:?}");
     }
-    // One is well again: the trials come when the ejections are over.
+    // One backend has recovered: trials come when the ejections are over.
     service.report(3, ESTABLISHED, 40 * BASE, NO_JITTER);
     let (first, slot) =
         (40 * BASE..).find_map(|now| Some((now, service.due_trial(now, never)?))).expect("it is due");
@@ -164,7 +165,8 @@ fn a_client_that_connects_rarely_sees_that_a_withheld_backend_is_well_again() {
     let mut connect = |service: &mut Ejector, is_well: bool| {
         now += BASE + 1;
         let tried = service.due_trial(now, never);
-        // The one that is not ejected, and is the one to recover.
+        // Without a trial, the connect goes to the backend that is not ejected. Slot 1 is the one
+        // that recovers.
         let slot =
             tried.unwrap_or_else(|| (0..2).find(|slot| service.state(*slot).ejected == 0).expect("one"));
         let evidence = if slot == 1 && is_well { ESTABLISHED } else { REFUSED };
@@ -181,7 +183,8 @@ fn a_client_that_connects_rarely_sees_that_a_withheld_backend_is_well_again() {
     assert!(passed > 90, "{passed}");
 }
 
-/// However rarely it connects, whatever its trials show, and however many are dead.
+/// However rarely the client connects, whatever the result of its trials, and however many backends
+/// are dead.
 #[test]
 fn a_client_sends_no_more_to_dead_backends_than_if_nobody_were_ejected() {
     for (backends, dead, evidence) in
@@ -190,7 +193,7 @@ fn a_client_sends_no_more_to_dead_backends_than_if_nobody_were_ejected() {
         let evidence = of_trial(evidence);
         for pause in [1, BASE / 2, BASE + 1, 2 * RULES.max] {
             let mut service = service(RULES, backends);
-            // They were ejected while the client was busy, and for as long as any is.
+            // They were ejected while the client was busy, and for the longest possible time.
             (0..dead).for_each(|slot| drop(fail(&mut service, slot, 0)));
             assert_eq!(ejected(&service, backends), dead);
             let mut now = 0;
@@ -215,7 +218,8 @@ fn a_client_sends_no_more_to_dead_backends_than_if_nobody_were_ejected() {
     }
 }
 
-/// Whoever recovers together is found together: a trial that takes a backend back is followed by the next one at once.
+/// Backends that recover together are found together: a trial that readmits a backend is followed
+/// by the next one at once.
 #[test]
 fn backends_that_recover_together_are_taken_back_one_after_another() {
     let mut service = service(RULES, 10);
@@ -243,7 +247,7 @@ const SEND_FAILED: Evidence = Evidence {
     ending: Ending::NotSent as u8,
     failure_source: ONE,
 };
-/// What a client sent had no answer, by several processes.
+/// Data from several processes of the client had no answer.
 const UNHEARD: Evidence = Evidence {
     kind: EvidenceKind::NO_ANSWER,
     ending: NO_ANSWER,
@@ -265,7 +269,7 @@ fn a_backend_to_which_no_syn_can_be_sent_is_ejected_while_others_get_theirs() {
 #[test]
 fn no_backend_is_blamed_where_nothing_can_be_sent() {
     let service = service(RULES, 3);
-    // The choice falls on one and the same, and then on others.
+    // First all picks are of the same backend, then of others.
     for _ in 0..5 {
         service.report(1, SEND_FAILED, 0, NO_JITTER);
     }
@@ -274,7 +278,7 @@ fn no_backend_is_blamed_where_nothing_can_be_sent() {
         assert_eq!(service.report(slot, SEND_FAILED, 1, NO_JITTER), Judgement::Unchanged);
     }
     assert_eq!((ejected(&service, 3), service.standing(1)), (0, EjectionState::default()));
-    // As soon as anything can be sent again, failures count.
+    // As soon as any SYN can be sent again, failures count.
     service.sent();
     assert_eq!(service.report(0, SEND_FAILED, 2, NO_JITTER), Judgement::Remembered);
 }
@@ -299,8 +303,8 @@ fn no_answer_counts_only_while_other_backends_answer() {
     assert_eq!(service.report(1, UNHEARD, 0, NO_JITTER), Judgement::Ejected);
 }
 
-/// A backend hangs, and clients send in bursts: each 100 ms three requests go to it, which they give up after a second, and others are
-/// answered at once.
+/// A backend hangs, and clients send in bursts: every 100 ms they send it three requests, which
+/// they give up after a second, while the other backends answer at once.
 #[test]
 fn missing_answers_that_come_together_all_count() {
     let service = service(RULES, 3);
@@ -319,7 +323,7 @@ fn missing_answers_that_come_together_all_count() {
     assert!(ejected_at.is_some_and(|at| at < 9), "within three bursts: {judgements:?}");
 }
 
-/// No backend answers: the first missing answer follows an answer, and all others show nothing.
+/// No backend answers. The first missing answer follows an answer, and all others show nothing.
 #[test]
 fn no_backend_is_blamed_where_none_answers() {
     let service = service(RULES, 3);
@@ -332,7 +336,7 @@ fn no_backend_is_blamed_where_none_answers() {
     assert_eq!([0, 1, 2].map(|slot| service.standing(slot).run), [2, 0, 0]);
 }
 
-/// A service as the rules alone make it: each word by itself, and everything counted anew.
+/// A service according to the rules alone: each word by itself, and all counts recomputed.
 struct Model {
     words: Vec<EjectionState>,
     ejected: Vec<bool>,
@@ -374,8 +378,9 @@ impl Model {
 }
 
 proptest! {
-    /// Whatever happens, each backend goes through the states that the rules give it, never too many are ejected, and as long as
-    /// any is, a trial is due at the latest when the first of their times is over.
+    /// In any history, each backend goes through the states that the rules require, never too many
+    /// are ejected, and while any backend is ejected, a trial is due at the latest when the first
+    /// ejection time is over.
     #[test]
     fn a_service_is_the_sum_of_its_words(
         backends in 1u32..8,
@@ -392,7 +397,8 @@ proptest! {
             now = now.wrapping_add(later);
             if let Some(tried) = service.due_trial(now, never) {
                 let word = &mut model.words[tried as usize];
-                // Before its time is over where nobody is well, but never beside another trial.
+                // Before its time is over if no backend is available, but never during another
+                // trial.
                 prop_assert!(word.phase == EjectionPhase::Ejected as u8 || is_over(word.at, RULES, now));
                 *word = on_trial(*word, RULES, now);
                 prop_assert_eq!(*word, service.standing(tried));

@@ -1,5 +1,6 @@
-//! Outages in virtual time: a client task whose balancer and whose ejection run as the daemon and the programs do, against
-//! backends that die and return. What fails is counted in connects, and how soon that ends in seconds of its clock.
+//! Outages in virtual time: a client task with a balancer and an ejection that work like the daemon
+//! and the programs, and backends that die and return. The tests count failed connects, and measure
+//! how soon failures end in seconds of the task's clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -30,7 +31,7 @@ type Balancer = balancer::Balancer<Duration>;
 const SECOND: Duration = Duration::from_secs(1);
 const LIMITS: Limits = Limits { schedule_entries: 65_536, flow_records: 64, slots: 1_024 };
 const TASK: Task = Task { index: 3, count: 10 };
-/// Connects in a second.
+/// Connects per second.
 const RATE: u32 = 30;
 
 fn address(index: usize) -> SocketAddr {
@@ -44,7 +45,6 @@ fn index(address: SocketAddr) -> usize {
     usize::from(u16::from_be_bytes([high, low]))
 }
 
-/// A client task on a host.
 struct Host {
     now: Duration,
     service: Service,
@@ -53,11 +53,11 @@ struct Host {
     plan: Plan,
     /// By endpoint.
     is_alive: Vec<bool>,
-    /// Endpoints that the list calls lame ducks.
+    /// Endpoints that are lame ducks in the list.
     lame_ducks: BTreeSet<usize>,
-    /// Whether the list says of all others that they are down.
+    /// Whether all other endpoints are down in the list.
     is_listed_down: bool,
-    /// Whether the daemon probes by connection, once a second.
+    /// Whether the daemon probes by connection, once per second.
     probes: bool,
     /// Why probes fail.
     why: Why,
@@ -65,9 +65,9 @@ struct Host {
     probes_find_all_well: bool,
     /// When a connection to a backend was last established.
     established: BTreeMap<Slot, Duration>,
-    /// Where the programs stand in the table.
+    /// The position of the programs in the table.
     cursor: usize,
-    /// Connects to each endpoint since this was last asked.
+    /// Connects to each endpoint since the last reset.
     sent: Vec<u32>,
 }
 
@@ -105,7 +105,7 @@ impl Host {
         host
     }
 
-    /// The list has so many endpoints from now on.
+    /// Delivers a list with this number of endpoints.
     fn deliver(&mut self, endpoints: usize) {
         self.is_alive.resize(endpoints, true);
         self.sent.resize(endpoints, 0);
@@ -131,7 +131,7 @@ impl Host {
         self.balancer.handle(self.now, fact).expect("it fits");
     }
 
-    /// Brings the programs' tables to the plan, as the daemon does.
+    /// Updates the programs' tables to the plan, like the daemon.
     fn publish(&mut self) {
         self.plan = self.balancer.plan();
         let service = self.plan.services.values().next().expect("the service");
@@ -141,7 +141,7 @@ impl Host {
         }
     }
 
-    /// What the daemon does once a second.
+    /// The daemon's work once per second.
     fn tick(&mut self) {
         let mut verdicts = BTreeMap::new();
         for slot in self.plan.backends.keys() {
@@ -192,7 +192,7 @@ impl Host {
         tick(u64::try_from(self.now.as_nanos()).expect("seconds"))
     }
 
-    /// One connect; whether it fails.
+    /// Makes one connect. Returns whether it fails.
     fn connect(&mut self) -> bool {
         let now = self.ticks();
         let tried = self.ejector.due_trial(now, |_| false);
@@ -221,12 +221,12 @@ impl Host {
         !is_alive
     }
 
-    /// So many connects at one moment; how many of them fail.
+    /// Makes several connects at one moment. Returns how many fail.
     fn connects(&mut self, count: u32) -> u32 {
         (0..count).map(|_| u32::from(self.connect())).sum()
     }
 
-    /// Lets so many seconds pass; how many connects failed.
+    /// Lets several seconds pass. Returns how many connects failed.
     fn run(&mut self, seconds: u32) -> u32 {
         let mut failed = 0;
         for _ in 0..seconds {
@@ -236,7 +236,7 @@ impl Host {
         failed
     }
 
-    /// The same, while no daemon runs.
+    /// The same without a running daemon.
     fn run_without_daemon(&mut self, seconds: u32) -> u32 {
         let mut failed = 0;
         for _ in 0..seconds * RATE {
@@ -260,7 +260,7 @@ impl Host {
         row.members.iter().map(|(address, _)| index(*address)).collect()
     }
 
-    /// The daemon dies, and another one takes over what the programs' maps hold.
+    /// The daemon dies, and another one adopts the programs' maps.
     fn restart(&mut self) {
         let next_generations: Vec<BackendRef> = Vec::new();
         let adopted = Adopted { plan: self.plan.clone(), next_generations };
@@ -271,12 +271,14 @@ impl Host {
     }
 }
 
-/// Seconds until it is seen that a backend is back: by probes at once, else by a trial, when its ejection is over.
+/// The number of seconds until a backend's recovery is detected: by probes at once, otherwise by a
+/// trial when its ejection is over.
 fn until_seen(probes: bool) -> u32 {
     if probes { 3 } else { 330 }
 }
 
-/// Most of a small subset dies, most of the fleet is well: what fails between 30 and 32 seconds later.
+/// Most of a small subset dies, while most of the fleet is healthy: counts the failures between 30
+/// and 32 seconds later.
 #[test]
 fn a_task_whose_subset_is_mostly_dead_is_carried_by_the_rest_of_the_fleet() {
     for (size, dead) in [(12, 7), (4, 4), (8, 8), (1, 1), (20, 9)] {
@@ -288,7 +290,8 @@ fn a_task_whose_subset_is_mostly_dead_is_carried_by_the_rest_of_the_fleet() {
             host.run(30);
             let failed = host.run(2);
             assert!(failed <= 3, "{dead} of {size}, probes {probes}: {failed} of 60");
-            // They are back: half a minute after that is seen the members are those of the list.
+            // The backends are back: half a minute after this is detected, the members are those of
+            // the list.
             let members = Host::new(40, Some(size), probes).used();
             host.is_alive.fill(true);
             assert_eq!(host.run(until_seen(probes) + 35), 0, "{dead} of {size}, probes {probes}");
@@ -297,7 +300,8 @@ fn a_task_whose_subset_is_mostly_dead_is_carried_by_the_rest_of_the_fleet() {
     }
 }
 
-/// Where probes contradict connects, ejection takes twice as many failures; the last member is not ejected, but replaced.
+/// If probes contradict connects, ejection takes twice as many failures. The last member is not
+/// ejected, but replaced.
 #[test]
 fn a_member_that_fails_connects_and_no_probe_is_replaced_also_if_it_is_the_last() {
     for size in [1, 3] {
@@ -340,7 +344,8 @@ fn where_no_backend_answers_all_are_tried_and_all_are_back_soon() {
     }
 }
 
-/// The longest list, of which every endpoint is dead or called down: there is always one to try, and all is well once they are.
+/// The longest list, with every endpoint dead or down in the list: there is always one to try, and
+/// all are used again after they recover.
 #[test]
 fn a_full_list_of_dead_backends_is_tried_and_taken_back() {
     const ALL: usize = 16_384;
@@ -362,8 +367,8 @@ fn a_full_list_of_dead_backends_is_tried_and_taken_back() {
     }
 }
 
-/// A machine that was stopped for hours, or for as long as the programs' clock of 32 bits takes to come round: nothing that was
-/// remembered counts for longer than it should.
+/// A machine that was stopped for hours, or for a whole turn of the programs' 32-bit clock: no
+/// stored time counts for longer than it should.
 #[test]
 fn a_clock_that_jumps_costs_a_dead_backend_two_trials_at_most() {
     let round = Duration::from_nanos(1 << 52);
@@ -384,7 +389,8 @@ fn a_clock_that_jumps_costs_a_dead_backend_two_trials_at_most() {
     }
 }
 
-/// Two of three answer their probes with errors: they are chosen only where none serves.
+/// Two of three backends answer their probes with errors: connects choose them only if no backend
+/// serves.
 #[test]
 fn backends_that_answer_with_errors_are_chosen_where_none_serves() {
     let mut host = Host::new(3, None, true);
@@ -394,7 +400,7 @@ fn backends_that_answer_with_errors_are_chosen_where_none_serves() {
     host.sent.fill(0);
     host.run(10);
     assert_eq!(host.sent, [10 * RATE, 0, 0], "one serves");
-    // No client connects for a while, so no backend serves.
+    // No client connects for a while, so no backend counts as serving.
     host.now += 10 * SECOND;
     host.tick();
     assert_eq!(host.balancer.row(0).map(|row| row.is_panic), Some(true));
@@ -403,8 +409,8 @@ fn backends_that_answer_with_errors_are_chosen_where_none_serves() {
     assert_eq!(host.sent, [3, 3, 3]);
 }
 
-/// No daemon runs, all members die, and the list has a lame duck: it serves, and trials of the members are as rare as if one of them
-/// were well.
+/// No daemon runs, all members die, and the list has a lame duck: it serves, and trials of the
+/// members are as rare as if one of them were healthy.
 #[test]
 fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_is_available() {
     for members in [1, 2, 5] {
@@ -427,13 +433,13 @@ fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_is_available(
         let failed = host.run_without_daemon(60);
         assert!((count..=15 * count).contains(&failed), "{members}: {failed}");
         assert!(host.sent[..2].contains(&(60 * RATE - failed)), "{:?}", host.sent);
-        // A client that connects seldom does not make each of its connects a trial.
+        // Even if a client seldom connects, not every connect becomes a trial.
         let seldom = (0..20).map(|_| {
             host.now += 20 * SECOND;
             u32::from(host.connect())
         });
         assert!(seldom.sum::<u32>() <= 10, "{members}");
-        // A member that is back is found, and is the only one that serves.
+        // A member that has returned is found, and is the only one that serves.
         host.is_alive[2] = true;
         host.run_without_daemon(330);
         host.sent.fill(0);
@@ -442,7 +448,8 @@ fn without_a_daemon_a_lame_duck_of_the_list_serves_where_no_member_is_available(
     }
 }
 
-/// The lame duck fails as well: ejected members and the lame duck are tried in turn, until one of them serves.
+/// The lame duck fails as well: connects try the ejected members and the lame duck in turn, until
+/// one of them serves.
 #[test]
 fn without_a_daemon_and_without_any_that_serves_members_are_tried() {
     let mut host = Host::new(4, None, false);
@@ -459,10 +466,11 @@ fn without_a_daemon_and_without_any_that_serves_members_are_tried() {
     assert_eq!(host.run_without_daemon(10), 0);
 }
 
-/// Backends of the histories, of which the last is a lame duck of the list.
+/// The number of backends in the histories; the last is a lame duck in the list.
 const BACKENDS: usize = 6;
 
-/// What happens next: which backends are alive, whether the daemon is started again, and for how many seconds that stays.
+/// The next event: which backends are alive, whether the daemon restarts, and for how many seconds
+/// this lasts.
 fn histories() -> impl Strategy<Value = Vec<(Vec<bool>, bool, u32)>> {
     let alive = prop::collection::vec(any::<bool>(), BACKENDS);
     prop::collection::vec((alive, any::<bool>(), 0..40_u32), 1..12)
@@ -476,10 +484,11 @@ fn host_with_a_lame_duck(probes: bool) -> Host {
     host
 }
 
-/// All backends are alive from now on: within a bounded time all members are in the first tier, and the lame duck gets nothing.
+/// From now on all backends are alive. Within a bounded time, all members are in the first tier,
+/// and the lame duck gets no connects.
 fn all_return(host: &mut Host, run: impl Fn(&mut Host, u32) -> u32) {
     host.is_alive.fill(true);
-    // Each ejection is over by then, with its jitter, and one trial follows another.
+    // By then, each ejection with its jitter is over, and trials follow one another.
     run(host, 330 * u32::try_from(BACKENDS).expect("few"));
     host.sent.fill(0);
     assert_eq!(run(host, 10), 0);
@@ -490,8 +499,9 @@ fn all_return(host: &mut Host, run: impl Fn(&mut Host, u32) -> u32) {
 proptest! {
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(64) })]
 
-    /// Once the daemon knows which backends do not accept, no connect goes there while another one may serve, whatever has happened
-    /// before, restarts of the daemon included.
+    /// Once the daemon knows which backends do not accept connections, no connect goes to one of
+    /// them while another backend may serve, whatever has happened before, including restarts of
+    /// the daemon.
     #[test]
     fn with_a_daemon_no_connect_goes_to_a_backend_that_is_known_to_refuse(history in histories()) {
         let mut host = host_with_a_lame_duck(true);
@@ -510,18 +520,21 @@ proptest! {
         prop_assert_eq!((row.tier, row.available), (Tier::Healthy, (BACKENDS - 1, BACKENDS - 1)));
     }
 
-    /// Without a daemon and without probes, a backend that dies costs as many connects as eject it, and trials.
+    /// Without a daemon and without probes, a dying backend costs the connects that eject it, and
+    /// its trials.
     #[test]
     fn without_a_daemon_what_fails_is_bounded_and_what_is_well_returns(history in histories()) {
         let mut host = host_with_a_lame_duck(false);
         for (is_alive, _, seconds) in history {
             let dead = is_alive[..BACKENDS - 1].iter().filter(|alive| !**alive).count();
             host.is_alive = is_alive;
-            // Where the programs have ejected all that are alive, one trial after another finds them, which is not bounded here.
+            // If the programs have ejected all living backends, one trial after another finds them,
+            // and this test sets no bound for that.
             let serves = (0..BACKENDS - 1).any(|at| host.is_alive[at] && !host.is_ejected(at));
             let failed = host.run_without_daemon(seconds);
             let dead = u32::try_from(dead).expect("few");
-            // Five that eject it, and at most a trial in each `base` of five seconds, with its jitter.
+            // Five that eject it, and at most one trial in each `base` of five seconds, with its
+            // jitter.
             let most = dead * (5 + 1 + seconds / 4);
             prop_assert!(failed <= most || !serves || dead == 0, "{failed} of {most}: {:?}", host.is_alive);
         }
@@ -561,7 +574,8 @@ fn a_new_endpoint_waits_for_its_first_probe() {
     assert!(host.sent[3] > 0, "it is well");
 }
 
-/// On a fresh host all are alike until their first probes are over: the first to be proven must not get everything.
+/// On a fresh host, all backends are used alike until their first probes have ended: the first
+/// proven one must not get all connects.
 #[test]
 fn while_nothing_is_known_of_anybody_all_are_used_alike() {
     let mut host = Host::new(4, None, true);
@@ -574,7 +588,7 @@ fn while_nothing_is_known_of_anybody_all_are_used_alike() {
     host.sent.fill(0);
     host.connects(40);
     assert_eq!(host.sent, [10; 4]);
-    // Once the time for the first probes is over, only who is proven is chosen.
+    // After the time for the first probes, connects choose only proven backends.
     host.now += SECOND;
     host.hear(Fact::Time);
     host.publish();

@@ -1,4 +1,4 @@
-//! How a client task's plan follows what backends say of themselves, and what probes find.
+//! How a client task's plan follows the backends' own reports and the results of probes.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -108,7 +108,8 @@ fn who_refuses_is_not_chosen_whoever_finds_out() {
         let other = if who == Who::Probe { Who::Report } else { Who::Probe };
         say(&mut balancer, 102, other, &[]);
         assert_eq!(usable(&balancer.plan(), down), Usable::No, "who says nothing takes nothing back");
-        // Probes say nothing new of a backend without a result; reports are told all at once.
+        // A fact from probes adds nothing about backends that it does not name, while a fact from
+        // reports is complete.
         let well = if who == Who::Probe { &[(down, Health::Healthy)][..] } else { &[] };
         assert!(say(&mut balancer, 103, who, well));
         assert_eq!(usable(&balancer.plan(), down), Usable::UnlessEjected);

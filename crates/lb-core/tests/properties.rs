@@ -1,7 +1,9 @@
-//! What holds for every input: of the orders that choose subsets, and of the tables that connect walks.
+//! Properties for every input: of the orders that choose subsets, and of the tables that connect
+//! walks.
 //!
-//! The vectors fix the results of a few inputs; these are the promises that make the results worth having. Must not
-//! repeat how a result is computed: a property is stated from the outside.
+//! The vectors fix the results of a few inputs; these properties are the reason why the results are
+//! useful. The tests must not repeat the computation of a result: a property is stated from the
+//! outside.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,12 +16,13 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// Small spaces hold the corners (part lots, fewer backends than wanted), large ones the rest.
+/// Small spaces contain the corner cases (partial lots, fewer backends than wanted), large ones the
+/// rest.
 fn backends() -> impl Strategy<Value = u32> {
     prop_oneof![4 => 0..64_u32, 3 => 0..1_000_u32, 1 => 0..=65_536_u32]
 }
 
-/// Any client of any job. A job has at least as many tasks as the number of each says.
+/// Any client of any job. A job has more tasks than the highest task number.
 fn positions() -> impl Strategy<Value = Position> {
     let clients = prop_oneof![1..40_u32, 1..=65_536_u32];
     let clients = clients.prop_flat_map(|clients| (0..clients, Just(clients)));
@@ -36,7 +39,7 @@ fn those(property: impl Fn(Algorithm) -> bool) -> impl Strategy<Value = Algorith
     select(Algorithm::ALL.into_iter().filter(|&algorithm| property(algorithm)).collect::<Vec<_>>())
 }
 
-/// Where one more backend takes one place and moves no other.
+/// Algorithms in which an added backend takes one place and moves no other.
 const STEADY: [Algorithm; 4] =
     [Algorithm::Rendezvous, Algorithm::Consistent, Algorithm::Ringsteady, Algorithm::Rocksteadier];
 
@@ -44,7 +47,8 @@ fn subset(algorithm: Algorithm, position: Position) -> Vec<u32> {
     subset::subset(algorithm, position).collect()
 }
 
-/// A service with endpoints at those indexes that `weights` gives one, and what a task uses of it. Weight 0 is a hole.
+/// A service with endpoints at the indexes with a positive weight in `weights`, and a task's use of
+/// it. Weight 0 is a hole.
 fn members(algorithm: Algorithm, position: Position, weights: &[u16]) -> Membership {
     let service = {
         let subset = Subset::Sized { algorithm, size: Size::Fixed(position.size) };
@@ -100,7 +104,8 @@ fn sum(counts: &[u32]) -> u64 {
 }
 
 proptest! {
-    // A failure prints its smallest input, which belongs in a test of its own rather than in a file of seeds.
+    // A failure prints its smallest input, which belongs in its own test and not in a file of
+    // seeds.
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
@@ -149,12 +154,12 @@ proptest! {
         prop_assert!(dropped <= 1, "{} members dropped", dropped);
     }
 
-    /// As long as the deal goes around: a round has as many clients as whole slices.
+    /// Within a round, which has as many clients as there are whole slices.
     #[test]
     fn no_backend_serves_two_clients_of_a_round(position in positions(), round in 0..100_u32) {
         let slices = position.backends.checked_div(position.wanted()).unwrap_or(0);
         let mut served = HashSet::new();
-        // Bound: what is served is among the backends, each once.
+        // Bound: the round's backends are distinct, and their number is limited.
         for client in (0..slices).map(|place| round * slices + place) {
             let own = subset(Algorithm::Deterministic, Position { client, ..position });
             prop_assert_eq!(own.len(), position.wanted() as usize);
@@ -200,7 +205,7 @@ proptest! {
         prop_assert_eq!(used, expected);
     }
 
-    /// The others stay, and whoever comes next in the order takes the place.
+    /// The other members stay, and the next of the order takes the place.
     #[test]
     fn a_lost_member_is_replaced_and_nobody_else(
         algorithm in algorithms(),
@@ -211,7 +216,7 @@ proptest! {
         let before: Vec<u32> =
             members(algorithm, position, &weights).members.iter().map(|member| member.endpoint.index).collect();
         let lost = before[lost.index(before.len())];
-        // Without the last index, N would be another.
+        // Without the last index, N would change.
         prop_assume!(lost + 1 < position.backends);
         weights[lost as usize] = 0;
         let after: Vec<u32> =
@@ -223,7 +228,8 @@ proptest! {
         prop_assert_eq!(after.len(), before.len().min(left));
     }
 
-    /// A client's shares are its whole traffic, and what all clients send arrives somewhere.
+    /// A client's shares sum to its whole traffic, and the loads of all backends to the traffic of
+    /// all clients.
     #[test]
     fn shares_sum_to_one_and_loads_to_the_clients(algorithm in algorithms(), job in jobs()) {
         let (position, weights) = job;
@@ -239,7 +245,7 @@ proptest! {
                 prop_assert!((before - member.load).abs() < 1e-12, "all clients say the same");
             }
         }
-        // What each client computes alone about all of them is what all of them do.
+        // Each client's own computation of all loads equals the loads from all clients' shares.
         for (index, load) in loads {
             prop_assert!((load - said[&index]).abs() < 1e-6, "backend {}: {} and {}", index, load, said[&index]);
         }
@@ -286,7 +292,8 @@ proptest! {
         prop_assert_eq!(found, counts);
     }
 
-    /// At every entry there is a moment of the walk by which everyone has had its share to within half an entry.
+    /// During each entry there is a moment of the walk by which every backend has had its share to
+    /// within half an entry.
     #[test]
     fn no_entry_comes_sooner_or_later_than_half_an_entry(counts in counts()) {
         let mut found = vec![0_u64; counts.len()];
@@ -295,14 +302,14 @@ proptest! {
             let (now, all) = (2 * found[position] + 1, 2 * u64::from(counts[position]));
             found[position] += 1;
             for (&found, &count) in found.iter().zip(&counts) {
-                // count * now / all is the share by now; everything is doubled to keep the half whole.
+                // count * now / all is the share by now; all terms are doubled to avoid halves.
                 let share = 2 * u64::from(count) * now;
                 prop_assert!((2 * found * all).abs_diff(share) <= all);
             }
         }
     }
 
-    /// Equal counts are met at every prefix.
+    /// Equal counts hold at every prefix.
     #[test]
     fn equal_counts_take_turns(entries in 1..64_usize, count in 1..100_u32) {
         let table = interleave(&vec![count; entries]);

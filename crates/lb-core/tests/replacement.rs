@@ -1,4 +1,5 @@
-//! How a client task's plan follows what its backends are like: who is replaced, who serves in panic, and that both go back.
+//! How a client task's plan follows the health of its backends: which are replaced, which serve in
+//! panic, and how both are reversed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -91,7 +92,8 @@ fn a_member_that_stays_ejected_is_replaced_and_takes_its_place_back() {
     let members = in_table(&before);
     assert_eq!(members.len(), 4);
     let lost = *members.first().expect("four");
-    // It is ejected: nothing changes but that the kernel keeps it back, until it has been so for ten seconds.
+    // The member is ejected. For ten seconds the plan does not change, and only the kernel
+    // withholds it.
     assert_eq!(balancer.handle(at(100), ejected(&[lost])), Ok(true));
     for seconds in [100, 109] {
         balancer.handle(at(seconds), Fact::Time).expect("it takes no room");
@@ -105,7 +107,7 @@ fn a_member_that_stays_ejected_is_replaced_and_takes_its_place_back() {
     let now = in_table(&during);
     assert_eq!((now.len(), now.intersection(&members).count()), (4, 3), "one loss is one change");
     assert!(!now.contains(&lost));
-    // It keeps its slot and its trials, and whoever stands in gets as much as the others.
+    // It keeps its slot and its trials, and its substitute gets as much as the other members.
     assert_eq!(
         (backend(&during, lost).usable, backend(&during, lost).state),
         (Usable::UnlessEjected, BackendState::Replaced)
@@ -114,7 +116,7 @@ fn a_member_that_stays_ejected_is_replaced_and_takes_its_place_back() {
     let entries = during.services.values().next().expect("one").schedule.iter();
     assert_eq!(entries.filter(|slot| **slot == substitute).count(), 256);
     assert!(!balancer.unneeded().contains(&lost));
-    // A trial takes it back; half a minute without a failure later it has its place again.
+    // A trial readmits it; after half a minute without a failure it returns to its place.
     assert_eq!(balancer.handle(at(200), Fact::Kernel(BTreeMap::new())), Ok(true));
     let failed = KernelVerdict { is_ejected: false, failures: 4 };
     balancer.handle(at(220), Fact::Kernel([(lost, failed)].into())).expect("it takes no room");
@@ -171,7 +173,7 @@ fn however_many_are_lost_all_are_replaced_a_quarter_at_a_time() {
         assert_eq!((replaced(&plan).len(), in_table(&plan).len()), (expected, 8), "at {seconds}");
     }
     assert_eq!(replaced(&balancer.plan()), members);
-    // They are back, and half a minute later have their places.
+    // They recover, and return to their places half a minute later.
     balancer.handle(at(300), Fact::Kernel(BTreeMap::new())).expect("it takes no room");
     balancer.handle(at(330), Fact::Time).expect("it takes no room");
     assert_eq!(in_table(&balancer.plan()), members.into_iter().collect());
@@ -192,14 +194,14 @@ fn panic_is_judged_by_all_that_were_tried_and_ends_where_one_of_them_serves() {
     for slot in &members {
         assert_eq!(backend(&balancer.plan(), *slot).usable, Usable::EvenEjected);
     }
-    // The fourth serves, so it is not this host that keeps it from reaching the others.
+    // The fourth serves, so this host is not the reason why the others are unreachable.
     let index = balancer.services().next().map(|(_, index, _)| index).expect("a service");
     assert_eq!(balancer.handle(at(102), Fact::Serving([index].into())), Ok(true));
     assert_eq!(look(&balancer), ((1, 4), false, Tier::Healthy));
     assert_eq!(backend(&balancer.plan(), members[0]).usable, Usable::UnlessEjected);
     assert_eq!(balancer.handle(at(103), Fact::Serving(BTreeSet::new())), Ok(true));
     assert_eq!(look(&balancer), ((1, 4), true, Tier::Panic));
-    // Substitutes count: in the end five of eight are available, that is no panic.
+    // Substitutes count: in the end four of seven are available, which is no panic.
     for seconds in (111..=141).step_by(10) {
         balancer.handle(at(seconds), Fact::Time).expect("it takes no room");
     }
@@ -266,7 +268,7 @@ fn lame_ducks_serve_where_nobody_is_available_and_go_when_somebody_is() {
     assert_eq!(balancer.row(0).map(|row| row.tier), Some(Tier::LameDucks));
     assert_eq!(in_table(&plan).len(), 4, "both lame ducks are in the table");
     for slot in in_table(&plan) {
-        // The kernel keeps those back that it has ejected, and tries them.
+        // The kernel withholds the backends that it has ejected, and sends them trials.
         assert_eq!(backend(&plan, slot).usable, Usable::UnlessEjected);
     }
     let fallback = plan.services.values().next().and_then(|service| service.fallback).expect("somebody");
@@ -275,7 +277,7 @@ fn lame_ducks_serve_where_nobody_is_available_and_go_when_somebody_is() {
     assert_eq!(in_table(&balancer.plan()), members.iter().copied().collect());
 }
 
-/// The backup is what there is room for last: without a slot for it, health is followed all the same.
+/// The backup is the last to get room: without a slot for it, the plan still follows health.
 #[test]
 fn a_backup_without_a_slot_changes_nothing() {
     for (slots, has_backup) in [(3, false), (4, true)] {
@@ -311,7 +313,7 @@ fn without_anybody_else_ejected_ones_serve() {
     assert!(plan.services.values().all(|service| service.fallback.is_some()));
 }
 
-/// A daemon that starts finds in the maps who was replaced, and does not begin anew.
+/// A daemon that starts finds the replaced backends in the maps, and does not start over.
 #[test]
 fn replacement_outlives_the_daemon() {
     let mut first = balancer(4, &"h".repeat(20));
@@ -327,7 +329,7 @@ fn replacement_outlives_the_daemon() {
     assert_eq!(diff(&kernel, &second.plan()), []);
 }
 
-/// A service with probes, as the maps hold it, whose backends have these reasons.
+/// A service with probes, as the maps contain it, with these reasons for its backends.
 fn maps(reasons: &[(Usable, HealthReason)]) -> (Service, Plan) {
     let service =
         Service { health: HealthRules { first_look: Some(at(1)), ..HealthRules::default() }, ..service(4) };
@@ -344,8 +346,8 @@ fn maps(reasons: &[(Usable, HealthReason)]) -> (Service, Plan) {
     (service, plan)
 }
 
-/// What the state words of the maps say is what the next daemon begins with; where an older one gave no reason, whether
-/// the backend might be chosen tells it.
+/// The next daemon begins with the state words in the maps. If an older daemon gave no reason,
+/// whether the backend was usable decides.
 #[test]
 fn the_next_daemon_adopts_each_reason() {
     use HealthReason::{Healthy, ProbeAnswer, ProbeConnect, ProbeElsewhere, Unproven, Unstated};
@@ -370,7 +372,8 @@ fn the_next_daemon_adopts_each_reason() {
     }
 }
 
-/// Of a service whose probes were taken out of the configuration, or became reports, nothing that they found is adopted.
+/// If the probes of a service were removed from the configuration, or replaced by reports, none of
+/// their results is adopted.
 #[test]
 fn the_next_daemon_adopts_nothing_from_a_witness_that_it_does_not_ask() {
     let well = (Usable::UnlessEjected, HealthReason::Healthy);
@@ -392,7 +395,7 @@ fn the_next_daemon_adopts_nothing_from_a_witness_that_it_does_not_ask() {
     }
 }
 
-/// A reason alone may change, while who serves stays: the word follows.
+/// Only a reason may change, while the serving backends stay: the state word follows.
 #[test]
 fn a_state_word_follows_its_reason() {
     let (service, plan) = maps(&[]);

@@ -1,4 +1,5 @@
-//! Report ids on their way into the rows of backends: told once, stored where they are new, taken over after a restart.
+//! Report ids on their way into the rows of backends: passed once, stored if they are new, adopted
+//! after a restart.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,7 +23,7 @@ fn backend(last: u8) -> SocketAddr {
     ([10, 0, 0, last], 80).into()
 }
 
-/// The same backends by TCP and by UDP.
+/// The same backends over TCP and over UDP.
 fn services() -> Vec<Service> {
     let service = |name, last, protocol| {
         let service = Service::new(name, ([10, 96, 0, last], 80).into(), Subset::All, 0);
@@ -46,7 +47,7 @@ fn delivered(position: usize, backends: &[u8]) -> Fact {
     Fact::Endpoints(position, Arc::new(list), Arc::new(membership))
 }
 
-/// Tells every one of so many services these ids. Whether that was news for one.
+/// Passes these ids to each of the services. Returns whether any service changed.
 fn tell(balancer: &mut Balancer, services: usize, ids: &[(Protocol, u8, u32)]) -> bool {
     let ids: BTreeMap<Name, u32> = ids
         .iter()
@@ -59,7 +60,7 @@ fn tell(balancer: &mut Balancer, services: usize, ids: &[(Protocol, u8, u32)]) -
     })
 }
 
-/// A balancer whose services both have these backends, after what it adopted.
+/// A balancer with both services, each with these backends, after adopting a plan.
 fn balancer(adopted: &Plan, backends: &[u8]) -> Balancer {
     let adopted = Adopted { plan: adopted.clone(), ..Adopted::default() };
     let mut balancer = Balancer::new(services(), LIMITS, adopted, NOW).expect("few services");
@@ -69,7 +70,7 @@ fn balancer(adopted: &Plan, backends: &[u8]) -> Balancer {
     balancer
 }
 
-/// The report ids in a plan: by service and the last number of the address.
+/// The report ids in a plan, by service and the last number of the address.
 fn ids(plan: &Plan) -> Vec<(u16, u8, u32)> {
     let last = |address: SocketAddr| match address {
         SocketAddr::V4(v4) => v4.ip().octets()[3],
@@ -103,9 +104,9 @@ fn a_backend_gets_the_id_of_its_name_and_no_other_step() {
     let mut recorded = before;
     steps.iter().for_each(|step| recorded.record(step));
     assert_eq!(recorded, plan);
-    // The same again is no news.
+    // The same ids again change nothing.
     assert!(!tell(&mut balancer, 2, &BOTH));
-    // A backend that is new is written with its id.
+    // A new backend is written with its id.
     tell(&mut balancer, 2, &[&BOTH[..], &[(Protocol::Udp, 3, 9)]].concat());
     balancer.handle(NOW, delivered(1, &[1, 2, 3])).expect("it fits");
     let written = diff(&plan, &balancer.plan());

@@ -1,4 +1,5 @@
-//! The way from one plan to the next, as a fake kernel lives through it: at every step, connect finds what it needs.
+//! The steps from one plan to the next on a fake kernel: after every step, connect finds everything
+//! it needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -21,7 +22,7 @@ use lb_core::service::{Service, Subset, Task};
 use lb_core::slots::Identity;
 use proptest::prelude::*;
 
-/// By a clock that the tests set.
+/// With a clock that the tests set.
 type Balancer = balancer::Balancer<Duration>;
 
 const START: Duration = Duration::ZERO;
@@ -36,12 +37,12 @@ fn service(name: &str, last: u8) -> Service {
     Service::new(name, SocketAddr::from(([10, 96, 0, last], 80)), Subset::All, 0)
 }
 
-/// What a balancer takes over from a kernel that holds this.
+/// The state that a balancer adopts from a kernel with this plan.
 fn adopt(plan: &Plan) -> Adopted {
     Adopted { plan: plan.clone(), ..Adopted::default() }
 }
 
-/// A list of the service at this position, and what a task that is alone uses of it.
+/// A list of the service at this position, and the membership of a task that is alone.
 fn delivered(services: &[Service], position: usize, list: EndpointList) -> Fact {
     let membership = Membership::of(&services[position], Task { index: 0, count: 1 }, &list);
     Fact::Endpoints(position, Arc::new(list), Arc::new(membership))
@@ -131,7 +132,7 @@ impl View<'_> {
     }
 }
 
-/// Where a connect to `address` goes at this moment: `None` if it is not balanced.
+/// The backend of a connect to `address` at this moment; `None` if the address is not balanced.
 fn connect(
     plan: &Plan,
     keys: &BTreeMap<SocketAddr, ServiceIndex>,
@@ -146,7 +147,7 @@ fn connect(
     Some(choose(&View { plan, index }, table, plan.services[&index].rules, sample, 0))
 }
 
-/// Carries a step out on the keys: which service index an address leads to.
+/// Applies a step to the keys: the service index of each address.
 fn record_key(keys: &mut BTreeMap<SocketAddr, ServiceIndex>, plan: &Plan, step: &Step) {
     match step {
         Step::Open(index) => {
@@ -173,7 +174,7 @@ fn carry_out(
     for step in diff(old, new) {
         now.record(&step);
         record_key(keys, &now, &step);
-        // The daemon may be killed here: what the maps hold can be taken over.
+        // The daemon may be killed here, so the maps must be ready for adoption.
         now.assert_consistent();
         for address in always {
             for sample in [0, 1, 7, 500, 1023] {
@@ -196,8 +197,9 @@ fn members() -> impl Strategy<Value = BTreeMap<u8, u8>> {
 }
 
 proptest! {
-    /// Lists change, slots come back, the daemon is killed in the middle and adopts what it finds: connects to a
-    /// service with endpoints always reach a backend of that service, and no slot changes hands while it is referred to.
+    /// Lists change, backends return to their slots, and the daemon is killed between steps and
+    /// adopts the maps. Connects to a service with endpoints always reach a backend of that
+    /// service, and no slot changes its backend while anything refers to it.
     #[test]
     fn no_moment_on_the_way_fails_a_connect(
         changes in prop::collection::vec((0usize..2, members(), any::<bool>(), 0usize..40), 1..12),
@@ -216,7 +218,7 @@ proptest! {
             lists[position] = members;
             let changed = list(u8::try_from(position).expect("it fits"), &lists[position]);
             if balancer.handle(START, delivered(&services, position, changed)).is_err() {
-                // No slot was free; nothing changed.
+                // No slot was free, and nothing changed.
                 prop_assert_eq!(&kernel, &balancer.plan());
                 continue;
             }
@@ -245,7 +247,7 @@ proptest! {
     }
 }
 
-/// A balancer that has taken in a list of two endpoints for every service, and its plan.
+/// A balancer with a list of two endpoints for every service, and its plan.
 fn settled(services: &[Service], adopted: &Plan) -> (Balancer, Plan) {
     let mut balancer = Balancer::new(services.to_vec(), LIMITS, adopt(adopted), START).expect("it fits");
     for position in 0..services.len() {
@@ -293,7 +295,7 @@ fn a_closed_service_refuses_nobody_on_its_way_out() {
     for step in diff(&kernel, &one) {
         now.record(&step);
         record_key(&mut keys, &now, &step);
-        // Balanced until it is not: never a refusal.
+        // The address is balanced until the service is closed, and never refused.
         match connect(&now, &keys, gone, 0) {
             None | Some(Pick { how: How::Picked, .. }) => {}
             other => panic!("after {step:?}: {other:?}"),
@@ -307,14 +309,15 @@ fn a_backend_that_may_not_be_chosen_says_why_and_since_when() {
     let services = [service("a", 0)];
     let mut balancer = Balancer::new(services.to_vec(), LIMITS, Adopted::default(), START).expect("it fits");
     let both = |kind| BTreeMap::from([(1, 1), (2, kind)]);
-    // By the time of a list and the members in it: since when the second backend is a lame duck, and whether it is usable.
+    // The time of a list and its members; since when the second backend is a lame duck, and whether
+    // it is usable.
     let cases = [
         (10, both(1), None, true),
         (20, both(0), Some(20), false),
         (30, both(0), Some(20), false),
         (40, BTreeMap::from([(1, 1)]), None, false),
         (50, both(1), None, true),
-        // Nothing better is left: it serves, and is as unavailable as it was.
+        // Nothing better is left: it serves, but is as unavailable as before.
         (60, BTreeMap::from([(2, 0)]), Some(60), true),
         (70, BTreeMap::from([(2, 0), (3, 1)]), Some(60), false),
     ];
@@ -347,7 +350,7 @@ fn a_list_that_says_the_same_again_changes_nothing() {
     assert_eq!(balancer.handle(at(9), delivered(&services, 0, another)), Ok(true));
 }
 
-/// The step that frees it has failed, and the next plan has given it to another backend already.
+/// The step that frees it has failed, and the next plan has already given it to another backend.
 #[test]
 fn a_slot_is_freed_before_another_backend_gets_it() {
     let services = [service("users", 10)];

@@ -1,7 +1,9 @@
-//! Every row of `vectors.json` holds: the numbers that decide which task uses which backend, and the kernel's tables.
+//! Every row of `vectors.json` holds: the numbers that decide which task uses which backend, and
+//! the kernel's tables.
 //!
-//! Two hosts that disagree about one of them disagree about who uses what, so a row that fails here is a break of
-//! compatibility, never a number to update. Must not pass because it checked less: sections and rows are counted.
+//! If two hosts disagree about one of them, they disagree about the use of backends. So a row that
+//! fails here is a break of compatibility, and never a number to update. The tests must not pass
+//! because they checked less: they count sections and rows.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -15,7 +17,7 @@ use lb_core::subset::{self, Algorithm, Position, van_der_corput};
 use lb_core::weights::{Graph, Precision, solve};
 use serde_json::Value;
 
-/// Every section of the file, and how many rows it has.
+/// Every section of the file, and its number of rows.
 const SECTIONS: [(&str, usize); 16] = [
     ("splitmix64", 3),
     ("mix64", 4),
@@ -29,7 +31,7 @@ const SECTIONS: [(&str, usize); 16] = [
     ("aperture_edges", 12),
     ("balance_weights", 2),
     ("aperture_shares", 5),
-    // Checked where the figure is computed, in the planner.
+    // Checked where the number is computed, in the planner.
     ("adjusted_utilization", 3),
     ("apportion_interleave", 6),
     ("static_stride", 5),
@@ -40,7 +42,7 @@ fn file() -> Value {
     serde_json::from_str(include_str!("vectors.json")).expect("vectors.json is JSON")
 }
 
-/// Runs `check_row` on every row of a section, which must have as many as [`SECTIONS`] says.
+/// Runs `check_row` on every row of a section, which must have the number of rows in [`SECTIONS`].
 #[track_caller]
 fn check(section: &str, check_row: impl Fn(&Value)) {
     let file = file();
@@ -65,7 +67,7 @@ fn small(value: &Value) -> u32 {
         .unwrap_or_else(|| panic!("{value} is no u32"))
 }
 
-/// A number that JSON readers may not hold exactly, hence written as a string.
+/// A number that JSON readers may not represent exactly, and that is therefore a string.
 #[track_caller]
 fn large(value: &Value) -> u64 {
     value
@@ -165,7 +167,8 @@ fn the_names_of_job_and_service_give_this_seed() {
     });
 }
 
-/// The text that is hashed, its hash, and the index: collisions, a removal inside a cluster, and one that goes around the end.
+/// The text to hash, its hash, and the index: collisions, a removal inside a cluster, and one that
+/// wraps around at the end.
 #[test]
 fn an_address_gives_this_index() {
     check("address_indexes", |row| {
@@ -241,7 +244,8 @@ fn structural_weights_are_these() {
         };
         let solution = solve(&graph, &vec![1; position.backends as usize], precision);
         let expected = field(row, "raw_weighted").as_f64().expect("a number");
-        // Sums in another order differ in the last bits; the file has what some other implementation computed.
+        // Sums in another order differ in the last bits; the file contains the results of another
+        // implementation.
         assert!((solution.utilization() - expected).abs() < 1e-8, "{} in {row}", solution.utilization());
         let connections = graph.connections();
         let largest = f64::from(*connections.iter().max().expect("backends"));
@@ -252,13 +256,14 @@ fn structural_weights_are_these() {
         let weights = solution.weights(&graph, 0);
         assert_eq!(weights.len(), expected.len());
         for (weight, expected) in weights.iter().zip(expected) {
-            // Six digits are given.
+            // The file has six digits.
             assert!((weight - expected).abs() <= 1e-6, "{weight} in {row}");
         }
     });
 }
 
-/// Capacities by index, 0 where nobody is. What another implementation computed, arcs in exact fractions.
+/// Capacities by index, 0 for a hole. The results of another implementation, with arcs in exact
+/// fractions.
 #[test]
 fn the_shares_of_an_aperture_are_fitted_to_capacities() {
     check("aperture_shares", |row| {
@@ -282,7 +287,7 @@ fn the_shares_of_an_aperture_are_fitted_to_capacities() {
         let indexes: Vec<u32> = members.iter().map(|member| member.endpoint.index).collect();
         assert_eq!(indexes, list(field(row, "members"), small), "{row}");
         for (member, share) in members.iter().zip(list(field(row, "shares"), Value::as_f64)) {
-            // Nine digits are given.
+            // The file has nine digits.
             assert!((member.share - share.expect("a number")).abs() <= 1e-9, "{} in {row}", member.share);
         }
     });
@@ -294,8 +299,9 @@ fn with_client_0(row: &Value) -> Value {
     row
 }
 
-/// CPython's generator up to 3.10, which printed the book's shuffles: MT19937 seeded by a small integer, and `random()` of
-/// 53 bits. Of no other use: the product's subsets come from SplitMix64.
+/// CPython's generator up to version 3.10, which printed the book's shuffles: MT19937 seeded by a
+/// small integer, and `random()` of 53 bits. It has no other use: the product's subsets come from
+/// SplitMix64.
 struct MersenneTwister {
     state: [u32; 624],
     next: usize,
@@ -372,8 +378,8 @@ impl MersenneTwister {
     }
 }
 
-/// The book's chapter 20 prints the subsets of ten clients. Its third shuffle is printed with five entries out of place,
-/// which none of the ten uses.
+/// Chapter 20 of the book prints the subsets of ten clients. In its third shuffle, five entries are
+/// out of place, but none of the ten clients uses them.
 #[test]
 fn the_books_listing_gives_the_books_subsets() {
     check("book_example", |row| {
@@ -385,7 +391,7 @@ fn the_books_listing_gives_the_books_subsets() {
             MersenneTwister::new(client / count).shuffle(&mut shuffled);
             let start = (client % count * size) as usize;
             assert_eq!(shuffled[start..start + size as usize], expected, "client {client}");
-            // The same places of the round are what `deterministic-book` takes of its own shuffle.
+            // `deterministic-book` takes the same places of the round from its own shuffle.
             let position = Position { client, clients: 10, backends, size, seed: 0 };
             let mut own: Vec<u32> = (0..backends).collect();
             shuffle(&mut own, &mut SplitMix64::new(mix64(&[0, u64::from(client / count)])));
@@ -395,7 +401,7 @@ fn the_books_listing_gives_the_books_subsets() {
     });
 }
 
-/// gRPC C-core's static stride scheduler: the backend of sequence number s, if it is picked then.
+/// gRPC C-core's static stride scheduler: the backend of sequence number s, if it is picked at s.
 fn stride_picks(scaled: &[u16], picks: usize) -> Vec<u32> {
     let mut picked = Vec::new();
     for sequence in 0_u64.. {
@@ -413,15 +419,15 @@ fn stride_picks(scaled: &[u16], picks: usize) -> Vec<u32> {
     picked
 }
 
-/// The scheduler that gRPC's weighted round robin walks, as a yardstick: over whole walks, our table gives everyone the
-/// share that it gives.
+/// The scheduler that gRPC's weighted round robin walks, as a reference: over whole walks, our
+/// table gives every backend the same share.
 #[test]
 fn the_static_stride_scheduler_picks_these_and_our_table_has_its_shares() {
     check("static_stride", |row| {
         let scaled = list(field(row, "scaled"), |weight| u16::try_from(small(weight)).expect("a weight"));
         let picks = list(field(row, "picks"), small);
         assert_eq!(stride_picks(&scaled, picks.len()), picks, "{row}");
-        // In 65,535 generations everyone is picked as often as its weight says.
+        // In 65,535 generations, every backend is picked as often as its weight.
         let all: u32 = scaled.iter().map(|&weight| u32::from(weight)).sum();
         let whole_round = stride_picks(&scaled, all as usize);
         let counts = apportion(&scaled.iter().map(|&weight| weight.into()).collect::<Vec<u64>>(), 65_536);

@@ -1,14 +1,16 @@
-//! Regions of the schedule map: the first one that fits a new table, and what to move where none does.
+//! Regions of the schedule map: the first one that fits a new table, and which tables to move if
+//! none does.
 //!
-//! Lengths are powers of two and a region begins at a multiple of its length, so that two of them are either apart or one
-//! lies in the other. There is no state: what is in use is given.
+//! Lengths are powers of two and a region begins at a multiple of its length, so that two regions
+//! are either apart or one contains the other. This file has no state: the caller passes the
+//! regions in use.
 
 /// A part of the schedule map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScheduleRegion {
     /// Its first entry.
     pub base: u32,
-    /// Its entries.
+    /// The number of its entries.
     pub length: u32,
 }
 
@@ -17,13 +19,13 @@ impl ScheduleRegion {
         self.base + self.length
     }
 
-    /// Whether they share an entry.
+    /// Whether the two regions share an entry.
     pub const fn overlaps(self, other: Self) -> bool {
         self.base < other.end() && other.base < self.end()
     }
 }
 
-/// The lowest base for `length` entries in a map of `entries`, clear of everything `in_use`.
+/// The lowest base for `length` entries in a map of `entries`, apart from all regions in `in_use`.
 ///
 /// # Panics
 /// If `length` is 0.
@@ -41,17 +43,19 @@ pub fn first_fit(in_use: &[ScheduleRegion], entries: u32, length: u32) -> Option
     (base.checked_add(length)? <= entries).then_some(base)
 }
 
-/// Which tables to copy elsewhere so that, once their old regions are free, a region of `length` entries is: each with
-/// where it lies, and the base that it goes to.
+/// The tables to copy so that a region of `length` entries is free once their old regions are.
+/// Returns each table's present region and its new base.
 ///
-/// Tables of other lengths cut the free space into pieces that may all be too short, however much of it there is. The
-/// windows of `length` entries are tried from the emptiest on. Where the tables in none of them find room elsewhere, a
-/// window half as long is emptied first, and so on. `None` if there is nothing to move.
+/// Tables of other lengths cut the free space into pieces that may all be too short, however much
+/// space is free. The windows of `length` entries are tried from the emptiest on. If no window's
+/// tables find room elsewhere, a window half as long is emptied first, and so on. `None` if there
+/// is nothing to move.
 ///
-/// If `live` comes to at most half of the map, and would with the new table in place of its predecessor too, each call
-/// makes the longest free region at least twice as long: where half a window is free, some other window is at most half
-/// full, and its tables fit there. So there is room after no more calls than it takes doublings from the shortest table
-/// to `length`; mostly after the first.
+/// If `live` fills at most half of the map, also with the new table in place of its predecessor,
+/// each call makes the longest free region at least twice as long: if half a window is free, some
+/// other window is at most half full, and its tables fit there. So there is room after at most as
+/// many calls as there are doublings from the shortest table to `length`, and usually after the
+/// first.
 ///
 /// # Panics
 /// If `length` is 0.
@@ -76,7 +80,7 @@ pub fn make_room(live: &[ScheduleRegion], entries: u32, length: u32) -> Option<V
     None
 }
 
-/// Copies that empty a window: each of its tables to a region outside that is free now.
+/// Copies that empty a window: each moves a table to a region outside the window that is free now.
 fn empty(
     live: &[ScheduleRegion],
     entries: u32,
@@ -86,7 +90,7 @@ fn empty(
     in_use.push(window);
     let mut tables: Vec<ScheduleRegion> =
         live.iter().copied().filter(|table| table.overlaps(window)).collect();
-    // The longest first: the short ones fit into what is left.
+    // The longest first: the short ones fit into the remaining gaps.
     tables.sort_by_key(|table| std::cmp::Reverse(table.length));
     let mut moves = Vec::with_capacity(tables.len());
     for table in tables {
@@ -123,7 +127,7 @@ mod tests {
 
     #[test]
     fn scattered_tables_are_moved_together() {
-        // Both halves of the map are nearly empty, and neither is free.
+        // Both halves of the map are nearly empty, but neither is free.
         let live = regions(&[(0, 1024), (4096, 1024)]);
         assert_eq!(first_fit(&live, 8192, 4096), None);
         assert_eq!(

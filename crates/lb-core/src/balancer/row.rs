@@ -1,5 +1,6 @@
-//! Of whom a service's table is made at a moment, and who of all that it knows may be chosen: the row of one client task, by its
-//! membership and how the backends stand. Knows no slot.
+//! The row of one client task: which backends are in a service's table at a moment, and which of
+//! all known backends connect may choose. Both follow from the task's membership and the evidence
+//! on the backends. This file knows no slot.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,45 +16,50 @@ use crate::health::{self, BackendEvidence, Health};
 use crate::membership::{Member, Membership};
 use crate::service::HealthRules;
 
-/// A row, by any clock.
+/// The backends that a service uses at a moment, generic over the clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row<T = Instant> {
-    /// Who is in the table, with the weight that they have there.
+    /// The backends in the table, with their weights there.
     pub members: Vec<(SocketAddr, u64)>,
-    /// The backends that others stand in for, and since when: members, and substitutes that failed.
+    /// The backends that have a substitute, and since when: members, and substitutes that failed.
     pub replaced: BTreeMap<SocketAddr, T>,
-    /// Whether each of these, in the table or replaced, may be chosen, and how it is.
+    /// For each backend in the table, each replaced one and the backup: whether connect may choose
+    /// it, and its health.
     pub usable: BTreeMap<SocketAddr, (Usable, Health)>,
-    /// The lame duck that connects fall back on if the programs find no member available before the daemon does. It is in no table.
+    /// The lame duck that connects use if the programs find no member available before the daemon
+    /// does. It is in no table.
     pub backup: Option<SocketAddr>,
-    /// Who serves.
+    /// The tier that serves.
     pub tier: Tier,
-    /// How many of all that are in the table or replaced are available, of how many.
+    /// The number of available backends among those in the table and the replaced ones, and the
+    /// total of these. Lame ducks that serve are not counted.
     pub available: (usize, usize),
-    /// Whether that is below `panic_threshold`.
+    /// Whether that proportion is below `panic_threshold`.
     pub is_below_threshold: bool,
-    /// Whether it is, and no available one serves: then every backend is tried that may accept connections.
+    /// Whether the service is in panic: the proportion is below the threshold, and no established
+    /// connection shows that an available backend serves. Connects then try every backend that may
+    /// accept connections.
     pub is_panic: bool,
-    /// Whether nothing is known yet of any of them, and all are used alike.
+    /// Whether the first probes of all backends are still under way, so that all are used alike.
     is_fresh: bool,
 }
 
-/// What a row goes by, beside its membership and how the backends stand.
+/// The inputs of a row besides its membership and the evidence on the backends.
 #[derive(Clone, Debug)]
 pub struct Circumstances<T> {
-    /// What the configuration says.
+    /// The service's configuration.
     pub rules: HealthRules,
-    /// The backends that others stand in for until now, and since when.
+    /// The backends that had substitutes before this row, and since when.
     pub replaced: BTreeMap<SocketAddr, T>,
-    /// The backends in the table until now.
+    /// The backends in the table before this row.
     pub used: BTreeSet<SocketAddr>,
-    /// Whether a backend that is not ejected has established connections lately.
+    /// Whether connections to a backend that is not ejected were established recently.
     pub is_serving: bool,
-    /// Whether the first probes of all are still under way.
+    /// Whether the first probes of all backends are still under way.
     pub is_fresh: bool,
 }
 
-/// The row of a membership. `standing`: what is known of a backend, if anything is.
+/// The row of a membership. `standing` returns the evidence on a backend, if there is any.
 pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
     membership: &Membership,
     Circumstances { rules, replaced, used: used_before, is_serving, is_fresh }: &Circumstances<T>,
@@ -115,7 +121,7 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
     }
 }
 
-/// A member as the tiers see it. `wants_proof`: whether it is unproven until a probe of it has ended.
+/// A member as the tiers see it. With `wants_proof`, it is unproven until a probe of it has ended.
 fn candidate<T: Copy + Ord>(
     member: &Member,
     standing: Option<&BackendEvidence<T>>,
@@ -125,7 +131,8 @@ fn candidate<T: Copy + Ord>(
     candidate_by(said, member, standing, wants_proof)
 }
 
-/// As [`candidate`], but for its own word that it is a lame duck: what of it goes into its state word.
+/// Like [`candidate`], but without the member's own report that it is a lame duck. The state word
+/// follows from this.
 fn without_own_word<T: Copy + Ord>(
     member: &Member,
     standing: Option<&BackendEvidence<T>>,
@@ -134,7 +141,8 @@ fn without_own_word<T: Copy + Ord>(
     candidate_by(standing.map(BackendEvidence::without_own_word), member, standing, wants_proof)
 }
 
-/// A member by its list and by what else is said of it: its health, and whether it is a lame duck.
+/// Combines a member's list entry with the other evidence on it, given as its health and whether it
+/// is a lame duck.
 fn candidate_by<T: Copy + Ord>(
     said: Option<(Health, bool)>,
     member: &Member,
@@ -150,7 +158,8 @@ fn candidate_by<T: Copy + Ord>(
     }
 }
 
-/// A member by the list alone. Of one that has no slot yet the standing does not have that.
+/// A member as its list entry alone describes it. The evidence on a backend without a slot does not
+/// include its list entry.
 fn listed(member: &Member, is_unproven: bool) -> TierCandidate {
     let least = if is_unproven { Health::Unproven } else { Health::Healthy };
     let health = health::said_of::<()>(&member.endpoint).map_or(least, |said| said.health);
@@ -158,25 +167,26 @@ fn listed(member: &Member, is_unproven: bool) -> TierCandidate {
 }
 
 impl<T> Row<T> {
-    /// Whether time alone may change it: a backend is unavailable or replaced, or the first probes are under way.
+    /// Whether time alone may change the row: a backend is unavailable or replaced, or the first
+    /// probes are under way.
     pub fn is_unsettled(&self) -> bool {
         let (available, tried) = self.available;
         available < tried || !self.replaced.is_empty() || self.is_fresh
     }
 
-    /// Does without the backup.
+    /// Removes the backup.
     pub fn drop_backup(&mut self) {
         if let Some(address) = self.backup.take() {
             self.usable.remove(&address);
         }
     }
 
-    /// The backend that connects go to if every pick was unusable: the backup, or of those that may be chosen the one that is best, with
-    /// the largest weight.
+    /// The backend that connects use if every pick was unusable: the backup, or else the usable
+    /// member with the best health, and the largest weight among these.
     pub fn fallback(&self) -> Option<SocketAddr> {
         let rank = |(at, (address, weight)): (usize, &(SocketAddr, u64))| {
             let (usable, health) = self.usable[address];
-            // Of equal ones the first.
+            // The first of equal ones.
             usable.is_usable().then_some(((Reverse(health), *weight, Reverse(at)), *address))
         };
         let best = self.members.iter().enumerate().filter_map(rank).max_by_key(|(rank, _)| *rank);

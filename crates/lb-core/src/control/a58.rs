@@ -1,7 +1,8 @@
-//! The weights of gRPC's `weighted_round_robin` (gRFC A58): requests a second over utilization.
+//! The weights of gRPC's `weighted_round_robin` (gRFC A58): requests per second over utilization.
 //!
-//! They say what a machine can do for a unit of utilization, and nothing of subsets or clients: equal machines have equal weights
-//! however many clients each has. So they replace structural weights, and serve as the yardstick of [`feedback`](super::feedback).
+//! They measure what a machine can do per unit of utilization, and nothing about subsets or
+//! clients: equal machines have equal weights however many clients each has. So they replace
+//! structural weights, and serve as the reference for [`feedback`](super::feedback).
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,21 +12,21 @@ use super::factor::{Factor, Factors};
 use super::flows::Flows;
 use super::{Heard, MemberObservation, SeenRow, float, thousandths};
 
-/// Reports must have come for so long before they count (`blackout_period`).
+/// For how long reports must have arrived before they count (`blackout_period`).
 const BLACKOUT: Duration = Duration::from_secs(10);
 
-/// After so long without a report a weight is forgotten (`weight_expiration_period`).
+/// A weight is forgotten after this time without a report (`weight_expiration_period`).
 const EXPIRATION: Duration = Duration::from_secs(180);
 
-/// What errors over requests add to the utilization, times this (`error_utilization_penalty`).
+/// Errors over requests, times this, are added to the utilization (`error_utilization_penalty`).
 const PENALTY: f64 = 1.0;
 
-/// What is remembered of a member.
+/// The law's memory of a member.
 #[derive(Clone, Copy, Debug)]
 struct Remembered {
     weight: f64,
     updated: Duration,
-    /// Since when reports have come.
+    /// Since when reports have arrived.
     since: Option<Duration>,
 }
 
@@ -33,7 +34,7 @@ struct Remembered {
 #[derive(Clone, Debug, Default)]
 pub struct A58(BTreeMap<SocketAddr, Remembered>);
 
-/// The weight by what a backend has reported, as the gRFC computes it: 0 without requests or utilization.
+/// The weight that the gRFC computes from a report; 0 without requests or utilization.
 fn weight(Heard { load, .. }: &Heard) -> f64 {
     let number = |number: Option<u32>| thousandths(number.unwrap_or(0));
     let (qps, eps) = (number(load.qps), number(load.eps));
@@ -45,8 +46,9 @@ fn weight(Heard { load, .. }: &Heard) -> f64 {
 }
 
 impl A58 {
-    /// What each member gets in place of its structural weight. Without two weights that are known everybody gets the same.
-    /// `ready_since`: since when a member is available.
+    /// The factors that replace each member's structural weight with its A58 weight. With fewer
+    /// than two known weights, all members get the same. `ready_since`: since when a member is
+    /// available.
     pub fn factors(
         &mut self,
         now: Duration,
@@ -54,7 +56,7 @@ impl A58 {
         ready_since: impl Fn(SocketAddr) -> Duration,
     ) -> Factors {
         self.0.retain(|address, _| row.contains_key(address));
-        // Whoever asks for nothing gets nothing.
+        // A member with weight 0 gets nothing.
         let row: SeenRow =
             row.iter().filter(|(_, seen)| seen.weight > 0).map(|(at, seen)| (*at, *seen)).collect();
         for (&address, MemberObservation { heard, .. }) in row.iter() {
@@ -69,7 +71,7 @@ impl A58 {
         let of = |address| if known.len() < 2 { mean } else { known.get(&address).copied().unwrap_or(mean) };
         let whole: f64 = row.keys().map(|&address| of(address)).sum();
         let structural = row.values().map(|seen| float(seen.weight)).sum::<f64>() / count;
-        // Over the structural weight, because that is what a factor is multiplied by.
+        // A factor is multiplied by the structural weight, so it is divided by it here.
         let factor = |(&address, seen): (&SocketAddr, &MemberObservation)| {
             (address, Factor::of(of(address) * count / whole * structural / float(seen.weight)))
         };
@@ -79,7 +81,7 @@ impl A58 {
     fn hear(&mut self, address: SocketAddr, heard: &Heard, ready_since: Duration) {
         let new = weight(heard);
         let before = self.0.get(&address);
-        // Whoever comes back begins anew, with the next report.
+        // A member that has become available again restarts its blackout with its next report.
         let since = before.and_then(|before| before.since).filter(|since| *since >= ready_since);
         let is_known = before.is_some_and(|before| before.updated >= heard.at);
         if new == 0.0 || heard.at < ready_since || (is_known && since.is_some()) {
@@ -89,7 +91,7 @@ impl A58 {
         self.0.insert(address, Remembered { weight: new, updated: heard.at, since: Some(since) });
     }
 
-    /// The weight that counts now.
+    /// The weight that counts now; `None` if it is not known, in its blackout or expired.
     fn weight(&mut self, address: SocketAddr, now: Duration) -> Option<f64> {
         let remembered = self.0.get_mut(&address)?;
         if now.saturating_sub(remembered.updated) >= EXPIRATION {
@@ -101,7 +103,8 @@ impl A58 {
     }
 }
 
-/// A weight is whole with one report, and acts once the flows that there are have ended.
+/// How long a change takes: one report gives the whole weight, which acts once the present flows
+/// have ended.
 pub fn settling(flows: Flows) -> Duration {
     BLACKOUT + flows.life
 }

@@ -1,8 +1,9 @@
-//! Values by address, in one piece and in order: rows are looked through each second, all of a host's, and seldom change.
+//! Values by address, sorted and in one piece of memory: the daemon reads all rows of a host every
+//! second, and seldom changes them.
 
 use std::net::SocketAddr;
 
-/// Values by address.
+/// A map from addresses to values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ByAddress<V>(Vec<(SocketAddr, V)>);
 
@@ -12,7 +13,8 @@ impl<V> Default for ByAddress<V> {
     }
 }
 
-/// Where to look first: after what was found last. Who asks for addresses in their order compares little.
+/// A hint where to look first: behind the last value found. It makes look-ups in the order of
+/// addresses cheap.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Next(usize);
 
@@ -36,7 +38,7 @@ impl<V> ByAddress<V> {
         self.at(address).ok().map(|at| &mut self.0[at].1)
     }
 
-    /// As [`ByAddress::get`], fast where the address is the next one.
+    /// Like [`ByAddress::get`], but fast if the address is the next one.
     pub fn get_next(&self, next: &mut Next, address: &SocketAddr) -> Option<&V> {
         self.at_next(next, address).map(|at| &self.0[at].1)
     }
@@ -53,7 +55,8 @@ impl<V> ByAddress<V> {
         Some(at)
     }
 
-    /// Puts a value in, in place of another one that the address has. Takes time in proportion to how many there are.
+    /// Inserts a value, or replaces the value of its address. Takes time in proportion to the
+    /// number of values.
     pub fn insert(&mut self, address: SocketAddr, value: V) {
         match self.at(&address) {
             Ok(at) => self.0[at].1 = value,
@@ -61,12 +64,12 @@ impl<V> ByAddress<V> {
         }
     }
 
-    /// Takes the value of an address out.
+    /// Removes the value of an address, and returns it.
     pub fn remove(&mut self, address: &SocketAddr) -> Option<V> {
         self.at(address).ok().map(|at| self.0.remove(at).1)
     }
 
-    /// All of them, in the order of their addresses.
+    /// All values, in the order of their addresses.
     pub fn iter(&self) -> impl Iterator<Item = (&SocketAddr, &V)> + Clone {
         self.0.iter().map(|(address, value)| (address, value))
     }
@@ -86,28 +89,28 @@ impl<V> ByAddress<V> {
         self.0.iter_mut().map(|(_, value)| value)
     }
 
-    /// Keeps those for which it says so.
+    /// Removes the values for which the closure returns false.
     pub fn retain(&mut self, mut is_kept: impl FnMut(&SocketAddr, &mut V) -> bool) {
         self.0.retain_mut(|(address, value)| is_kept(address, value));
     }
 
-    /// How many there are.
+    /// The number of values.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
 impl<V> FromIterator<(SocketAddr, V)> for ByAddress<V> {
-    /// Of values that one address has the last counts.
+    /// If an address has several values, the last one counts.
     fn from_iter<I: IntoIterator<Item = (SocketAddr, V)>>(values: I) -> Self {
         let mut values: Vec<(SocketAddr, V)> = values.into_iter().collect();
         if !values.is_sorted_by(|(a, _), (b, _)| a < b) {
-            // Stable, and what follows keeps the first of equal ones.
+            // The sort is stable, and the deduplication retains the first of equal ones.
             values.reverse();
             values.sort_by_key(|(address, _)| *address);
             values.dedup_by(|(later, _), (first, _)| later == first);
@@ -132,7 +135,7 @@ mod tests {
         map.insert(address(2), 21);
         map.insert(address(0), 1);
         assert_eq!((map.get(&address(2)), map.get(&address(9)), map.len()), (Some(&21), None, 4));
-        // In whatever order it is asked.
+        // Look-ups work in any order.
         let mut next = Next::default();
         let asked = [0, 1, 3, 9, 2, 3, 0].map(|at| map.get_next(&mut next, &address(at)).copied());
         assert_eq!(asked, [Some(1), Some(10), Some(31), None, Some(21), Some(31), Some(1)]);

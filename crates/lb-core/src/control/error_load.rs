@@ -1,44 +1,50 @@
-//! How much the errors that the kernel programs see weigh, with `p2c` and `least-loaded`: a backend that fails each connect gets at most
-//! its share, whatever the other backends have open and however rare connects are.
+//! The weight of the errors that the kernel programs see, with `p2c` and `least-loaded`: a backend
+//! that fails each connect gets at most its share of connects, however many flows the other
+//! backends have open and however rare connects are.
 //!
-//! The programs know neither what the other backends have open nor how many connects a service gets. So the daemon stores the most open flows
-//! per share for them ([`peak_flows`]): an error makes its backend more loaded than that. The daemon lets errors halve at most once per
-//! four [shares](MemberLoad::share) of connects ([`hold`]), because after each halving the backend may be chosen once. And it limits errors
-//! if that number falls ([`most_errors`]).
+//! The programs know neither how many flows the other backends have open nor how many connects a
+//! service receives. So the daemon stores the most open flows per share for them ([`peak_flows`]):
+//! an error makes its backend more loaded than that. The daemon lets errors halve at most once per
+//! four [shares](MemberLoad::share) of connects ([`hold`]), because after each halving the backend
+//! may be chosen once. And it limits errors if that number falls ([`most_errors`]).
 
 use std::time::Duration;
 
 use lb_common::abi::{MAX_SCHEDULE_LOG2, Policy};
 use lb_common::load::PEAK_FRACTION_BITS;
 
-/// What is read of a member of a table.
+/// The state of a member of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberLoad {
     /// Its open flows.
     pub flows: u64,
-    /// Entries of the table that name it: its share, with `p2c`. With `least-loaded` all shares are equal.
+    /// How many entries of the table name it: its share, with `p2c`. With `least-loaded` all shares
+    /// are equal.
     pub entries: u32,
-    /// Whether it may be chosen.
+    /// Whether connect may choose it.
     pub is_usable: bool,
 }
 
-/// Shares of connects of which a backend that fails may get one.
+/// Shares of connects of which a failing backend may receive one.
 const SHARES: u128 = 4;
 
 impl MemberLoad {
-    /// Its share, of the sum of all shares.
+    /// Its share, as a part of the sum of all shares.
     pub fn share(&self, policy: Policy) -> u64 {
         if policy == Policy::LeastLoaded { 1 } else { self.entries.into() }
     }
 }
 
-/// The field [`peak_flows`](lb_common::abi::Service::peak_flows) of a service whose table has so many entries: the most open flows that a
-/// member has per share, at most twice the mean, over the members that may be chosen and have flows: one that has just begun to fail has
-/// none. 0 if there is no such member.
+/// The field [`peak_flows`](lb_common::abi::Service::peak_flows) of a service with a table of
+/// `length` entries: the most open flows that a member has per share, but at most twice the mean.
+/// Only members that connect may choose and that have flows count, because a backend that has just
+/// begun to fail has none. 0 if there is no such member.
 ///
-/// The mean alone is too little if members hold very different numbers of flows for their shares: with `p2c` a backend that fails wins each
-/// draw against one above the mean. Members above twice the mean have less than half of all shares, so it wins less than its share; and
-/// a single member with very many flows does not decide for how long a backend is avoided.
+/// The mean alone is too little if members have very different numbers of flows per share: with
+/// `p2c` a failing backend wins each draw against a member above the mean. With the bound of twice
+/// the mean, it wins draws only against members above that. These have less than half of all
+/// shares, so it wins less than its share. And a single member with very many flows does not decide
+/// for how long a backend is avoided.
 pub fn peak_flows(policy: Policy, length: usize, members: impl IntoIterator<Item = MemberLoad>) -> u64 {
     let length = if policy == Policy::LeastLoaded { 1 } else { length as u128 };
     let per_share = |flows: u64, share: u64| {
@@ -50,20 +56,22 @@ pub fn peak_flows(policy: Policy, length: usize, members: impl IntoIterator<Item
         (flows.saturating_add(member.flows), all + share, most.max(per_share(member.flows, share)))
     });
     let peak = most.min(2 * per_share(flows, all));
-    // Times the entries of a member, it is to fit into 64 bits.
+    // Multiplied by the entries of a member, it must fit into 64 bits.
     u64::try_from(peak).unwrap_or(u64::MAX).min(u64::MAX >> MAX_SCHEDULE_LOG2)
 }
 
-/// By how much the halvings of a member's errors are to be late, so that they halve at most once per four shares of connects.
-/// `elapsed`: since the last time. `connects`: of the service, meanwhile. `all`: the sum of all members' [shares](MemberLoad::share).
+/// By how much to delay the halvings of a member's errors, so that they halve at most once per four
+/// shares of connects. `elapsed`: the time since the last call. `connects`: the service's connects
+/// in that time. `all`: the sum of all members' [shares](MemberLoad::share).
 pub fn hold(elapsed: Duration, connects: u64, share: u64, all: u64, error_decay: Duration) -> Duration {
     let halvings = u128::from(connects) * u128::from(share);
     let allowed = (error_decay.as_nanos() * halvings).checked_div(SHARES * u128::from(all)).unwrap_or(0);
     elapsed.saturating_sub(Duration::from_nanos(u64::try_from(allowed).unwrap_or(u64::MAX)))
 }
 
-/// The most errors that a member keeps. `peak`: its part of [`peak_flows`] ([`peak_of`](lb_common::load::peak_of)). If the
-/// flows of other members end, an error that was counted while they were open must not outweigh what is left.
+/// The most errors that a member retains. `peak`: its part of [`peak_flows`]
+/// ([`peak_of`](lb_common::load::peak_of)). If the flows of other members end, an error that was
+/// counted while they were open must not outweigh the flows that are left.
 pub fn most_errors(peak: u32) -> u32 {
     peak.saturating_mul(2).saturating_add(2)
 }
@@ -110,12 +118,12 @@ mod tests {
         assert_eq!(hold(second, 1, 0, 0, decay), second);
     }
 
-    /// Which backends a policy compares at its `turn`.
+    /// The backends that a policy compares at its `turn`.
     fn compared(policy: Policy, entries: [u32; 3], turn: usize) -> Vec<usize> {
         if policy == Policy::LeastLoaded {
             return (0..3).map(|at| (at + turn) % 3).collect();
         }
-        // Each pair of entries that name two backends, in turn.
+        // Each pair of entries that name two backends, one pair per turn.
         let named: Vec<usize> = (0..3).flat_map(|at| std::iter::repeat_n(at, entries[at] as usize)).collect();
         let pairs = named.iter().flat_map(|first| named.iter().map(|second| vec![*first, *second]));
         let mut pairs: Vec<Vec<usize>> = pairs.filter(|pair| pair[0] != pair[1]).collect();
@@ -123,8 +131,9 @@ mod tests {
         pairs.swap_remove(turn)
     }
 
-    /// How many of 300 connects go to the first of three backends with shares as `entries`, which fails each, while the others keep as many
-    /// open as in `held`. The daemon looks every second.
+    /// How many of 300 connects go to the first of three backends with shares as in `entries`. It
+    /// fails each connect, while the others have as many flows open as in `held`. The daemon reads
+    /// the members every second.
     fn failed(policy: Policy, entries: [u32; 3], held: [u64; 2], per_20_s: u64) -> u64 {
         const TICK_NS: u64 = 1 << 20;
         let decay = Duration::from_secs(5);
@@ -164,7 +173,8 @@ mod tests {
         failed
     }
 
-    /// Others that hold as many for their shares, and others that do not. Rates from one connect in 20 s to 200 in one second.
+    /// The others have equal numbers of flows per share, or different ones. The rates go from one
+    /// connect in 20 s to 200 in one second.
     #[test]
     fn a_backend_that_fails_gets_at_most_its_share_at_any_rate() {
         for (policy, entries) in [

@@ -1,21 +1,22 @@
-//! How much more or less than its structural share a member gets, as whole numbers: the same table on every machine.
+//! How much more or less than its structural share a member gets, as a whole number, so that every
+//! machine computes the same table.
 
 use std::net::SocketAddr;
 
 use super::by_address::{ByAddress, Next};
 
-/// How much more or less than its structural weight a member has, in units of 1/65,536.
+/// The factor of a structural weight, in units of 1/65,536.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Factor(u32);
 
 impl Factor {
-    /// As much as without control.
+    /// The factor without control.
     pub const ONE: Self = Self(1 << 16);
 
-    /// The most, so that a weight of 33 bits times a factor fits into 64: 1,024.
+    /// The largest factor, 1,024: a weight of 33 bits times a factor fits into 64 bits.
     const MOST: Self = Self(1 << 26);
 
-    /// The nearest one to a positive number.
+    /// The nearest factor to a positive number.
     pub fn of(number: f64) -> Self {
         #[expect(
             clippy::cast_possible_truncation,
@@ -26,43 +27,43 @@ impl Factor {
         Self(units.clamp(1, Self::MOST.0))
     }
 
-    /// In units of 1/65,536.
+    /// The factor in units of 1/65,536.
     pub const fn units(self) -> u32 {
         self.0
     }
 
-    /// So many units, or the nearest number of them that a factor can have.
+    /// The factor of that many units, or the nearest possible one.
     pub fn of_units(units: u32) -> Self {
         Self(units.clamp(1, Self::MOST.0))
     }
 
-    /// As a number.
+    /// The factor as a number.
     pub fn number(self) -> f64 {
         f64::from(self.0) / f64::from(Self::ONE.0)
     }
 
-    /// A weight times this. What had one has one: at least 1.
+    /// A weight times this factor. A positive weight stays at least 1.
     pub fn times(self, weight: u64) -> u64 {
         weight.saturating_mul(self.0.into()).max(u64::from(weight > 0))
     }
 }
 
-/// The factors of members; of those that are not named it is 1.
+/// The factors of members. Members that are not named have factor 1.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Factors(ByAddress<Factor>);
 
 impl Factors {
-    /// That of a member.
+    /// The factor of a member.
     pub fn of(&self, address: SocketAddr) -> Factor {
         self.0.get(&address).copied().unwrap_or(Factor::ONE)
     }
 
-    /// The same, fast where the member is the next one.
+    /// The same, but fast if the member is the next one.
     pub fn of_next(&self, next: &mut Next, address: SocketAddr) -> Factor {
         self.0.get_next(next, &address).copied().unwrap_or(Factor::ONE)
     }
 
-    /// All that are named, in the order of their addresses.
+    /// All named members, in the order of their addresses.
     pub fn iter(&self) -> impl Iterator<Item = (SocketAddr, Factor)> + '_ {
         self.0.iter().map(|(address, factor)| (*address, *factor))
     }

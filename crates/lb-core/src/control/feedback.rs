@@ -1,17 +1,20 @@
-//! Feedback: each client gives a member that is used less than the mean of its row more, and one that is used more less, a little at a
-//! time, until all that it uses are used alike.
+//! Feedback: each client gives more to a member that is used less than the mean of its row, and
+//! less to a member that is used more, a little at a time, until all its members are used alike.
 //!
-//! With every client doing so this is a damped form of the Sinkhorn iteration on the graph of all their subsets, with the clients' true
-//! loads as its row sums, which nobody has to know: it makes utilization even whatever the reason why it is not (machines, neighbours,
-//! subsets, clients that are unequal or absent, other jobs). What makes it hold still is in four rules:
+//! If every client does so, this is a damped form of the Sinkhorn iteration on the graph of all
+//! their subsets. Its row sums are the clients' true loads, which no client needs to know. So it
+//! makes utilization even, whatever the cause of the difference is: machines, neighbours, subsets,
+//! clients that are unequal or absent, other jobs. Four rules make it stable:
 //!
-//! - It starts from the weights *as they act*. Weights act on new flows alone, so flows that live long show old ones: a law that looks
-//!   at its last weights runs ahead of them and swings.
-//! - The longer it takes until a change is seen in a report, the smaller its steps ([`gain`]).
-//! - A step is linear in the utilization, so that noise hardly moves the mean, and bounded.
-//! - Who is frozen, or of whom nothing is known, keeps what it has.
+//! - A step starts from the weights *as they act*. Weights act only on new flows, so long-lived
+//!   flows still follow old weights: a law that starts from its latest weights runs ahead of the
+//!   flows and oscillates.
+//! - The longer a change takes to show in a report, the smaller the steps ([`gain`]).
+//! - A step is linear in the utilization, so that noise hardly moves the mean, and it is bounded.
+//! - A member that is frozen, or has no report, keeps its factor.
 //!
-//! Wherever no report has come for long, and slowly in any case, shares go back to the structural ones.
+//! If a member has not reported for long, and slowly in any case, its share returns to the
+//! structural share.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,80 +25,88 @@ use super::factor::{Factor, Factors};
 use super::flows::Flows;
 use super::{Heard, Hold, Look, MemberObservation, SeenRow, TICK, float, thousandths};
 
-/// The least and the most that a member can have, of its structural weight.
+/// The smallest and the largest factor.
 const CLAMP: (f64, f64) = (1.0 / 8.0, 8.0);
 
-/// The most that a weight moves in one tick, from what it was.
+/// The largest relative change of a weight in one tick.
 const STEP: f64 = 0.1;
 
-/// The most that it is away from the weight as it acts: that far ahead of flows that live long.
+/// The largest relative distance between a weight and the weight as it acts: how far the law may
+/// run ahead of long-lived flows.
 const AHEAD: f64 = 0.5;
 
-/// A lower utilization counts as the first: next to nothing is no reason to send ten times as much. A higher one as the second: use and
-/// waiting together are no more, and one absurd report shall not hide what the others say.
+/// Utilizations below the first number count as the first, because an almost unused member must not
+/// get ten times as much. Those above the second count as the second: use and waiting together do
+/// not exceed it, and one absurd report must not hide the others.
 const UTILIZATION: (f64, f64) = (0.1, 2.0);
 
-/// The largest gain: what a weight should be by what it does, at once.
+/// The largest gain: a single step corrects the whole difference.
 const MOST_GAIN: f64 = 1.0;
 
-/// Utilization is smoothed over this part of the life of a flow: where weights act slowly there is time to look twice.
+/// Utilization is smoothed over this part of the life of a flow: if weights act slowly, there is
+/// time for further measurements.
 const SMOOTHED_LIVES: f64 = 0.125;
 
-/// Gain times delay, both by the same clock: from where on it swings, with room.
+/// The limit for gain times delay, with the delay in units of the longer of tick and life. It
+/// leaves a margin to the point where the loop would oscillate.
 const STABLE: f64 = 0.3;
 
-/// After so long without a report what a member had is held no more.
+/// If a member has not reported for this long, its factor is no longer held.
 const HELD: Duration = Duration::from_secs(180);
 
-/// How long it takes from there to its structural share.
+/// How long the factor then takes to reach the structural share.
 const DECAY: Duration = Duration::from_secs(60);
 
-/// The time constant with which every factor goes to 1 in any case, or so many lives of a flow: nothing is remembered for ever.
+/// Every factor goes to 1 with this time constant, or with this many lives of a flow if that is
+/// longer, so that no factor stays for ever.
 const LEAK: Duration = Duration::from_secs(3600);
 const LEAK_LIVES: u32 = 100;
 
-/// A flow that lives longer counts as living so long: a day.
+/// Longer lives of a flow count as this: a day.
 const MOST_LIFE: Duration = Duration::from_secs(24 * 3600);
 
-/// From this share of errors on a backend gets no more than it has: what fails fast has little to do.
+/// A backend with a larger share of errors may not gain weight: a backend that fails fast has
+/// little to do.
 const MOST_ERRORS: f64 = 0.05;
 
-/// Whose flows live so many times as long as the median of the row's gets no more than it has: who hangs has nothing to do, and flows to
-/// it stay open until their clients give up.
+/// If a backend's flows live this many times longer than the median of the row, it may not gain
+/// weight: a hung backend has nothing to do, and its flows stay open until their clients give up.
 const LONG_FLOWS: f64 = 4.0;
 
-/// Members that have left are remembered for a while: at most so many more than there were members at any time.
+/// Factors of members that have left are stored for a while: for at most this many more than the
+/// row has ever had members.
 const MOST_GONE: usize = 64;
 
-/// So many time constants until a difference is a twentieth of what it was.
+/// After this many time constants, a difference is a twentieth of its first size.
 const SETTLED: u32 = 3;
 
-/// What is remembered of the members of one row.
+/// The law's memory of the members of one row.
 #[derive(Clone, Debug, Default)]
 pub struct Feedback {
     members: ByAddress<MemberHistory>,
-    /// The most members that the row has ever had.
+    /// The largest number of members that the row has ever had.
     most: usize,
     /// The gain of the last step; `None` before the first.
     gain: Option<f64>,
 }
 
-/// What is remembered of a member.
+/// The law's memory of a member.
 #[derive(Clone, Copy, Debug)]
 struct MemberHistory {
-    /// Its factor. What is in force is this as of the last table: a step that is worth none is taken all the same, so that small ones
-    /// add up.
+    /// Its factor. The factor in force is the one at the last table. Steps too small for a new
+    /// table still change this factor, so that they add up.
     factor: f64,
-    /// The same as it acts: smoothed over the life of a flow.
+    /// The factor as it acts: smoothed over the life of a flow.
     acting: f64,
-    /// When its last report was heard, and for how long there has been none; `None` if there never was one.
+    /// When its last report arrived, and for how long none has arrived since; `None` if it has
+    /// never reported.
     heard: Option<Duration>,
     silence: Option<Duration>,
-    /// For how long its factor has gone to 1 because of that.
+    /// For how long the factor has been going to 1 because of that silence.
     decayed: Duration,
-    /// What its utilization is, smoothed.
+    /// Its utilization, smoothed.
     used: Option<f64>,
-    /// Why it has learnt nothing, or gets no more.
+    /// Why its factor did not change, or may not grow.
     hold: Option<Hold>,
     is_at_clamp: bool,
     /// For how long it has not been in the row.
@@ -117,7 +128,7 @@ impl MemberHistory {
         }
     }
 
-    /// Takes in the newest report, if there is one.
+    /// Notes the newest report, if there is one.
     fn hear(&mut self, heard: Option<Heard>) {
         let at = heard.map(|heard| heard.at);
         if at.is_some() && at != self.heard {
@@ -127,12 +138,14 @@ impl MemberHistory {
         }
     }
 
-    /// Something else decides what it has. What it is used by then says nothing of when it is learnt from again.
+    /// Something else decides the factor. The smoothed utilization of this time would be out of
+    /// date when learning resumes, so it is dropped.
     const fn freeze(&mut self) {
         (self.used, self.hold) = (None, None);
     }
 
-    /// One tick of its way to 1, which it reaches [`DECAY`] after it was held no more.
+    /// Moves the factor towards 1 for one tick. It reaches 1 when [`DECAY`] has passed since the
+    /// end of the hold.
     fn decay(&mut self, may_rise: bool) {
         self.is_at_clamp = false;
         let left = DECAY.saturating_sub(self.decayed).max(TICK);
@@ -142,8 +155,8 @@ impl MemberHistory {
     }
 }
 
-/// How strongly a tick answers to what it sees: gain over the larger of tick and life, times the time until a change shows, is at most
-/// 0.3.
+/// The gain of a step: the part of a difference that one tick corrects, at most 1. Gain times
+/// `delay`, the time until a change shows, is at most 0.3 times the longer of tick and `life`.
 pub fn gain(life: Duration, delay: Duration) -> f64 {
     (STABLE * TICK.max(life).as_secs_f64() / delay.as_secs_f64()).min(MOST_GAIN)
 }
@@ -151,7 +164,7 @@ pub fn gain(life: Duration, delay: Duration) -> f64 {
 /// A member that takes part in a tick.
 struct Learnt {
     address: SocketAddr,
-    /// Its weight as it acts, and as it is.
+    /// Its weight as it acts, and its weight as it is.
     acting: f64,
     weight: f64,
     structural: f64,
@@ -161,16 +174,18 @@ struct Learnt {
 }
 
 impl Feedback {
-    /// Takes up factors that were in force so long ago, and returns them: nearer to 1 the older they are, up to an hour. It is as if the
-    /// last report had come when they were kept, but for what goes to 1 does so as slowly as ever: the tables that an earlier daemon has
-    /// left have acted until now.
+    /// Takes over factors that are `age` old, and returns them: the older they are, the nearer to
+    /// 1, which they reach after an hour. Members count as silent since the factors were stored.
+    /// But even if their hold is over, their factors take the usual time to go to 1, because the
+    /// earlier daemon's tables have been in force until now.
     pub fn adopt(&mut self, factors: &Factors, age: Duration) -> Factors {
         let part = 1.0 - (age.as_secs_f64() / LEAK.as_secs_f64()).min(1.0);
         let aged = |factor: Factor| 1.0 + (factor.number().clamp(CLAMP.0, CLAMP.1) - 1.0) * part;
         self.remember(factors, aged, age.min(HELD))
     }
 
-    /// Takes up factors that an operator has frozen, as they are: they do not age, and another law may have made them.
+    /// Takes over factors that an operator has frozen. They are not changed: frozen factors do not
+    /// age, and another law may have computed them.
     pub fn adopt_frozen(&mut self, factors: &Factors) -> Factors {
         self.remember(factors, Factor::number, Duration::ZERO)
     }
@@ -181,18 +196,19 @@ impl Feedback {
         self.factors()
     }
 
-    /// What is kept for the next daemon: of members that have left a while ago as well.
+    /// The factors to store for the next daemon, including those of members that left recently.
     pub fn learnt(&self) -> Factors {
         self.members.iter().map(|(address, member)| (*address, Factor::of(member.factor))).collect()
     }
 
-    /// Those of all that are in the row.
+    /// The factors of all members that are in the row.
     fn factors(&self) -> Factors {
         let there = self.members.iter().filter(|(_, member)| member.gone.is_none());
         there.map(|(address, member)| (*address, Factor::of(member.factor))).collect()
     }
 
-    /// Nothing is in force: what was learnt is forgotten, and what acts goes to 1 as flows end.
+    /// Resets all factors to 1, because tables do not follow the law. The factors as they act go to
+    /// 1 as flows end.
     pub fn forget(&mut self, row: &SeenRow, flows: Flows) {
         for member in self.members.values_mut() {
             (member.factor, member.hold, member.is_at_clamp) = (1.0, None, false);
@@ -201,8 +217,8 @@ impl Feedback {
         self.act(row, flows.life, true);
     }
 
-    /// An operator has said that all stay as they are: nothing is learnt, nothing goes to 1, and nobody is forgotten, as far as the bound of
-    /// those that have left allows.
+    /// One tick while an operator has frozen all factors: no factor changes, and no member is
+    /// forgotten unless too many have left.
     pub fn freeze(&mut self, look: &Look, acts: bool) -> Factors {
         self.leave(&look.row, Duration::ZERO);
         self.act(&look.row, look.flows.life, acts);
@@ -216,31 +232,32 @@ impl Feedback {
         self.factors()
     }
 
-    /// Whether a member's factor is as small or large as one can be.
+    /// Whether a member's factor is at the lower or upper bound.
     pub fn is_at_clamp(&self, address: SocketAddr) -> bool {
         self.members.get(&address).is_some_and(|member| member.is_at_clamp)
     }
 
-    /// How many members are remembered, those that have left among them.
+    /// How many members the law remembers, including those that have left.
     #[cfg(test)]
     pub fn remembered(&self) -> usize {
         self.members.len()
     }
 
-    /// Why members have learnt nothing in the last tick, or get no more.
+    /// Why factors did not change in the last tick, or may not grow.
     pub fn holds(&self) -> impl Iterator<Item = (SocketAddr, Hold)> + '_ {
         self.members.iter().filter_map(|(address, member)| Some((*address, member.hold?)))
     }
 
-    /// Until a difference is made good: some time constants of the loop.
+    /// How long the loop takes to correct a difference: some of its time constants.
     pub fn settling(&self, flows: Flows) -> Duration {
         let life = flows.life.min(MOST_LIFE);
-        // With reports of a second that are new, before any has come.
+        // Before the first step, this assumes a new report every second.
         let gain = self.gain.unwrap_or_else(|| gain(life, 3 * TICK + life.mul_f64(SMOOTHED_LIVES)));
         (TICK.max(life) * SETTLED).div_f64(gain)
     }
 
-    /// What shall be in force after one tick. `frozen`: of whom something else decides. `acts`: whether tables follow this.
+    /// The factors after one tick. `frozen`: the members with a factor that something else decides.
+    /// `acts`: whether tables follow these factors.
     pub fn tick(
         &mut self,
         now: Duration,
@@ -258,7 +275,8 @@ impl Feedback {
         let (mut slowest, mut silent) = (Duration::ZERO, 0);
         let usual_life = usual_life(row);
         let mut next = Next::default();
-        // Whoever asks for nothing gets nothing, and is remembered for a while if it had something.
+        // A member with weight 0 gets nothing. If it had a factor, the factor is stored for a
+        // while.
         for (&address, seen) in row.iter().filter(|(_, seen)| seen.weight > 0) {
             let Some(remembered) = self.members.get_next_mut(&mut next, &address) else { continue };
             let heard = told(seen);
@@ -278,7 +296,7 @@ impl Feedback {
             remembered.hold = no_more;
             let silence = remembered.silence;
             if silence.is_some_and(|silence| silence >= HELD) {
-                // Nobody knows any more.
+                // Its load has been unknown for too long.
                 remembered.decay(may_rise);
             }
             let heard = heard.filter(|heard| heard.is_fresh(now));
@@ -291,7 +309,8 @@ impl Feedback {
                 continue;
             }
             if let Some(Heard { load, .. }) = heard {
-                // Errors count as utilization, as in gRFC A58: a backend that fails at everything is as good as full, however fast.
+                // Errors count as utilization, as in gRFC A58: a backend that fails every request
+                // counts as full, however fast it answers.
                 let errors = load.error_share().unwrap_or(0.0).min(1.0);
                 let used =
                     (thousandths(load.utilization.unwrap_or(0)) + errors).clamp(UTILIZATION.0, UTILIZATION.1);
@@ -329,7 +348,8 @@ impl Feedback {
         self.factors()
     }
 
-    /// What there is has acted for one tick more. Whoever is new has the mean of all, and who was there some minutes ago what it had.
+    /// Advances the factors as they act by one tick. A new member begins with the mean of all, and
+    /// a member that returns within some minutes begins with its earlier factor.
     fn act(&mut self, row: &SeenRow, life: Duration, acts: bool) {
         let part = TICK.as_secs_f64() / (TICK + life.min(MOST_LIFE)).as_secs_f64();
         let (mut structural, mut actual) = (0.0, 0.0);
@@ -344,7 +364,8 @@ impl Feedback {
             structural += float(seen.weight);
             actual += float(seen.weight) * remembered.factor;
         }
-        // Members that have left have taken their parts along: that of the others is 1 on average again, which changes no share.
+        // Members that have left took their parts with them. The remaining factors are scaled so
+        // that their mean is 1 again, which changes no share.
         let scale = if actual > 0.0 { structural / actual } else { 1.0 };
         for remembered in self.members.values_mut() {
             remembered.factor *= scale;
@@ -355,8 +376,9 @@ impl Feedback {
         }
     }
 
-    /// Notes who is not in the row any more, and forgets who has not been there for long: whoever is replaced for a while, or is missing in
-    /// one list, comes back with what it had. `passed`: how long it is since the last time, as far as that counts.
+    /// Notes which members have left the row, and forgets those that left long ago: a member that
+    /// is replaced for a while, or missing in one list, returns with its factor. `passed`: the time
+    /// to count since the last call.
     fn leave(&mut self, row: &SeenRow, passed: Duration) {
         let mut next = Next::default();
         let mut is_there =
@@ -373,20 +395,21 @@ impl Feedback {
             *member =
                 MemberHistory { gone: Some(since), used: None, hold: None, is_at_clamp: false, ..*member };
             gone += 1;
-            // Bound: a list that always has others keeps at most as many as it ever had at once, and some. One that is short for
-            // a moment loses nobody.
+            // Bound: if a list always has other members, at most `MOST_GONE` more than it ever had
+            // at once are remembered. A list that is short for a moment loses no factor.
             since < HELD + DECAY && gone <= most_gone
         });
     }
 }
 
-/// The factors of members that learn, after one step, and whether each is as small or large as one can be.
+/// The factors of members that learn, after one step, and whether each is at the lower or upper
+/// bound.
 fn step(learnt: &[Learnt], gain: f64, life: Duration) -> Vec<(SocketAddr, f64, bool)> {
     let known = || learnt.iter().filter_map(|member| Some((member.acting, member.utilization?)));
     let mean = known().map(|(weight, used)| weight * used).sum::<f64>()
         / known().map(|(weight, _)| weight).sum::<f64>();
     let moved = |member: &Learnt| {
-        // Of whom nothing is known is used as the mean is.
+        // A member with unknown utilization counts as used like the mean.
         let used = member.utilization.unwrap_or(mean);
         member.acting * (1.0 + (gain * (1.0 - used / mean)).clamp(-AHEAD, AHEAD))
     };
@@ -396,7 +419,8 @@ fn step(learnt: &[Learnt], gain: f64, life: Duration) -> Vec<(SocketAddr, f64, b
     let before: f64 = learnt.iter().map(|member| member.weight).sum();
     let structural: f64 = learnt.iter().map(|member| member.structural).sum();
     normalise(&mut wanted, &caps, before);
-    // Of what acts, which follows in a life: so the whole goes by the constant.
+    // A step starts from the factor as it acts, which follows the step within one life. So the part
+    // per step is that of a life, and the whole goes to 1 with this time constant.
     let leak = LEAK.max(life * LEAK_LIVES);
     let leak = TICK.max(life).as_secs_f64() / leak.as_secs_f64();
     let mut clamped = vec![false; learnt.len()];
@@ -414,39 +438,42 @@ fn step(learnt: &[Learnt], gain: f64, life: Duration) -> Vec<(SocketAddr, f64, b
         .collect()
 }
 
-/// What a member has reported, if it tells how much it is used.
+/// A member's report, if it contains a utilization.
 fn told(seen: &MemberObservation) -> Option<Heard> {
     seen.heard.filter(|heard| heard.load.utilization.is_some())
 }
 
-/// Whether a backend gets no more than it has: too much of what it does, or of what this task asks of it, fails.
+/// Whether a backend may not gain weight because too many of its requests, or of this task's flows
+/// to it, fail.
 fn fails(seen: &MemberObservation, now: Duration) -> bool {
-    // What was said long ago forbids nothing.
+    // An old report is no reason to hold a factor.
     let recent = seen.heard.filter(|heard| now.saturating_sub(heard.at) < HELD);
     let reported = recent.and_then(|heard| heard.load.error_share());
     reported.into_iter().chain(seen.errors).any(|share| share > MOST_ERRORS)
 }
 
-/// How long flows to most members live: the median of those of whom it is known, if they are half of the row at least. Of two in the
-/// middle the lower one: of two members, one may hang.
+/// How long flows to most members live: the median of the members with a known life, if these are
+/// at least half of the row. Of two in the middle, the lower one counts: one of two members may
+/// hang.
 fn usual_life(row: &SeenRow) -> Option<f64> {
     let mut lives: Vec<f64> = row.values().filter_map(|seen| Some(seen.life?.usual)).collect();
     lives.sort_by(f64::total_cmp);
-    // Where none is ever seen open, nothing can be told.
+    // If no flow is ever seen open, the usual life is unknown.
     let middle = lives.len().checked_sub(1)? / 2;
     (lives.len() * 2 >= row.len()).then(|| lives.get(middle).copied())?.filter(|life| *life > 0.0)
 }
 
-/// Brings weights to a sum, in proportion, but for those that would be above their caps: these are at them.
+/// Scales weights to a sum. Weights that would exceed their caps are set to them, and the others
+/// share the rest in proportion.
 fn normalise(weights: &mut [f64], caps: &[f64], sum: f64) {
     let mut is_capped = vec![false; weights.len()];
-    // Bound: each turn but the last caps one weight at least.
+    // Bound: each round except the last caps at least one weight.
     loop {
         let (mut capped, mut free) = (0.0, 0.0);
         for ((weight, cap), is_capped) in weights.iter().zip(caps).zip(&is_capped) {
             if *is_capped { capped += cap } else { free += weight }
         }
-        // Where all are capped, nobody gets more, and so nobody less.
+        // If all weights are capped, none may grow, so none shrinks either.
         let scale = if free > 0.0 { (sum - capped).max(0.0) / free } else { 1.0 };
         let mut is_new = false;
         for ((weight, cap), is_capped) in weights.iter_mut().zip(caps).zip(&mut is_capped) {

@@ -1,35 +1,40 @@
-//! How the flows of a row behave: how long one lives, and which part of those to a backend fails.
+//! The behaviour of a row's flows: how long a flow lives, and which part of the flows to a backend
+//! fails.
 
 use std::time::Duration;
 
 use super::TICK;
 
-/// How the flows of a row behave.
+/// The behaviour of the flows of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flows {
-    /// How long one lives on average: open flows over connects a second. Weights act on new ones alone.
+    /// How long a flow lives on average: open flows over connects per second. Weights act only on
+    /// new flows.
     pub life: Duration,
 }
 
-/// The shortest time over which the life of a flow is measured; otherwise over one life.
+/// The life of a flow is measured over this time at least, or over one life if that is longer. In
+/// seconds.
 const LEAST_SECONDS: f64 = 10.0;
 
-/// A life that is longer than a day, or that no flow has shown, counts as a day.
+/// A life that is longer than a day, or unknown, counts as a day.
 const MOST_SECONDS: f64 = 86_400.0;
 
-/// What is left after one tick of what was counted: the last minute or so counts.
+/// The part of a count that is left after one tick: about the last minute counts.
 const LATE: f64 = 0.98;
 
-/// The same of what tells how long flows live: the last ten seconds. Whose queue is gone shall be seen soon.
+/// The same for the counts that measure lives: about the last ten seconds count, so that a queue
+/// that has emptied shows soon.
 const NOW: f64 = 0.9;
 
-/// So many flows show what part of them fails.
+/// The least number of recent flows from which the failing part is computed.
 const ENOUGH: f64 = 20.0;
 
-/// So many of the last seconds show how long they live: one that takes long by itself shall not count for all.
+/// The least number of flows begun in the last seconds from which lives are computed: a single long
+/// flow must not count for all.
 const ENOUGH_NOW: f64 = 5.0;
 
-/// How long flows live, by how many begin and how many are open (Little's law).
+/// Measures how long flows live from how many begin and how many are open (Little's law).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lives {
     begun: f64,
@@ -38,36 +43,38 @@ pub struct Lives {
 }
 
 impl Lives {
-    /// Takes in how many flows have begun in the last [`TICK`], and how many are open.
+    /// Adds how many flows have begun in the last [`TICK`], and how many are open.
     pub fn tick(&mut self, begun: f64, open: f64) {
-        // Both are smoothed alike, so their ratio is right from the first look on.
+        // Both are smoothed alike, so their ratio is right from the first tick on.
         let part = TICK.as_secs_f64() / LEAST_SECONDS.max(self.seconds);
         self.begun += (begun - self.begun) * part;
         self.open += (open - self.open) * part;
         self.seconds = if self.open == 0.0 { 0.0 } else { (self.open / self.begun).min(MOST_SECONDS) };
     }
 
-    /// By that.
+    /// The measured life.
     pub fn flows(&self) -> Flows {
         Flows { life: Duration::from_secs_f64(self.seconds) }
     }
 }
 
-/// A service is idle after so many seconds without a flow, and no longer after so many with one: by then the daemon has seen that it is
-/// used, and has its backends asked often.
+/// A service becomes idle after `UNUSED` seconds without a flow, and stops being idle after `USED`
+/// seconds with one. By then the daemon has noticed the use, and requests reports from its backends
+/// often.
 const UNUSED: u32 = 15;
 const USED: u32 = 5;
 
-/// Whether a task uses a service, or that is idle.
+/// Whether a task uses a service, or the service is idle.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Activity {
-    /// Seconds with flows since it was idle, and those without since the last one with.
+    /// Seconds with flows since the service was idle, and seconds without flows since the last one
+    /// with flows.
     used: u32,
     unused: u32,
 }
 
 impl Activity {
-    /// Takes in whether any flow has begun in the last [`TICK`] or is open.
+    /// Adds whether any flow has begun in the last [`TICK`] or is open.
     pub fn tick(&mut self, is_used: bool) {
         if is_used {
             (self.used, self.unused) = (self.used.saturating_add(1), 0);
@@ -79,7 +86,7 @@ impl Activity {
         }
     }
 
-    /// Whether it hardly does: nobody has to be asked for reports often.
+    /// Whether the task hardly uses the service, so that its backends are rarely asked for reports.
     pub const fn is_idle(self) -> bool {
         self.used < USED
     }
@@ -88,33 +95,35 @@ impl Activity {
 /// How long flows to one backend live, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Life {
-    /// By those that were open in the last seconds.
+    /// Measured from the flows that were open in the last seconds.
     pub usual: f64,
-    /// The same, and no more than by those that are open now: what was open for a moment says little, what is open no more nothing.
+    /// The smaller of that and the life measured from the flows that are open now. Flows that were
+    /// open for a moment must not make it long, and flows that have ended must not keep it long.
     pub now: f64,
 }
 
-/// Flows to one backend that began of late, how many failed, and how many were open.
+/// Recent flows to one backend: how many began, how many failed, and how many were open.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OfLate {
     begun: f64,
     failed: f64,
-    /// Those that began, and those that were open at each tick, of the last seconds.
+    /// The flows of the last seconds: those that began, and those that were open at each tick.
     begun_now: f64,
     open_now: f64,
-    /// Those that were open at the last tick.
+    /// The flows that were open at the last tick.
     open: f64,
 }
 
 impl OfLate {
-    /// Takes in how many have begun and failed since the last time, of which each second counts for a little less than the one after.
+    /// Adds how many flows have begun and failed since the last call. The counts of earlier seconds
+    /// weigh a little less than those of later ones.
     pub fn add(&mut self, begun: f64, failed: f64) {
         self.begun += begun;
         self.failed += failed;
         self.begun_now += begun;
     }
 
-    /// A [`TICK`] has passed, and so many are open.
+    /// Notes that a [`TICK`] has passed, and that `open` flows are open.
     pub fn tick(&mut self, open: f64) {
         self.begun *= LATE;
         self.failed *= LATE;
@@ -123,13 +132,13 @@ impl OfLate {
         self.open = open;
     }
 
-    /// The part that fails, if there are enough of them.
+    /// The part of the flows that failed, 0 to 1; `None` if too few began.
     pub fn errors(&self) -> Option<f64> {
-        // One that began long ago may fail late.
+        // A flow that began long ago may fail late.
         self.has_enough().then(|| (self.failed / self.begun).min(1.0))
     }
 
-    /// How long one lives (Little's law), if there are enough of them.
+    /// How long a flow lives (Little's law); `None` if too few began.
     pub fn life(&self) -> Option<Life> {
         let is_known = self.has_enough() && self.begun_now >= ENOUGH_NOW;
         let of = |open: f64| open * TICK.as_secs_f64() / self.begun_now;
@@ -215,7 +224,8 @@ mod tests {
             assert!((life.usual - usual).abs() < 0.15 && (life.now - now).abs() < 0.01, "{life:?}");
         };
         is(&late, 2.5, 2.5);
-        // A queue that is gone is forgotten at once; one that is there for a moment is none yet.
+        // A queue that has emptied is forgotten at once, and a queue of a moment does not count
+        // yet.
         late.add(10.0, 0.0);
         late.tick(0.5);
         is(&late, 2.25, 0.05);

@@ -1,4 +1,5 @@
-//! When other factors are worth a new table: where somebody's share has moved by enough to be seen in it.
+//! When other factors are worth a new table: if some member's share moves far enough to be visible
+//! in the table.
 
 use std::cmp::Reverse;
 use std::net::SocketAddr;
@@ -7,44 +8,47 @@ use super::by_address::Next;
 use super::factor::Factors;
 use super::{MemberObservation, SeenRow};
 
-/// The part of a share that it has to move by.
+/// The smallest relative move of a share that counts.
 const PART: f64 = 0.02;
 
-/// Tables that a host makes in one tick for all its client tasks. Following load takes 1.6 % of a processor where these are always as
-/// many, and shall take 2 % at most (docs/design/performance.md).
+/// The number of tables that a host computes in one tick for all its client tasks. If every tick
+/// computes this many, following load takes 1.6 % of a processor; the limit is 2 %
+/// (docs/design/performance.md).
 pub const TABLES: usize = 60;
 
 /// Factors that are worth a table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Proposal {
-    /// What they are.
+    /// The factors.
     pub factors: Factors,
-    /// How far a member's share is from them, as a part of it: the furthest.
+    /// The largest relative distance of a member's share in force from its share by these factors.
     pub off_by: f64,
 }
 
-/// How far shares are from what they should be.
+/// How far shares are from their targets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Distance {
-    /// As a part of a share.
+    /// The largest distance, relative to the share.
     pub part: f64,
-    /// As a part of all, where that of a share is [`PART`] at least.
+    /// The largest distance as a part of all connects, among shares that move by at least [`PART`].
     whole: f64,
 }
 
 impl Distance {
-    /// Whether it is more than so much of all.
+    /// Whether a share has to move by at least `least` of all connects; if `least` is 0, whether
+    /// any share has to move at all.
     pub fn is_over(self, least: f64) -> bool {
         if least == 0.0 { self.part > 0.0 } else { self.whole >= least }
     }
 }
 
-/// The least part of all by which a share moves in a table of so many entries: one of them.
+/// The smallest part of all connects by which a share can move in a table of `entries` entries: one
+/// of them.
 pub fn threshold(entries: u32) -> f64 {
     1.0 / f64::from(entries.max(1))
 }
 
-/// How far the shares of a row are from what they should be; `None` if nobody is there.
+/// How far the shares of a row are from their targets; `None` if the row is empty.
 pub fn distance(row: &SeenRow, before: &Factors, after: &Factors) -> Option<Distance> {
     let shares = |factors: &Factors| -> Vec<f64> {
         let mut next = Next::default();
@@ -58,7 +62,7 @@ pub fn distance(row: &SeenRow, before: &Factors, after: &Factors) -> Option<Dist
     };
     let mut furthest = None;
     for (before, after) in shares(before).into_iter().zip(shares(after)) {
-        // Who has none keeps none.
+        // A share of 0 stays 0.
         if before <= 0.0 || !before.is_finite() {
             continue;
         }
@@ -70,7 +74,7 @@ pub fn distance(row: &SeenRow, before: &Factors, after: &Factors) -> Option<Dist
     furthest
 }
 
-/// Of proposals those for which there is room in this tick: the most wrong first.
+/// The proposals that fit into this tick's [`TABLES`]: those with the largest distances first.
 pub fn within_budget<W>(mut proposals: Vec<(W, Proposal)>) -> Vec<(W, Proposal)> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank")]
     let rank = |proposal: &Proposal| Reverse((proposal.off_by * 1e6) as u64);

@@ -1,32 +1,36 @@
-//! The errors that a backend reports, as recent errors of this client task's flows to it: `p2c` and `least-loaded` count these as open
-//! flows. Without them a backend that answers every request with an error at once has few open flows, looks idle, and gets them all
+//! Turns the errors that a backend reports into recent errors of this client task's flows to it:
+//! `p2c` and `least-loaded` count these as open flows. Without them, a backend that answers every
+//! request with an error at once would have few open flows, look idle, and receive all connects
 //! ("Site Reliability Engineering", chapter 20).
 //!
-//! Of R flows per second, each with the reported share S of errors, R x S recent errors are added per second. Recent errors halve after
-//! each half-life H (`error_decay`), so R x S x H / ln 2 of them weigh on average.
+//! With R flows per second to the backend and a reported share S of errors, R x S recent errors are
+//! added per second. Recent errors halve after each half-life H (`error_decay`), so on average they
+//! weigh as much as R x S x H / ln 2 open flows.
 
 use super::Heard;
 
-/// Those of one backend.
+/// The reported errors of one backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReportedErrors {
-    /// Flows that had been sent to the backend at the last tick; `None` before the first.
+    /// The number of flows sent to the backend until the last tick; `None` before the first.
     chosen: Option<u64>,
-    /// The part of an error that is left.
+    /// The fraction of an error that has not been added yet.
     rest: f64,
 }
 
 impl ReportedErrors {
-    /// The share of the flows to a backend that count as errors, at most 1; `None` if a report tells of no error, or is old.
+    /// The share of the flows to a backend that count as errors, at most 1; `None` if its report
+    /// has no errors, or is old.
     pub fn share(heard: &Heard, now: std::time::Duration) -> Option<f64> {
         let share = heard.load.error_share().filter(|_| heard.is_recent(now))?;
         (share > 0.0).then(|| share.min(1.0))
     }
 
-    /// How many recent errors to add. `chosen`: flows that have been sent to the backend until now. `share`: [`ReportedErrors::share`].
+    /// How many recent errors to add. `chosen`: the number of flows sent to the backend until now.
+    /// `share`: see [`ReportedErrors::share`].
     pub fn tick(&mut self, chosen: u64, share: f64) -> u32 {
         let flows = self.chosen.replace(chosen).map_or(0, |before| chosen.wrapping_sub(before));
-        // Beyond a million flows in a second no other backend has as many open ones.
+        // With a million flows in a second, no other backend has as many open ones.
         let flows = u32::try_from(flows).unwrap_or(u32::MAX).min(1 << 20);
         self.rest += f64::from(flows) * share;
         let whole = self.rest.floor();
@@ -89,7 +93,7 @@ mod tests {
             let mean = f64::from(sum) / f64::from(last - first);
             #[expect(clippy::cast_precision_loss, reason = "small")]
             let expected = rate as f64 * share * f64::from(half_life) / std::f64::consts::LN_2;
-            // Halved in steps, the mean is 1.5 x rate x half-life instead of 1.44.
+            // Errors halve in steps, so the mean is 1.5 x rate x half-life instead of 1.44.
             assert!((mean / expected - 1.0).abs() < 0.15, "{mean} {expected}");
         }
     }

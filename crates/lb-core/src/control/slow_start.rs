@@ -1,5 +1,6 @@
-//! Slow start: a member that is new, or available again, gets a part of its share that grows with the time, as Envoy's does
-//! (`slow_start_config` with an aggression of 1): caches and connection pools fill before the whole load comes.
+//! Slow start: a member that is new, or available again, first gets a part of its share that grows
+//! with time, like Envoy's (`slow_start_config` with an aggression of 1), so that caches and
+//! connection pools fill before the whole load arrives.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -7,25 +8,28 @@ use std::time::Duration;
 
 use super::by_address::ByAddress;
 
-/// The least part of its share that a member has (`min_weight_percent`).
+/// The smallest part of its share that a member gets (`min_weight_percent`).
 const LEAST: f64 = 0.1;
 
 /// The shortest time that counts.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Since when the members of a row are available.
+/// Since when each member of a row is available.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
-    /// `None` for those that are not.
+    /// `None` for members that are unavailable, and zero for those that the first call found
+    /// available.
     since: ByAddress<Option<Duration>>,
     has_begun: bool,
-    /// Whether a member has come, or is available again or no longer, since this was last taken.
+    /// Whether a member has arrived or changed its availability since the last
+    /// [`Readiness::take_changed`].
     has_changed: bool,
 }
 
 impl Readiness {
-    /// Takes in who is there, and whether each is available. Who is there at first has been there for long: a daemon that starts puts
-    /// nobody into slow start. Returns who has come since the last look, or is available again or no longer.
+    /// Updates the members and their availability. Members of the first call count as available for
+    /// long: a daemon that starts puts no member into slow start. Returns the members that have
+    /// arrived, or changed their availability, since the last call.
     pub fn look(&mut self, now: Duration, row: impl Iterator<Item = (SocketAddr, bool)>) -> Vec<SocketAddr> {
         let (mut changed, is_first) = (Vec::new(), !self.has_begun);
         let first = if self.has_begun { now } else { Duration::ZERO };
@@ -49,13 +53,13 @@ impl Readiness {
         changed
     }
 
-    /// Whether a member has come, or is available again or no longer, since this was last called.
+    /// Whether a member has arrived or changed its availability since the last call.
     pub fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.has_changed)
     }
 
-    /// Resumes the slow starts of an earlier daemon that are not over: for how long each member had been available. What this daemon has
-    /// observed itself holds.
+    /// Resumes the slow starts of an earlier daemon that are not over. `starting`: for how long
+    /// each member had been available. This daemon's own observations take precedence.
     pub fn resume(&mut self, starting: &BTreeMap<SocketAddr, Duration>, window: Duration, now: Duration) {
         for (address, ready_for) in starting.iter().filter(|(_, ready_for)| **ready_for < window) {
             if self.since.get(address).is_none_or(|since| *since == Some(Duration::ZERO)) {
@@ -73,16 +77,16 @@ impl Readiness {
         since.filter(|(_, ready_for)| *ready_for < window).collect()
     }
 
-    /// Since when a member is available; `None` if it is not.
+    /// Since when a member is available; `None` if it is unavailable.
     pub fn since(&self, address: SocketAddr) -> Option<Duration> {
         self.since.get(&address).copied().flatten()
     }
 
-    /// The part of its share that a member has if slow start takes so long. One that is unavailable has the least already, so that it
-    /// comes back with that.
+    /// The part of its share that a member gets if slow start lasts `window`. An unavailable member
+    /// already has the smallest part, so that it returns with that.
     pub fn part(&self, address: SocketAddr, window: Duration, now: Duration) -> f64 {
         let Some(since) = self.since(address) else { return LEAST };
-        // Who was there at first.
+        // The member was available at the first call.
         if since.is_zero() {
             return 1.0;
         }
@@ -105,7 +109,8 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// The part of the member at port 2 after looks at whether it is available; `None`: it is not in the row.
+    /// The part of the member at port 2 after calls with these availabilities; `None`: it is not in
+    /// the row.
     fn part(looks: &[(u64, Option<bool>)], at: u64) -> f64 {
         let mut readiness = Readiness::default();
         for (second, second_is) in looks {

@@ -1,4 +1,5 @@
-//! One row under both laws, with figures by hand; and a whole fleet whose load is shares times rates, without requests.
+//! One row under both laws, with numbers computed by hand; and a whole fleet with loads that are
+//! shares times rates, without requests.
 
 use super::factor::Factor;
 use super::feedback::gain;
@@ -40,17 +41,17 @@ const fn rules(law: Law) -> ControlRules {
     ControlRules { law: Some(law), mode: Mode::Enforce, slow_start: None }
 }
 
-/// The factors of A58, to which everybody has been available for ever.
+/// The factors of A58 if every member has been available for ever.
 fn weighed(a58: &mut A58, now: Duration, row: &SeenRow, count: u32) -> Vec<f64> {
     numbers(&a58.factors(now, row, |_| Duration::ZERO), count)
 }
 
-/// A tick of feedback, of whose row nobody is frozen.
+/// A tick of feedback without frozen members.
 fn feed(law: &mut Feedback, now: Duration, row: &SeenRow, flows: Flows) -> Factors {
     law.tick(now, &look(row.clone(), flows), &BTreeMap::new(), true)
 }
 
-/// A tick after which what is proposed is in force. Whether anything was.
+/// A tick that publishes what it proposes. Returns whether it proposed anything.
 fn publish(control: &mut Control, now: Duration, look: &Look) -> bool {
     let proposal = control.tick(now, look);
     let is_any = proposal.is_some();
@@ -87,10 +88,10 @@ fn a58_weights_are_requests_over_utilization_with_errors_on_top() {
     row.get_mut(&address(0)).unwrap().heard.as_mut().unwrap().load.eps = Some(50_000);
     assert_eq!(weighed(&mut a58, s(0), &row, 3), [1.0; 3], "a blackout of ten seconds");
     near(&weighed(&mut a58, s(10), &row, 3), &[3.0 * 1.0 / 7.0, 3.0 * 4.0 / 7.0, 3.0 * 2.0 / 7.0]);
-    // One of which nothing is known has the mean of those that are.
+    // A member without reports has the mean of the known weights.
     row.insert(address(3), MemberObservation { heard: None, ..seen(10, ReportedLoad::default(), s(0)) });
     near(&weighed(&mut a58, s(11), &row, 4), &[3.0 / 7.0, 12.0 / 7.0, 6.0 / 7.0, 1.0]);
-    // They replace structural weights, whatever those are.
+    // A58 weights replace structural weights of any size.
     for (number, seen) in (1..).zip(row.values_mut()) {
         seen.weight = 10 * number;
     }
@@ -121,7 +122,7 @@ fn a58_counts_no_report_without_requests_or_utilization_and_needs_two() {
     }
 }
 
-/// One tick of a fresh law on loads of now.
+/// One tick of a fresh law on fresh reports.
 fn ticked(loads: &[ReportedLoad], flows: Flows) -> Vec<f64> {
     let factors = feed(&mut Feedback::default(), s(100), &row(loads, s(100)), flows);
     numbers(&factors, u32::try_from(loads.len()).unwrap())
@@ -129,11 +130,12 @@ fn ticked(loads: &[ReportedLoad], flows: Flows) -> Vec<f64> {
 
 #[test]
 fn a_step_is_linear_in_the_utilization_and_keeps_the_sum() {
-    // Reports of one second that are new: a gain of 0.3 / 3.
+    // Fresh reports of one second: a gain of 0.3 / 3.
     assert!((gain(Duration::ZERO, s(3)) - 0.1).abs() < 1e-12);
     near(&ticked(&[load(0.4, 1.0), load(0.6, 1.0)], Flows::default()), &[1.02, 0.98]);
     assert_eq!(ticked(&[load(0.5, 1.0); 3], Flows::default()), [1.0; 3]);
-    // Next to nothing counts as a tenth, so nothing everywhere moves nothing; and more than all counts as what it is.
+    // Tiny utilizations count as a tenth, so they move nothing if all are tiny. Utilizations above
+    // 1 count in full.
     assert_eq!(ticked(&[load(0.0, 1.0), load(0.05, 0.0)], Flows::default()), [1.0; 2]);
     near(&ticked(&[load(0.9, 1.0), load(1.6, 1.0)], Flows::default()), &[1.028, 0.972]);
     assert_eq!(ticked(&[load(0.9, 1.0)], Flows::default()), [1.0], "nobody else is there");
@@ -150,9 +152,10 @@ fn the_gain_falls_with_the_delay_and_rises_with_the_life_of_flows() {
 fn of_whom_little_is_known_nothing_is_learnt() {
     let unknown = ReportedLoad { utilization: None, ..ReportedLoad::default() };
     assert_eq!(ticked(&[load(0.4, 1.0), unknown, unknown], Flows::default()), [1.0; 3]);
-    // Of half of them is enough; the others are used as the mean is.
+    // Reports from half of the members are enough; the others count as used like the mean.
     near(&ticked(&[load(0.4, 1.0), load(0.6, 1.0), unknown], Flows::default()), &[1.02, 0.98, 1.0]);
-    // Whoever is silent for some seconds, or frozen, keeps what it has, and so does the sum of the others.
+    // A member that is silent for some seconds, or frozen, keeps its factor, and the sum of the
+    // others stays, too.
     let mut row = row(&[load(0.4, 1.0), load(0.6, 1.0), load(0.1, 1.0), load(0.1, 1.0)], s(100));
     row.get_mut(&address(2)).unwrap().heard.as_mut().unwrap().at = s(94);
     let frozen = BTreeMap::from([(address(3), Hold::Unavailable)]);
@@ -171,7 +174,8 @@ fn who_fails_gets_no_more_than_it_has() {
     assert!(numbers(&factors, 1)[0] <= 1.0, "its own connects fail");
 }
 
-/// It answers at once and has nothing to do: by its utilization alone it would get more and more.
+/// The backend answers at once and has nothing to do: by utilization alone it would get more and
+/// more.
 #[test]
 fn a_backend_that_answers_everything_with_an_error_falls_to_an_eighth() {
     let mut law = Feedback::default();
@@ -189,7 +193,7 @@ fn what_nobody_feeds_is_held_and_then_gone_within_a_minute() {
     for second in 0..60 {
         feed(&mut law, s(second), &fed(second), Flows::default());
     }
-    // From the sixtieth second on nobody is heard any more.
+    // From the sixtieth second on, no more reports arrive.
     let silent = fed(60);
     let learnt = numbers(&feed(&mut law, s(60), &silent, Flows::default()), 2);
     assert!(learnt[0] > 1.3, "{learnt:?}");
@@ -197,7 +201,7 @@ fn what_nobody_feeds_is_held_and_then_gone_within_a_minute() {
         let factors = seconds.map(|second| feed(&mut law, s(second), &silent, Flows::default())).last();
         numbers(&factors.unwrap(), 2)
     };
-    // What was heard last counts for some seconds more.
+    // The last report counts for some seconds more.
     let held = after(61..66);
     near(&after(66..240), &held);
     near(&after(240..301), &[1.0; 2]);
@@ -268,7 +272,8 @@ fn who_comes_to_a_row_gets_its_mean_whoever_has_left_it() {
     near(&(1..4).map(|index| after.of(address(index)).number()).collect::<Vec<_>>(), &[1.0; 3]);
 }
 
-/// Clients with a part of the backends each, whose load is rates times shares; what a share does comes with the life of flows.
+/// Clients that each use a part of the backends. Loads are rates times shares, and a change of a
+/// share takes effect over the life of flows.
 struct SimulatedFleet {
     rates: Vec<f64>,
     capacities: Vec<f64>,
@@ -300,7 +305,7 @@ impl SimulatedFleet {
         loads.iter().zip(&self.capacities).map(|(load, capacity)| load / capacity).collect()
     }
 
-    /// A tick of everybody. Reports are of so many ticks ago.
+    /// A tick of all clients. `late`: the utilizations that reports contain, measured `age` ago.
     fn tick(&mut self, second: u64, life: Duration, late: &[f64], age: Duration) {
         for ((control, members), acting) in self.clients.iter_mut().zip(&mut self.acting) {
             let seen = |member: &u32| {
@@ -330,7 +335,8 @@ impl SimulatedFleet {
         self.clients.iter().flat_map(of_client).collect()
     }
 
-    /// Largest over least utilization at each tick, and the most that a share has moved in the last quarter of them.
+    /// The largest over the smallest utilization at each tick, and the largest range of a share in
+    /// the last quarter of the ticks.
     fn play(mut self, ticks: usize, life: Duration, age: usize) -> (Vec<f64>, f64) {
         let mut bounds: Option<Vec<(f64, f64)>> = None;
         let mut history = vec![self.utilizations(); age + 1];
@@ -355,7 +361,7 @@ impl SimulatedFleet {
     }
 }
 
-/// Clients whose rates differ up to five times, and machines that differ two and a half times.
+/// Clients with rates that differ up to five times, and machines that differ two and a half times.
 fn unequal() -> SimulatedFleet {
     let rates: Vec<f64> = (0..20).map(|client| 0.5 + f64::from(client % 5) * 0.5).collect();
     let capacities: Vec<f64> = (0..20).map(|backend| if backend % 2 == 0 { 2.0 } else { 5.0 }).collect();
@@ -364,7 +370,8 @@ fn unequal() -> SimulatedFleet {
 
 #[test]
 fn a_fleet_settles_and_holds_still_however_long_flows_live_and_however_late_reports_are() {
-    // Settled within five lives, and within a minute where these are short and reports new; later reports take longer.
+    // It settles within five lives, and within a minute if lives are short and reports are fresh;
+    // older reports take longer.
     for (life, age, settled) in [
         (0, 0, 60),
         (0, 10, 240),
@@ -379,10 +386,10 @@ fn a_fleet_settles_and_holds_still_however_long_flows_live_and_however_late_repo
         assert!(ratios[0] > 2.5, "{}", ratios[0]);
         let last = &ratios[settled..];
         let most = last.iter().copied().fold(0.0, f64::max);
-        // A share moves in a table by two percent at least.
+        // The least move of a share in a table is two percent.
         assert!(most < 1.1, "life {life} s, {age} s late: {most}");
         assert!(swing <= 0.01, "life {life} s, {age} s late: a share moves by {swing}");
-        // It comes down and does not swing: nowhere is it far above what it has been.
+        // The ratio falls without oscillating: it never rises far above its earlier minimum.
         let mut least = f64::INFINITY;
         for (second, ratio) in ratios.iter().enumerate() {
             least = least.min(*ratio);
@@ -415,7 +422,7 @@ fn a_table_is_published_when_a_share_moves_by_two_percent_or_an_entry() {
         distance(row, before, after).is_some_and(|distance| distance.is_over(threshold(entries)))
     };
     let is = |number, entries| is_worth(&row, &Factors::default(), &with(number), entries);
-    // A share of a tenth; 512 entries are 0.2 % of all, which is 2 % of it.
+    // A share of a tenth: an entry of 512 is 0.2 % of all, which is 2 % of the share.
     assert!(!is(1.02, 512) && is(1.025, 512));
     assert!(!is(1.05, 64) && is(1.2, 64), "an entry of 64 is 1.6 % of all");
     assert!(!is_worth(&SeenRow::default(), &with(2.0), &Factors::default(), 0), "nobody is there");
@@ -435,13 +442,13 @@ fn of_more_tables_than_there_is_room_for_the_most_wrong_are_made() {
     assert_eq!(within_budget((0..3).map(proposal).collect()).len(), 3);
 }
 
-/// What slow start makes of a row at once.
+/// The factors that slow start sets at once.
 fn arrange(control: &mut Control, now: Duration, look: &Look) -> Option<Factors> {
     let row = look.row.iter().map(|(address, seen)| (*address, seen.is_available));
     control.arrange(now, row, look.is_panic)
 }
 
-/// A control whose row of two has been fed with these utilizations for a minute, until second 60.
+/// A control with a row of two, fed with these utilizations for a minute, until second 60.
 fn fed(rules: ControlRules, utilizations: [f64; 2]) -> Control {
     let mut control = Control::new(rules);
     for second in 0..60 {
@@ -457,7 +464,7 @@ fn what_is_observed_is_shown_and_not_in_force() {
     let control = fed(observed, [0.3, 0.9]);
     assert_eq!(numbers(control.in_force(), 2), [1.0; 2]);
     let shown = numbers(control.wanted(), 2);
-    // As far as it would go at first, and no further: nothing follows it.
+    // The factors go as far as the first steps go, and no further, because no table follows them.
     assert!(shown[0] > 1.03 && shown[0] < 1.2 && shown[1] < 0.97, "{shown:?}");
     let acting = fed(rules(Law::Feedback), [0.3, 0.9]);
     assert!(numbers(acting.in_force(), 2)[0] > 1.5);
@@ -518,7 +525,7 @@ fn a_member_that_is_new_starts_slowly_and_learns_nothing_meanwhile() {
     publish(&mut control, s(70), &with_third(70));
     assert_eq!(control.hold(address(2)), None);
     assert!(numbers(control.in_force(), 3)[2] > 0.99);
-    // Without a law it ends whole.
+    // Without a law, slow start ends exactly at the full share.
     let mut control = Control::new(ControlRules { law: None, ..slow });
     publish(&mut control, s(10), &look(row(&[load(0.5, 1.0)], s(10)), Flows::default()));
     for second in 11..40 {
@@ -527,7 +534,7 @@ fn a_member_that_is_new_starts_slowly_and_learns_nothing_meanwhile() {
     assert_eq!(control.in_force(), &Factors::default());
 }
 
-/// A row of two of whom nobody has reported.
+/// A row of two without reports.
 fn silent() -> SeenRow {
     let seen = |index| {
         (address(index), MemberObservation { heard: None, ..seen(10, ReportedLoad::default(), s(0)) })
@@ -539,13 +546,13 @@ fn silent() -> SeenRow {
 fn what_was_learnt_is_taken_up_and_goes_slowly_if_nobody_feeds_it() {
     let learnt = fed(rules(Law::Feedback), [0.4, 0.6]).learnt(s(0));
     let before = numbers(&learnt.factors, 2)[0] - 1.0;
-    // Nearer to 1 the older it is, up to an hour.
+    // The older the factor, the nearer to 1, which it reaches after an hour.
     for (age, left) in [(s(0), 1.0), (s(1_800), 0.5), (s(3_600), 0.0), (Duration::MAX, 0.0)] {
         let mut control = Control::new(rules(Law::Feedback));
         let taken_up = numbers(&control.adopt(&learnt, age), 2)[0] - 1.0;
         assert!((taken_up - before * left).abs() < 0.001, "{age:?}: {taken_up} of {before}");
         assert_eq!(numbers(control.in_force(), 2)[0] - 1.0, taken_up);
-        // Nobody has reported to this daemon yet.
+        // No backend has reported to this daemon yet.
         publish(&mut control, s(1), &look(silent(), Flows::default()));
         let after = numbers(control.in_force(), 2)[0] - 1.0;
         assert!((taken_up - after).abs() < 0.03, "{age:?}: {taken_up} {after}");
@@ -559,7 +566,7 @@ fn what_was_learnt_is_taken_up_and_goes_slowly_if_nobody_feeds_it() {
     assert_eq!((off.in_force(), off.switch()), (&Factors::default(), Switch::Off));
     let mut a58 = Control::new(rules(Law::A58));
     assert_eq!(a58.adopt(&learnt, s(5)), Factors::default());
-    // A number that nobody can have learnt counts as the nearest that somebody can.
+    // A number outside the range of the law counts as the nearest number within.
     let absurd: Factors = [(address(0), Factor::of(1e9))].into_iter().collect();
     let mut control = Control::new(rules(Law::Feedback));
     near(&numbers(&control.adopt(&LearntWeights { factors: absurd, ..learnt }, s(0)), 1), &[8.0]);
@@ -585,7 +592,7 @@ fn what_an_operator_has_frozen_holds_over_daemons_rules_and_time() {
             assert_eq!(next.in_force(), &frozen, "{law:?} to {other:?}");
         }
     }
-    // Taken back after minutes of silence, it goes within a minute and not at once.
+    // Unfrozen after minutes of silence, the factor goes to 1 within a minute, not at once.
     let mut control = fed(rules(Law::Feedback), [0.4, 0.6]);
     control.set_switch(Switch::Frozen);
     for second in 60..500 {
@@ -619,7 +626,7 @@ fn what_was_said_of_a_law_ends_with_it() {
     control.set_rules(slow);
     control.set_rules(rules(Law::Feedback));
     assert_eq!(control.switch(), Switch::On);
-    // Nor does another daemon say it of what has no law.
+    // Another daemon does not adopt the override for a service without a law, either.
     let mut next = Control::new(slow);
     next.adopt(&frozen, s(1));
     assert_eq!(next.switch(), Switch::On);
@@ -652,7 +659,7 @@ fn what_was_observed_alone_is_not_in_force_after_a_start() {
     assert!(numbers(next.wanted(), 1)[0] > 1.01);
 }
 
-/// What A58 makes of list weights that are far from the truth is more than feedback ever does.
+/// If list weights are far from the truth, the factors of A58 are larger than any of feedback.
 #[test]
 fn what_is_frozen_is_as_large_as_it_is_under_another_law() {
     let mut control = Control::new(rules(Law::A58));
@@ -670,7 +677,7 @@ fn what_is_frozen_is_as_large_as_it_is_under_another_law() {
     control.set_rules(rules(Law::Feedback));
     publish(&mut control, s(60), &at(60));
     near(&numbers(control.in_force(), 2), &before);
-    // Of what was only shown nothing is in force, frozen or not.
+    // Factors that were only shown are not in force, frozen or not.
     for law in Law::ALL {
         let mut observed = control.clone();
         observed.set_rules(ControlRules { mode: Mode::Observe, ..rules(Law::Feedback) });
@@ -679,13 +686,13 @@ fn what_is_frozen_is_as_large_as_it_is_under_another_law() {
         publish(&mut observed, s(62), &at(62));
         near(&numbers(observed.in_force(), 2), &[1.0; 2]);
     }
-    // Taken back, it comes to what feedback does, a step at a time.
+    // Unfrozen, it comes into the range of feedback, one step at a time.
     control.set_switch(Switch::On);
     publish(&mut control, s(61), &at(61));
     assert!(numbers(control.in_force(), 1)[0] > 0.8 * before[0], "{:?}", control.in_force());
 }
 
-/// Two members that are used alike, or the first of them while the other is away.
+/// Two members that are used alike; without `both`, only the first is in the row.
 fn with_both(second: u64, both: bool) -> Look {
     let mut row = row(&[load(0.6, 1.0); 2], s(second));
     if !both {
@@ -702,7 +709,7 @@ fn who_is_away_while_weights_are_frozen_comes_back_with_what_it_had() {
     for second in 60..1_000 {
         publish(&mut control, s(second), &with_both(second, false));
     }
-    // Nor does the next daemon forget who is away.
+    // The next daemon remembers the absent member, too.
     let mut next = Control::new(rules(Law::Feedback));
     next.adopt(&control.learnt(s(0)), s(5));
     for control in [control, next] {
@@ -766,13 +773,13 @@ fn who_is_away_for_a_while_comes_back_with_what_it_had() {
     publish(&mut control, s(120), &with_both(120, true));
     let back = numbers(control.wanted(), 2);
     assert!((back[0] / back[1] - learnt[0] / learnt[1]).abs() < 0.05, "{learnt:?} {back:?}");
-    // Away for longer, it is new.
+    // After a longer absence the member counts as new.
     for second in 121..400 {
         publish(&mut control, s(second), &with_both(second, false));
     }
     publish(&mut control, s(400), &with_both(400, true));
     near(&numbers(control.wanted(), 2), &[1.0; 2]);
-    // A list that always has others does not grow what is remembered without end.
+    // If a list always has other members, the law's memory does not grow without limit.
     let mut law = Feedback::default();
     for second in 0..200 {
         let row = (0..50)
@@ -830,13 +837,13 @@ fn slow_start_makes_no_table_where_nobody_starts() {
     let slow = ControlRules { slow_start: Some(s(10)), ..rules(Law::Feedback) };
     let mut control = fed(slow, [0.5, 0.5]);
     for second in 60..120 {
-        // A little noise, which is worth no table.
+        // Noise that is too small for a table.
         let used = if second % 2 == 0 { 0.501 } else { 0.499 };
         let look = look(row(&[load(0.5, 1.0), load(used, 1.0)], s(second)), Flows::default());
         assert!(!publish(&mut control, s(second), &look), "{second}");
         assert_eq!(arrange(&mut control, s(second), &look), None, "{second}");
     }
-    // While somebody starts there is one at each tick, however often somebody looks.
+    // During a slow start there is one table per tick, however often the row is updated.
     for second in 120..140 {
         let row = row(&[load(0.5, 1.0), load(0.5, 1.0), load(0.5, 1.0)], s(second));
         let look = look(row, Flows::default());
@@ -896,7 +903,7 @@ fn where_reports_are_asked_for_seldom_they_count_for_longer_and_nobody_is_missed
 
 #[test]
 fn two_services_on_the_same_machines_do_not_fight() {
-    // Both see the sum of what they and the other ask of each machine.
+    // Both services see the sum of both loads on each machine.
     let mut services = [Control::new(rules(Law::Feedback)), Control::new(rules(Law::Feedback))];
     let (capacities, rates) = ([1.0, 2.0, 4.0], [0.9, 1.8]);
     let used = |services: &[Control; 2]| -> Vec<f64> {

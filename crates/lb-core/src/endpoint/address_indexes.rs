@@ -1,27 +1,30 @@
 //! Indexes for a list whose source gives none: a hash of the address.
 //!
-//! The order of a list must not matter, and one endpoint more must not give others another index. With the rank among sorted
-//! addresses as index, one endpoint more changes nearly all indexes; with a hash, only those of addresses that collide. `docs/reference/subsets.md` has the
-//! definition and the price.
+//! The order of a list must not matter, and an added endpoint must not change the indexes of the
+//! others. If the index were the rank among sorted addresses, an added endpoint would change nearly
+//! all indexes; with a hash, it changes only those of addresses that collide.
+//! `docs/reference/subsets.md` has the definition and the costs.
 
 use std::net::SocketAddr;
 
 use xxhash_rust::xxh64::xxh64;
 
-/// How many indexes there are for such a list, whatever its length: with more of them all orders are longer, with fewer more
-/// addresses collide.
+/// The number of indexes for such a list, whatever its length. More indexes would make all orders
+/// longer; with fewer, more addresses would collide.
 pub const PLACES: u32 = 16_384;
 
-/// The longest list without indexes: half of the places. In a fuller table one endpoint more would move others.
+/// The longest list without indexes: half of the places. In a fuller table, an added endpoint would
+/// move others.
 pub const MAX_WITHOUT_INDEXES: u32 = PLACES / 2;
 
-/// The text that is hashed: RFC 5952 with brackets, and a v4-mapped address as IPv4.
+/// The text to hash: RFC 5952 with brackets, and a v4-mapped address as IPv4.
 fn text(address: SocketAddr) -> String {
     SocketAddr::new(address.ip().to_canonical(), address.port()).to_string()
 }
 
-/// The index of each address, in the order of `addresses`: XXH64 of its text with seed 0, modulo [`PLACES`]; where that is taken by an
-/// address that sorts before, the next free one, around the end. Of equal addresses each gets an index of its own.
+/// The index of each address, in the order of `addresses`: XXH64 of its text with seed 0, modulo
+/// [`PLACES`]. If an address that sorts before it has this index, it gets the next free one,
+/// wrapping around at the end. Equal addresses get different indexes.
 ///
 /// # Panics
 /// If there are more addresses than places.

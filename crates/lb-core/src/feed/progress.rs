@@ -1,90 +1,97 @@
-//! How far a file has been looked at and read, and whose turn it is to read: both without overlap, and nothing is missed.
+//! When a file is to be looked at and read: never twice at the same time, and without missing a
+//! change.
 //!
-//! A watch says that something has changed, not what; a stamp distinguishes one version of a file from the next, if the clock that
-//! it was made by is fine enough. It reads no clock and no file.
+//! A watch reports that something has changed, but not what. A stamp distinguishes a version of a
+//! file from the next one, if the clock behind the stamp is fine enough. This file reads no clock
+//! and no file.
 
 use std::ops::Add;
 use std::time::{Duration, Instant};
 
-/// A file is read this long after the first change of a burst.
+/// The delay between the first change of a burst and the reading.
 pub const SETTLE: Duration = Duration::from_millis(200);
 
-/// Which version of a file was looked at or read.
+/// The version of a file at a look or a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version<S> {
-    /// Its stamp; `None` if no file could be found.
+    /// Its stamp; `None` if no file was found.
     pub stamp: Option<S>,
     /// Whether the stamp distinguishes it from a later version.
     pub is_settled: bool,
 }
 
-/// How far a file that may change has been read, by any clock.
+/// How far a file that may change has been read, generic over the clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<S, T = Instant> {
     /// The version that was read last.
     seen: Version<S>,
-    /// When it is to be read.
+    /// When the file is to be read.
     due: Option<T>,
-    /// Whether it is being looked at, or read, now.
+    /// Whether a look or a reading is under way.
     is_busy: bool,
-    /// Whether its file system does not answer. Once it does, the file is read whatever its version.
+    /// Whether the file system does not answer. Once it answers, the file is read whatever its
+    /// version is.
     is_silent: bool,
 }
 
 impl<S, T> Default for Progress<S, T> {
-    /// Of a file of which nothing is known: whatever is found is another version.
+    /// An unknown file: any version that is found is a new one.
     fn default() -> Self {
         Self { seen: Version { stamp: None, is_settled: false }, due: None, is_busy: false, is_silent: false }
     }
 }
 
 impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S, T> {
-    /// Of a file of which this version was read.
+    /// A file of which this version was read.
     pub fn of(seen: Version<S>) -> Self {
         Self { seen, ..Self::default() }
     }
 
-    /// Something changed. The first change of a burst sets the time of reading; later ones do not move it.
+    /// Notes a change. The first change of a burst sets the time of reading; later ones do not move
+    /// it.
     pub fn changed(&mut self, now: T) {
         self.due.get_or_insert(now + SETTLE);
     }
 
-    /// Whether to look now which version it is: a watch can be lost without a word. What was seen is for
-    /// [`Progress::looked`].
+    /// Begins a look at the file's version, unless a look or a reading is under way. Returns
+    /// whether it has begun; its result is for [`Progress::looked`]. Looks are necessary because a
+    /// watch can be lost without notice.
     pub fn begin_look(&mut self) -> bool {
         !std::mem::replace(&mut self.is_busy, true)
     }
 
-    /// A look has found what lies there. Returns whether that is another version than was read.
+    /// Ends a look that found this stamp. Returns whether the file may have changed since it was
+    /// read: the stamp differs, or the earlier one is not settled.
     pub fn looked(&mut self, stamp: Option<S>) -> bool {
         self.is_busy = false;
         self.answers();
         !self.seen.is_settled || stamp != self.seen.stamp
     }
 
-    /// Its file system answers, as far as is known.
+    /// Notes that the file system answers, as far as is known.
     pub fn answers(&mut self) {
         self.is_silent = false;
     }
 
-    /// A look has found nothing out. Whatever is found next is another version.
+    /// Ends a look without a result. Whatever is found next counts as another version.
     pub fn found_nothing(&mut self) {
         *self = Self { due: self.due, is_silent: self.is_silent, ..Self::default() };
     }
 
-    /// Its file system does not answer. Returns whether that is new.
+    /// Notes that the file system does not answer. Returns whether this is new.
     pub fn fell_silent(&mut self) -> bool {
         self.found_nothing();
         !std::mem::replace(&mut self.is_silent, true)
     }
 
-    /// When it is to be read next.
+    /// When the file is to be read next; `None` while a look or a reading is under way.
     pub fn due(&self) -> Option<T> {
         self.due.filter(|_| !self.is_busy)
     }
 
-    /// Begins to read if it is time, and returns the version that need not be read again, if that is certain. What changes
-    /// from here on starts the next period.
+    /// Begins a reading if it is due; `None` if it is not. Otherwise returns the stamp of the
+    /// version that need not be read again, or `Some(None)` if every version must be read. Changes
+    /// from here on belong to the next reading.
     pub fn begin(&mut self, now: T) -> Option<Option<Option<S>>> {
         if self.is_busy || self.due.is_none_or(|due| due > now) {
             return None;
@@ -94,7 +101,7 @@ impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S,
         Some(self.seen.is_settled.then_some(self.seen.stamp))
     }
 
-    /// Reading of a version has ended. Returns whether it is another one than was read before.
+    /// Ends the reading of a version. Returns whether it differs from the version read before.
     pub fn done(&mut self, version: Version<S>) -> bool {
         let is_another = version.stamp != self.seen.stamp;
         *self = Self { due: self.due, is_silent: self.is_silent, ..Self::of(version) };
@@ -102,24 +109,24 @@ impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S,
     }
 }
 
-/// Whose turn it is to read something that is read once at a time, and on request: a request that comes while it is being
-/// read is for another reading after that one.
+/// Serialises the readings of something that is read on request. A request during a reading starts
+/// another reading after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReadTurn {
-    /// It is not being read.
+    /// No reading is under way.
     #[default]
     Idle,
-    /// It is being read.
+    /// A reading is under way.
     Reading {
-        /// Whether an operator asked for it, who wants an answer.
+        /// Whether an operator requested it and waits for the result.
         is_asked: bool,
-        /// The request for the next reading, and whether an operator is among those who made it.
+        /// The request for the next reading, if any: whether an operator is among the requesters.
         next: Option<bool>,
     },
 }
 
 impl ReadTurn {
-    /// It is to be read. Returns whether to begin at once.
+    /// Requests a reading. Returns whether to begin it at once.
     pub fn request(&mut self, is_asked: bool) -> bool {
         match self {
             Self::Idle => {
@@ -133,7 +140,8 @@ impl ReadTurn {
         }
     }
 
-    /// The reading has ended. Returns whether it is an answer to an operator, and the request that came meanwhile.
+    /// Ends the reading. Returns whether an operator waits for its result, and the request that
+    /// arrived in the meantime.
     pub fn ended(&mut self) -> (bool, Option<bool>) {
         match std::mem::take(self) {
             Self::Idle => (false, None),
@@ -141,7 +149,7 @@ impl ReadTurn {
         }
     }
 
-    /// Whether it is being read.
+    /// Whether a reading is under way.
     pub fn is_reading(self) -> bool {
         self != Self::Idle
     }
@@ -170,7 +178,7 @@ mod tests {
         }
         assert_eq!(progress.due(), Some(SETTLE));
         assert_eq!(progress.begin(SETTLE), Some(Some(Some(1))), "version 1 need not be read again");
-        // What changes while it is read is for the next time.
+        // A change during a reading belongs to the next reading.
         progress.changed(ms(210));
         assert_eq!((progress.due(), progress.begin(ms(999))), (None, None), "it is being read");
         assert!(progress.done(settled(Some(2))));

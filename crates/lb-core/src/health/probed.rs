@@ -1,10 +1,12 @@
-//! Whether a backend is refusing, by probes of which some fail: HAProxy's `rise` and `fall`.
+//! Decides from single probes, some of which may fail, whether a backend is refusing: HAProxy's
+//! `rise` and `fall`.
 
 use super::Health;
 
-/// How a backend is to a client if probes by connection have found it like that. A client in another network namespace than the
-/// daemon may reach it although probes do not: there a failure is a guess, and a connection that the client has established since
-/// refutes it.
+/// The health of a backend for a client, given the result of probes by connection. If the client is
+/// in another network namespace than the daemon, it may reach the backend although probes do not.
+/// In this case a failed probe is only a suspicion, and a connection that the client has
+/// established since then refutes it.
 pub const fn seen_from(found: Health, is_elsewhere: bool, has_established: bool) -> Health {
     match (found, is_elsewhere, has_established) {
         (Health::Refusing, true, true) => Health::Healthy,
@@ -13,18 +15,19 @@ pub const fn seen_from(found: Health, is_elsewhere: bool, has_established: bool)
     }
 }
 
-/// What the probes of a backend have found so far.
+/// The result of a backend's probes so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probed {
     /// `None` before the first probe has ended.
     is_refusing: Option<bool>,
-    /// Probes in a row that speak against that.
+    /// How many probes in a row had the opposite result.
     against: u32,
 }
 
 impl Probed {
-    /// Takes in one probe. The first counts at once; later `rise` successes in a row make a backend well again, `fall` failures
-    /// in a row make it refusing; each is at least 1. Returns whether what is known has changed.
+    /// Adds the result of one probe. The first result counts at once. After that, `rise` successes
+    /// in a row make a backend healthy again, and `fall` failures in a row make it refusing; both
+    /// are at least 1. Returns whether the conclusion has changed.
     pub fn take(&mut self, is_success: bool, rise: u32, fall: u32) -> bool {
         if let Some(is_refusing) = self.is_refusing {
             if is_success != is_refusing {
@@ -40,7 +43,7 @@ impl Probed {
         true
     }
 
-    /// Whether it is refusing; `None` if no probe has ended yet.
+    /// Whether the backend is refusing; `None` if no probe has ended yet.
     pub const fn is_refusing(&self) -> Option<bool> {
         self.is_refusing
     }
@@ -50,7 +53,8 @@ impl Probed {
 mod tests {
     use super::*;
 
-    /// `+` and `-` are probes; a letter is how it is after the one before: `u` up, `d` down.
+    /// `+` and `-` are probe results; the letter after each is the state that follows: `u` up, `d`
+    /// down.
     #[track_caller]
     fn check(rise: u32, fall: u32, probes: &str) {
         let mut probed = Probed::default();

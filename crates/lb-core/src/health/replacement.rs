@@ -1,31 +1,37 @@
-//! Who stands in for members that have been unavailable for long: the next of the task's order, one for each.
+//! Which backends substitute for members that have been unavailable for long: the next of the
+//! task's order, one per lost member.
 //!
-//! One loss is one change, and the member comes back to its own place. However many are lost, each gets a substitute; but only a
-//! few at a time, for a fault of this host must not carry the whole task to backends that others use. Only this host's row
-//! changes: what other tasks of the job see of a backend they see for themselves.
+//! One loss is one change, and the member later returns to its own place. Each lost member gets a
+//! substitute, but only a few at a time, because a fault of this host must not move the whole task
+//! to backends that other tasks use. Only this host's row changes: the other tasks of the job judge
+//! a backend by their own evidence.
 
 use std::ops::Add;
 use std::time::Duration;
 
 use lb_common::abi::MAX_LISTED;
 
-/// For how long a replaced member has to be available without a failure before it takes its place back.
+/// For how long a replaced member has to be available without a failure before it returns to its
+/// place.
 pub const PROBATION: Duration = Duration::from_secs(30);
 
-/// At most this part of the members is replaced within one `replace_after`, and one member in any case.
+/// The divisor for the pace: at most a quarter of the members, and at least one member, is replaced
+/// within one `replace_after`.
 const PACE: usize = 4;
 
-/// From so many substitutes on, of which more than half fail as well, one member at a time is replaced.
+/// Once this many substitutes have been tried and more than half of them have failed, members are
+/// replaced one at a time.
 const MANY: usize = 4;
 
-/// One of a task's order: first the members, then those that may stand in for them. By any clock.
+/// One backend of a task's order, which has the members first and then their possible substitutes.
+/// Generic over the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InOrder<T> {
     /// Since when it has been unavailable; `None` if it is available.
     pub unavailable_since: Option<T>,
-    /// Since when it has been available without a failure; `None` if it is not.
+    /// Since when it has been available without a failure; `None` if it is unavailable.
     pub available_since: Option<T>,
-    /// Since when it has had a substitute: a member, or a substitute itself.
+    /// Since when it has had a substitute. Members and substitutes may have one.
     pub replaced_since: Option<T>,
     /// Whether it is probed and no probe of it has ended yet.
     pub is_unproven: bool,
@@ -33,20 +39,21 @@ pub struct InOrder<T> {
     pub is_used: bool,
 }
 
-/// Positions in the order: who is replaced, and who stands in.
+/// Positions in the order: the replaced backends and their substitutes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replacement {
     /// Members, best first.
     pub replaced: Vec<usize>,
-    /// As many of those behind them, best first.
+    /// As many positions behind the members, best first.
     pub substitutes: Vec<usize>,
-    /// Of those behind them who have stood in and are unavailable, best first: as long as anybody is replaced they keep their slots
-    /// and are tried, for who forgets them takes them again.
+    /// Former substitutes that are unavailable, best first. While any member is replaced, they keep
+    /// their slots and get trials: if the row forgot them, it would choose them as substitutes
+    /// again.
     pub failed: Vec<usize>,
 }
 
-/// Which of the first `members` of an order are replaced, and their substitutes, from `now` on. `after`: for how long a member has
-/// to be unavailable.
+/// Which of the first `members` of an order are replaced at `now`, and their substitutes. `after`:
+/// for how long a member has to be unavailable before it is replaced.
 pub fn replacement<T: Copy + Ord + Add<Duration, Output = T>>(
     order: &[InOrder<T>],
     members: usize,
@@ -69,10 +76,11 @@ pub fn replacement<T: Copy + Ord + Add<Duration, Output = T>>(
     let is_recent = |at: &&usize| order[**at].replaced_since.is_some_and(|since| since + after > now);
     let recent = replaced.iter().filter(is_recent).count();
     let mut new: Vec<usize> = (0..members).filter(goes_out).collect();
-    // The member that has been unavailable for longest goes first; those before keep their substitutes.
+    // The member that has been unavailable for longest is replaced first; members that are already
+    // replaced keep their substitutes.
     new.sort_by_key(|at| order[*at].unavailable_since);
     replaced.extend(new.into_iter().take(at_a_time.saturating_sub(recent)));
-    // All members of a table and all that are replaced are listed.
+    // The kernel's list holds all members of a table and all replaced backends.
     replaced.truncate(listed.saturating_sub(members));
 
     let mut substitutes: Vec<usize> = behind.clone().filter(|at| !has_failed(at)).collect();
@@ -96,8 +104,9 @@ mod tests {
 
     const NOW: Duration = Duration::from_secs(1_000);
 
-    /// `h` available for long, `b` available for a moment, `u` unavailable for long, `v` for longer, `n` for a moment, `?` unproven,
-    /// `x` as `u` but not in the table; capitals are replaced, for long.
+    /// `h` available for long, `b` available for a moment, `u` unavailable for long, `v` for
+    /// longer, `n` for a moment, `?` unproven, `x` as `u` but not in the table; capitals are
+    /// replaced, for long.
     fn order(pattern: &str) -> Vec<InOrder<Duration>> {
         let one = |kind: char| {
             let (available, seconds) = match kind.to_ascii_lowercase() {
@@ -146,7 +155,7 @@ mod tests {
     fn a_member_that_is_unavailable_for_long_is_replaced_by_the_next_of_the_order() {
         check("hhhhhh", 4, &[], &[]);
         check("hunhhh", 4, &[1], &[4]);
-        // Who stands in is looked at, too.
+        // Substitutes must be available, too.
         check("huhhuh", 4, &[1], &[5]);
         check("huhhnh", 4, &[1], &[4]);
     }
@@ -157,11 +166,11 @@ mod tests {
         check("uvuvhhhh", 4, &[1], &[4]);
         check("uh", 1, &[0], &[1]);
         check("uuuuuuuuhhhhhhhh", 8, &[0, 1], &[8, 9]);
-        // Whoever is replaced stays so, although another has been gone for longer.
+        // A replaced member stays replaced, although another has been unavailable for longer.
         check("UvUvhhhh", 4, &[0, 1, 2], &[4, 5, 6]);
-        // In the end all are.
+        // In the end all are replaced.
         check("UUUuhhhh", 4, &[0, 1, 2, 3], &[4, 5, 6, 7]);
-        // Who was replaced a moment ago counts.
+        // A member that was replaced a moment ago counts towards the pace.
         let mut order = order("uUuuuuuuhhhhhhhh");
         order[1].replaced_since = Some(NOW - AFTER + Duration::from_secs(1));
         assert_eq!(replacement(&order, 8, AFTER, NOW).replaced, [0, 1]);

@@ -1,5 +1,5 @@
-//! Which backends of a service may be chosen, by how they all are: the tiers of docs/design/health.md, each cell of which is a
-//! test.
+//! Which backends of a service connect may choose, given the health of all of them: the tiers of
+//! docs/design/health.md. A test covers each cell of its tables.
 
 use lb_common::abi::Usable;
 
@@ -8,32 +8,33 @@ use super::Health;
 /// A backend as the tiers see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierCandidate {
-    /// How it is, all in all.
+    /// Its health by the worst verdict.
     pub health: Health,
     /// Whether it is a lame duck, whatever else it is.
     pub is_lame_duck: bool,
-    /// Whether it accepts connections as far as is known; of meaning if it is refusing.
+    /// Whether it accepts connections, as far as is known. Matters only for a refusing backend.
     pub accepts: bool,
 }
 
-/// Who serves: the first of these in which anybody is.
+/// The tier that serves: the first of these that has a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tier {
-    /// Those that are healthy.
+    /// Healthy backends.
     Healthy,
-    /// Too few are available: those that are healthy, ejected ones, and refusing ones that accept connections; no lame ducks.
+    /// Too few backends are available: healthy ones, ejected ones, and refusing ones that accept
+    /// connections; no lame ducks.
     Panic,
-    /// Those of which nothing is known yet.
+    /// Unproven backends.
     Unproven,
     /// Lame ducks, which can serve.
     LameDucks,
-    /// Ejected ones, and refusing ones that accept connections.
+    /// Ejected backends, and refusing ones that accept connections.
     Ejected,
-    /// Refusing ones that accept connections.
+    /// Refusing backends that accept connections.
     Answering,
-    /// Refusing ones that do not.
+    /// Refusing backends that do not accept connections.
     Refusing,
-    /// Nobody: connects fail.
+    /// No backend: connects fail.
     Nobody,
 }
 
@@ -53,13 +54,14 @@ impl Tier {
     }
 }
 
-/// Whether so few of the backends that a task has tried or probed are available that it looks like a fault of this host or of
-/// what they share, and not like one of each by itself: fewer than `panic_threshold` percent of them.
+/// Whether fewer than `panic_threshold` percent of the backends that a task has tried or probed are
+/// available. This suggests a fault of this host, or of something that the backends share, rather
+/// than independent faults.
 pub fn is_below_threshold(available: usize, tried: usize, panic_threshold: u8) -> bool {
     available * 100 < tried * usize::from(panic_threshold)
 }
 
-/// Who serves, of these, where the service is in panic or not.
+/// The tier that serves among these candidates. `is_panic`: whether the service is in panic.
 pub fn tier(candidates: impl IntoIterator<Item = TierCandidate>, is_panic: bool) -> Tier {
     let tier = |TierCandidate { health, accepts, .. }| match health {
         Health::Healthy if is_panic => Tier::Panic,
@@ -74,21 +76,23 @@ pub fn tier(candidates: impl IntoIterator<Item = TierCandidate>, is_panic: bool)
     candidates.into_iter().map(tier).min().unwrap_or(Tier::Nobody)
 }
 
-/// Whether a backend may be chosen while a tier serves.
+/// Whether connect may choose a backend while a tier serves.
 ///
-/// An ejected one that is not part of the tier is left to the kernel, which keeps it back by itself and tries it. A refusing one
-/// is not tried: that it refuses is known, and so will be that it does no more.
+/// The kernel decides about an ejected backend that is not part of the tier: it withholds it from
+/// connects and sends it trials. A refusing backend gets no trials: the witness that reported it
+/// will also report that it has recovered.
 pub fn usable(TierCandidate { health, is_lame_duck, accepts }: TierCandidate, tier: Tier) -> Usable {
     match (health, tier) {
         (Health::Drained, _) | (_, Tier::Nobody) => Usable::No,
-        // Others that fail may be chosen, and so may this one if the kernel ejects it.
+        // Connect may choose other failing backends, so it may also choose this one if the kernel
+        // ejects it.
         (Health::Healthy, Tier::Panic) => Usable::EvenEjected,
         (Health::Healthy, _) => Usable::UnlessEjected,
         (Health::Unproven, tier) => Usable::from(tier == Tier::Unproven),
         (Health::LameDuck, tier) => Usable::from(tier == Tier::LameDucks),
         (Health::Ejected, Tier::Ejected) => Usable::EvenEjected,
         (Health::Ejected, Tier::LameDucks) => Usable::UnlessEjected,
-        // No other backend may be chosen.
+        // Connect may choose no other backend.
         (Health::Refusing, Tier::Refusing) => Usable::EvenEjected,
         (Health::Refusing, Tier::Ejected | Tier::Answering) if accepts => Usable::EvenEjected,
         (Health::Ejected | Health::Refusing, _) if is_lame_duck => Usable::No,

@@ -1,5 +1,5 @@
-//! The endpoints that may be members, and the shares of those that are: by weight, equal, or by the subsets of the whole job.
-//! Knows nothing of policies but whether weights count.
+//! The endpoints that may be members, and the shares of the members: by weight, equal, or from the
+//! subsets of the whole job. Of policies, this file knows only whether weights count.
 
 use std::collections::BTreeSet;
 
@@ -10,12 +10,13 @@ use crate::endpoint::{Endpoint, EndpointList, EndpointState};
 use crate::subset::{self, Algorithm, Position};
 use crate::weights::{self, Graph, Precision, Solution};
 
-/// Where the shares of a job's tasks come from.
+/// The source of the shares of a job's tasks.
 #[derive(Debug)]
 pub enum Shares {
-    /// Whoever is alone, or has all that the others have, follows the weights, if they count.
+    /// The weights, if they count: for a job of one task, if every task uses all endpoints, or if
+    /// sizes follow load.
     Weights,
-    /// Equal parts for each task's members, where weights do not count.
+    /// Equal parts for each task's members, because weights do not count.
     Equal(Job),
     /// The subsets of all tasks, and the weights that make their loads even.
     Solution(Graph, Solution, Job),
@@ -25,9 +26,10 @@ pub enum Shares {
 #[derive(Debug)]
 pub struct Pool<'a> {
     endpoints: &'a [Endpoint],
-    /// By index: the position among the endpoints, and whether it may be a member; `None` if no endpoint has the index.
+    /// By index: the position among the endpoints, and whether it may be a member; `None` if no
+    /// endpoint has the index.
     by_index: Vec<Option<(usize, MembershipVerdict)>>,
-    /// How many may be.
+    /// The number of endpoints that may be members.
     admitted: usize,
     /// Their capacity.
     capacity: f64,
@@ -56,7 +58,8 @@ impl<'a> Pool<'a> {
         Self { endpoints, by_index, admitted, capacity, is_weighted }
     }
 
-    /// All that may be members, by index, for every one of `clients` tasks.
+    /// The membership of every one of `clients` tasks if each uses all endpoints that may be
+    /// members.
     pub fn everything(&self, clients: u32) -> Membership {
         let indexes = self.endpoints.iter().map(|endpoint| endpoint.index);
         let order: Vec<_> = indexes.filter_map(|index| Some((index, self.verdict(index)?))).collect();
@@ -64,7 +67,8 @@ impl<'a> Pool<'a> {
         Membership { members, order, ..Membership::default() }
     }
 
-    /// Goes along one client's order until it has its members or there are no more.
+    /// The prefix of one client's order that contains its members, or the whole order if that has
+    /// too few.
     pub fn order(&self, algorithm: Algorithm, position: Position) -> Vec<(u32, MembershipVerdict)> {
         let mut left = subset::length(algorithm, position);
         let mut order = Vec::new();
@@ -80,7 +84,7 @@ impl<'a> Pool<'a> {
         order
     }
 
-    /// What decides the shares of all tasks.
+    /// The source of the shares of all tasks.
     pub fn shares(&self, algorithm: Algorithm, position: Position) -> Shares {
         let is_whole = position.wanted() as usize >= self.admitted;
         if is_whole || position.clients == 1 {
@@ -92,7 +96,7 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// What becomes of an index; `None` if no endpoint has it.
+    /// The verdict on an index; `None` if no endpoint has it.
     fn verdict(&self, index: u32) -> Option<MembershipVerdict> {
         self.by_index[index as usize].map(|(_, verdict)| verdict)
     }
@@ -101,7 +105,7 @@ impl<'a> Pool<'a> {
         self.verdict(index) == Some(MembershipVerdict::Member)
     }
 
-    /// Endpoints that no task uses, by the shares of all tasks.
+    /// Endpoints that no task uses, given the shares of all tasks.
     pub fn unused(&self, algorithm: Algorithm, position: Position, shares: &Shares) -> Option<Unused> {
         let used = match shares {
             Shares::Weights => self.admitted.min(subset::length(algorithm, position) as usize),
@@ -121,12 +125,13 @@ impl<'a> Pool<'a> {
         (endpoints > 0).then(|| Unused { endpoints, of, size: size() })
     }
 
-    /// How many may be members.
+    /// The number of endpoints that may be members.
     fn count(&self) -> u32 {
         u32::try_from(self.admitted).expect("a list has at most 65,536 endpoints")
     }
 
-    /// How evenly the tasks connect, by the shares of all tasks, and how evenly they would with dense indexes.
+    /// How evenly the tasks connect, given the shares of all tasks, and how evenly they would with
+    /// dense indexes.
     pub fn evenness(&self, algorithm: Algorithm, position: Position, shares: &Shares) -> Option<Evenness> {
         let (Shares::Equal(job) | Shares::Solution(_, _, job)) = shares else { return None };
         let dense = Graph::of_job(algorithm, Position { backends: self.count(), ..position }).connections();
@@ -137,8 +142,8 @@ impl<'a> Pool<'a> {
         Some(Evenness { by_address: mean_over_largest(&job.connections), dense: mean_over_largest(&dense) })
     }
 
-    /// The smallest size with which all that may be members are, where an order is the same for all sizes: the largest of the ranks at which
-    /// each comes first.
+    /// The smallest size at which all endpoints that may be members are used, if the order is the
+    /// same for all sizes: the largest of the first ranks of the endpoints.
     fn least_size_by_order(&self, algorithm: Algorithm, position: Position) -> Option<u32> {
         let mut first = vec![MAX_SUBSET + 1; self.by_index.len()];
         for client in 0..position.clients {
@@ -153,7 +158,7 @@ impl<'a> Pool<'a> {
         admitted.map(|(_, rank)| rank).max().filter(|rank| *rank <= MAX_SUBSET)
     }
 
-    /// The same where each size has an order of its own.
+    /// The same if each size has its own order.
     fn least_size_by_size(&self, algorithm: Algorithm, position: Position) -> Option<u32> {
         let least = self.count().div_ceil(position.clients).max(position.size + 1);
         (least..=MAX_SUBSET).find(|size| {
@@ -166,8 +171,9 @@ impl<'a> Pool<'a> {
         })
     }
 
-    /// One client's members, by index, with the weights that the solution begins with: 1, or an aperture's overlap. Who replaces a
-    /// lost member of an arc begins with the mean overlap.
+    /// One client's members, by index, with the initial weights of the solution: 1, or an
+    /// aperture's overlap. In an arc, the replacement of a lost member begins with the mean
+    /// overlap.
     fn edges(&self, algorithm: Algorithm, position: Position) -> impl Iterator<Item = (u32, f64)> {
         let length = subset::length(algorithm, position);
         let overlaps: Vec<f64> = match subset::overlaps(algorithm, position) {
@@ -186,7 +192,8 @@ impl<'a> Pool<'a> {
         &self.endpoints[at]
     }
 
-    /// Members of an order whose shares are those of their weights, or equal, in every one of `clients` tasks.
+    /// Members of an order, with shares that follow their weights, or are equal, in every one of
+    /// `clients` tasks.
     pub fn by_weight(&self, order: &[(u32, MembershipVerdict)], clients: u32) -> Vec<Member> {
         let members = order.iter().filter(|(_, verdict)| *verdict == MembershipVerdict::Member);
         let endpoints: Vec<&Endpoint> = members.map(|&(index, _)| self.endpoint(index)).collect();
@@ -226,7 +233,8 @@ impl<'a> Pool<'a> {
         Shares::Solution(graph, solution, job)
     }
 
-    /// What the tasks of a job send to each index, if each sends the same to all of its members.
+    /// The load of each index from all tasks of a job, if each task sends the same amount to all
+    /// its members.
     fn job(&self, algorithm: Algorithm, position: Position) -> Job {
         let space = self.by_index.len();
         let targets = self.targets(position.clients);
@@ -241,7 +249,7 @@ impl<'a> Pool<'a> {
         job
     }
 
-    /// By index, what each would get of all tasks by its weight.
+    /// By index: the load from all tasks if it were in proportion to the weights.
     fn targets(&self, clients: u32) -> Vec<f64> {
         let target = |capacity: u16| f64::from(clients) * f64::from(capacity) / self.capacity;
         self.capacities().into_iter().map(target).collect()
@@ -254,11 +262,11 @@ impl<'a> Pool<'a> {
         (row, shares)
     }
 
-    /// Who stands in for these members, which are some of this order. Nobody does where members are too many to be listed in the
-    /// kernel, and for lame ducks nobody need.
+    /// The substitutes for these members, from this order. There are none if the members fill the
+    /// kernel's list, or if the members are lame ducks themselves.
     ///
-    /// Whoever stands in enters at the mean weight of the row; in an arc, where weights are about overlaps times capacity, at the
-    /// mean for a unit of capacity times its own.
+    /// A substitute gets the mean weight of the row. In an arc, where weights depend on overlaps
+    /// times capacity, it gets the mean per unit of capacity times its own capacity.
     pub fn standby(&self, members: &[Member], order: impl IntoIterator<Item = u32>, is_arc: bool) -> Standby {
         let mut standby = Standby::default();
         let room = (MAX_SUBSET as usize).saturating_sub(members.len());
@@ -287,7 +295,7 @@ impl<'a> Pool<'a> {
         standby
     }
 
-    /// By index; 0 where nobody may be a member.
+    /// The capacities by index; 0 for an index that may not be a member.
     fn capacities(&self) -> Vec<u16> {
         let capacity = |found: &Option<(usize, MembershipVerdict)>| match found {
             Some((at, MembershipVerdict::Member)) => self.endpoints[*at].weight,
@@ -312,24 +320,24 @@ impl<'a> Pool<'a> {
     }
 }
 
-/// Who stands in for members, best first.
+/// The substitutes for members, best first.
 #[derive(Debug, Default)]
 pub struct Standby {
-    /// For one each.
+    /// Each can replace one member.
     pub next: Vec<Member>,
-    /// If none of them is available.
+    /// Serve if no member is available.
     pub lame_ducks: Vec<Member>,
 }
 
-/// Endpoints beyond those that may be needed at a time, because some of them may be unavailable, too.
+/// The number of extra substitutes, because some substitutes may be unavailable, too.
 const SPARE: usize = 8;
 
-/// The most that stand in for so many members.
+/// The largest number of substitutes for `members` members.
 pub const fn most_next(members: usize) -> usize {
     members + SPARE
 }
 
-/// What whoever stands in gets: the mean weight of a row, or that for each unit of capacity.
+/// The weight of a substitute: the mean of a row, or the mean per unit of capacity.
 struct MeanWeight {
     weight: f64,
     share: f64,
@@ -357,12 +365,12 @@ impl MeanWeight {
         let weight = (self.weight * unit).round() as u64;
         let share = self.share * unit;
         let endpoint = endpoint.clone();
-        // It is counted in no job: others do not know of it.
+        // No job counts the substitute, because other tasks do not know of it.
         Member { endpoint, weight: weight.max(1), share, connections: 0, load: 0.0, target: 0.0 }
     }
 }
 
-/// What all tasks of a job together send, by index.
+/// The load from all tasks of a job together, by index.
 #[derive(Debug)]
 pub struct Job {
     connections: Vec<u32>,
@@ -375,7 +383,8 @@ fn part(count: usize) -> f64 {
     1.0 / f64::from(u32::try_from(count.max(1)).unwrap_or(u32::MAX))
 }
 
-/// A computed share as a whole number, for exact arithmetic from here on. A positive share stays positive.
+/// Converts a computed share to a whole number, for exact arithmetic from here on. A positive share
+/// stays positive.
 fn whole(share: f64) -> u64 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share is between 0 and 1")]
     let whole = (share * 4_294_967_296.0).round() as u64;

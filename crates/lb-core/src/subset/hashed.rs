@@ -1,4 +1,5 @@
-//! Algorithms that sort backends by a hash: no number of clients, no spacing, uneven by chance.
+//! Algorithms that sort backends by a hash: independent of the number of clients, without spacing,
+//! uneven by chance.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -6,18 +7,19 @@ use std::collections::BinaryHeap;
 use super::Position;
 use super::random::mix64;
 
-/// Sets the points of backends apart from those of clients.
+/// Distinguish the points of backends from those of clients.
 const BACKEND: u64 = 0xB0;
 const CLIENT: u64 = 0xF0;
 
-/// `rendezvous` (highest random weight; what gRPC's A68 `random_subsetting` does): every client ranks all backends by a
-/// hash of both.
+/// `rendezvous` (highest random weight; gRPC's A68 `random_subsetting` does this): every client
+/// ranks all backends by a hash of both.
 pub(super) fn rendezvous(position: Position) -> impl Iterator<Item = u32> {
     let own = mix64(&[position.seed, position.client.into()]);
     ascending(position.backends, move |backend| mix64(&[own, backend]))
 }
 
-/// `consistent` (consistent hashing): clients and backends at hashed points of one ring, clockwise from the client.
+/// `consistent` (consistent hashing): clients and backends at hashed points of one ring, clockwise
+/// from the client.
 pub(super) fn consistent(position: Position) -> impl Iterator<Item = u32> {
     let seed = position.seed;
     let from = mix64(&[seed, CLIENT, position.client.into()]);

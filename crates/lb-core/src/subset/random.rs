@@ -1,16 +1,19 @@
-//! Random numbers that are the same everywhere and always: a generator, a hash and a shuffle, in 64-bit integers.
+//! Random numbers that are the same on every machine and in every version: a generator, a hash and
+//! a shuffle, in 64-bit integers.
 //!
-//! The library generators promise no stable output across versions, and a subset must never change because a
-//! dependency did. Nothing here is secret or hard to predict. Must not know what the numbers decide.
+//! Library generators promise no stable output across versions, and a subset must never change
+//! because a dependency changed. The numbers are neither secret nor hard to predict. This file must
+//! not know what they decide.
 
-/// Steele, Lea and Flood's SplitMix64 generator ("Fast splittable pseudorandom number generators", 2014).
+/// Steele, Lea and Flood's SplitMix64 generator ("Fast splittable pseudorandom number generators",
+/// 2014).
 #[derive(Clone, Debug)]
 pub struct SplitMix64 {
     state: u64,
 }
 
 impl SplitMix64 {
-    /// A generator whose whole sequence follows from `seed`; every seed is a good one.
+    /// A generator with a sequence that follows from `seed`; every seed is equally good.
     pub const fn new(seed: u64) -> Self {
         Self { state: seed }
     }
@@ -26,8 +29,9 @@ impl SplitMix64 {
 
     /// A number below `n`; 0 if `n` is 0.
     ///
-    /// Lemire's multiply-shift ("Fast random integer generation in an interval", 2019) without its rejection step: the
-    /// bias of at most `n` in 2^64 is far below anything that a fleet can see, and each number costs exactly one draw.
+    /// Lemire's multiply-shift ("Fast random integer generation in an interval", 2019) without its
+    /// rejection step: the bias of at most `n` in 2^64 is far too small to be visible in a fleet,
+    /// and each number costs exactly one draw.
     pub const fn below(&mut self, n: u64) -> u64 {
         ((self.next_u64() as u128 * n as u128) >> 64) as u64
     }
@@ -41,7 +45,8 @@ pub fn shuffle<T>(items: &mut [T], rng: &mut SplitMix64) {
     }
 }
 
-/// A hash of a sequence of words. The length is not part of it: use it for sequences of known length.
+/// A hash of a sequence of words. It does not include the length, so use it for sequences of known
+/// length.
 pub fn mix64(words: &[u64]) -> u64 {
     words.iter().fold(0, |hash, word| SplitMix64::new(hash ^ word).next_u64())
 }

@@ -1,31 +1,34 @@
-//! Rocksteadier subsetting ("Reinventing Backend Subsetting at Google", ACM Queue 2022), socklb's default.
+//! Rocksteadier subsetting ("Reinventing Backend Subsetting at Google", ACM Queue 2022), socklb's
+//! default.
 //!
-//! Clients and backends are cut into lots of ten by their numbers. A lot of clients walks over the lots of backends in
-//! an order of its own, and within each pair of lots a shuffle deals the ten backends to the ten clients, one to each:
-//! balance comes from the dealing, and a new backend enters an order at one position without moving the rest. Must not
-//! know the number of clients or the size of a subset: both may change without anybody reconnecting.
+//! Clients and backends are cut into lots of ten by their numbers. A lot of clients walks over the
+//! lots of backends in its own order, and within each pair of lots a shuffle deals the ten backends
+//! to the ten clients, one to each. The balance comes from the dealing, and a new backend enters an
+//! order at one position without moving the rest. This file must not know the number of clients or
+//! the size of a subset: both may change without reconnecting any client.
 
 use super::Position;
 use super::random::{SplitMix64, mix64, shuffle};
 use super::van_der_corput::{clockwise, rank, vdc};
 
-/// Members of a lot, as in the article: larger lots make subsets differ more, but balance worse.
+/// The number of members of a lot, as in the article: larger lots make subsets differ more, but
+/// balance worse.
 const LOT: u32 = 10;
 
-/// Sets the rotation's hash apart from the shuffles'.
+/// Distinguishes the rotation's hash from those of the shuffles.
 const ROTATION: u64 = 0xC1;
 
-/// Each lot of backends is a shuffled column of ten, and the columns stand in the order in which the client's lot walks
-/// over them. A client reads its own row across all columns, then the next row, and so on around; it skips the numbers
-/// that fill up the last lot and belong to no backend.
+/// Each lot of backends is a shuffled column of ten, and the columns are in the order in which the
+/// client's lot walks over them. A client reads its own row across all columns, then the next row,
+/// and so on around. It skips the numbers that fill up the last lot and belong to no backend.
 pub(super) fn order(position: Position) -> impl Iterator<Item = u32> {
-    // Without the rotation by the seed, the first client lot of every job would begin with the same backend lots, and
-    // backends shared by many small jobs would be loaded by all of them at once.
+    // Without the rotation by the seed, the first client lot of every job would begin with the same
+    // backend lots, so that many small jobs with the same backends would all load these lots.
     let from = vdc(lot_of(position).into()).wrapping_add(mix64(&[position.seed, ROTATION]));
     read(position, move |lots| clockwise(lots, from))
 }
 
-/// As the article has it: no rotation, and the lots of backends evenly spaced on the ring.
+/// As the article defines it: no rotation, and the lots of backends evenly spaced on the ring.
 pub(super) fn scaled(position: Position) -> impl Iterator<Item = u32> {
     let client_lot = lot_of(position);
     read(position, move |lots| super::ring::from_scaled_point(lots, vdc(client_lot.into())))
@@ -35,7 +38,8 @@ const fn lot_of(position: Position) -> u32 {
     position.client / LOT
 }
 
-/// Reads the rows of a client over the columns in the order of `lots`, which is given their number.
+/// Reads the rows of a client over the columns in the order that `lots` returns for the number of
+/// lots.
 fn read<I: Iterator<Item = u32>>(position: Position, lots: impl Fn(u32) -> I) -> impl Iterator<Item = u32> {
     let Position { client, backends, seed, .. } = position;
     let first_row = rank(client % LOT, LOT);
@@ -44,8 +48,9 @@ fn read<I: Iterator<Item = u32>>(position: Position, lots: impl Fn(u32) -> I) ->
         let row = (first_row + row) % LOT;
         lots(backend_lots).enumerate().map(move |(visited, lot)| (row as usize, visited, lot))
     });
-    // How the lots are dealt, as the first row visits them: a list without indexes has thousands, and is read far beyond
-    // the first row, because most of its numbers belong to no endpoint.
+    // The dealt lots, in the order in which the first row visits them. They are stored because a
+    // list without indexes has thousands of lots, and is read far beyond the first row, as most of
+    // its numbers belong to no endpoint.
     let mut dealt = Vec::new();
     let backend = move |(row, visited, lot): (usize, usize, u32)| {
         if visited == dealt.len() {

@@ -1,17 +1,19 @@
-//! Deterministic subsetting of the SRE book ("Site Reliability Engineering", chapter 20) and what came before it: shuffled
-//! backends are dealt, with a shuffle of its own for every client, or one for every round of clients.
+//! Deterministic subsetting of the SRE book ("Site Reliability Engineering", chapter 20) and its
+//! predecessor: both deal shuffled backends, with one shuffle per client, or one per round of
+//! clients.
 
 use super::Position;
 use super::random::{SplitMix64, mix64, shuffle};
 
-/// `random` (the book's "random subset"): every client shuffles all backends for itself. Uneven by chance, which only many
-/// clients make up for; here as the yardstick.
+/// `random` (the book's "random subset"): every client shuffles all backends for itself. Uneven by
+/// chance, unless there are very many clients; here as the reference for comparison.
 pub(super) fn random(position: Position) -> impl Iterator<Item = u32> {
     shuffled((0..position.backends).collect(), position.seed, position.client).into_iter()
 }
 
-/// `deterministic-book` (the book's listing): clients are cut into rounds; a round shuffles the backends and each of its
-/// clients takes a slice. What is left over when N is no multiple of k is used by nobody in that round.
+/// `deterministic-book` (the book's listing): clients are cut into rounds; a round shuffles the
+/// backends, and each of its clients takes a slice. If N is not a multiple of k, no client of the
+/// round uses the leftover backends.
 pub(super) fn deterministic_book(position: Position) -> impl Iterator<Item = u32> {
     let Some(slice) = Slice::of(position) else { return Vec::new().into_iter() };
     let shuffled = shuffled((0..position.backends).collect(), position.seed, slice.round);
@@ -19,8 +21,8 @@ pub(super) fn deterministic_book(position: Position) -> impl Iterator<Item = u32
     slice.order(slices, leftover)
 }
 
-/// `deterministic` (the article's "deterministic with leftovers"): as the book's, but each round sets other backends aside,
-/// so that over the rounds everyone serves equally often.
+/// `deterministic` (the article's "deterministic with leftovers"): like the book's, but each round
+/// sets other backends aside, so that over the rounds all backends serve equally often.
 pub(super) fn deterministic(position: Position) -> impl Iterator<Item = u32> {
     let Some(slice) = Slice::of(position) else { return Vec::new().into_iter() };
     let n = position.backends;
@@ -28,7 +30,7 @@ pub(super) fn deterministic(position: Position) -> impl Iterator<Item = u32> {
     let first = u64::from(slice.round) * u64::from(leftovers) % u64::from(n);
     let first = u32::try_from(first).expect("below n");
     let aside: Vec<u32> = (first..n).chain(0..first).take(leftovers as usize).collect();
-    // Those set aside are one run of the ring of indexes.
+    // The backends set aside are one run of the ring of indexes.
     let rest = (0..n).filter(|&backend| (backend + n - first) % n >= leftovers).collect();
     slice.order(&shuffled(rest, position.seed, slice.round), &aside)
 }
@@ -43,7 +45,7 @@ struct Slice {
     round: u32,
     /// Where it begins among the shuffled backends.
     start: usize,
-    /// Backends that are in some slice of a round.
+    /// The number of backends that are in some slice of a round.
     in_slices: u32,
 }
 
@@ -56,7 +58,7 @@ impl Slice {
         Some(Self { round: position.client / slices, start, in_slices: slices * wanted })
     }
 
-    /// Its own slice, the following ones around, then what is in no slice.
+    /// The client's own slice, the following ones around, and then the backends in no slice.
     fn order(&self, slices: &[u32], leftover: &[u32]) -> std::vec::IntoIter<u32> {
         let (before, from) = slices.split_at(self.start);
         [from, before, leftover].concat().into_iter()

@@ -1,28 +1,30 @@
-//! The van der Corput sequence: points on a ring of circumference 1 such that the first n of them are nearly evenly
-//! spaced, for every n.
+//! The van der Corput sequence: points on a ring of circumference 1 such that, for every n, the
+//! first n of them are nearly evenly spaced.
 //!
-//! This is what lets a task or backend be added without moving any other: point i never depends on how many there are.
-//! The sequence is base 2, so that point i is the number i with its bits reversed, exactly, in one instruction. Must
-//! not know what the points hold.
+//! It allows adding a task or backend without moving any other, because point i never depends on
+//! the number of points. The base is 2, so point i is exactly the number i with its bits reversed,
+//! in one instruction. This file must not know the meaning of the points.
 
-/// The point of `i`, as a fraction in units of 2^-64: its bits reversed. Its own inverse.
+/// The point of `i`, as a fraction in units of 2^-64: its bits reversed. This function is its own
+/// inverse.
 pub const fn vdc(i: u64) -> u64 {
     i.reverse_bits()
 }
 
-/// The numbers below `n` in the order of their indexes, from 0 on.
+/// The numbers below `n` in the order of their points, from 0 on.
 pub fn order(n: u32) -> impl Iterator<Item = u32> {
     clockwise(n, 0)
 }
 
-/// How many numbers below `n` have the low `bits` bits of `low`, which has no others.
+/// How many numbers below `n` have the low `bits` bits of `low`, which has no other bits.
 const fn sharing(low: u32, bits: u32, n: u32) -> u32 {
     if low < n { ((n - 1 - low) >> bits) + 1 } else { 0 }
 }
 
 /// How many of the numbers below `n` come before `i` in their [`order`].
 ///
-/// The lowest bit decides first: before `i` come those that agree with it up to some bit that is 1 in `i` and 0 in them.
+/// The lowest bit decides first: the numbers before `i` agree with it up to some bit that is 1 in
+/// `i` and 0 in them.
 pub fn rank(i: u32, n: u32) -> u32 {
     let before = |bit: u32| if i >> bit & 1 == 1 { sharing(i & ((1 << bit) - 1), bit + 1, n) } else { 0 };
     (0..u32::BITS - 1).map(before).sum()
@@ -32,7 +34,8 @@ pub fn rank(i: u32, n: u32) -> u32 {
 pub fn nth(mut rank: u32, n: u32) -> u32 {
     let mut number = 0;
     for bit in 0..u32::BITS - 1 {
-        // Those that agree with what is known so far and go on with a 0 stand before those that go on with a 1.
+        // Numbers that agree with the known bits and continue with a 0 come before those that
+        // continue with a 1.
         let zeros = sharing(number, bit + 1, n);
         if rank >= zeros {
             rank -= zeros;
@@ -45,19 +48,21 @@ pub fn nth(mut rank: u32, n: u32) -> u32 {
     number
 }
 
-/// The numbers below `n` in their [`order`], beginning with the one of rank `start` and going once around.
+/// The numbers below `n` in their [`order`], beginning with the one of rank `start` and going once
+/// around.
 pub fn from_rank(n: u32, start: u32) -> impl Iterator<Item = u32> {
     clockwise(n, vdc(nth(start, n).into()))
 }
 
-/// The numbers below `n` in the order of their indexes, beginning with the first that is at or after `from` and going
-/// once around the ring. Lazy; a number costs at most two steps on average, because no more than half of the points on
-/// the grid are empty.
+/// The numbers below `n` in the order of their points, beginning with the first at or after `from`
+/// and going once around the ring. Lazy; a number costs at most two steps on average, because at
+/// most half of the points on the grid are empty.
 pub fn clockwise(n: u32, from: u64) -> impl Iterator<Item = u32> {
-    // All points are on the grid of the next power of two. At least one bit: a whole turn does not fit in 64 bits.
+    // All points are on the grid of the next power of two. At least one bit: a whole turn does not
+    // fit in 64 bits.
     let bits = u64::from(n).next_power_of_two().trailing_zeros().max(1);
     let step = 1_u64 << (64 - bits);
-    // Past the last point of the grid the ring begins again, hence the wrapping.
+    // The ring begins again after the last point of the grid, hence the wrapping.
     let start = from.wrapping_add(step - 1) & !(step - 1);
     (0..1_u64 << bits)
         .map(move |steps| vdc(start.wrapping_add(steps.wrapping_mul(step))))
@@ -68,7 +73,7 @@ pub fn clockwise(n: u32, from: u64) -> impl Iterator<Item = u32> {
 mod tests {
     use super::*;
 
-    /// What `clockwise` means, without its shortcuts.
+    /// The meaning of `clockwise`, without its shortcuts.
     fn clockwise_by_sorting(n: u32, from: u64) -> Vec<u32> {
         let mut numbers: Vec<u32> = (0..n).collect();
         numbers.sort_by_key(|&number| vdc(number.into()).wrapping_sub(from));

@@ -1,4 +1,5 @@
-//! What policies make of the schedules that weights become: statistics of many picks, and bugs of other balancers.
+//! What policies do with the schedules that come from weights: statistics of many picks, and bugs
+//! of other balancers.
 
 #[path = "../../../../lb-common/tests/policies/host.rs"]
 #[expect(dead_code, reason = "the tests of single picks use all of it")]

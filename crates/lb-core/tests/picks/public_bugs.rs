@@ -1,4 +1,4 @@
-//! Bugs that befell other balancers, as tests: each is named after what happened, and its number in
+//! Bugs of other balancers, as tests: each is named after the incident, with its number in
 //! docs/design/bugs-of-others.md.
 
 use std::collections::BTreeMap;
@@ -16,8 +16,9 @@ use lb_core::schedule::apportion;
 use crate::host::{Host, NOW, cpu_at, rules};
 use crate::weighted;
 
-/// R16: every client balanced by what it knew itself, and each began with the first backend (kubernetes#79213: all nodes'
-/// round robin and least-connection schedulers pick the same backend first; kubernetes#121591).
+/// R16: every client balanced by its own knowledge alone, and each began with the first backend
+/// (kubernetes#79213: all nodes' round robin and least-connection schedulers pick the same backend
+/// first; kubernetes#121591).
 #[test]
 fn r16_fifty_clients_that_know_only_themselves_do_not_flood_the_first_backend() {
     for policy in Policy::ALL {
@@ -34,8 +35,9 @@ fn r16_fifty_clients_that_know_only_themselves_do_not_flood_the_first_backend() 
                     }
                 }
             }
-            // On average 10 for each pick, and four standard deviations of what starts by chance make of that. Without
-            // starts of their own it would be 100 for each on the first backends.
+            // The mean is 10 for each pick, and the bound adds four standard deviations of random
+            // starts. If all clients had the same start, the first backends would get 100 for each
+            // pick.
             let mean = 10.0 * f64::from(picks);
             let most = f64::from(*loads.iter().max().expect("ten"));
             assert!(most <= mean + 4.0 * mean.sqrt(), "{policy:?}, {picks}: {loads:?}");
@@ -44,7 +46,7 @@ fn r16_fifty_clients_that_know_only_themselves_do_not_flood_the_first_backend() 
     }
 }
 
-/// R26: the edges of weights.
+/// R26: extreme weights.
 #[test]
 fn r26_a_weight_of_one_beside_a_thousand_has_its_share() {
     let host = weighted(&[1, 1000]);
@@ -54,14 +56,14 @@ fn r26_a_weight_of_one_beside_a_thousand_has_its_share() {
         let rare = (0..1024).filter(|_| pick(&host, &cpu, host.table(), rules(policy), NOW).0.slot == 0);
         assert!(rare.count() <= most, "{policy:?}");
     }
-    // Round robin and least-loaded know no weights.
+    // Round robin and least-loaded ignore weights.
     let mut host = weighted(&[1, 1000]);
     let cpu = cpu_at(0);
     for _ in 0..100 {
         assert_eq!(host.connect(&cpu, rules(Policy::LeastLoaded)).how, How::Picked);
     }
     assert_eq!(host.flows(), [50, 50]);
-    // By p2c the flows that stay open follow the table.
+    // With p2c, the flows that stay open follow the table.
     let mut host = weighted(&[1, 1000]);
     for _ in 0..1024 * 8 {
         assert_eq!(host.connect(&cpu, rules(Policy::P2c)).how, How::Picked);
@@ -106,7 +108,7 @@ fn r26_of_4096_backends_each_has_its_share() {
     }
 }
 
-/// R26: all weights zero.
+/// R26: all weights are zero.
 #[test]
 fn r26_weights_that_are_all_zero_make_no_table_and_nobody_divides_by_them() {
     assert_eq!(apportion(&[0; 10], 1024), [0; 10]);
@@ -124,9 +126,10 @@ fn r26_weights_that_are_all_zero_make_no_table_and_nobody_divides_by_them() {
     assert_eq!(picked.how, How::Picked);
 }
 
-/// R28: weights followed what a client with hardly any traffic saw of its own calls (rest.li#545). At a connect a minute, of which every
-/// one fails at one backend, weights stay where they are: that backend's reports and few own connects say nothing of it. And where
-/// reports do say something, they are followed as calmly as anywhere.
+/// R28: weights followed the few calls of a client with hardly any traffic (rest.li#545). This
+/// client connects once per minute, and every connect to one of the backends fails. Weights stay
+/// where they are, because the reports show no difference, and so few connects prove nothing. When
+/// reports do show a difference, weights follow as slowly as with any other client.
 #[test]
 fn r28_a_connect_a_minute_moves_no_weight_and_reports_move_it_as_calmly_as_ever() {
     const BACKENDS: u32 = 4;
@@ -137,7 +140,7 @@ fn r28_a_connect_a_minute_moves_no_weight_and_reports_move_it_as_calmly_as_ever(
         let (mut lives, mut of_late) = (Lives::default(), [OfLate::default(); BACKENDS as usize]);
         let mut tables = 0;
         for second in 0..3_600 {
-            // Each is dialled every four minutes, and the first fails each time.
+            // Each is dialled every four minutes, and every connect to the first fails.
             let dialled = (second % 60 == 0).then_some((second / 60) as usize % BACKENDS as usize);
             of_late.iter_mut().for_each(|of_late| of_late.tick(0.0));
             if let Some(at) = dialled {
@@ -177,9 +180,11 @@ fn r28_a_connect_a_minute_moves_no_weight_and_reports_move_it_as_calmly_as_ever(
         ((0..BACKENDS).map(|index| control.in_force().of(address(index)).number()).collect(), tables)
     };
     assert_eq!(play(0, 0), (vec![1.0; BACKENDS as usize], 0));
-    // That one connect in four minutes fails forbids nothing either: who reports that it has room gets more.
+    // The one failed connect in four minutes does not hold a factor, either: a backend that reports
+    // room gets more.
     assert!(play(0, 100).0[0] > 1.2);
-    // Twenty seconds in which one is busier move its weight by a few percent, in a few tables.
+    // If one backend is busier for twenty seconds, its weight moves by a few percent, in a few
+    // tables.
     let (factors, tables) = play(20, 0);
     assert!(factors[1] < 1.0 && factors[1] > 0.6 && tables <= 30, "{factors:?} {tables}");
 }

@@ -1,4 +1,5 @@
-//! The statistics gate: random picks have the distribution that the schedule says, walks its counts exactly.
+//! The statistics gate: random picks have the distribution of the schedule, and walks have its
+//! exact counts.
 
 use lb_common::abi::Policy;
 use lb_common::pick::pick;
@@ -6,7 +7,7 @@ use lb_common::pick::pick;
 use crate::host::{Cpu, Host, NOW, cpu_at, rules};
 use crate::weighted;
 
-/// Picks of each slot among so many, none of which stays open.
+/// Picks of each slot among `picks` picks, none of which stays open.
 fn counts(host: &Host, policy: Policy, cpu: &Cpu, picks: u32) -> Vec<u32> {
     let mut counts = vec![0; host.backends.len()];
     for _ in 0..picks {
@@ -26,18 +27,20 @@ fn chi_square(host: &Host, counts: &[u32]) -> f64 {
     terms.sum()
 }
 
-/// What a random variable with nine degrees of freedom exceeds once in a thousand times (chi-square, upper 0.001).
+/// The bound that a random variable with nine degrees of freedom exceeds once in a thousand times
+/// (chi-square, upper 0.001).
 const ONCE_IN_A_THOUSAND: f64 = 27.877;
 const WEIGHTS: [u64; 10] = [1, 1, 2, 3, 5, 8, 13, 21, 34, 55];
 const PICKS: u32 = 200_000;
 
-/// Where the walks of CPUs stand, which are sampled: as far apart as those of a host with as many CPUs.
+/// The positions of CPUs' cursors, as samples: as far apart as on a host with as many CPUs.
 fn seeds() -> impl Iterator<Item = u32> {
     (0..10).map(|cpu| cpu * (u32::MAX / 10))
 }
 
-/// The samples are those of the kernel programs, so this says the same in each run. Of twenty samples of the right distribution one in fifty would meet one
-/// beyond the bound; of these none does.
+/// The samples are those of the kernel programs, so the result is the same in each run. With the
+/// right distribution, one set of twenty samples in fifty would contain one beyond the bound; this
+/// set contains none.
 #[test]
 fn random_picks_follow_the_schedule_by_chi_square() {
     for (name, host) in [("equal", Host::in_turn(10)), ("weighted", weighted(&WEIGHTS))] {
@@ -48,7 +51,7 @@ fn random_picks_follow_the_schedule_by_chi_square() {
     }
 }
 
-/// The gate would notice: a share that is wrong by a fiftieth of itself.
+/// The gate detects a share that is wrong by a fiftieth of itself.
 #[test]
 fn the_gate_tells_a_share_that_is_slightly_wrong() {
     let host = weighted(&WEIGHTS);
@@ -62,7 +65,7 @@ fn the_gate_tells_a_share_that_is_slightly_wrong() {
     }
 }
 
-/// Without load, of two points each wins as often as the other: the shares are those of the schedule.
+/// Without load, either of two candidates wins equally often: the shares are those of the schedule.
 #[test]
 fn p2c_without_load_follows_the_schedule_by_chi_square() {
     let host = weighted(&WEIGHTS);
@@ -72,8 +75,8 @@ fn p2c_without_load_follows_the_schedule_by_chi_square() {
     }
 }
 
-/// Whichever backend a sample names first, every other one is as likely to be compared with it. It is seen by a load that lets
-/// every other one win.
+/// Whichever backend a sample names first, every other one is equally likely to be compared with
+/// it. The test makes this visible with a load that lets every other backend win.
 #[test]
 fn p2c_compares_each_backend_with_all_others_alike() {
     /// Chi-square, upper 0.001, by degrees of freedom from 1 on.
@@ -102,8 +105,8 @@ fn p2c_compares_each_backend_with_all_others_alike() {
     }
 }
 
-/// Of any number of picks in a row, each backend has its part to within two: less than one for the walk's order and one for
-/// where the window begins.
+/// Of any number of consecutive picks, each backend gets its part to within two: less than one for
+/// the walk's order, and one for the start of the window.
 #[test]
 fn any_window_of_a_cursor_is_even() {
     for (policy, host) in [
@@ -122,7 +125,8 @@ fn any_window_of_a_cursor_is_even() {
     }
 }
 
-/// What stays open is spread by each policy: by how many flows the most loaded backend has more than its part.
+/// Each policy spreads flows that stay open: measured by how many flows the most loaded backend has
+/// above its part.
 #[test]
 fn flows_that_stay_open_are_spread_as_the_policy_promises() {
     let excess_from = |start, policy, host: Host| -> f64 {
@@ -140,15 +144,16 @@ fn flows_that_stay_open_are_spread_as_the_policy_promises() {
     let excess = |policy, host| excess_from(11, policy, host);
     let equal = || weighted(&[1; 100]);
     let uneven = || weighted(&(0..100).map(|i| 1 + i % 4).collect::<Vec<_>>());
-    // 200 flows each, with a standard deviation of 14: by chance the most loaded of 100 has some 35 more, two choices stay
-    // within a few.
+    // 200 flows each, with a standard deviation of 14: by chance the most loaded of 100 has about
+    // 35 more, while two choices stay within a few.
     let by_chance = seeds().map(|start| excess_from(start, Policy::Random, equal())).sum::<f64>() / 10.0;
     assert!((30.0..40.0).contains(&by_chance), "{by_chance}");
     assert!(excess(Policy::P2c, equal()) < 5.0);
     assert!(excess(Policy::P2c, uneven()) < 8.0);
     assert!(excess(Policy::RoundRobin, equal()) < 2.0);
     assert!(excess(Policy::WeightedRoundRobin, uneven()) < 2.0);
-    // Of tables of 4,096 entries for 100 backends some have one entry more than others; a scan ignores the table.
+    // In tables of 4,096 entries for 100 backends, some backends have one entry more than others; a
+    // scan ignores the table.
     let mut host = equal();
     let cpu = cpu_at(11);
     for _ in 0..20_000 {
