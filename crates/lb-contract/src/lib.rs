@@ -1,11 +1,14 @@
-//! What the kernel in memory (`lb-fake`) and a real one must do alike: scenarios of a whole daemon that tests run on both.
+//! The behaviour that the kernel in memory (`lb-fake`) must share with a real one: scenarios of a
+//! whole daemon that tests run on both.
 //!
-//! Scripts of the daemon are worth what that kernel is worth. Each scenario here is about something of which it could give another
-//! picture than a real one: arrays that a table is published in while programs read, counts that are summed over CPUs, links that go and
-//! come, programs and maps that outlive their daemon, the order of steps in which failures are judged.
+//! Scripts of the daemon are only as reliable as that kernel. Each scenario covers a property in
+//! which it could differ from a real kernel: arrays in which a table is published while programs
+//! read, counts that are summed over CPUs, links that are removed and made again, programs and maps
+//! that outlive their daemon, the order of steps in which failures are judged.
 //!
-//! A [`World`] is a host with three backends, two cgroups and a daemon that runs or does not. Scenarios look at it as an operator does,
-//! by its status; a fact that takes time is waited for with a deadline.
+//! A [`World`] is a host with three backends, two cgroups and a daemon that runs or does not.
+//! Scenarios observe it as an operator does, through its status; they wait for facts that take
+//! time, with a deadline.
 
 mod scenarios;
 
@@ -28,43 +31,43 @@ pub const SERVICE: &str = "10.96.0.10:80";
 /// The backends. All listen.
 pub const BACKENDS: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
 
-/// A host.
 pub trait World {
-    /// Writes a configuration in which each of these clients has a cgroup of its own, which it keeps, and all use [`SERVICE`]. A daemon
-    /// that runs reads it.
+    /// Writes a configuration in which each of these clients has a permanent cgroup of its own, and
+    /// all use [`SERVICE`]. A running daemon reads it.
     fn configure(&mut self, clients: &[&str]);
 
-    /// Replaces the service's list. A daemon that runs reads it.
+    /// Replaces the service's list. A running daemon reads it.
     fn list(&mut self, backends: &[&str]);
 
-    /// A daemon starts.
+    /// Starts a daemon.
     fn start(&mut self);
 
-    /// The daemon dies.
+    /// Kills the daemon.
     fn kill(&mut self);
 
-    /// A process in a client's cgroup dials [`SERVICE`] from one of two CPUs.
+    /// Dials [`SERVICE`] from a process in a client's cgroup, on one of two CPUs.
     fn dial(&mut self, client: &str, cpu: usize) -> Reached;
 
-    /// A process in a client's cgroup dials a backend's own address, and closes the connection.
+    /// Dials a backend's own address from a process in a client's cgroup, and closes the
+    /// connection.
     fn dial_directly(&mut self, client: &str, backend: &str);
 
-    /// The process closes a connection.
+    /// Closes a connection in its process.
     fn close(&mut self, flow: Flow);
 
-    /// A backend refuses connections from now on, or accepts them.
+    /// Makes a backend refuse or accept connections from now on.
     fn set_refusing(&mut self, backend: &str, is_refusing: bool);
 
-    /// An operator removes all links of a client.
+    /// Removes all links of a client, as an operator may.
     fn unlink(&mut self, client: &str);
 
-    /// What `socklb status` shows.
+    /// The output of `socklb status`.
     fn status(&mut self) -> StatusDocument;
 
     /// The time that has passed.
     fn now(&self) -> Duration;
 
-    /// How long a fact may take.
+    /// How long a fact may take to become true.
     fn patience(&self) -> Duration;
 
     /// Lets a moment pass.
@@ -75,10 +78,9 @@ pub trait World {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow(pub usize);
 
-/// What a process that dials the service reaches.
+/// The result of dialling the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reached {
-    /// A backend.
     Backend(SocketAddr, Flow),
     /// A backend that refuses.
     Refused,
@@ -97,7 +99,7 @@ impl Reached {
     }
 }
 
-/// A backend, as far as it must be alike.
+/// The properties of a backend that must be the same on both kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Row {
     membership: String,
@@ -105,7 +107,7 @@ struct Row {
     started: u64,
     established: u64,
     active: u64,
-    /// Those that have been seen.
+    /// Only endings that have occurred.
     endings: BTreeMap<String, u64>,
 }
 
@@ -129,7 +131,7 @@ fn rows(status: &StatusDocument, client: &str) -> BTreeMap<SocketAddr, Row> {
         .collect()
 }
 
-/// Acts and looks until that shows something.
+/// Calls `look` until it returns a value, and lets time pass in between.
 #[track_caller]
 fn until<W: World, T>(world: &mut W, what: &str, mut look: impl FnMut(&mut W) -> Option<T>) -> T {
     let deadline = world.now() + world.patience();
@@ -142,7 +144,7 @@ fn until<W: World, T>(world: &mut W, what: &str, mut look: impl FnMut(&mut W) ->
     }
 }
 
-/// Waits until the status shows something.
+/// Waits until the status satisfies `fact`.
 #[track_caller]
 fn status_until<W: World>(world: &mut W, what: &str, fact: impl Fn(&StatusDocument) -> bool) {
     until(world, what, |world| fact(&world.status()).then_some(()));

@@ -9,7 +9,7 @@ fn address(backend: &str) -> SocketAddr {
     backend.parse().expect("an address")
 }
 
-/// A host on which a daemon balances these clients' connects to all backends.
+/// Starts a daemon that balances these clients' connects to all backends.
 fn begin<W: World>(world: &mut W, clients: &[&str]) {
     world.configure(clients);
     world.list(&BACKENDS);
@@ -19,14 +19,14 @@ fn begin<W: World>(world: &mut W, clients: &[&str]) {
     });
 }
 
-/// A healthy member with so many connections that have begun, are open, and have been closed.
+/// A healthy member with these numbers of started, open and closed connections.
 fn member(started: u64, active: u64, closed: u64) -> Row {
     let endings = [("closed".to_owned(), closed)].into_iter().filter(|(_, count)| *count > 0).collect();
     let (membership, state) = ("member".to_owned(), "healthy".to_owned());
     Row { membership, state, started, established: started, active, endings }
 }
 
-/// Dials from so many CPUs in turn, and says how often each backend was reached.
+/// Dials from `cpus` CPUs in turn, and counts how often each backend was reached.
 fn dial<W: World>(
     world: &mut W,
     client: &str,
@@ -42,7 +42,8 @@ fn dial<W: World>(
     (reached, flows)
 }
 
-/// Counts of connections are sums over CPUs, and of each backend they are what its clients have reached.
+/// Counts of connections are sums over CPUs, and the counts of each backend match the connections
+/// that its clients have made.
 pub fn connections_are_counted_whichever_cpu_they_are_made_on<W: World>(world: &mut W) {
     begin(world, &["web"]);
     let (reached, flows) = dial(world, "web", 12, 2);
@@ -69,7 +70,8 @@ pub fn connections_are_counted_whichever_cpu_they_are_made_on<W: World>(world: &
     assert_eq!((client.not_a_service, outcomes), (1, BTreeMap::from([("forwarded", 12)])));
 }
 
-/// A backend that its list no longer has keeps its slot while a connection to it is open, and gets no other.
+/// A backend that was removed from its list keeps its slot while a connection to it is open, and
+/// gets no new connections.
 pub fn a_connection_keeps_its_slot_until_it_ends<W: World>(world: &mut W) {
     begin(world, &["web"]);
     let (first, held) = world.dial("web", 0).backend();
@@ -98,11 +100,12 @@ pub fn a_connection_keeps_its_slot_until_it_ends<W: World>(world: &mut W) {
         rows(&world.status(), "web").get(&first).filter(|row| row.membership == "member").cloned()
     });
     assert_ne!(slot_of(world), Some(slot), "who holds the old slot would take it for the new one");
-    // Its counts are since it was first seen.
+    // Its counts began when it was first seen.
     assert_eq!(rows(&world.status(), "web")[&first], member(1, 0, 1));
 }
 
-/// Without a daemon connects go by the last table, and what begins and ends meanwhile is counted.
+/// Without a daemon, connects follow the last table, and flows that begin and end meanwhile are
+/// counted.
 pub fn programs_balance_and_count_while_no_daemon_runs<W: World>(world: &mut W) {
     begin(world, &["web"]);
     let (mut reached, before) = dial(world, "web", 3, 1);
@@ -122,7 +125,7 @@ pub fn programs_balance_and_count_while_no_daemon_runs<W: World>(world: &mut W) 
     rows_become(world, "web", &BTreeMap::from(expected));
 }
 
-/// Links that an operator removes are made again, and counts go on.
+/// Links that an operator removes are made again, and the counts continue.
 pub fn links_that_an_operator_removes_are_made_again<W: World>(world: &mut W) {
     begin(world, &["web", "batch"]);
     let (backend, flow) = world.dial("web", 0).backend();
@@ -145,14 +148,14 @@ pub fn links_that_an_operator_removes_are_made_again<W: World>(world: &mut W) {
     rows_become(world, "web", &expected);
 }
 
-/// All backends without connections, but for one.
+/// All backends without connections, except one.
 fn with(backend: SocketAddr, row: Row) -> BTreeMap<SocketAddr, Row> {
     let mut rows = BTreeMap::from(BACKENDS.map(|backend| (address(backend), member(0, 0, 0))));
     rows.insert(backend, row);
     rows
 }
 
-/// No flow of a client that is configured no more begins, and the client stays until its last one has ended.
+/// A client that is no longer configured begins no flow, and stays until its last flow has ended.
 pub fn a_client_that_is_removed_stays_until_its_last_flow_has_ended<W: World>(world: &mut W) {
     begin(world, &["web", "batch"]);
     let (_, flow) = world.dial("batch", 0).backend();
@@ -168,7 +171,7 @@ pub fn a_client_that_is_removed_stays_until_its_last_flow_has_ended<W: World>(wo
     world.close(other);
 }
 
-/// The programs eject a backend after failures in a row, and a connect that is a trial readmits it.
+/// The programs eject a backend after failures in a row, and a trial connect readmits it.
 pub fn failures_in_a_row_eject_a_backend_and_a_trial_readmits_it<W: World>(world: &mut W) {
     begin(world, &["web"]);
     world.set_refusing(BACKENDS[2], true);
@@ -183,7 +186,7 @@ pub fn failures_in_a_row_eject_a_backend_and_a_trial_readmits_it<W: World>(world
             .expect("it is a member")
             .clone()
     };
-    // The daemon's own probes are off: what is known of it, connects have shown.
+    // The daemon's own probes are off: only connects show the state of the backend.
     let ejected = until(world, "it is ejected", |world| {
         match world.dial("web", 0) {
             Reached::Backend(_, flow) => world.close(flow),

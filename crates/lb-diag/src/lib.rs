@@ -1,8 +1,9 @@
-//! The kernel's lists of sockets (sock_diag(7)), with their cookies: TCP sockets that are listening, connecting or
-//! connected, and UDP sockets that have a port. A socket that is none of these is in no list, though it may be open.
+//! The kernel's lists of sockets (sock_diag(7)), with their cookies: TCP sockets that are
+//! listening, connecting or connected, and UDP sockets that have a port. Other sockets are in no
+//! list, although they may be open.
 //!
-//! A crate of its own because the kernel side asks whose sockets are open, and the agent which connections a backend still
-//! has, without kernel programs.
+//! It is a separate crate because two crates use it: the kernel side, to find open sockets, and the
+//! agent, to find a backend's connections without kernel programs.
 
 use std::cell::Cell;
 use std::io;
@@ -28,23 +29,22 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 pub struct SocketEntry {
     /// Unique while the host is up.
     pub cookie: u64,
-    /// Its inode, as `/proc/<pid>/fd` names it.
+    /// Its inode, as `/proc/<pid>/fd` shows it.
     pub inode: u32,
     /// Whether it listens: such a socket does not connect.
     pub listens: bool,
-    /// Its own address, unspecified if it listens on all, and its own port.
+    /// Its own address, unspecified if it listens on all addresses, and its own port.
     pub local: SocketAddr,
     /// Whether its process has closed it: the kernel ends the connection by itself.
     pub is_closed: bool,
-    /// Bytes that its process has not read, and that its peer has not acknowledged.
+    /// Bytes that its process has not read, plus bytes that its peer has not acknowledged.
     pub queued: u64,
-    /// How long ago data last came or went, of a TCP connection.
+    /// Time since data was last received or sent, for a TCP connection.
     pub idle: Option<Duration>,
-    /// The cgroup that it was made in, where the kernel tells (Linux 5.8).
+    /// The cgroup in which it was made, if the kernel reports it (Linux 5.8).
     pub cgroup: Option<u64>,
-    /// Its peer.
     pub peer: SocketAddr,
-    /// Whether it is a path of an MPTCP socket. The kernel tells that to CAP_NET_ADMIN.
+    /// Whether it is a path of an MPTCP socket. The kernel reports this to CAP_NET_ADMIN only.
     pub is_mptcp: bool,
 }
 
@@ -53,27 +53,29 @@ const INET_DIAG_CGROUP_ID: u16 = 21;
 /// The upper-layer protocol of a connection; itself a list of attributes.
 const INET_DIAG_ULP_INFO: u16 = 19;
 const INET_ULP_INFO_NAME: u16 = 1;
-/// A connection whose handshake is not complete: no socket yet.
+/// A connection whose handshake is not complete: not a socket yet.
 const TCP_NEW_SYN_RECV: u8 = 12;
-/// Listening, established, both handshakes' first states, and every state of a connection that is closing. Not the
-/// states of what is no full socket: time wait (6) and requests (12).
+/// Listening, established, the first state of both handshakes, and every state of a closing
+/// connection. Excludes the states of incomplete sockets: time wait (6) and requests (12).
 const STATES: u32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << TCP_LISTEN | 1 << 11;
-/// States that a connection comes to by its own side's end: both of FIN wait, last ACK, and closing. Without an inode in
-/// another state it waits for being accepted.
+/// The states of a connection that its own side has ended: both FIN wait states, last ACK, and
+/// closing. A connection without an inode in another state waits to be accepted.
 const CLOSING: u32 = 1 << 4 | 1 << 5 | 1 << 9 | 1 << 11;
-/// Where `struct tcp_info` has the ms since data was last sent, and since some was last received.
+/// The positions in `struct tcp_info` of the milliseconds since data was last sent, and last
+/// received.
 const LAST_DATA_SENT: usize = offset_of!(libc::tcp_info, tcpi_last_data_sent);
 const LAST_DATA_RECEIVED: usize = offset_of!(libc::tcp_info, tcpi_last_data_recv);
 
-/// A way to ask for the lists of the network namespace in which it was opened.
+/// Queries the lists of the network namespace in which it was opened.
 pub struct SocketLists {
     socket: OwnedFd,
-    /// Number of the last request: what an earlier one left unread must not be taken for an answer.
+    /// Number of the last request: unread messages of an earlier request must not be mistaken for
+    /// an answer.
     requests: Cell<u32>,
 }
 
 impl SocketLists {
-    /// Opens a way to the lists of the calling thread's network namespace.
+    /// Opens the lists of the calling thread's network namespace.
     ///
     /// # Errors
     /// If the kernel has no sock_diag.
@@ -87,10 +89,10 @@ impl SocketLists {
         Ok(Self { socket, requests: Cell::new(0) })
     }
 
-    /// Cookie of the network namespace: what the kernel programs write into flow records.
+    /// Cookie of the network namespace, which the kernel programs write into flow records.
     ///
     /// # Errors
-    /// Before Linux 5.14, which does not tell.
+    /// Before Linux 5.14, because the kernel does not report it.
     pub fn namespace(&self) -> io::Result<u64> {
         const SO_NETNS_COOKIE: libc::c_int = 71;
         let mut cookie = 0u64;
@@ -108,7 +110,7 @@ impl SocketLists {
         if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// The TCP sockets of the namespace, all of them.
+    /// All TCP sockets of the namespace.
     ///
     /// # Errors
     /// If the kernel refuses, or could not list them completely.
@@ -118,7 +120,8 @@ impl SocketLists {
         Ok(sockets)
     }
 
-    /// Shows the TCP sockets of the namespace one by one: they may be a million.
+    /// Calls `each` with one TCP socket of the namespace after the other: there may be a million of
+    /// them.
     ///
     /// # Errors
     /// If the kernel refuses, or could not list them completely.
@@ -126,7 +129,9 @@ impl SocketLists {
         self.dump(&tcp_request(STATES), &mut each)
     }
 
-    /// Shows the TCP sockets of the namespace whose own port is this, and connections whose handshake is not complete. The kernel picks them out, which reads its whole table of connections.
+    /// Calls `each` with the TCP sockets of the namespace whose own port is `port`, including
+    /// connections whose handshake is not complete. The kernel selects them, for which it reads its
+    /// whole table of connections.
     ///
     /// # Errors
     /// If the kernel refuses, or could not list them completely.
@@ -136,17 +141,18 @@ impl SocketLists {
         self.dump(&request, &mut each)
     }
 
-    /// Shows the UDP sockets of the namespace one by one.
+    /// Calls `each` with one UDP socket of the namespace after the other.
     ///
     /// # Errors
-    /// If the kernel refuses, has no such list (`CONFIG_INET_UDP_DIAG`), or could not list them completely.
+    /// If the kernel refuses, has no such list (`CONFIG_INET_UDP_DIAG`), or could not list all
+    /// sockets.
     pub fn each_udp(&self, mut each: impl FnMut(SocketEntry)) -> io::Result<()> {
         /// Connected or not.
         const ANY: u32 = u32::MAX;
         self.dump(&request(IPPROTO_UDP, ANY), &mut each)
     }
 
-    /// Has the kernel list the sockets of both families.
+    /// Makes the kernel list the sockets of both families.
     fn dump(&self, request: &InetRequest, each: &mut impl FnMut(SocketEntry)) -> io::Result<()> {
         for family in [AF_INET, AF_INET6] {
             self.dump_family(InetRequest { family, ..request.clone() }, each)?;
@@ -155,7 +161,8 @@ impl SocketLists {
     }
 
     fn dump_family(&self, request: InetRequest, each: &mut impl FnMut(SocketEntry)) -> io::Result<()> {
-        /// The kernel fills at most this much at once (NLMSG_GOODSIZE is 8 KiB; larger for those who read more).
+        /// The maximum that the kernel fills at once (NLMSG_GOODSIZE is 8 KiB; it is larger for
+        /// readers with larger buffers).
         const BUFFER: usize = 32 << 10;
         let sequence = self.requests.get().wrapping_add(1);
         self.requests.set(sequence);
@@ -168,7 +175,7 @@ impl SocketLists {
         message.serialize(&mut bytes);
         rustix::net::send(&self.socket, &bytes, SendFlags::empty())?;
         let mut buffer = vec![0; BUFFER];
-        // Bound: the kernel ends a dump with a message that says so, or with an error.
+        // Bound: the kernel ends a dump with a message that marks the end, or with an error.
         loop {
             let (length, _) = rustix::net::recv(&self.socket, buffer.as_mut_slice(), RecvFlags::empty())?;
             if read_datagram(&buffer[..length], sequence, each)? {
@@ -189,14 +196,16 @@ fn request(protocol: u8, states: u32) -> InetRequest {
     }
 }
 
-/// The same for TCP. The kernel tells of an upper-layer protocol, and so of MPTCP, only whoever asks for details of the connection.
+/// As [`request`], for TCP. The kernel reports an upper-layer protocol, and so MPTCP, only if the
+/// request includes details of the connection.
 fn tcp_request(states: u32) -> InetRequest {
     InetRequest { extensions: ExtensionFlags::INFO, ..request(IPPROTO_TCP, states) }
 }
 
 /// Reads one datagram of messages. Returns whether the dump ended with it.
 ///
-/// In place: the library's own type of a message copies each attribute, and fails for one that nobody asks for.
+/// Parses in place: the library's own message type copies each attribute, and fails for one that no
+/// caller needs.
 fn read_datagram(datagram: &[u8], sequence: u32, each: &mut impl FnMut(SocketEntry)) -> io::Result<bool> {
     let cut = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's list of sockets is cut off");
     let mut rest = datagram;
@@ -206,7 +215,7 @@ fn read_datagram(datagram: &[u8], sequence: u32, each: &mut impl FnMut(SocketEnt
         let body = message.payload();
         // Messages begin at multiples of four.
         rest = rest.get((message.length() as usize).next_multiple_of(4)..).unwrap_or_default();
-        // What an earlier request left unread.
+        // Left unread by an earlier request.
         if message.sequence_number() != sequence {
             continue;
         }
@@ -218,7 +227,7 @@ fn read_datagram(datagram: &[u8], sequence: u32, each: &mut impl FnMut(SocketEnt
         }
         match message.message_type() {
             NLMSG_DONE | NLMSG_ERROR => {
-                // Both carry a negated errno; zero is none.
+                // Both contain a negated errno; zero means no error.
                 let error = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
                 return if error == 0 { Ok(true) } else { Err(io::Error::from_raw_os_error(-error)) };
             }
@@ -258,13 +267,13 @@ fn read_socket(body: &[u8]) -> Option<SocketEntry> {
     Some(socket)
 }
 
-/// How long ago data came or went, whichever was later.
+/// The time since data was received or sent, whichever was later.
 fn idle(tcp_info: &[u8]) -> Option<Duration> {
     let ms = |at: usize| tcp_info.get(at..)?.first_chunk().map(|ms| u32::from_ne_bytes(*ms));
     Some(Duration::from_millis(ms(LAST_DATA_SENT)?.min(ms(LAST_DATA_RECEIVED)?).into()))
 }
 
-/// The attributes of a list until one that is cut off.
+/// The attributes of a list, up to the first incomplete one.
 fn attributes(list: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
     NlasIterator::new(list).map_while(Result::ok)
 }
@@ -325,7 +334,7 @@ mod tests {
         assert!(seen.idle.expect("told of a connection") < Duration::from_mins(1));
         assert!(!seen.is_closed);
         assert!(find(cookie(&listener)).expect("it listens").listens);
-        // Their own port is another one.
+        // Their own port is a different one.
         assert_eq!(find(cookie(&client)), None);
         assert_eq!(find(cookie(&other)), None);
     }

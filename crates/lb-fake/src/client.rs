@@ -1,4 +1,4 @@
-//! The kernel in memory: its time, its cgroups, and the clients whose maps and links it has.
+//! The kernel in memory: its time, its cgroups, and its clients with their maps and links.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -16,14 +16,14 @@ use lb_kernel::{
 use crate::faults::FaultInjection;
 use crate::maps::{ClientMaps, SharedMaps};
 
-/// A kernel. Copies are of the same one.
+/// A kernel. Clones share its state.
 #[derive(Clone)]
 pub struct FakeKernel {
     host: Arc<Mutex<FakeHost>>,
     faults: Arc<FaultInjection>,
 }
 
-/// What the kernel has.
+/// The state of the kernel.
 pub(crate) struct FakeHost {
     pub now_ns: u64,
     /// By full path.
@@ -31,18 +31,18 @@ pub(crate) struct FakeHost {
     last_cgroup: u64,
     last_program: u64,
     last_client: u64,
-    /// Links that were made.
+    /// Number of links made so far.
     last_link: u64,
     pub host_maps: SharedMaps,
     /// By the directory of their pins.
     pub clients: BTreeMap<PathBuf, FakePinnedClient>,
-    /// The directories of pins where somebody else's lie as well.
+    /// The directories that contain pins of another owner as well.
     foreign: BTreeSet<PathBuf>,
 }
 
-/// A client that is pinned.
+/// A pinned client.
 pub(crate) struct FakePinnedClient {
-    /// No other has it, before or after.
+    /// Unique: no other client has this number, earlier or later.
     pub number: u64,
     pins: Pins,
     pub maps: ClientMaps,
@@ -64,19 +64,20 @@ pub(crate) struct FakeLink {
     program: u64,
     /// Whether flows begin there.
     pub begins: bool,
-    /// The place among all links by the time at which they were made. Another program in the same link changes nothing of that.
+    /// The position among all links in the order of their creation. Replacing the program of a link
+    /// does not change it.
     pub attached: u64,
 }
 
-/// Where a process is: the id of its cgroup.
+/// The location of a process: the id of its cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FakeCgroup(pub u64);
 
 impl FakeKernel {
-    /// A kernel that has no cgroup.
+    /// A kernel without cgroups.
     ///
     /// # Errors
-    /// If there is no memory.
+    /// If memory is exhausted.
     pub fn new() -> io::Result<Self> {
         let faults = Arc::default();
         let host = FakeHost {
@@ -93,17 +94,17 @@ impl FakeKernel {
         Ok(Self { host: Arc::new(Mutex::new(host)), faults })
     }
 
-    /// What fails.
+    /// The fault injection of this kernel.
     pub fn faults(&self) -> &FaultInjection {
         &self.faults
     }
 
-    /// Lets time pass.
+    /// Advances the time.
     pub fn pass(&self, time: Duration) {
         self.host().now_ns += u64::try_from(time.as_nanos()).expect("below 584 years");
     }
 
-    /// Makes a cgroup at a full path, another one if there is one.
+    /// Creates a cgroup at a full path, replacing an existing one.
     pub fn make_cgroup(&self, path: &Path) -> FakeCgroup {
         let mut host = self.host();
         host.last_cgroup += 1;
@@ -112,17 +113,17 @@ impl FakeKernel {
         FakeCgroup(id)
     }
 
-    /// Removes the cgroup at a full path. Sockets that were made there may still dial.
+    /// Removes the cgroup at a full path. Sockets that were made in it may still dial.
     pub fn remove_cgroup(&self, path: &Path) {
         self.host().cgroups.remove(path);
     }
 
-    /// A client, of which nothing is opened yet.
+    /// A client. Opens nothing yet.
     fn fake_client(&self, pins: &Pins) -> FakeClient {
         FakeClient { kernel: self.clone(), pins: pins.clone(), program: 0 }
     }
 
-    /// Lets pins lie among a client's that are somebody else's, so that it cannot be opened, or takes them away.
+    /// Adds a foreign pin to a client's pins, so that the client cannot be opened; or removes it.
     pub fn set_foreign_pins(&self, pins: &Pins, is_foreign: bool) {
         let mut host = self.host();
         if is_foreign {
@@ -132,17 +133,17 @@ impl FakeKernel {
         };
     }
 
-    /// Changes a row of a client's services, past its daemon.
+    /// Changes a row of a client's services behind its daemon's back.
     pub fn change_service(&self, pins: &Pins, index: usize, change: impl FnOnce(&mut Service)) {
         change_row(&self.host().clients[&pins.maps()].maps.services, index, change);
     }
 
-    /// Changes a row of a client's backends, past its daemon.
+    /// Changes a row of a client's backends behind its daemon's back.
     pub fn change_backend(&self, pins: &Pins, slot: usize, change: impl FnOnce(&mut Backend)) {
         change_row(&self.host().clients[&pins.maps()].maps.backends, slot, change);
     }
 
-    /// An operator removes all links of a client.
+    /// Removes all links of a client, as an operator may.
     pub fn unlink(&self, pins: &Pins) {
         if let Some(client) = self.host().clients.get_mut(&pins.maps()) {
             client.links.clear();
@@ -257,7 +258,8 @@ impl FakeClient {
         self.kernel.faults.step().map_err(|error| self.fail(error))
     }
 
-    /// What is pinned of the client. After an operator has removed it there is nothing.
+    /// Calls `act` with the pinned state of the client. Returns the default if an operator has
+    /// removed it.
     fn with<T: Default>(&self, act: impl FnOnce(&mut FakePinnedClient) -> T) -> Result<T, DatapathError> {
         self.step()?;
         Ok(self.kernel.host().clients.get_mut(&self.pins.maps()).map(act).unwrap_or_default())

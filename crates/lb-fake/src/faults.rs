@@ -1,9 +1,9 @@
-//! Which operations fail: none, one of them, or some by chance from a fixed seed.
+//! Decides which operations fail: none, one of them, or some at random from a fixed seed.
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-/// Which operations fail. Each that may fail takes one step.
+/// Decides which operations fail. Each operation that may fail takes one step.
 #[derive(Debug, Default)]
 pub struct FaultInjection {
     state: Mutex<FaultInjectionState>,
@@ -33,30 +33,30 @@ impl FaultInjection {
         self.change(|state| state.plan = FaultPlan::Never);
     }
 
-    /// The operation that comes after so many others fails, and no further one.
+    /// Makes exactly one operation fail: the next after `others` others.
     pub fn fail_after(&self, others: u64) {
         self.change(|state| state.plan = FaultPlan::At(state.steps + others));
     }
 
-    /// So many of a thousand operations fail, chosen by a seed.
+    /// Makes `per_mille` of a thousand operations fail, chosen by a seed.
     pub fn fail_some(&self, per_mille: u64, seed: u64) {
         self.change(|state| state.plan = FaultPlan::Some { per_mille, state: seed });
     }
 
-    /// Operations that could have failed until now.
+    /// Number of operations until now that could have failed.
     pub fn steps(&self) -> u64 {
         self.change(|state| state.steps)
     }
 
-    /// Operations that have failed until now.
+    /// Number of operations until now that have failed.
     pub fn failed(&self) -> u64 {
         self.change(|state| state.failed)
     }
 
-    /// Takes a step.
+    /// Counts one step, and decides whether it fails.
     ///
     /// # Errors
-    /// ENOMEM, if it fails.
+    /// ENOMEM, if this operation fails.
     pub(crate) fn step(&self) -> io::Result<()> {
         self.change(|state| {
             let fails = match &mut state.plan {

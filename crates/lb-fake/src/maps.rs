@@ -25,7 +25,6 @@ pub struct SharedMaps {
 }
 
 impl SharedMaps {
-    /// Empty maps.
     pub fn new(faults: &Arc<FaultInjection>) -> io::Result<Self> {
         Ok(Self {
             verdicts: Mapped::in_memory(REPORT_IDS as usize)?,
@@ -36,7 +35,7 @@ impl SharedMaps {
         })
     }
 
-    /// The same maps, as the daemon has them.
+    /// The same maps, as the daemon opens them.
     pub fn opened(&self) -> HostArrays {
         HostArrays {
             verdicts: self.verdicts.shared(),
@@ -66,7 +65,7 @@ pub struct ClientMaps {
 }
 
 impl ClientMaps {
-    /// Empty maps of the sizes that the kernel's have.
+    /// Empty maps of the same sizes as in the real kernel.
     pub fn new(
         limits: &Limits,
         verdicts: &Mapped<Verdict>,
@@ -98,7 +97,7 @@ impl ClientMaps {
         rows.map(|row| self.backends.load64(row, std::mem::offset_of!(Backend, flows))).sum()
     }
 
-    /// The same maps, as the daemon has them.
+    /// The same maps, as the daemon opens them.
     pub fn opened(&self) -> (Maps, Verdicts) {
         fn per_cpu<V: bytemuck::Pod>(array: &Array) -> PerCpuArray<V> {
             PerCpuArray::over(Box::new(array.clone()), 1)

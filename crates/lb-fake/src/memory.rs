@@ -9,7 +9,8 @@ use lb_kernel::{Elements, Mapped};
 
 use crate::faults::FaultInjection;
 
-/// An array of elements of whole words. What calls write, programs read by [`Array::words`], and the other way round.
+/// An array whose elements consist of whole words. Programs access the words directly, and see the
+/// elements that calls write, and the other way round.
 #[derive(Clone)]
 pub struct Array {
     words: Arc<Mapped<u64>>,
@@ -19,7 +20,7 @@ pub struct Array {
 }
 
 impl Array {
-    /// An array of so many zeros, each of so many bytes.
+    /// An array of `elements` zeros of `bytes` bytes each.
     pub fn new(elements: u32, bytes: usize, faults: &Arc<FaultInjection>) -> io::Result<Self> {
         assert!(bytes.is_multiple_of(8), "the values of such maps are words");
         let words = Mapped::in_memory(elements as usize * bytes / 8)?;
@@ -31,12 +32,10 @@ impl Array {
         self.words.load64(index as usize * self.length + offset / 8, 0)
     }
 
-    /// Adds to a word.
     pub fn add(&self, index: u32, offset: usize, amount: u64) {
         self.words.add64(index as usize * self.length + offset / 8, 0, amount);
     }
 
-    /// Stores a word.
     pub fn store(&self, index: u32, offset: usize, word: u64) {
         self.words.store_atomic64(index as usize * self.length + offset / 8, 0, word);
     }
@@ -96,7 +95,6 @@ impl Elements for Array {
     }
 }
 
-/// A hash.
 #[derive(Clone)]
 pub struct Hash {
     entries: Arc<Mutex<BTreeMap<Vec<u8>, Vec<u8>>>>,
@@ -105,7 +103,7 @@ pub struct Hash {
 }
 
 impl Hash {
-    /// An empty hash for so many entries.
+    /// An empty hash with room for `capacity` entries.
     pub fn new(capacity: u32, faults: &Arc<FaultInjection>) -> Self {
         Self { entries: Arc::default(), capacity, faults: Arc::clone(faults) }
     }

@@ -1,7 +1,7 @@
-//! What the kernel programs do: a connect is sent to a backend, and what becomes of it is counted and judged.
+//! Simulates the kernel programs: sends a connect to a backend, and counts and judges its outcome.
 //!
-//! Decisions are those of `lb_common`, which the programs run as well; here are their stores over the maps in memory, and the order of
-//! the steps.
+//! The decisions are those of `lb_common`, which the programs use as well. This file adds their
+//! stores over the maps in memory, and the order of the steps.
 
 use std::cell::Cell;
 use std::mem::offset_of;
@@ -24,10 +24,10 @@ use lb_common::vip_table::{Destination, VipTable, find};
 use crate::client::{FakeCgroup, FakeHost, FakeKernel, FakePinnedClient};
 use crate::maps::ClientMaps;
 
-/// What becomes of a connect.
+/// The result of a connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connect {
-    /// It goes to the address that was dialled, unchanged.
+    /// It goes to the dialled address, unchanged.
     Unchanged,
     /// It fails with an errno.
     Refused(u16),
@@ -35,10 +35,10 @@ pub enum Connect {
     Sent(FakeFlow),
 }
 
-/// A connection of a client's, from the choice to its end.
+/// A connection of a client, from the choice to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FakeFlow {
-    /// Where it goes.
+    /// The destination.
     pub backend: SocketAddr,
     client: u64,
     cgroup: u64,
@@ -51,8 +51,9 @@ pub struct FakeFlow {
 }
 
 impl FakeKernel {
-    /// A process in a cgroup connects a TCP socket to an address. If the programs of several clients are attached there, they run in the
-    /// order in which they were attached, and each sees the destination that the one before has stored.
+    /// A process in a cgroup connects a TCP socket to an address. If the programs of several
+    /// clients are attached to the cgroup, they run in the order of attachment, and each sees the
+    /// destination that the previous one has stored.
     pub fn connect(&self, from: FakeCgroup, process: u32, to: SocketAddr) -> Connect {
         let host = self.host();
         let mut attached: Vec<(u64, &FakePinnedClient)> = host
@@ -104,7 +105,7 @@ impl FakeKernel {
         });
     }
 
-    /// The backend has answered what was sent on a connection.
+    /// The backend has answered data that was sent on a connection.
     pub fn answer(&self, flow: &FakeFlow) {
         self.with(flow, |programs| {
             if programs.awaits_answer() {
@@ -116,7 +117,8 @@ impl FakeKernel {
         });
     }
 
-    /// A connection ends, after so many bytes that the backend has sent, and acknowledged.
+    /// A connection ends. `received`: bytes that the backend has sent; `sent`: bytes that it has
+    /// acknowledged.
     pub fn end(&self, flow: FakeFlow, ending: Ending, received: u64, sent: u64) {
         let end = End::of(ending, flow.was_established)
             .with_bytes(received, sent)
@@ -140,12 +142,13 @@ impl FakeKernel {
             counts.add(flow.slot, offset_of!(SlotCounters, lifetime_ns), lasted_ns);
             counts.add(flow.slot, offset_of!(SlotCounters, bytes_received), received);
             counts.add(flow.slot, offset_of!(SlotCounters, bytes_sent), sent);
-            // Last: after that the slot may get another backend.
+            // Last: after this the slot may get another backend.
             programs.maps.backends.add64(flow.slot as usize, offset_of!(Backend, flows), u64::MAX);
         });
     }
 
-    /// Runs the programs for a connection, if they are still attached where its socket was made.
+    /// Runs the programs for a connection, if they are still attached to the cgroup in which its
+    /// socket was made.
     fn with(&self, flow: &FakeFlow, act: impl FnOnce(&FakePrograms<'_>)) {
         let host = self.host();
         let mut clients = host.clients.values();
@@ -215,7 +218,7 @@ fn run(
     })
 }
 
-/// The table of addresses.
+/// The VIP table.
 struct FakeVipTable<'m>(&'m ClientMaps);
 
 impl VipTable for FakeVipTable<'_> {
@@ -234,7 +237,7 @@ impl VipTable for FakeVipTable<'_> {
     }
 }
 
-/// The programs of a client, as they run for one call to a service.
+/// A client's programs, during one call to a service.
 struct FakePrograms<'m> {
     maps: &'m ClientMaps,
     index: u32,
@@ -283,7 +286,7 @@ impl FakePrograms<'_> {
         report < self.maps.verdicts.length() && self.maps.verdicts.get(report).is_lame(self.now_ns)
     }
 
-    /// Where a connect goes, and by which sample.
+    /// The destination of a connect, and the sample that chose it.
     fn decide(&self) -> (Pick, u32) {
         let (table, rules, now) = (self.table(), self.service().rules, self.now());
         let (picked, sample) = match steps::take_trial(self, now) {
@@ -295,7 +298,7 @@ impl FakePrograms<'_> {
             }
             slot => (Pick { how: How::Trial, slot }, 0),
         };
-        // Also a trial, and a fallback: whatever the choice fell on.
+        // Applies to every choice, including a trial and a fallback.
         if (picked.slot as usize) >= self.maps.backends.length() || !self.is_lame(picked.slot) {
             return (picked, sample);
         }

@@ -1,7 +1,9 @@
-//! One client task in the kernel: its maps, its programs, and the steps that bring them to a plan.
+//! One client task in the kernel: its maps, its programs, and the steps that bring the maps to a
+//! plan.
 //!
-//! It remembers what the maps hold, so that comparing plans finds a failed step again, and where tables lie. It decides
-//! neither: plans come from the core, and the arena places tables.
+//! [`Datapath`] remembers the contents of the maps and the places of the tables, so the next
+//! comparison of plans repeats a step that failed. It decides nothing: the core computes plans, and
+//! the arena places tables.
 
 mod adoption;
 
@@ -50,17 +52,17 @@ pub struct Datapath {
     tables: Tables,
     /// Where tables lie in the schedule map.
     arena: Arena,
-    /// What the maps hold: every step that was carried out is in it.
+    /// The contents of the maps. Includes every step that was carried out.
     applied: Plan,
-    /// Backends that have returned, and the counts that they go on with.
+    /// Backends that have returned, with the counts that they continue.
     returned: Vec<(BackendRef, SlotCounters)>,
 }
 
 impl Datapath {
-    /// Makes or adopts the maps of a client, and loads programs for them. Nothing is attached yet.
+    /// Creates or adopts the maps of a client, and loads programs for them. Attaches nothing yet.
     ///
     /// # Errors
-    /// If what is there is not ours or not of this shape, or the kernel refuses.
+    /// If existing pins are not ours or do not have this shape, or if the kernel refuses.
     pub fn open(
         mut kernel: Box<dyn ClientKernel>,
         limits: &Limits,
@@ -74,10 +76,11 @@ impl Datapath {
         Ok(Self { kernel, tables, arena, applied, returned: Vec::new() })
     }
 
-    /// Loads programs for another purpose. They take the place of those before when they are attached.
+    /// Loads programs for another purpose. They replace the previous programs when they are
+    /// attached.
     ///
     /// # Errors
-    /// If the kernel refuses; the programs before stay.
+    /// If the kernel refuses; the previous programs stay.
     pub fn reload(
         &mut self,
         limits: &Limits,
@@ -87,17 +90,16 @@ impl Datapath {
         self.kernel.load(limits, features, purpose)
     }
 
-    /// The kernel.
     pub fn kernel(&self) -> &dyn ClientKernel {
         &*self.kernel
     }
 
-    /// Gives up all but the lock of the pins, if there is one.
+    /// Releases everything but the lock of the pins, if there is one.
     pub fn into_lock(self) -> Option<Lock> {
         self.kernel.into_lock()
     }
 
-    /// What the maps hold.
+    /// The contents of the maps as a plan.
     pub fn applied(&self) -> &Plan {
         &self.applied
     }
@@ -107,11 +109,13 @@ impl Datapath {
         &self.tables
     }
 
-    /// Brings the maps to `plan`. Returns whether all of it was done: a new table that finds no room waits for
-    /// [`Datapath::readers_are_gone`], while everything else is done.
+    /// Brings the maps to `plan`. Returns whether every step is done: if there is no room for a new
+    /// table, the table waits for [`Datapath::readers_are_gone`], while all other steps are carried
+    /// out.
     ///
     /// # Errors
-    /// If the kernel refuses a step. The steps before it stay done, and the next call goes on from there.
+    /// If the kernel refuses a step. The steps before it stay done, and the next call continues
+    /// from there.
     pub fn apply(&mut self, plan: &Plan, cursor_seed: &CursorSeed) -> Result<bool, DatapathError> {
         let mut complete = true;
         for step in diff(&self.applied, plan) {
@@ -124,11 +128,12 @@ impl Datapath {
         Ok(complete)
     }
 
-    /// Switches a service to another table over its backends, where all else is as planned: what [`Datapath::apply`] does for a plan
-    /// that differs in nothing else. Returns `false` if it finds no room until readers are gone, or there is no such service.
+    /// Switches a service to another table over the same backends. The result is that of
+    /// [`Datapath::apply`] with a plan that differs in this table only. Returns `false` if there is
+    /// no room until readers are gone, or if there is no such service.
     ///
     /// # Panics
-    /// If the table names a slot that is not one of the service's.
+    /// If the table names a slot that is not the service's.
     pub fn reschedule(&mut self, index: ServiceIndex, schedule: Arc<[Slot]>) -> bool {
         let Some(service) = self.applied.services.get(&index) else { return false };
         for slot in entries_by_slot(&schedule).keys() {
@@ -143,22 +148,23 @@ impl Datapath {
         is_done
     }
 
-    /// Sees to it that one of these ejected backends is named for the next trial of each of their services.
+    /// Ensures that each service of these ejected backends names one of them for its next trial.
     pub fn renew_trials(&mut self, ejected: &[Slot]) {
         if !ejected.is_empty() {
             self.tables.renew_trials(ejected, self.kernel.now_ns());
         }
     }
 
-    /// Tells the programs whose evidence counts: only that of flows of one network namespace, by its cookie, if it is known; and if
-    /// several processes have begun flows lately, not that of one alone where it depends on what that has sent.
+    /// Tells the programs which evidence counts. If the cookie of a network namespace is given,
+    /// only flows of that namespace count. If several processes have begun flows lately, failures
+    /// that depend on the sent data do not count while one process alone has caused them.
     pub fn set_evidence_scope(&mut self, namespace: Option<u64>, several_processes: bool) {
         for index in self.applied.services.keys() {
             self.tables.set_evidence_scope(*index, namespace.unwrap_or_default(), several_processes);
         }
     }
 
-    /// Ejects the backends in these slots, which fail and are not ejected.
+    /// Ejects the backends in these slots, which must be failing and not ejected.
     pub fn eject(&mut self, slots: &[Slot]) {
         let now = self.kernel.now_ns();
         for slot in slots {
@@ -167,28 +173,29 @@ impl Datapath {
         self.renew_trials(slots);
     }
 
-    /// Adds recent errors to the backend in a slot, if its service counts them as load.
+    /// Adds recent errors to the backend in a slot, if its service counts errors as load.
     pub fn add_errors(&self, slot: Slot, more: u32) {
         self.tables.add_errors(slot, more, self.kernel.now_ns());
     }
 
-    /// Gives the programs the most open flows of a service per share, as [`error_load`](lb_core::control::error_load) computes it.
+    /// Stores the peak number of open flows per share of a service for the programs, as
+    /// [`error_load`](lb_core::control::error_load) computes it.
     pub fn set_peak_flows(&mut self, index: ServiceIndex, peak: u64) {
         self.tables.set_peak_flows(index, peak);
     }
 
-    /// Leaves the backend in a slot at most so many errors.
+    /// Reduces the recent errors of the backend in a slot to at most `most`.
     pub fn limit_errors(&self, slot: Slot, most: u32) {
         self.tables.limit_errors(slot, most, self.kernel.now_ns());
     }
 
-    /// Halves the errors of the backend in a slot so much later.
+    /// Delays the next halving of the errors of the backend in a slot.
     pub fn hold_errors(&self, slot: Slot, delay: Duration) {
         self.tables.hold_errors(slot, delay, self.kernel.now_ns());
     }
 
-    /// Makes the next connects the trials of the ejected backends in these slots: something else has shown that they may be well
-    /// again.
+    /// Makes the next connects the trials of the ejected backends in these slots, because other
+    /// evidence shows that these may be healthy again.
     pub fn try_at_once(&mut self, slots: &[Slot]) {
         let now = self.kernel.now_ns();
         for slot in slots {
@@ -196,7 +203,8 @@ impl Datapath {
         }
     }
 
-    /// Takes back the backend in a slot, if it is ejected, and forgets what failed. Returns whether it was ejected.
+    /// Readmits the backend in a slot if it is ejected, and clears its failures. Returns whether it
+    /// was ejected.
     pub fn readmit(&mut self, slot: Slot) -> bool {
         let was_ejected = self.tables.slot(slot).is_some_and(|view| view.is_ejected);
         if was_ejected {
@@ -205,13 +213,14 @@ impl Datapath {
         was_ejected
     }
 
-    /// Backends that have returned since this was last asked, and the counts that they go on with.
+    /// Removes and returns the backends that have returned since the last call, with the counts
+    /// that they continue.
     pub fn returned(&mut self) -> Vec<(BackendRef, SlotCounters)> {
         std::mem::take(&mut self.returned)
     }
 
-    /// Those of these slots that a table or a fallback in the maps names. What the plan no longer needs may still be
-    /// named by a table whose successor waits for room.
+    /// The slots among `slots` that a table or a fallback in the maps names. A table may still name
+    /// a slot that the plan no longer needs, while the successor of the table waits for room.
     pub fn named(&self, slots: &BTreeSet<Slot>) -> BTreeSet<Slot> {
         let mut named = BTreeSet::new();
         if slots.is_empty() {
@@ -224,17 +233,20 @@ impl Datapath {
         named
     }
 
-    /// Whether the region of some replaced table is not free before readers are gone; also after a wait that failed.
+    /// Whether the region of a replaced table stays occupied until readers are gone; also true
+    /// after a failed wait.
     pub fn is_waiting_for_readers(&self) -> bool {
         self.arena.is_waiting()
     }
 
-    /// To be called before a wait for readers starts: what was replaced until now will be free after it.
+    /// Call this before a wait for readers starts: regions of tables replaced before this call are
+    /// free after the wait.
     pub fn before_wait(&mut self) {
         self.arena.before_wait();
     }
 
-    /// To be called after a wait for readers that began with [`Datapath::before_wait`].
+    /// Call this after a wait for readers that began with [`Datapath::before_wait`], unless it
+    /// failed.
     pub fn readers_are_gone(&mut self) {
         self.arena.after_wait();
     }

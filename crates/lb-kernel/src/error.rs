@@ -1,4 +1,4 @@
-//! What can go wrong between the daemon and the kernel: one variant per operation that failed.
+//! The errors between the daemon and the kernel: one variant per operation that failed.
 
 mod refusal;
 
@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use refusal::Refusal;
 
-/// A failure of the datapath, with what to do about it where that is known.
+/// A failure of the datapath, with a remedy if one is known.
 #[derive(Debug, Error)]
 pub enum DatapathError {
     #[error(
@@ -185,7 +185,8 @@ pub enum DatapathError {
 }
 
 impl DatapathError {
-    /// That the kernel did not load a program. A shortage is named before the verifier, which then has no part in it.
+    /// The error of a program that the kernel did not load. Names a shortage instead of the
+    /// verifier's verdict, because the verifier did not cause it.
     pub(crate) fn refused(program: &'static str, error: ProgramError) -> Self {
         let refusal = Refusal::of(&error);
         let source = match error {
@@ -204,7 +205,7 @@ impl DatapathError {
         Self::Shortage { program, lack, source }
     }
 
-    /// The error of a probe or of the first call that needed privilege.
+    /// The error of a probe, or of the first call that needed a privilege.
     pub(crate) fn of_probe(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::PermissionDenied => Self::Privilege(error),
@@ -213,12 +214,13 @@ impl DatapathError {
         }
     }
 
-    /// Whether it failed for want of a privilege.
+    /// Whether a missing privilege caused the error.
     pub fn is_permission(&self) -> bool {
         matches!(self, Self::Privilege(_)) || self.is_caused_by(io::ErrorKind::PermissionDenied)
     }
 
-    /// A failed load as one that lacks a privilege, which says what to do about it; any other error unchanged.
+    /// Turns a failed load into one that lacks a privilege, whose message names the remedy. Returns
+    /// any other error unchanged.
     pub fn into_denied(self) -> Self {
         match self {
             Self::Load(source) => Self::LoadDenied(source),
@@ -226,17 +228,17 @@ impl DatapathError {
         }
     }
 
-    /// Whether the pins are of another shape than the configured limits make.
+    /// Whether the pins have another shape than the configured limits require.
     pub fn is_shape(&self) -> bool {
         matches!(self, Self::Shape { .. })
     }
 
-    /// Whether what was looked for is not there.
+    /// Whether a file, pin or other object was not found.
     pub fn is_missing(&self) -> bool {
         self.is_caused_by(io::ErrorKind::NotFound)
     }
 
-    /// Whether a resource was used up that may be free again later: descriptors, memory.
+    /// Whether a resource was exhausted that may be free again later: descriptors, memory.
     pub fn is_shortage(&self) -> bool {
         const SHORTAGES: [i32; 5] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN, libc::ENOSPC];
         self.has_cause(|error| error.raw_os_error().is_some_and(|errno| SHORTAGES.contains(&errno)))
@@ -248,7 +250,7 @@ impl DatapathError {
 
     fn has_cause(&self, is_it: impl Fn(&io::Error) -> bool) -> bool {
         let mut source = std::error::Error::source(self);
-        // Bound: error chains are a handful of links.
+        // Bound: error chains have a handful of links.
         while let Some(error) = source {
             if error.downcast_ref::<io::Error>().is_some_and(&is_it) {
                 return true;

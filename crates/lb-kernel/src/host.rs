@@ -1,8 +1,10 @@
-//! What the host is and allows, and what all its clients share.
+//! The host: its abilities, its permissions, and everything that all its clients share.
 //!
-//! What it can do ([`features`], read from the kernel's types by [`btf`]), what this process may ([`privileges`]), its [`cgroup`]s and
-//! [`process`]es; how programs are loaded ([`loader`]); where clients are pinned ([`pins`]), and the [`maps`] beside them; the thread that
-//! keeps a program on network [`interfaces`] ([`xdp`]): the [`receiver`] of reports or an agent's [`responder`].
+//! The modules are: the kernel's abilities ([`features`], with the kernel's types from [`btf`]);
+//! the permissions of this process ([`privileges`]); the host's [`cgroup`]s and [`process`]es; the
+//! [`loader`] of programs; the [`pins`] of clients and the [`maps`] beside them; and the thread
+//! that keeps a program attached to network [`interfaces`] ([`xdp`]), which is either the
+//! [`receiver`] of reports or an agent's [`responder`].
 
 pub mod btf;
 

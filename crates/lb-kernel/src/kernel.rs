@@ -1,7 +1,8 @@
-//! What the controller of a host needs of the kernel beside the client tasks that it runs: cgroups, pinned clients, and the maps of the
-//! host.
+//! The kernel as the controller of a host needs it, beside the client tasks that it runs: cgroups,
+//! pinned clients, and the maps of the host.
 //!
-//! [`Linux`] is the real one. Another implementation lies in memory, so that what the daemon decides is tested without privileges.
+//! [`Linux`] is the implementation for the real kernel. Another implementation is in memory, so
+//! that the daemon's decisions are tested without privileges.
 
 use std::path::{Path, PathBuf};
 
@@ -15,13 +16,13 @@ use crate::sys::{clock::monotonic_ns, readers::wait_for_readers};
 
 /// The kernel of a host.
 pub trait Kernel: Send + Sync {
-    /// The time by the programs' clock, in nanoseconds.
+    /// The time of the programs' clock, in nanoseconds.
     fn now_ns(&self) -> u64;
 
-    /// Where cgroup2 is mounted.
+    /// The mount point of cgroup2.
     ///
     /// # Errors
-    /// If that cannot be found.
+    /// If it cannot be found.
     fn mount(&self) -> Result<PathBuf, DatapathError>;
 
     /// The cgroup at a full path.
@@ -36,61 +37,61 @@ pub trait Kernel: Send + Sync {
     /// If the directory exists and cannot be read.
     fn clients(&self, pins: &Path) -> Result<Vec<Pins>, DatapathError>;
 
-    /// Locks the pins of a client, of which nothing is opened yet.
+    /// Locks the pins of a client. Opens nothing yet.
     ///
     /// # Errors
-    /// If another process works on them, or they cannot be locked.
+    /// If another process works on the pins, or they cannot be locked.
     fn client(&self, pins: Pins) -> Result<Box<dyn ClientKernel>, DatapathError>;
 
-    /// Opens the maps of a client, to read them.
+    /// Opens the maps of a client for reading.
     ///
     /// # Errors
     /// If one is missing or cannot be opened.
     fn tables(&self, pins: &Pins) -> Result<Tables, DatapathError>;
 
-    /// Locks the pins of a client against other writers; `None` where there is no lock.
+    /// Locks the pins of a client against other writers; `None` if this implementation has no lock.
     ///
     /// # Errors
-    /// If another process has the lock, or it cannot be taken.
+    /// If another process holds the lock, or it cannot be acquired.
     fn lock(&self, pins: &Pins) -> Result<Option<Lock>, DatapathError>;
 
-    /// Whether a client was retired: its flows still end, and none begins.
+    /// Whether a client was retired: its open flows still end, and no new flow begins.
     ///
     /// # Errors
     /// If the pins cannot be read.
     fn is_retired(&self, pins: &Pins) -> Result<bool, DatapathError>;
 
-    /// Lets no flow of a client begin any more. Those that are open still end, and are counted until then.
+    /// Lets no new flow of a client begin. Open flows still end, and are counted until then.
     ///
     /// # Errors
     /// If a link cannot be removed.
     fn retire(&self, pins: &Pins) -> Result<(), DatapathError>;
 
-    /// The cgroups at which a client's flows begin.
+    /// The cgroups in which a client's flows begin.
     ///
     /// # Errors
-    /// If that cannot be seen.
+    /// If the links cannot be read.
     fn begins_at(&self, pins: &Pins) -> Result<Vec<u64>, DatapathError>;
 
-    /// The open flows of a client of any ABI version that leaves.
+    /// The open flows of a leaving client of any ABI version.
     ///
     /// # Errors
     /// If they cannot be counted.
     fn open_flows(&self, pins: &Pins) -> Result<u64, DatapathError>;
 
-    /// Removes a client.
+    /// Removes a client from the kernel.
     ///
     /// # Errors
     /// If a pin cannot be removed.
     fn detach(&self, pins: &Pins) -> Result<(), DatapathError>;
 
-    /// Opens the maps that all clients below `pins` share, and makes what is missing.
+    /// Opens the maps that all clients below `pins` share, and creates missing ones.
     ///
     /// # Errors
     /// As [`HostMaps::open`].
     fn host_maps(&self, pins: &Path) -> Result<HostMaps, DatapathError>;
 
-    /// Waits until every program that is running now is done. May block.
+    /// Waits until every program that is running now has ended. May block.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -143,8 +144,9 @@ impl Kernel for Linux {
 
     fn open_flows(&self, pins: &Pins) -> Result<u64, DatapathError> {
         match open_flows(pins) {
-            // A start that was cut off has left no map of counts, and so no flow. Where links are pinned there was such
-            // a map: it was removed, or that version has another name for it, so its flows cannot be counted.
+            // An interrupted start left no map of counts, and so no flow. If links are pinned,
+            // there was such a map: it was removed, or that version uses another name for it, so
+            // its flows cannot be counted.
             Err(error) if error.is_missing() && pins.link_names()?.is_empty() => Ok(0),
             result => result,
         }

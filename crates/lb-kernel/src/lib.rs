@@ -1,19 +1,21 @@
 //! The kernel side of client tasks: their maps, programs and links, and the steps that change them.
 //!
-//! It carries out plans and reports counts, and decides nothing. Only this crate of the program uses aya or bpf(2).
+//! This crate carries out plans and reports counts, and decides nothing. No other crate of the
+//! program uses aya or bpf(2).
 //!
-//! Four rooms, each of which names those after it and none before:
+//! Four modules form layers. Each may use those after it in this list, and none before it:
 //!
-//! - `read`: what is found out about clients by looking ([`Snapshot`], [`FlowSnapshot`], [`flows`](flows()),
+//! - `read`: observations of clients ([`Snapshot`], [`FlowSnapshot`], [`flows`](flows()),
 //!   [`reclaim`](reclaim()), [`ClientNamespace`], [`neighbours`](neighbours()));
-//! - `client`: the maps ([`Tables`]), programs ([`Purpose`]) and links ([`is_balanced`]) of one client task ([`Datapath`]), and how
-//!   it leaves ([`detach`](detach()));
-//! - `host`: what the host is and allows ([`Features`], [`host`](host()), [`Cgroup`], [`process`]), where clients are pinned
-//!   ([`Pins`]), what they share ([`HostMaps`]), and what is kept on network [`interfaces`](interfaces()) ([`xdp`]: [`receiver`],
-//!   [`responder`]);
+//! - `client`: the maps ([`Tables`]), programs ([`Purpose`]) and links ([`is_balanced`]) of one
+//!   client task ([`Datapath`]), and its removal ([`detach`](detach()));
+//! - `host`: the abilities and permissions of the host ([`Features`], [`host`](host()), [`Cgroup`],
+//!   [`process`]), the pins of clients ([`Pins`]), the maps that clients share ([`HostMaps`]), and
+//!   the programs on network [`interfaces`](interfaces()) ([`xdp`]: [`receiver`], [`responder`]);
 //! - `sys`: system calls.
 //!
-//! [`Kernel`] is what a daemon needs of them all beside its clients, and [`DatapathError`] what can go wrong.
+//! [`Kernel`] is all that a daemon needs of them beside its clients, and [`DatapathError`] is the
+//! error type.
 
 mod client;
 

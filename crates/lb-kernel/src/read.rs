@@ -1,8 +1,10 @@
-//! What is found out about clients by looking, whether or not a daemon runs.
+//! Observations of clients, whether or not a daemon runs.
 //!
-//! What all of it is shown from ([`snapshot`]); the open [`flows`]; [`records`] of flows, and the [`reclaim`]ing of those whose socket is
-//! gone, by the [`namespaces`]' lists of sockets and by its [`holders`]; in which network namespace a client is ([`client_namespace`]);
-//! the sockets that are not balanced ([`uncovered`]), and programs of others on the same cgroups ([`neighbours`]).
+//! The modules are: [`snapshot`], from which everything is shown; the open [`flows`]; the
+//! [`records`] of flows, and [`reclaim`] for records without a socket, which uses the
+//! [`namespaces`]' lists of sockets and the [`holders`] of sockets; the network namespace of a
+//! client ([`client_namespace`]); sockets that are not balanced ([`uncovered`]); and foreign
+//! programs on the same cgroups ([`neighbours`]).
 
 pub mod client_namespace;
 

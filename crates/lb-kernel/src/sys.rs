@@ -1,9 +1,12 @@
-//! System calls, and little more: those of bpf(2) that aya does not offer ([`links`], [`maps`] and what lies in them: [`elements`],
-//! [`per_cpu`], [`mapped`]; [`programs`] and how often they ran: [`runs`]; pins); how to wait until no program reads any more
-//! ([`readers`]); [`clock`] and [`jiffies`], [`cpus`], a [`network_namespace`].
+//! System calls, and little more.
 //!
-//! Most functions are one system call. The structures are the parts of the kernel's `union bpf_attr` (`linux/bpf.h`)
-//! that the call reads; the kernel takes the rest as zero.
+//! The modules are: calls of bpf(2) that aya does not offer ([`links`], [`maps`] and their contents
+//! in [`elements`], [`per_cpu`] and [`mapped`], [`programs`] and their [`runs`], and pins); the
+//! wait until no program reads any more ([`readers`]); [`clock`] and [`jiffies`]; [`cpus`]; and
+//! [`network_namespace`].
+//!
+//! Most functions are one system call. The structures are the parts of the kernel's
+//! `union bpf_attr` (`linux/bpf.h`) that the call reads; the kernel treats the rest as zero.
 
 mod links;
 
@@ -47,8 +50,8 @@ use std::path::Path;
 
 use rustix::fs::ResolveFlags;
 
-/// How a name that another process has chosen is opened below a descriptor: no way out by `..`, no symbolic link, no
-/// other mount. openat2(2), since Linux 5.6.
+/// How a name that another process has chosen is opened below a descriptor: it may not lead out by
+/// `..`, through a symbolic link, or into another mount. openat2(2), since Linux 5.6.
 pub const BELOW: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
@@ -56,7 +59,7 @@ const BPF_OBJ_PIN: i64 = 6;
 const BPF_OBJ_GET: i64 = 7;
 const BPF_OBJ_GET_INFO_BY_FD: i64 = 15;
 
-/// Where a program is attached: `enum bpf_attach_type`.
+/// The hook that a program is attached to: `enum bpf_attach_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum AttachType {
@@ -72,23 +75,25 @@ pub enum AttachType {
     SockRelease = 34,
 }
 
-/// The call itself. Kernels refuse fields that they do not know unless these are zero, so no byte of `attr` may be left
-/// unwritten: a type that is `Pod` has no padding.
+/// The call itself. Kernels refuse unknown fields unless these are zero, so no byte of `attr` may
+/// be left unwritten: a type that is `Pod` has no padding.
 fn bpf<A: bytemuck::Pod>(command: i64, attr: &mut A) -> io::Result<i64> {
-    // SAFETY: `attr` is a prefix of the kernel's `bpf_attr` for this command, valid for reads and writes of its size;
-    // pointers in it are valid for the duration of the call by the callers below.
+    // SAFETY: `attr` is a prefix of the kernel's `bpf_attr` for this command, valid for reads and
+    // writes of its size; the callers below ensure that pointers in it are valid for the duration
+    // of the call.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<A>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Calls `act` with this thread's signals blocked, and delivers them afterwards. The verifier gives up with EAGAIN as
-/// soon as a signal is pending: a request to reload or to stop would make a start fail.
+/// Calls `act` with this thread's signals blocked, and delivers them afterwards. The verifier gives
+/// up with EAGAIN as soon as a signal is pending, so a request to reload or to stop would make a
+/// start fail.
 pub fn without_signals<T>(act: impl FnOnce() -> T) -> T {
-    /// Restores on every way out.
+    /// Restores the mask on every way out.
     struct SignalMask(libc::sigset_t);
     impl Drop for SignalMask {
         fn drop(&mut self) {
-            // SAFETY: the set was filled in by the kernel; the former one is not asked for.
+            // SAFETY: the set was filled in by the kernel; the previous set is not requested.
             unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
         }
     }
@@ -107,12 +112,12 @@ pub fn without_signals<T>(act: impl FnOnce() -> T) -> T {
 
 fn bpf_fd<A: bytemuck::Pod>(command: i64, attr: &mut A) -> io::Result<OwnedFd> {
     let fd = i32::try_from(bpf(command, attr)?).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just returned this descriptor to us; nobody else owns it.
+    // SAFETY: the kernel has just returned this descriptor to us; it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn raw(fd: BorrowedFd<'_>) -> u32 {
-    // A descriptor that is borrowed is open, hence not negative.
+    // A borrowed descriptor is open, hence not negative.
     fd.as_raw_fd().cast_unsigned()
 }
 
@@ -131,17 +136,16 @@ fn c_path(path: &Path) -> io::Result<CString> {
 /// `BPF_FS_MAGIC`
 const BPF_FS: i64 = 0xcafe_4a11;
 
-/// Whether a path is on a bpf file system.
 pub fn on_bpffs(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == BPF_FS)
 }
 
-/// Whether what is open is on a bpf file system.
+/// Whether an open file is on a bpf file system.
 pub fn is_bpffs(file: impl AsFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|stat| stat.f_type == BPF_FS)
 }
 
-/// Gives a map, program or link a name in bpffs.
+/// Pins a map, program or link under a name in bpffs.
 pub fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = c_path(path)?;
     let mut attr = ObjectPath { pathname: path.as_ptr().addr() as u64, bpf_fd: raw(object), file_flags: 0 };
@@ -169,7 +173,7 @@ fn info<I: bytemuck::Pod>(object: BorrowedFd<'_>) -> io::Result<I> {
     Ok(info)
 }
 
-/// As [`info`], where `info` says which arrays the kernel shall fill.
+/// As [`info`], but `info` selects the arrays that the kernel fills.
 fn info_into<I: bytemuck::Pod>(object: BorrowedFd<'_>, info: &mut I) -> io::Result<()> {
     let mut attr = InfoByFd {
         bpf_fd: raw(object),

@@ -1,5 +1,7 @@
-//! Functions of a kernel program that call each other share 512 bytes of stack. Linux 5.10 to 6.7 round each up to 32 bytes, so the kernel
-//! on which tests usually run accepts what these refuse. Here the objects are measured as they do.
+//! Checks the stack use of kernel programs. Functions of a kernel program that call each other
+//! share 512 bytes of stack. Linux 5.10 to 6.7 round the size of each function up to 32 bytes, so
+//! the kernel that usually runs the tests accepts objects that these kernels refuse. This test
+//! measures the objects as these kernels do.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +10,8 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarge
 /// `MAX_BPF_STACK`
 const MOST: u32 = 512;
 
-/// Bytes to which `check_max_stack_depth` of these kernels rounds each function.
+/// `check_max_stack_depth` of these kernels rounds each function up to a multiple of this number of
+/// bytes.
 const ROUNDED_TO: u32 = 32;
 
 /// `BPF_JMP | BPF_CALL`
@@ -37,7 +40,8 @@ fn functions(file: &[u8]) -> BTreeMap<String, Function> {
             let call = data.get(at..at + 8).filter(|instruction| instruction[0] == CALL)?;
             let RelocationTarget::Symbol(target) = relocation.target() else { unreachable!("a symbol") };
             let target = object.symbol_by_index(target).expect("a symbol");
-            // Of a function without a symbol of its own the call has the place in the section, in instructions before the next one.
+            // If the function has no symbol of its own, the call contains its place in the section,
+            // in instructions relative to the next one.
             let ahead = if target.kind() == SymbolKind::Section { (number(call) + 1) * 8 } else { 0 };
             let place = target.address() + u64::try_from(ahead).expect("not before the section");
             let of = |one: &&(_, u64, _)| Some(one.0) == target.section_index() && one.1 == place;
@@ -53,8 +57,9 @@ fn number(instruction: &[u8]) -> i32 {
     i32::from_le_bytes([instruction[4], instruction[5], instruction[6], instruction[7]])
 }
 
-/// The furthest byte of the frame that code refers to, by the frame pointer or a copy of it. The code is read in the order in which it
-/// lies: the compiler makes a copy of the frame pointer where it needs one.
+/// The furthest byte of the frame that code refers to, through the frame pointer or a copy of it.
+/// The code is read in its order in memory: the compiler copies the frame pointer where it needs a
+/// copy.
 fn depth(code: &[u8]) -> u32 {
     let mut frame: [Option<i32>; 11] = [None; 11];
     frame[10] = Some(0);
@@ -64,7 +69,7 @@ fn depth(code: &[u8]) -> u32 {
         let (to, from) = (usize::from(registers & 0xf), usize::from(registers >> 4));
         let offset = i32::from(i16::from_le_bytes([instruction[2], instruction[3]]));
         let place = |base: Option<i32>| base.map_or(0, |base| base + offset);
-        // The class of the instruction, and what it does.
+        // The class of the instruction, and its operation.
         match (operation & 0x07, operation) {
             // Loads, and numbers of 64 bits.
             (0 | 1, _) => {
@@ -77,7 +82,7 @@ fn depth(code: &[u8]) -> u32 {
             (7, 0x07) => frame[to] = frame[to].map(|base| base + number(instruction)),
             (4 | 7, _) => frame[to] = None,
             (5, CALL) => {
-                // The memory that a callee is given lies in the frame from there on.
+                // Memory that is passed to a callee lies in the frame from this address on.
                 deepest = frame[1..=5].iter().flatten().fold(deepest, |deepest, base| deepest.min(*base));
                 frame[..=5].fill(None);
             }
@@ -87,7 +92,7 @@ fn depth(code: &[u8]) -> u32 {
     deepest.unsigned_abs()
 }
 
-/// The bytes of stack of the deepest chain of calls that begins with a function, and the chain.
+/// The stack bytes of the deepest chain of calls that begins with a function, and the chain.
 fn deepest(functions: &BTreeMap<String, Function>, name: &str) -> (u32, String) {
     let function = functions.get(name).unwrap_or_else(|| panic!("there is no function {name}"));
     let callees = function.callees.iter().map(|callee| deepest(functions, callee));

@@ -1,9 +1,12 @@
-//! Programs that an earlier daemon attached and that a start keeps, so that a restart of the same build runs no verifier.
+//! Programs that an earlier daemon attached and that a start reuses, so that a restart of the same
+//! build runs no verifier.
 //!
-//! Nothing is recorded outside of the kernel. The constants of a client's programs are one frozen map (`.rodata`) that every program
-//! refers to. It holds all constants, and ends with a mark: a hash of the object. If the program of every hook has exactly the
-//! constants that this start would load, and no other maps than those that are pinned, it is the program that this start would
-//! load. Any other finding and any error mean that the start loads programs: without CAP_SYS_ADMIN the kernel opens no program by id.
+//! Nothing is recorded outside the kernel. The constants of a client's programs are one frozen map
+//! (`.rodata`) that every program refers to. The map holds all constants and ends with a mark,
+//! which contains a hash of the object. If the program of every hook has exactly the constants that
+//! this start would load, and refers to no other maps than the pinned ones, it is the program that
+//! this start would load. In every other case, and on any error, the start loads programs. Without
+//! CAP_SYS_ADMIN it always does, because the kernel then opens no program by id.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,14 +20,15 @@ use crate::host::loader::{LoadedProgram, objects};
 use crate::host::{maps::verdicts_pin, pins::Pins};
 use crate::sys::{self, elements::Elements as _, jiffies::Jiffies};
 
-/// What constants end with: a hash of the build, and the time of the first jiffy in nanoseconds. The latter is measured, and
-/// differs by some ticks from one start to the next.
+/// The end of the constants: a hash of the build, and the time of the first jiffy in nanoseconds.
+/// The time is measured, and differs by some ticks from one start to the next.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Mark([u64; 2]);
 
 impl Mark {
-    /// That of the object's programs with these names. Another release may load the same object differently.
+    /// The mark of the object's programs with these names. The hash includes the release, because
+    /// another release may load the same object differently.
     pub fn new(hooks: &[HookProgram], jiffies: Jiffies) -> Self {
         let mut hasher = DefaultHasher::new();
         let names: Vec<&str> = hooks.iter().map(|(_, name)| *name).collect();
@@ -40,9 +44,10 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Looks at the programs of a client's links; `None` if a hook has none or several, or if something cannot be seen.
+    /// Finds the programs of a client's links; `None` if a hook has no program or several, or if
+    /// something cannot be read.
     pub fn find(pins: &Pins, hooks: &[HookProgram]) -> Option<Self> {
-        // The lines of a program go to the process that has loaded it.
+        // The process that loaded a program receives its log lines.
         if cfg!(feature = "log-programs") {
             return None;
         }
@@ -64,7 +69,8 @@ impl Attached {
         Some(Self { programs: Programs::new(programs), constants })
     }
 
-    /// The time to load programs with: that of these programs if both differ by no more than a measurement does.
+    /// The jiffies to load programs with: those of these programs if the difference is within the
+    /// error of a measurement, or else `measured`.
     pub fn jiffies(&self, measured: Jiffies) -> Jiffies {
         let tail = self.constants.len().checked_sub(size_of::<Mark>());
         let mark: Option<Mark> =
@@ -72,7 +78,6 @@ impl Attached {
         mark.map_or(measured, |Mark([_, first_ns])| nearest(first_ns, measured))
     }
 
-    /// The programs, if they have these constants.
     pub fn with(self, constants: &[u8]) -> Option<Programs> {
         (self.constants == constants).then_some(self.programs)
     }
@@ -92,16 +97,17 @@ fn pinned_maps(pins: &Pins) -> Option<BTreeSet<u32>> {
     all.map(|path| Some(sys::map_info(sys::open_pin(&path).ok()?.as_fd()).ok()?.id)).collect()
 }
 
-/// The one of these maps that is not pinned, if there is exactly one.
+/// The id in `maps` that is not pinned, if there is exactly one.
 fn only_other(maps: &[u32], pinned: &BTreeSet<u32>) -> Option<u32> {
     let mut others = maps.iter().filter(|id| !pinned.contains(id));
     others.next().filter(|_| others.next().is_none()).copied()
 }
 
-/// The value of a map of constants.
+/// The value of a map of constants; `None` if it is not an array with one element of at most `MAX`
+/// bytes.
 fn read(map: &OwnedFd) -> Option<Vec<u8>> {
     const ARRAY: u32 = 2;
-    /// More than any object's: 820 bytes.
+    /// The constants of the largest object are 820 bytes.
     const MAX: u32 = 1 << 16;
     let info = sys::map_info(map.as_fd()).ok()?;
     if (info.kind, info.key_size, info.max_entries) != (ARRAY, 4, 1) || info.value_size > MAX {

@@ -1,5 +1,5 @@
-//! The counters of slots, which the kernel programs keep for each CPU: read many at a time, and set when a backend
-//! takes its slot.
+//! The counters of slots, which the kernel programs count per CPU. This file reads them in batches,
+//! and sets them when a backend gets its slot.
 
 use std::io;
 use std::path::Path;
@@ -12,14 +12,13 @@ use crate::sys::per_cpu::PerCpuArray;
 
 /// The counters of all slots.
 pub struct Counters {
-    /// What was counted of flows once they were chosen.
+    /// Counts of what happened to flows after the choice.
     counts: PerCpuArray<SlotCounters>,
-    /// How many flows were chosen.
+    /// Number of flows for which the slot was chosen.
     chosen: PerCpuArray<u64>,
 }
 
 impl Counters {
-    /// Those that lie in these arrays.
     pub fn over(counts: PerCpuArray<SlotCounters>, chosen: PerCpuArray<u64>) -> Self {
         Self { counts, chosen }
     }
@@ -27,7 +26,7 @@ impl Counters {
     /// Opens the counters that are pinned in `dir`.
     ///
     /// # Errors
-    /// If they cannot be opened, or the kernel does not tell how many CPUs there may be.
+    /// If they cannot be opened, or the kernel does not report the number of possible CPUs.
     pub fn open(dir: &Path) -> Result<Self, DatapathError> {
         Ok(Self {
             counts: PerCpuArray::open(&dir.join(map::COUNTS))?,
@@ -40,23 +39,27 @@ impl Counters {
     /// # Errors
     /// If the kernel refuses the look-up.
     pub fn get(&self, slot: Slot) -> io::Result<SlotCounters> {
-        // The chosen ones last: a flow is counted there first, so no end is read without its choice.
+        // `chosen` is read last: a flow is counted there first, so no end is read without its
+        // choice.
         let counts = self.counts.get(slot.number())?;
         Ok(SlotCounters { chosen: self.chosen.get(slot.number())?, ..counts })
     }
 
-    /// Shows the counts of slots, over all CPUs. The slots are given in ascending order.
+    /// Calls `each` with the counts of each slot, over all CPUs. The slots must be in ascending
+    /// order.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
     pub fn visit(&self, slots: &[Slot], mut each: impl FnMut(Slot, SlotCounters)) -> io::Result<()> {
         let numbers: Vec<u32> = slots.iter().map(|slot| slot.number()).collect();
         let mut slots = slots.iter();
-        // Backends get the lowest free slots, so that few between two wanted ones are read for nothing.
+        // Backends get the lowest free slots, so that few unwanted slots lie between two wanted
+        // ones.
         for batch in self.counts.batches(&numbers) {
             let counts = self.counts.get_some(batch)?;
             let chosen = self.chosen.get_some(batch)?;
-            // The slots last: who is asked first has taken one more when another has no more.
+            // `slots` must be the last iterator: `zip` advances its first iterator once more when
+            // the second one is exhausted.
             for ((counts, chosen), slot) in counts.into_iter().zip(chosen).zip(slots.by_ref()) {
                 each(*slot, SlotCounters { chosen, ..counts });
             }
@@ -64,7 +67,7 @@ impl Counters {
         Ok(())
     }
 
-    /// How many flows were ever sent to each of these slots, which are given in ascending order.
+    /// The number of flows ever sent to each of these slots, which must be in ascending order.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
@@ -73,7 +76,7 @@ impl Counters {
         self.chosen.get_some(&numbers)
     }
 
-    /// Sets the counts of a slot in which no program counts.
+    /// Sets the counts of a slot. No program may be counting in it.
     ///
     /// # Errors
     /// If the kernel refuses.

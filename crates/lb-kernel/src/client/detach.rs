@@ -1,4 +1,4 @@
-//! How a client leaves the kernel: at once, or once its open flows have ended.
+//! How a client leaves the kernel: immediately, or when its open flows have ended.
 
 use lb_common::abi;
 
@@ -6,17 +6,18 @@ use super::links;
 use crate::error::DatapathError;
 use crate::host::pins::Pins;
 
-/// Removes a client from the kernel: from now on connects of its cgroup go to the addresses that they name.
+/// Removes a client from the kernel: from now on the connects of its cgroup go to the addresses
+/// that they name.
 ///
 /// # Errors
 /// If a pin cannot be removed.
 pub fn detach(pins: &Pins) -> Result<(), DatapathError> {
-    // The names of another version's maps are not known here, so all of its directory is removed.
+    // The map names of another version are not known here, so its directory is removed completely.
     let is_ours = |name: &str| abi::map::ALL.contains(&name) || links::is_link(name);
     pins.remove(|name| !pins.is_of_this_version() || is_ours(name), links::detaches_first)
 }
 
-/// Lets no flow begin any more; those that are open still end, and are counted until then.
+/// Lets no new flow begin. Open flows still end, and are counted until then.
 ///
 /// # Errors
 /// If a link cannot be removed.
@@ -24,7 +25,8 @@ pub fn retire(pins: &Pins) -> Result<(), DatapathError> {
     pins.remove_links(links::detaches_first)
 }
 
-/// Whether a client was retired: its flows still end, and none begins. (Before any attach there are no links at all.)
+/// Whether a client was retired: its open flows still end, and no new flow begins. (Before any
+/// attach there are no links, and the client is not retired.)
 ///
 /// # Errors
 /// If the pins cannot be read.

@@ -1,4 +1,5 @@
-//! The flow table as the daemon and the commands see it: which socket has each bucket, and the flow that lies there.
+//! The flow table as the daemon and the commands see it: the socket of each bucket, and the flow in
+//! that bucket.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -9,18 +10,16 @@ use crate::error::DatapathError;
 use crate::host::pins::Pins;
 use crate::sys::mapped::Mapped;
 
-/// A client task's flow table.
 pub struct FlowTable {
     buckets: Mapped<FlowBucket>,
     flows: Mapped<Flow>,
 }
 
-/// The last flow of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LastFlow {
-    /// When it began, by `CLOCK_MONOTONIC`.
+    /// When the flow began, by `CLOCK_MONOTONIC`.
     pub start_ns: u64,
-    /// Cookie of its network namespace.
+    /// Cookie of the flow's network namespace.
     pub namespace: u64,
 }
 
@@ -28,7 +27,7 @@ const COOKIE: usize = offset_of!(FlowBucket, cookie);
 const ELSEWHERE: usize = offset_of!(FlowBucket, elsewhere);
 
 impl FlowTable {
-    /// Maps both of its arrays.
+    /// Maps both arrays of the table.
     ///
     /// # Errors
     /// If one is missing or may not be opened.
@@ -39,34 +38,36 @@ impl FlowTable {
         })
     }
 
-    /// Number of buckets, a power of two.
+    /// Number of buckets; a power of two.
     pub fn len(&self) -> usize {
         self.buckets.length()
     }
 
-    /// The cookie in a bucket: of the socket that holds it, 0 if it is free, or [`RECLAIMING`].
+    /// The cookie in a bucket: that of the socket that holds the bucket, 0 if the bucket is free,
+    /// or [`RECLAIMING`].
     pub fn cookie(&self, index: usize) -> u64 {
         self.buckets.load64(index, COOKIE)
     }
 
-    /// The cookie of the socket that has a bucket, if one does.
+    /// The cookie of the socket that holds a bucket, if a socket does.
     pub fn socket(&self, index: usize) -> Option<u64> {
         Some(self.cookie(index)).filter(|cookie| *cookie != 0 && *cookie != RECLAIMING)
     }
 
-    /// What sockets of a bucket have elsewhere, as [`FlowBucket`] counts it.
+    /// The flows that sockets of a bucket have in other maps, as [`FlowBucket`] counts them.
     pub fn elsewhere(&self, index: usize) -> u64 {
         self.buckets.load64(index, ELSEWHERE)
     }
 
-    /// The flow that lies at a bucket; an old one if the bucket is free.
+    /// The flow in a bucket; an old one if the bucket is free.
     pub fn flow(&self, index: usize) -> Flow {
         self.flows.get(index)
     }
 
-    /// The processes that have begun flows since a time (`CLOCK_MONOTONIC`), each with its last flow: of open flows and of others,
-    /// for a flow lies in its bucket until another one comes there. Looks at every bucket, which takes about a millisecond for the default
-    /// number: not for the event loop.
+    /// The processes that have begun flows since a time (`CLOCK_MONOTONIC`), each with its last
+    /// flow. Ended flows count as well, because a flow stays in its bucket until another flow
+    /// replaces it. Reads every bucket, which takes about a millisecond for the default number: do
+    /// not call it in the event loop.
     pub fn processes_since(&self, since_ns: u64) -> BTreeMap<u32, LastFlow> {
         let recent = (0..self.len()).map(|index| self.flow(index)).filter(|flow| flow.start_ns >= since_ns);
         let mut last = BTreeMap::<u32, LastFlow>::new();
@@ -79,12 +80,12 @@ impl FlowTable {
         last
     }
 
-    /// Puts the cookie `to` into a bucket in place of `from`; returns whether `from` was there.
+    /// Replaces the cookie `from` of a bucket by `to`; returns whether `from` was there.
     pub fn pass_on(&self, index: usize, from: u64, to: u64) -> bool {
         self.buckets.replace64(index, COOKIE, from, to)
     }
 
-    /// Takes one [`FlowBucket::IN_OVERFLOW`] or [`FlowBucket::IN_DATAGRAMS`] of this socket back.
+    /// Subtracts one [`FlowBucket::IN_OVERFLOW`] or [`FlowBucket::IN_DATAGRAMS`] of this socket.
     pub fn take_back(&self, cookie: u64, what: u64) {
         let index = usize::try_from(cookie).unwrap_or(usize::MAX) & (self.len() - 1);
         self.buckets.add64(index, ELSEWHERE, what.wrapping_neg());

@@ -1,7 +1,8 @@
-//! The hooks of a client task's programs, in the order in which these are attached, and the programs once they are loaded.
+//! The hooks of a client task's programs, in the order of attachment, and the programs when they
+//! are loaded.
 //!
-//! Which program a hook has is told here and nowhere else. This module knows neither how programs are loaded (see
-//! `object`) nor how they are attached (see `links`).
+//! This is the only place that assigns programs to hooks. This module must know neither how
+//! programs are loaded (see `object`) nor how they are attached (see `links`).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,13 +10,10 @@ use std::os::fd::AsFd;
 use crate::host::loader::LoadedProgram;
 use crate::sys::{self, AttachType, runs::Runs};
 
-/// A hook of the kernel, with its program.
 pub struct Hook {
-    /// Its name.
     pub name: &'static str,
-    /// Its program.
     pub program: &'static str,
-    /// The program where the kernel lacks fetching atomics.
+    /// The program for kernels without fetching atomics.
     pub without_fetching_atomics: &'static str,
     /// The kernel's number of the hook.
     pub attach_type: AttachType,
@@ -30,10 +28,11 @@ const fn hook(
     Hook { name, program, without_fetching_atomics: without, attach_type }
 }
 
-/// The hook that follows connections.
+/// The hook that tracks connections.
 pub const FOLLOWS: &str = "tcp_events";
 
-/// In the order in which they are attached: no flow may begin before its end can be seen and its answers translated.
+/// In the order of attachment: a flow may begin only after the programs that see its end and
+/// translate its answers are attached.
 pub static HOOKS: [Hook; 10] = [
     hook("sock_release", "socklb_release", "socklb_release_5_10", AttachType::SockRelease),
     hook(FOLLOWS, "socklb_tcp", "socklb_tcp_5_10", AttachType::SockOps),
@@ -52,36 +51,37 @@ pub struct Programs {
     loaded: Vec<(&'static Hook, LoadedProgram)>,
 }
 
-/// A hook and the name of its program on this kernel.
+/// A hook and the name of its program for this kernel.
 pub type HookProgram = (&'static Hook, &'static str);
 
 impl Programs {
-    /// Programs in the order in which they are attached.
+    /// The programs must be in the order of attachment.
     pub const fn new(loaded: Vec<(&'static Hook, LoadedProgram)>) -> Self {
         Self { loaded }
     }
 
-    /// The hooks that these programs are for, in the order in which they are attached, each with its program.
+    /// The hooks of these programs in the order of attachment, each with its program.
     pub fn hooks(&self) -> impl Iterator<Item = (&'static Hook, &LoadedProgram)> {
         self.loaded.iter().map(|(hook, program)| (*hook, program))
     }
 
-    /// The program for a hook; `None` if this kind of accounting does not need it.
+    /// The program for a hook; `None` if this kind of accounting does not need the hook.
     pub fn of(&self, hook: &Hook) -> Option<&LoadedProgram> {
         self.hooks().find(|(known, _)| known.name == hook.name).map(|(_, program)| program)
     }
 
-    /// How often the programs ran and how long, by hook. The kernel counts it only while its statistics are on, because
-    /// they cost every run a look at the clock.
+    /// How often and how long the programs ran, by hook. The kernel counts runs only while its
+    /// statistics are on, because they read the clock on every run.
     ///
     /// # Errors
-    /// If the kernel does not tell.
+    /// If the kernel does not report the runs.
     pub fn runs(&self) -> io::Result<Vec<(&'static str, Runs)>> {
         let on = std::fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").unwrap_or_default();
         let mut all = Vec::with_capacity(self.loaded.len());
         for (hook, program) in &self.loaded {
             let runs = sys::runs::runs(program.fd.as_fd())?;
-            // A process may also have turned them on with `BPF_ENABLE_STATS`, which that file does not show.
+            // A process may also have turned the statistics on with `BPF_ENABLE_STATS`, which that
+            // file does not show.
             if on.trim() == "1" || runs.count > 0 {
                 all.push((hook.name, runs));
             }

@@ -1,7 +1,9 @@
-//! What one client task needs of the kernel: its maps, its programs, and the links of these to cgroups.
+//! What one client task needs of the kernel: its maps, its programs, and the links from the
+//! programs to cgroups.
 //!
-//! [`PinnedClient`] is the kernel's. Another implementation lies in memory and runs the code of the kernel programs on the host, so
-//! that what the daemon decides is tested without privileges.
+//! [`PinnedClient`] is the implementation for the real kernel. Another implementation is in memory
+//! and runs the code of the kernel programs on the host, so that the daemon's decisions are tested
+//! without privileges.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,10 +24,10 @@ use crate::sys::{clock::monotonic_ns, cpus::possible_cpus, runs::Runs};
 
 /// The kernel, as one client task needs it.
 pub trait ClientKernel: Send + Sync {
-    /// Makes or adopts the client's maps, and loads programs for them. Nothing is attached yet.
+    /// Creates or adopts the client's maps, and loads programs for them. Attaches nothing yet.
     ///
     /// # Errors
-    /// If what is there is not ours or not of this shape, or the kernel refuses.
+    /// If existing pins are not ours or do not have this shape, or if the kernel refuses.
     fn open(
         &mut self,
         limits: &Limits,
@@ -33,84 +35,92 @@ pub trait ClientKernel: Send + Sync {
         purpose: Purpose,
     ) -> Result<Tables, DatapathError>;
 
-    /// Loads other programs. They take the place of those before with the next [`ClientKernel::attach`].
+    /// Loads other programs. The next [`ClientKernel::attach`] replaces the previous programs with
+    /// them.
     ///
     /// # Errors
-    /// If the kernel refuses; the programs before stay.
+    /// If the kernel refuses; the previous programs stay.
     fn load(&mut self, limits: &Limits, features: Features, purpose: Purpose) -> Result<(), DatapathError>;
 
-    /// The time by the programs' clock, in nanoseconds.
+    /// The time of the programs' clock, in nanoseconds.
     fn now_ns(&self) -> u64;
 
-    /// CPUs that the kernel may ever run on.
+    /// The number of CPUs that the kernel may ever run on.
     ///
     /// # Errors
-    /// If the kernel does not tell.
+    /// If the kernel does not report the number.
     fn cpus(&self) -> io::Result<u32>;
 
-    /// Cookie of the daemon's network namespace; `None` if it is not known, as before Linux 5.14.
+    /// Cookie of the daemon's network namespace; `None` if the kernel does not report it, as before
+    /// Linux 5.14.
     fn own_namespace(&self) -> Option<u64>;
 
-    /// Where cgroup2 is mounted.
+    /// The mount point of cgroup2.
     ///
     /// # Errors
-    /// If that cannot be found.
+    /// If it cannot be found.
     fn mount(&self) -> Result<PathBuf, DatapathError>;
 
     /// The cgroup at a full path.
     ///
     /// # Errors
-    /// [`DatapathError::NoCgroup`] if there is none; if the path leads elsewhere than to cgroup2, or it cannot be looked at.
+    /// [`DatapathError::NoCgroup`] if there is none; other errors if the path does not lead to
+    /// cgroup2, or the cgroup cannot be read.
     fn cgroup(&self, path: &Path) -> Result<Cgroup, DatapathError>;
 
-    /// Whether the cgroup with this id is at a full path, by a look that costs little.
+    /// Whether the cgroup with this id is at a full path. A cheap check.
     fn is_cgroup(&self, path: &Path, id: u64) -> bool;
 
-    /// Attaches the programs to the cgroup in place of older ones. Links to cgroups that the client has left get the programs, too.
+    /// Attaches the programs to the cgroup in place of older ones. Links to cgroups that the client
+    /// has left get these programs, too.
     ///
     /// # Errors
-    /// If the kernel refuses; what was attached before stays.
+    /// If the kernel refuses; what was attached before stays attached.
     fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError>;
 
-    /// Whether exactly these programs are attached to the cgroup with this id, all of them, and nothing is left of another kind of
-    /// accounting.
+    /// Whether exactly these programs, and all of them, are attached to the cgroup with this id,
+    /// and no link of another kind of accounting is left.
     ///
     /// # Errors
-    /// If that cannot be seen.
+    /// If the links cannot be read.
     fn is_fully_attached(&self, cgroup: u64) -> Result<bool, DatapathError>;
 
-    /// Whether the connects of the cgroup with this id are balanced by the client's programs, of any build.
+    /// Whether the client's programs, of any build, balance the connects of the cgroup with this
+    /// id.
     ///
     /// # Errors
-    /// If that cannot be seen.
+    /// If the links cannot be read.
     fn is_balanced(&self, cgroup: u64) -> Result<bool, DatapathError>;
 
-    /// The cgroups at which the client's flows begin.
+    /// The cgroups in which the client's flows begin.
     ///
     /// # Errors
-    /// If that cannot be seen.
+    /// If the links cannot be read.
     fn begins_at(&self) -> Result<Vec<u64>, DatapathError>;
 
-    /// Lets no flow begin in cgroups other than this one. Those that are open there still end.
+    /// Lets no new flow begin in cgroups other than this one. Open flows there still end.
     ///
     /// # Errors
     /// If a link cannot be removed.
     fn leave_other_cgroups(&self, cgroup: u64) -> Result<(), DatapathError>;
 
-    /// The same if there is no cgroup at the client's path: a link to one that was at this path stays, because sockets that were made
-    /// in it may still dial.
+    /// The same as [`ClientKernel::leave_other_cgroups`], but for a client without a cgroup at its
+    /// path. A link to a cgroup that was at this path stays, because sockets that were made in that
+    /// cgroup may still dial.
     ///
     /// # Errors
-    /// If a link cannot be looked at or removed.
+    /// If a link cannot be read or removed.
     fn leave_cgroups_elsewhere(&self, path: &Path) -> Result<(), DatapathError>;
 
-    /// Whether programs are still attached to cgroups other than this one, for the sockets that were made there.
+    /// Whether programs are still attached to cgroups other than this one, for the sockets that
+    /// were made there.
     ///
     /// # Errors
-    /// If that cannot be seen.
+    /// If the links cannot be read.
     fn has_old_links(&self, cgroup: u64) -> Result<bool, DatapathError>;
 
-    /// Detaches from cgroups other than this one. To be called once no flow is open: later ends are not seen there.
+    /// Detaches from cgroups other than this one. Call it only when no flow is open: later ends are
+    /// not seen there.
     ///
     /// # Errors
     /// If a link cannot be removed.
@@ -119,32 +129,32 @@ pub trait ClientKernel: Send + Sync {
     /// Whether the client's pins are those that were opened: neither removed nor recreated since.
     ///
     /// # Errors
-    /// If that cannot be seen.
+    /// If the pins cannot be read.
     fn is_pinned(&self) -> Result<bool, DatapathError>;
 
-    /// How often the programs ran and how long, by hook, as far as the kernel has counted it.
+    /// How often and how long the programs ran, by hook, as far as the kernel has counted it.
     ///
     /// # Errors
-    /// If the kernel does not tell.
+    /// If the kernel does not report the runs.
     fn runs(&self) -> io::Result<Vec<(&'static str, Runs)>>;
 
-    /// Gives up all but the lock of the pins, if there is one.
+    /// Releases everything but the lock of the pins, if there is one.
     fn into_lock(self: Box<Self>) -> Option<Lock>;
 }
 
-/// A client task in the kernel, by its pins.
+/// A client task in the kernel, identified by its pins.
 pub struct PinnedClient {
     pins: Pins,
-    /// Held as long as the maps may be written to.
+    /// Held while the maps may be written.
     lock: Lock,
     programs: Programs,
 }
 
 impl PinnedClient {
-    /// A client, of which nothing is opened yet.
+    /// Locks the pins of a client. Opens nothing yet.
     ///
     /// # Errors
-    /// If another process works on its pins, or they cannot be locked.
+    /// If another process works on the pins, or they cannot be locked.
     pub fn lock(pins: Pins) -> Result<Self, DatapathError> {
         Ok(Self { lock: pins.lock()?, pins, programs: Programs::new(Vec::new()) })
     }
@@ -164,7 +174,7 @@ impl ClientKernel for PinnedClient {
     }
 
     fn load(&mut self, limits: &Limits, features: Features, purpose: Purpose) -> Result<(), DatapathError> {
-        // Held until the programs have them.
+        // Held until the programs refer to the maps.
         let host = HostMaps::open(self.pins.base())?;
         self.programs = object::load(&self.pins, limits, features, purpose)?;
         drop(host);
@@ -196,7 +206,7 @@ impl ClientKernel for PinnedClient {
     }
 
     fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
-        // The directory of the links may have been removed together with them.
+        // The directory of the links may have been removed together with the links.
         self.pins.create()?;
         links::attach(&self.programs, &self.pins, cgroup)
     }

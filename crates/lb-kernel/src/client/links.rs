@@ -1,8 +1,10 @@
-//! The links of a client task: which program is attached to which cgroup, as the pins below `links/` hold it.
+//! The links of a client task: which program is attached to which cgroup, according to the pins
+//! below `links/`.
 //!
-//! While programs are attached, a link is removed only when its successor is attached, when its hook is not needed any
-//! more, or when the kernel has said that it leads to another cgroup or to none. Every other error (no descriptor, no
-//! memory, no privilege) means that nothing is known: nothing is changed then, and the caller tries again.
+//! While programs are attached, a link is removed in three cases only: its successor is attached,
+//! its hook is no longer needed, or the kernel reports that the link leads to another cgroup or to
+//! none. After every other error (no descriptor, no memory, no privilege) the state is unknown:
+//! nothing is changed, and the caller retries.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,48 +16,51 @@ use crate::host::pins::{self, Pins};
 use crate::host::{cgroup::Cgroup, loader::LoadedProgram};
 use crate::sys::{self, LinkInfo};
 
-/// What follows the name of a link that is about to take the place of another. (The kernel reserves names with dots.)
+/// The suffix of the name of a link that is about to replace another one. (The kernel reserves
+/// names with dots.)
 const SUCCESSOR: &str = "+new";
 
-/// The name under which a hook's link to a cgroup is pinned. The id is in it because a client may change its cgroup,
-/// and sockets that were made in the old one must still be seen to end.
+/// The name under which a hook's link to a cgroup is pinned. The name contains the cgroup's id
+/// because a client may change its cgroup, and the ends of sockets that were made in the old cgroup
+/// must still be seen.
 fn link_name(hook: &Hook, cgroup: u64) -> String {
     format!("{}@{cgroup}", hook.name)
 }
 
-/// The hook and the cgroup of a link's name.
+/// Parses a link's name into its hook and its cgroup.
 fn of_link(name: &str) -> Option<(&'static Hook, u64)> {
     let (hook, cgroup) = name.split_once('@')?;
     Some((HOOKS.iter().find(|known| known.name == hook)?, cgroup.parse().ok()?))
 }
 
-/// Whether a pin may be a link of ours by its name, also under the temporary name that a killed daemon has left.
+/// Whether a pin may be a link of ours, by its name. Includes the temporary names that a killed
+/// daemon leaves behind.
 pub fn is_link(name: &str) -> bool {
     of_link(name.strip_suffix(SUCCESSOR).unwrap_or(name)).is_some()
 }
 
-/// Whether a link begins flows: it is detached before those that see them end. Holds for links of any version.
+/// Whether flows begin at a link, which is then detached before the links that see flows end. Holds
+/// for links of any version.
 pub fn detaches_first(name: &str) -> bool {
     name.starts_with("connect") || name.starts_with("sendmsg")
 }
 
-/// A pinned link, if something is pinned there.
 struct Pinned {
     link: OwnedFd,
     info: LinkInfo,
 }
 
-/// Looks at a pinned link.
+/// Opens and reads a pinned link; `None` if nothing is pinned there.
 fn look(path: &Path) -> Result<Option<Pinned>, DatapathError> {
     let found = pins::look_at_link(path, sys::link_info)?;
     Ok(found.map(|(link, info)| Pinned { link, info }))
 }
 
-/// Attaches every program to the cgroup, each in place of its predecessor if there is one. What is attached to other
-/// cgroups gets the new programs and stays, until [`leave`].
+/// Attaches every program to the cgroup, each in place of its predecessor if there is one. Links to
+/// other cgroups get the new programs and stay, until [`leave`].
 ///
 /// # Errors
-/// If the kernel refuses; what was attached before stays.
+/// If the kernel refuses; what was attached before stays attached.
 pub fn attach(programs: &Programs, pins: &Pins, cgroup: &Cgroup) -> Result<(), DatapathError> {
     for (hook, program) in programs.hooks() {
         attach_one(hook, program, pins, cgroup)?;
@@ -63,14 +68,16 @@ pub fn attach(programs: &Programs, pins: &Pins, cgroup: &Cgroup) -> Result<(), D
     for name in pins.link_names()? {
         let path = pins.links().join(&name);
         let Some((hook, of)) = of_link(&name) else {
-            // A daemon was killed before it had renamed this link; the link of the final name was attached above.
+            // A daemon was killed before it renamed this link; the link with the final name was
+            // attached above.
             if is_link(&name) {
                 pins::detach(&path)?;
             }
             continue;
         };
         let Some(program) = programs.of(hook) else {
-            // The accounting has changed and needs this hook no more; the programs attached above do not rely on it.
+            // The accounting has changed and no longer needs this hook; the programs attached above
+            // do not rely on it.
             pins::detach(&path)?;
             continue;
         };
@@ -80,7 +87,8 @@ pub fn attach(programs: &Programs, pins: &Pins, cgroup: &Cgroup) -> Result<(), D
         let Some(Pinned { link, .. }) = look(&path)? else { continue };
         match sys::link_update(link.as_fd(), program.fd.as_fd()) {
             Ok(()) => {}
-            // A link is severed once its cgroup is removed and its last socket closed: nothing is left to end.
+            // The kernel severs a link when its cgroup is removed and the last socket of the cgroup
+            // is closed: no flow is left to end.
             Err(error) if error.raw_os_error() == Some(libc::ENOLINK) => pins::detach(&path)?,
             Err(source) => return Err(DatapathError::Link { path, source }),
         }
@@ -101,7 +109,7 @@ fn attach_one(
         |pinned: &Option<Pinned>| pinned.as_ref().is_some_and(|pinned| pinned.info.cgroup_id == cgroup.id);
     let mut pinned = look(&path)?;
     if !leads_here(&pinned) {
-        // A daemon may have been killed after it had attached the successor and before that had its name.
+        // A daemon may have been killed between attaching the successor and renaming it.
         let waiting = look(&successor)?;
         if leads_here(&waiting) {
             rename(&successor, &path)?;
@@ -124,11 +132,11 @@ fn attach_one(
                     .map_err(|source| DatapathError::Pin { path: path.to_owned(), source })
             };
             let Some(Pinned { link: other, .. }) = pinned else { return pin(&path) };
-            // What is pinned there leads to another cgroup, or to none: it was detached or moved.
+            // The pinned link leads to another cgroup, or to none: it was detached or moved.
             pins::unlink(&successor)?;
             pin(&successor)?;
             rename(&successor, &path)?;
-            // The old link has no pin any more: if this fails, the kernel detaches it in a moment.
+            // The old link has no pin any more: if this fails, the kernel detaches the link soon.
             let _ = sys::link_detach(other.as_fd());
             Ok(())
         }
@@ -145,11 +153,11 @@ fn rename(from: &Path, to: &Path) -> Result<(), DatapathError> {
     std::fs::rename(from, to).map_err(|source| DatapathError::Pin { path: to.to_owned(), source })
 }
 
-/// Whether every program is attached to a cgroup, and nothing is left of another kind of accounting: whether there is
-/// nothing for [`attach`] to do there. So an attachment that an error cut off is found.
+/// Whether every program is attached to a cgroup and no link of another kind of accounting is left,
+/// so that [`attach`] has nothing to do there. This finds an attachment that an error interrupted.
 ///
 /// # Errors
-/// If that cannot be seen.
+/// If a link cannot be read.
 pub fn are_fully_attached(programs: &Programs, pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
     for (hook, program) in programs.hooks() {
         let pinned = look(&pins.links().join(link_name(hook, cgroup)))?;
@@ -173,7 +181,7 @@ pub fn old_links(pins: &Pins, cgroup: u64) -> Result<Vec<String>, DatapathError>
     Ok(links)
 }
 
-/// In cgroups that the client has left, no flow begins any more; those that are open still end.
+/// Lets no new flow begin in cgroups that the client has left. Open flows there still end.
 ///
 /// # Errors
 /// If a link cannot be removed.
@@ -184,7 +192,8 @@ pub fn leave(pins: &Pins, cgroup: u64) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// The id of the program that all links of a hook lead to; `None` if there is none, there are several, or it cannot be seen.
+/// The id of the program that all links of a hook lead to; `None` if there is no such program,
+/// there are several, or a link cannot be read.
 pub fn only_program_of(pins: &Pins, hook: &Hook) -> Option<u32> {
     let mut programs = BTreeSet::new();
     for name in pins.link_names().ok()? {
@@ -198,7 +207,7 @@ pub fn only_program_of(pins: &Pins, hook: &Hook) -> Option<u32> {
 /// Ids of the programs of a client's pinned links.
 ///
 /// # Errors
-/// If that cannot be seen: a program of ours would be taken for another's.
+/// If a link cannot be read: a program of ours would be mistaken for a foreign one.
 pub fn programs_of(pins: &Pins) -> Result<Vec<u32>, DatapathError> {
     let mut programs = Vec::new();
     for name in pins.link_names()? {
@@ -210,9 +219,9 @@ pub fn programs_of(pins: &Pins) -> Result<Vec<u32>, DatapathError> {
 /// The one cgroup whose connects a client's programs balance, if there is one. See [`is_balanced`].
 ///
 /// # Errors
-/// If that cannot be seen.
+/// If a link cannot be read.
 pub fn balanced_cgroup(pins: &Pins) -> Result<Option<u64>, DatapathError> {
-    // Only where flows begin are all hooks attached.
+    // A cgroup has all hooks only if flows begin in it.
     for cgroup in begins_at(pins)?.into_iter().collect::<BTreeSet<u64>>() {
         if is_balanced(pins, cgroup)? {
             return Ok(Some(cgroup));
@@ -221,12 +230,12 @@ pub fn balanced_cgroup(pins: &Pins) -> Result<Option<u64>, DatapathError> {
     Ok(None)
 }
 
-/// Whether the connects of a cgroup are balanced by a client's programs: every hook is attached there but for the one
-/// that follows connections, which only some kinds of accounting have. Whether the programs are exactly ours is told by
-/// `are_fully_attached`.
+/// Whether a client's programs balance the connects of a cgroup: every hook is attached there,
+/// except perhaps the one that tracks connections, which only some kinds of accounting need.
+/// `are_fully_attached` tells whether the programs are exactly ours.
 ///
 /// # Errors
-/// If that cannot be seen.
+/// If a link cannot be read.
 pub fn is_balanced(pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
     for hook in HOOKS.iter().filter(|hook| hook.name != FOLLOWS) {
         let pinned = look(&pins.links().join(link_name(hook, cgroup)))?;
@@ -237,7 +246,8 @@ pub fn is_balanced(pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
     Ok(cgroup != 0)
 }
 
-/// The cgroups at which a client's flows begin, by the names of its links, which may be of any version.
+/// The cgroups in which a client's flows begin, by the names of its links, which may be of any
+/// version.
 ///
 /// # Errors
 /// If the pins cannot be read.
@@ -247,7 +257,8 @@ pub fn begins_at(pins: &Pins) -> Result<Vec<u64>, DatapathError> {
     Ok(links.iter().filter(|name| detaches_first(name)).filter_map(cgroup).collect())
 }
 
-/// The cgroups that a client's links of any kind are named after: also those that it has left, whose flows still end.
+/// The cgroups that the names of a client's links of any kind contain. Includes cgroups that the
+/// client has left and in which flows still end.
 ///
 /// # Errors
 /// If the pins cannot be read.

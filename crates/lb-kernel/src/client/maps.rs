@@ -1,4 +1,5 @@
-//! A client task's maps, opened by their pins: memory-mapped arrays, per-CPU arrays, and the hash of retired counters.
+//! A client task's maps, opened by their pins: memory-mapped arrays, per-CPU arrays, and the hash
+//! of retired counters.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -12,12 +13,13 @@ use crate::host::pins::Pins;
 use crate::sys;
 use crate::sys::{mapped::Mapped, per_cpu::PerCpuArray};
 
-/// Open flows of a client of any ABI version: each keeps them in a mapped array whose values begin with the number.
+/// Open flows of a client of any ABI version: every version has a mapped array whose values begin
+/// with this number.
 ///
 /// # Errors
 /// If the map cannot be opened or mapped.
 pub fn open_flows(pins: &Pins) -> Result<u64, DatapathError> {
-    /// The name of that map up to version 3.
+    /// The name of that map up to ABI version 3.
     const BEFORE: &str = "active";
     let dir = pins.maps();
     let before = dir.join(BEFORE);
@@ -43,13 +45,13 @@ pub struct Maps {
     pub outcomes: PerCpuArray<Outcomes>,
     pub counts: Counters,
     pub anomalies: PerCpuArray<Anomalies>,
-    /// By slot, how many flows were reclaimed.
+    /// Number of reclaimed flows, by slot.
     pub reclaimed: Mapped<u64>,
     pub retired: RetiredBackends,
 }
 
 impl Maps {
-    /// Opens the maps pinned in `dir`. Their shapes are not checked (see `object::check_pins`).
+    /// Opens the maps pinned in `dir`. Does not check their shapes (see `object::check_pins`).
     ///
     /// # Errors
     /// If one is missing or may not be opened.

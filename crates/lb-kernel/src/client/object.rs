@@ -1,7 +1,7 @@
-//! The kernel object: which maps it declares, and its programs, loaded for this kernel.
+//! The kernel object: the maps that it declares, and its programs, loaded for this kernel.
 //!
-//! A start keeps programs of the same build that are attached (see `adoption`). Otherwise it loads programs, which replace the
-//! attached ones (see `links`): an upgrade is a start.
+//! A start reuses attached programs of the same build (see `adoption`). Otherwise it loads
+//! programs, which replace the attached ones (see `links`): an upgrade is a start.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -22,20 +22,20 @@ use crate::host::{features::Features, loader::objects, maps::verdicts_pin, pins:
 use crate::sys;
 use crate::sys::{cpus::possible_cpus, jiffies::Jiffies};
 
-/// What a client's programs are made for.
+/// The options that decide how a client's programs are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Purpose {
-    /// What is to be known of flows.
+    /// What the programs record about flows.
     pub accounting: Accounting,
-    /// Whether some service may have its backends scanned. The verifier needs many times as long for the scans as for
-    /// everything else.
+    /// Whether a service may scan its backends. The verifier needs many times as long for the scans
+    /// as for everything else.
     pub scans: bool,
 }
 
 /// The capacities that the configuration sets.
 pub fn capacities(limits: &Limits) -> [(&'static str, u32); 10] {
     [
-        // Twice: a new table is written beside the one it replaces.
+        // Twice the limit: a new table is written beside the one that it replaces.
         (map::SCHEDULE, 2 * limits.schedule_entries / ENTRIES_PER_CELL),
         (map::BACKENDS, limits.slots),
         (map::CHOSEN, limits.slots),
@@ -49,21 +49,21 @@ pub fn capacities(limits: &Limits) -> [(&'static str, u32); 10] {
     ]
 }
 
-/// As small as can be.
+/// The smallest possible limits.
 const SMALLEST: Limits =
     Limits { schedule_entries: 1 << abi::MIN_SCHEDULE_LOG2, flow_records: 64, slots: 64 };
 
-/// The capacities of maps that are closed with the object.
+/// The capacities of maps that are closed together with the object.
 pub fn smallest() -> Vec<(&'static str, u32)> {
     capacities(&SMALLEST).into_iter().chain([(host::map::VERDICTS, 1)]).collect()
 }
 
-/// The shapes of all maps of a client with the given limits.
+/// The shapes of all maps of a client with these limits.
 pub fn shapes(limits: &Limits) -> BTreeMap<String, Shape> {
-    /// As the object declares them: parsed once, not once per client.
+    /// The shapes as the object declares them; parsed once per process, not once per client.
     static DECLARED: LazyLock<BTreeMap<String, Shape>> = LazyLock::new(|| {
         let mut declared = declared(objects::CLIENT);
-        // The host's: one that all clients share.
+        // The host's maps, which all clients share, are not a client's.
         declared.retain(|name, _| !host::map::ALL.contains(&name.as_str()));
         declared
     });
@@ -74,7 +74,7 @@ pub fn shapes(limits: &Limits) -> BTreeMap<String, Shape> {
     shapes
 }
 
-/// How many elements each map of a client with these limits has.
+/// The number of elements of each map of a client with these limits.
 pub fn entries(limits: &Limits) -> BTreeMap<String, u32> {
     shapes(limits).into_iter().map(|(name, shape)| (name, shape.max_entries)).collect()
 }
@@ -85,11 +85,11 @@ pub fn memory_of_client(limits: &Limits) -> u64 {
     shapes(limits).values().map(|shape| shape.bytes(cpus)).sum()
 }
 
-/// Checks what is pinned before it is adopted: the kernel itself would load the programs with maps of another shape,
-/// and they would then read and write the wrong data.
+/// Checks pinned maps before they are adopted. The kernel itself would load the programs with maps
+/// of another shape, and the programs would then read and write the wrong data.
 ///
 /// # Errors
-/// If something there is not ours, not of this shape, or missing under attached programs.
+/// If a pin is not ours or not of this shape, or a map is missing under attached programs.
 pub fn check_pins(pins: &Pins, limits: &Limits) -> Result<(), DatapathError> {
     let (maps, links) = pins.contents()?;
     let shapes = shapes(limits);
@@ -111,7 +111,8 @@ pub fn check_pins(pins: &Pins, limits: &Limits) -> Result<(), DatapathError> {
             });
         }
     }
-    // A first start that was cut off may have made some of the maps only. Links are made after all maps.
+    // An interrupted first start may have made only some of the maps. Links are made after all
+    // maps.
     let missing = shapes.keys().find(|name| !maps.contains(name));
     match missing {
         Some(name) if !links.is_empty() => {
@@ -132,10 +133,11 @@ fn hook_programs(features: Features, purpose: Purpose) -> Vec<HookProgram> {
     hooks.map(|hook| (hook, name(hook))).collect()
 }
 
-/// Makes or adopts the maps, and keeps the attached programs or loads others. The host's maps are there already.
+/// Creates or adopts the maps, and reuses the attached programs or loads others. The host's maps
+/// must exist.
 ///
 /// # Errors
-/// If the kernel refuses, most likely for want of privilege.
+/// If the kernel refuses, usually because of a missing privilege.
 pub fn load(
     pins: &Pins,
     limits: &Limits,
@@ -145,21 +147,22 @@ pub fn load(
     load_with(Some(pins), limits, features, purpose)
 }
 
-/// Loads the programs with small maps of their own and closes them: whether the verifier accepts them for this process.
+/// Loads the programs with small maps of their own and closes them, to find out whether the
+/// verifier accepts them for this process.
 ///
 /// # Errors
-/// If the kernel refuses, most likely for want of privilege.
+/// If the kernel refuses, usually because of a missing privilege.
 pub fn try_load(features: Features) -> Result<(), DatapathError> {
     let purpose = Purpose { accounting: Accounting::Full, scans: true };
     load_with(None, &SMALLEST, features, purpose).map(drop)
 }
 
-/// Whether the kernel does not let this process make maps and load programs, by trying.
+/// Whether the kernel refuses to make maps and load programs for this process. Finds out by trying.
 pub fn lacks_privilege() -> bool {
     privileges::probe().and_then(try_load).is_err_and(|error| error.is_permission())
 }
 
-/// What the programs are told of this client and of the kernel.
+/// The constants that tell the programs about this client and the kernel.
 fn globals(limits: &Limits, features: Features, purpose: Purpose) -> Vec<(&'static str, u32)> {
     let client = [
         ("FLOW_MASK", limits.flow_records - 1),

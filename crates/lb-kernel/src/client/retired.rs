@@ -1,7 +1,9 @@
-//! Retired counters: what was counted of backends that have left, kept by service and address for when they return.
+//! Retired counters: the counts of backends that have left, stored by service and address until the
+//! backends return.
 //!
-//! A slot is freed once nothing refers to it, and its next backend begins with counters of its own. A backend that
-//! returns may get any slot; it goes on with what is kept here, so that its counts never run backwards.
+//! A slot is freed when nothing refers to it, and its next backend begins with its own counters. A
+//! backend that returns may get any slot; it continues the counts stored here, so that its counts
+//! never decrease.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,12 +16,11 @@ use crate::error::DatapathError;
 use crate::sys;
 use crate::sys::elements::{self, Elements};
 
-/// The counters of one client's backends that have left.
 pub struct RetiredBackends {
     map: Box<dyn Elements>,
 }
 
-/// What a backend is known by.
+/// The key of a backend in the map.
 pub fn name(service: &str, address: SocketAddr) -> BackendName {
     let mut name = [0; NAME_BYTES];
     let bytes = service.as_bytes();
@@ -43,12 +44,11 @@ impl RetiredBackends {
         Ok(Self::over(Box::new(sys::open_pin(path).map_err(fail)?)))
     }
 
-    /// Those that lie in `map`.
     pub fn over(map: Box<dyn Elements>) -> Self {
         Self { map }
     }
 
-    /// What is kept of a backend, if anything is.
+    /// The stored counters of a backend, if there are any.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -56,7 +56,7 @@ impl RetiredBackends {
         elements::get(&*self.map, name)
     }
 
-    /// Keeps what was counted of a backend that leaves. One of which nothing was counted needs no entry.
+    /// Stores the counts of a backend that leaves. A backend without any counts needs no entry.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -81,7 +81,7 @@ impl RetiredBackends {
         }
     }
 
-    /// Removes what is kept of a backend.
+    /// Removes the stored counters of a backend.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -89,7 +89,8 @@ impl RetiredBackends {
         self.map.remove(bytemuck::bytes_of(name)).map(drop)
     }
 
-    /// Removes what is kept of those that left first: an eighth at a time, because all of them have to be read for it.
+    /// Removes the entries of the backends that left first. Removes an eighth at a time, because
+    /// each call has to read all entries.
     fn make_room(&self) -> io::Result<()> {
         let mut all: Vec<(u64, BackendName)> = Vec::new();
         self.map.visit(size_of::<BackendName>(), size_of::<RetiredCounters>(), &mut |name, retired| {

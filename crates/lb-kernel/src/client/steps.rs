@@ -1,7 +1,8 @@
-//! A plan's steps, carried out on the maps.
+//! Carries out a plan's steps on the maps.
 //!
-//! Each step may fail and be repeated. A step that has failed leaves the arena right: a table is retired there before
-//! its row is overwritten, and published there only where no write can fail.
+//! Each step may fail and be repeated. A failed step leaves the arena consistent: a table is
+//! retired in the arena before its row is overwritten, and published there only when no later write
+//! can fail.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +15,8 @@ use super::tables::CursorSeed;
 use crate::error::DatapathError;
 
 impl Datapath {
-    /// Carries out one step towards a plan with these services. Returns `false` if a new table finds no room until
-    /// readers are gone.
+    /// Carries out one step towards a plan with these services. Returns `false` if there is no room
+    /// for a new table until readers are gone.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -53,7 +54,8 @@ impl Datapath {
         Ok(true)
     }
 
-    /// Writes a new table and switches to it. Returns `false` if it finds no room until readers are gone.
+    /// Writes a new table and switches to it. Returns `false` if there is no room until readers are
+    /// gone.
     pub(super) fn publish(&mut self, index: ServiceIndex, schedule: &[Slot], replaced: &[Slot]) -> bool {
         let length = u32::try_from(schedule.len()).expect("the planner bounds schedules");
         let entries_of = entries_by_slot(schedule);

@@ -1,8 +1,8 @@
-//! The tables of one client task as they lie in its maps: plans are read from them, steps written into them, and counts
-//! read back.
+//! The tables of one client task in its maps: this module reads plans from them, writes steps into
+//! them, and reads counts.
 //!
-//! It knows how each value is laid out and in which order its words are written. What is written, and when, is decided
-//! by plans and by the arena.
+//! It knows the layout of each value and the order in which its words are written. Plans and the
+//! arena decide what is written, and when.
 
 mod services;
 
@@ -33,7 +33,7 @@ use super::maps::Maps;
 use crate::error::DatapathError;
 use crate::host::{maps::Verdicts, pins::Pins};
 
-/// The tables of one client task, by maps that are opened for it.
+/// The tables of one client task, over maps that are opened for it.
 pub struct Tables {
     maps: Maps,
     verdicts: Verdicts,
@@ -50,7 +50,7 @@ impl Tables {
         Ok(Self::over(maps, Verdicts::open(pins.base())?, pins.clone()))
     }
 
-    /// The tables in these maps. `pins`: where errors say that they are.
+    /// The tables in these maps. `pins`: the location that errors name.
     pub fn over(maps: Maps, verdicts: Verdicts, pins: Pins) -> Self {
         Self { maps, verdicts, pins }
     }
@@ -63,10 +63,10 @@ impl Tables {
         self.maps.anomalies.get(0).map_err(|error| self.fail_io(map::ANOMALIES, "read", error))
     }
 
-    /// The maps' contents as a plan.
+    /// Reads the contents of the maps as a plan.
     ///
     /// # Errors
-    /// If they contradict themselves.
+    /// If the contents contradict each other.
     pub fn read_plan(&self) -> Result<Plan, DatapathError> {
         let contradiction = |what: String| self.contradiction(what);
         let mut plan = Plan::default();
@@ -138,7 +138,6 @@ impl Tables {
         Ok(plan)
     }
 
-    /// The error for maps that contradict themselves.
     pub(crate) fn contradiction(&self, what: String) -> DatapathError {
         let client = self.pins.client.clone();
         DatapathError::Contradiction { client, detach: self.pins.detach_command(), what }

@@ -1,22 +1,22 @@
-//! Why the verifier refused a program, out of its log: in which function, and the last line that says so.
+//! Extracts from the verifier's log why it refused a program: the function, and the last line that
+//! gives a reason.
 //!
-//! The log goes on with statistics (`BPF_LOG_STATS`), and it has the steps before in lines of their own, of which only the
-//! programs' author wants to read.
+//! The log continues with statistics (`BPF_LOG_STATS`), and the steps before the refusal have lines
+//! of their own, which matter to the programs' author only.
 
 use std::fmt::{self, Display, Formatter};
 
 use aya::programs::ProgramError;
 
-/// What the log of a refused program says. Empty if it says nothing.
+/// The reason in the log of a refused program. Empty if the log gives none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Refusal {
-    /// The function that was followed last, if it was not the program's own.
+    /// The function that the verifier checked last, if it was not the program's own.
     function: Option<String>,
     line: Option<String>,
 }
 
 impl Refusal {
-    /// Of an error.
     pub fn of(error: &ProgramError) -> Self {
         match error {
             ProgramError::LoadError { verifier_log, .. } => Self::in_log(&verifier_log.to_string()),
@@ -25,7 +25,7 @@ impl Refusal {
     }
 
     fn in_log(log: &str) -> Self {
-        /// How lines begin that say nothing of a reason: statistics, and states.
+        /// Beginnings of lines that give no reason: statistics, and states.
         const OTHERS: [&str; 7] =
             ["processed ", "verification time ", "stack depth ", "mark_precise:", "from ", "frame ", "SCC "];
         let is_reason = |line: &&str| {
@@ -34,7 +34,8 @@ impl Refusal {
                 && !line.starts_with(|first: char| first.is_ascii_digit())
                 && !OTHERS.iter().any(|other| line.starts_with(other))
         };
-        // `Validating name() func#3...`, and then `Func#3 ('name') is safe for any args that match its prototype`.
+        // `Validating name() func#3...`, and then
+        // `Func#3 ('name') is safe for any args that match its prototype`.
         let followed = log.lines().rev().find_map(|line| line.strip_prefix("Validating "));
         let function = followed.and_then(|rest| Some(rest.split_once('(')?.0.to_owned()));
         let line = log.lines().map(str::trim).rev().find(is_reason);

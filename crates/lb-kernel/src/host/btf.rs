@@ -1,13 +1,15 @@
-//! Where fields lie in the kernel's structures, from its own description of its types (BTF, `/sys/kernel/btf/vmlinux`).
+//! The positions of fields in the kernel's structures, from the kernel's own description of its
+//! types (BTF, `/sys/kernel/btf/vmlinux`).
 //!
-//! The layout is that of `Documentation/bpf/btf.rst`. Parsed here, because the existing parsers keep their types to
-//! themselves, or have a licence that is incompatible with this program's.
+//! `Documentation/bpf/btf.rst` describes the layout. socklb parses it itself because the existing
+//! parsers keep their types private, or have a licence that is incompatible with this program's.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-/// Where fields lie, in bytes from the beginning of a `struct tcp_sock`.
+/// Positions of fields, in bytes from the beginning of a `struct tcp_sock`, unless a comment says
+/// otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offsets {
     pub sk_err: u32,
@@ -18,36 +20,35 @@ pub struct Offsets {
     pub bytes_acked: u32,
     pub icsk_syn_retries: u32,
     pub bpf_sock_ops_cb_flags: u32,
-    /// The byte that `sk_kern_sock` is a bit of.
+    /// The byte that contains the bit `sk_kern_sock`.
     pub sk_kern_sock: u32,
-    /// Which bit of it, as a mask.
+    /// The mask of that bit.
     pub sk_kern_sock_mask: u32,
     /// The first message of `sk_error_queue`.
     pub error_queue: u32,
-    /// Its length.
+    /// The length of `sk_error_queue`.
     pub error_queue_length: u32,
     /// In a `struct sk_buff` of that queue, its `struct sock_extended_err`.
     pub queued_error: u32,
     pub bound_device: u32,
     pub socket_mark: u32,
-    /// The byte that `sk_userlocks` begins in.
+    /// The byte in which `sk_userlocks` begins.
     pub user_locks: u32,
-    /// The bits of it that say that an address or a port was bound, as a mask.
+    /// The mask of its bits for a bound address or a bound port.
     pub user_locks_mask: u32,
     pub socket_filter: u32,
     pub socket_flags: u32,
     pub unicast_ttl: u32,
-    /// How to get pointers to such structures without a helper, where the kernel has the functions.
+    /// How to get pointers to such structures without a helper, if the kernel has the functions.
     pub casts: Option<Casts>,
 }
 
-/// The function that gives programs pointers to the kernel's own structures, and what is read through these. Functions and types are
-/// numbers in the kernel's description.
+/// The function that gives programs pointers to the kernel's own structures, and the fields that
+/// are read through these pointers. Functions and types are numbers in the kernel's description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Casts {
-    /// The function.
     pub bpf_rdonly_cast: u32,
-    /// Types: structures with these names.
+    /// Types: the structures with these names.
     pub tcp_sock: u32,
     pub bpf_sock_addr_kern: u32,
     pub bpf_sock_ops_kern: u32,
@@ -63,7 +64,7 @@ pub struct Casts {
 }
 
 impl Offsets {
-    /// Each by its name.
+    /// All offsets, each with its name.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, u32)> {
         let casts = self.casts.iter().flat_map(|casts| {
             [
@@ -104,7 +105,7 @@ impl Offsets {
     }
 }
 
-/// Where the kernel describes its types.
+/// The file in which the kernel describes its types.
 pub const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
 const MAGIC: u16 = 0xeb9f;
@@ -112,10 +113,10 @@ const KIND_STRUCT: u32 = 4;
 const KIND_UNION: u32 = 5;
 const KIND_FUNCTION: u32 = 12;
 
-/// Reads where the fields lie that the programs read.
+/// Reads the positions of the fields that the programs read.
 ///
 /// # Errors
-/// If the kernel does not describe its types, or not these.
+/// If the kernel does not describe its types, or not these types.
 pub fn offsets(path: &Path) -> io::Result<Offsets> {
     let bytes = std::fs::read(path)?;
     let sockets = ["sock", "sock_common", "inet_sock", "inet_connection_sock", "tcp_sock"];
@@ -131,7 +132,8 @@ pub fn offsets(path: &Path) -> io::Result<Offsets> {
         bits if bits % 8 == 0 => Ok(bits / 8),
         _ => Err(invalid(&format!("has a field {field} within a byte of a structure {structure}"))),
     };
-    // On little-endian processors, the only ones that run these programs, bit fields count from the lowest bit.
+    // On little-endian processors, the only ones that run these programs, bit fields count from the
+    // lowest bit.
     let kernels = bits("sock", "sk_kern_sock")?;
     let locks = bits("sock", "sk_userlocks")?;
     let queue = field("sock", "sk_error_queue")?;
@@ -162,7 +164,7 @@ pub fn offsets(path: &Path) -> io::Result<Offsets> {
     })
 }
 
-/// Where the fields lie that lead from an open file to the cookie of its socket.
+/// The positions of the fields that lead from an open file to the cookie of its socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileOffsets {
     /// In a `struct file`.
@@ -176,10 +178,10 @@ pub struct FileOffsets {
     pub cookie: u32,
 }
 
-/// Reads where the fields lie that the iterator over open files reads.
+/// Reads the positions of the fields that the iterator over open files reads.
 ///
 /// # Errors
-/// If the kernel does not describe its types, or not these.
+/// If the kernel does not describe its types, or not these types.
 pub fn file_offsets(path: &Path) -> io::Result<FileOffsets> {
     let bytes = std::fs::read(path)?;
     let types = Types::parse(&bytes, &["file", "inode", "socket", "sock", "sock_common"], &[]);
@@ -204,9 +206,9 @@ fn invalid(what: &str) -> io::Error {
 struct Types<'b> {
     /// All types, one after the other.
     types: &'b [u8],
-    /// Where each of them begins; number 0 is `void` and nowhere.
+    /// The position of each type; type number 0 is `void` and has none.
     starts: Vec<usize>,
-    /// Where the structures with these names begin, and their numbers.
+    /// The positions and the numbers of the structures with these names.
     structures: BTreeMap<&'static str, (usize, u32)>,
     /// The numbers of the functions with these names.
     functions: BTreeMap<&'static str, u32>,
@@ -222,7 +224,8 @@ struct Type {
 }
 
 impl<'b> Types<'b> {
-    /// Finds all types, and in the same pass over some hundred thousand the structures and the functions with these names.
+    /// Finds all types, and in the same pass over several hundred thousand types the structures and
+    /// functions with these names.
     fn parse(bytes: &'b [u8], structures: &[&'static str], functions: &[&'static str]) -> Option<Self> {
         let magic = u16::from_le_bytes(bytes.get(..2)?.try_into().ok()?);
         if magic != MAGIC {
@@ -243,7 +246,7 @@ impl<'b> Types<'b> {
             strings,
         };
         let mut at = 0;
-        // Bound: each turn is a type further, and types are at least twelve bytes.
+        // Bound: each turn is a type further, and types have at least twelve bytes.
         while at < types.len() {
             let number = u32::try_from(found.starts.len()).ok()?;
             found.starts.push(at);
@@ -274,12 +277,13 @@ impl<'b> Types<'b> {
         })
     }
 
-    /// The position in bits of a field, also one in a structure or union without a name inside.
+    /// The position of a field in bits. Also finds fields of unnamed structures and unions inside
+    /// the structure.
     fn field(&self, structure: &str, field: &str) -> Option<u32> {
         let (start, _) = *self.structures.get(structure)?;
-        // Structures that are still to be looked through, and where they begin.
+        // Structures still to be searched, and their positions.
         let mut pending = vec![(start, 0)];
-        // Bound: structures without a name nest a few levels deep.
+        // Bound: unnamed structures nest a few levels deep.
         while let Some((start, base)) = pending.pop() {
             let outer = self.at(start)?;
             for member in 0..outer.members {
@@ -332,7 +336,8 @@ impl<'b> Types<'b> {
 
 /// Bytes of a type after its first three words.
 fn extra(this: &Type) -> Option<usize> {
-    /// `FWD`, `TYPEDEF`, `VOLATILE`, `CONST`, `RESTRICT`, `FUNC`, `FLOAT`, `TYPE_TAG`, and `PTR`: nothing.
+    /// `FWD`, `TYPEDEF`, `VOLATILE`, `CONST`, `RESTRICT`, `FUNC`, `FLOAT`, `TYPE_TAG`, and `PTR`:
+    /// nothing.
     const BARE: [u32; 9] = [2, 7, 8, 9, 10, 11, 12, 16, 18];
     Some(match this.kind {
         kind if BARE.contains(&kind) => 0,
@@ -429,7 +434,8 @@ mod tests {
 
     #[test]
     fn this_kernel_describes_its_sockets() {
-        // Every kernel that these tests run on has it; where socklb runs without, causes of failure are unknown.
+        // Every kernel that runs these tests has BTF; on kernels without it, socklb does not know
+        // the causes of failures.
         let offsets = offsets(Path::new(VMLINUX)).unwrap();
         assert!(offsets.sk_err > 0 && offsets.srtt_us > offsets.sk_err, "{offsets:?}");
     }

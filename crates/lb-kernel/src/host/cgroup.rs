@@ -1,4 +1,4 @@
-//! The cgroup of a client task: where cgroup2 is mounted, and which cgroup a path names.
+//! The cgroup of a client task: the mount point of cgroup2, and the cgroup that a path names.
 
 pub mod own;
 
@@ -12,28 +12,26 @@ use std::path::{Path, PathBuf};
 
 use crate::error::DatapathError;
 
-/// A cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup {
-    /// Its full path.
     pub path: PathBuf,
-    /// The kernel's id of it: a cgroup that was removed and made again has another.
+    /// The kernel's id of the cgroup. A cgroup that was removed and made again has another id.
     pub id: u64,
 }
 
 impl Cgroup {
-    /// The cgroup at a full path.
+    /// Opens the cgroup at a full path.
     ///
     /// # Errors
-    /// If there is no such cgroup, or the path leads elsewhere than to cgroup2.
+    /// If there is no such cgroup, or the path does not lead to cgroup2.
     pub fn at(path: &Path) -> Result<Self, DatapathError> {
         open(path).map(|(cgroup, _)| cgroup)
     }
 
-    /// Its directory.
+    /// Opens the cgroup's directory.
     ///
     /// # Errors
-    /// If it cannot be opened, or another cgroup is at its path by now.
+    /// If it cannot be opened, or its path leads to another cgroup by now.
     pub fn open(&self) -> Result<File, DatapathError> {
         match open(&self.path)? {
             (now, directory) if now == *self => Ok(directory),
@@ -46,7 +44,7 @@ fn open(path: &Path) -> Result<(Cgroup, File), DatapathError> {
     let fail = |source| DatapathError::OpenCgroup { path: path.to_owned(), source };
     let directory = match File::open(path) {
         Ok(directory) => directory,
-        // A path below something that is no directory names nothing either.
+        // A path below something that is not a directory names no cgroup either.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             return Err(DatapathError::NoCgroup(path.to_owned()));
         }
@@ -68,7 +66,7 @@ fn open(path: &Path) -> Result<(Cgroup, File), DatapathError> {
 /// The id of the cgroup whose directory is at a full path.
 ///
 /// # Errors
-/// If nothing is there, or it cannot be looked at.
+/// If the path does not exist, or its metadata cannot be read.
 pub fn id_at(path: &Path) -> std::io::Result<u64> {
     std::fs::metadata(path).map(|metadata| metadata.ino())
 }
@@ -76,7 +74,7 @@ pub fn id_at(path: &Path) -> std::io::Result<u64> {
 /// The path of the cgroup with this id, if it exists.
 pub fn path_of(id: u64) -> Option<PathBuf> {
     let mut pending = vec![cgroup2_mount().ok()?];
-    // Bound: cgroups of the host, each looked at once; a directory tree of cgroups has no cycles.
+    // Bound: cgroups of the host, each read once; a directory tree of cgroups has no cycles.
     while let Some(directory) = pending.pop() {
         if std::fs::metadata(&directory).is_ok_and(|metadata| metadata.ino() == id) {
             return Some(directory);
@@ -93,15 +91,15 @@ pub fn is_cgroup2(directory: impl AsFd) -> bool {
     rustix::fs::fstatfs(directory).is_ok_and(|stat| stat.f_type == MAGIC)
 }
 
-/// The processes of a cgroup and of all below it.
+/// The processes of a cgroup and of all cgroups below it.
 pub fn processes(cgroup: &Path) -> Vec<u32> {
     each_process(cgroup).collect()
 }
 
-/// The processes of a cgroup and of all below it, looked up as they are asked for.
+/// As [`processes`], but each cgroup is read only when the iterator reaches it.
 pub fn each_process(cgroup: &Path) -> impl Iterator<Item = u32> {
     let mut pending = vec![cgroup.to_owned()];
-    // Bound: cgroups below this one, each looked at once.
+    // Bound: cgroups below this one, each read once.
     let directories = std::iter::from_fn(move || {
         let directory = pending.pop()?;
         pending.extend(children(&directory));
@@ -114,11 +112,11 @@ pub fn each_process(cgroup: &Path) -> impl Iterator<Item = u32> {
     })
 }
 
-/// Ids of the cgroups below one.
+/// Ids of all cgroups below a cgroup.
 pub fn ids_below(cgroup: &Path) -> Vec<u64> {
     let mut ids = Vec::new();
     let mut pending = children(cgroup);
-    // Bound: cgroups below this one, each looked at once.
+    // Bound: cgroups below this one, each read once.
     while let Some(directory) = pending.pop() {
         ids.extend(std::fs::metadata(&directory).ok().map(|metadata| metadata.ino()));
         pending.extend(children(&directory));
@@ -134,33 +132,35 @@ fn children(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The cgroup of this process and those above it, innermost first: their ids. Programs that are attached to any of them
-/// run for sockets that this process makes.
+/// Ids of this process's cgroup and of those above it, innermost first. Programs that are attached
+/// to any of them run for sockets that this process makes.
 ///
 /// # Errors
-/// If there is no cgroup2, or this process is outside of what is mounted of it.
+/// If there is no cgroup2, or this process is outside the mounted part of it.
 pub fn ours_and_above() -> Result<Vec<u64>, DatapathError> {
     let text = std::fs::read_to_string("/proc/self/cgroup").map_err(DatapathError::OwnCgroup)?;
     Ok(and_above(&text)?.into_iter().map(|(_, id)| id).collect())
 }
 
-/// The cgroup of a process and those above it, innermost first: their paths and ids.
+/// Paths and ids of a process's cgroup and of those above it, innermost first.
 ///
 /// # Errors
-/// If there is no such process or no cgroup2, or the process is outside of what is mounted of it.
+/// If there is no such process or no cgroup2, or the process is outside the mounted part of
+/// cgroup2.
 pub fn of_process_and_above(pid: u32) -> Result<Vec<(PathBuf, u64)>, DatapathError> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup"));
     and_above(&text.map_err(|source| DatapathError::CgroupOfProcess { pid, source })?)
 }
 
-/// The cgroup of a process, by the text of its `cgroup` file, and those above it.
+/// Paths and ids of a process's cgroup, from the text of its `cgroup` file, and of those above it.
 fn and_above(text: &str) -> Result<Vec<(PathBuf, u64)>, DatapathError> {
     let relative = of_version_2(text).ok_or(DatapathError::NoCgroup2)?;
-    // The path is relative to the root of our cgroup namespace: only a mount of that root shows it so.
+    // The path is relative to the root of our cgroup namespace, so it is valid only below a mount
+    // of that root.
     let table = std::fs::read_to_string("/proc/self/mountinfo").map_err(DatapathError::MountInfo)?;
     let mount = mounts_of_type(&table, "cgroup2").into_iter().find(|mount| mount.root == "/");
     let mount = mount.ok_or(DatapathError::NoOwnCgroup2)?.at;
-    // By its components, for the root's path would end in a slash.
+    // Collected from components, because the root's path would end in a slash.
     let path: PathBuf = mount.join(relative.trim_start_matches('/')).components().collect();
     let ancestors = path.ancestors().take_while(|ancestor| ancestor.starts_with(&mount));
     let with_id = |path: &Path| std::fs::metadata(path).map(|metadata| (path.to_owned(), metadata.ino()));
@@ -168,26 +168,29 @@ fn and_above(text: &str) -> Result<Vec<(PathBuf, u64)>, DatapathError> {
     all.map_err(|source| DatapathError::OpenCgroup { path, source })
 }
 
-/// The path of a process's cgroup of the second version in the text of its `cgroup` file (cgroups(7)).
+/// The path of a process's cgroup of version 2 in the text of its `cgroup` file (cgroups(7)).
 fn of_version_2(text: &str) -> Option<&str> {
     text.lines().find_map(|line| line.strip_prefix("0::"))
 }
 
-/// Where cgroup2 is mounted, found by file system type: `/sys/fs/cgroup` on a unified host, elsewhere on a hybrid one.
+/// The mount point of cgroup2, found by file system type: `/sys/fs/cgroup` on a unified host,
+/// elsewhere on a hybrid one.
 ///
-/// Of several mounts, one that shows the whole tree: in a cgroup namespace others show what is below its root only.
+/// If there are several mounts, returns one that shows the whole tree: in a cgroup namespace, other
+/// mounts show only the part below the root of the namespace.
 ///
 /// # Errors
 /// If it is not mounted.
 pub fn cgroup2_mount() -> Result<PathBuf, DatapathError> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").map_err(DatapathError::MountInfo)?;
     let mut mounts = mounts_of_type(&table, "cgroup2");
-    // The sort is stable: the first mount that is whole, or else the first.
+    // The sort is stable: the first whole mount, or else the first mount.
     mounts.sort_by_key(|mount| !is_whole(&mount.at));
     mounts.into_iter().next().map(|mount| mount.at).ok_or(DatapathError::NoCgroup2)
 }
 
-/// A warning if paths of cgroups begin at the root of a cgroup namespace, which hides the host's other cgroups.
+/// A warning if paths of cgroups begin at the root of a cgroup namespace, which hides the host's
+/// other cgroups.
 pub fn namespace_warning() -> Option<String> {
     let mount = cgroup2_mount().ok()?;
     (!is_whole(&mount)).then(|| {
@@ -205,7 +208,7 @@ fn is_whole(mount: &Path) -> bool {
     std::fs::metadata(mount).is_ok_and(|metadata| metadata.ino() == 1)
 }
 
-/// A mount: what of the file system it shows, and where.
+/// A mount: the part of the file system that it shows, and its mount point.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     root: String,

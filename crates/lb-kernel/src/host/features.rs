@@ -1,7 +1,9 @@
-//! What this kernel can do, found out by trying, never by its version number: one table of abilities that not every
-//! kernel has, and for each a probe program (`lb-ebpf/src/bin/probes.rs`), which the verifier accepts or not.
+//! The abilities of this kernel, found by trying, never by its version number. One table lists the
+//! abilities that not every kernel has, and for each a probe program (`lb-ebpf/src/bin/probes.rs`),
+//! which the verifier accepts or refuses.
 //!
-//! What the daemon logs, `doctor` says, the documentation lists and the programs are told of it comes from the table.
+//! The daemon's log, `doctor`, the documentation and the constants of the programs all use this
+//! table.
 
 use std::io;
 use std::path::Path;
@@ -15,7 +17,8 @@ use crate::error::DatapathError;
 use crate::host::loader::objects;
 use crate::sys;
 
-/// Which of [`FEATURES`] the kernel has. socklb works without them, with the losses told there.
+/// Which of [`FEATURES`] the kernel has. socklb works without them, with the losses that the table
+/// describes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     pub fetching_atomics: bool,
@@ -26,7 +29,7 @@ pub struct Features {
     pub connect_timeouts: bool,
     pub knows_kernel_sockets: bool,
     pub kernel_casts: bool,
-    /// Where the programs find the fields that some of them read.
+    /// The positions of the fields that some programs read.
     pub offsets: Option<Offsets>,
 }
 
@@ -34,13 +37,13 @@ pub struct Features {
 pub struct Feature {
     /// The name of its probe, also in the log and in JSON.
     pub name: &'static str,
-    /// The name of the ability, in words.
+    /// The name of the ability in words.
     pub title: &'static str,
-    /// The kernel, options and capabilities that it takes.
+    /// The kernel version, options and capabilities that it needs.
     pub takes: &'static str,
-    /// What is lost without it, as sentences.
+    /// The loss without it, in sentences.
     pub without: &'static str,
-    /// The globals by which the programs are told of it; 0 if the kernel lacks it.
+    /// The globals that tell the programs about it; 0 if the kernel lacks it.
     globals: &'static [(&'static str, Value)],
     field: fn(&mut Features) -> &mut bool,
 }
@@ -48,15 +51,16 @@ pub struct Feature {
 /// The value of a global if the kernel has the ability.
 enum Value {
     One,
-    /// Where a field lies.
+    /// The position of a field.
     Offset(fn(Offsets) -> u32),
-    /// The same of what is read through pointers to the kernel's own structures.
+    /// The position of a field that is read through pointers to the kernel's own structures, or
+    /// another number from [`Casts`].
     Cast(fn(Casts) -> u32),
 }
 
 const BTF_AND_PERFMON: &str = "the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON";
 
-/// All of them, in the order in which the documentation has them.
+/// All abilities, in the order of the documentation.
 pub static FEATURES: [Feature; 8] = [
     Feature {
         name: "fetching_atomics",
@@ -159,17 +163,17 @@ pub static FEATURES: [Feature; 8] = [
 ];
 
 impl Feature {
-    /// Whether it is one of these.
+    /// Whether `features` contains this ability.
     pub fn is_in(&self, mut features: Features) -> bool {
         *(self.field)(&mut features)
     }
 
-    /// Whether the programs read fields for it.
+    /// Whether the programs read fields of the kernel's structures for it.
     fn reads(&self) -> bool {
         self.globals.iter().any(|(_, value)| !matches!(value, Value::One))
     }
 
-    /// What the programs are told of it where the kernel has it.
+    /// The values of its globals if the kernel has it.
     fn globals(&self, offsets: Option<Offsets>) -> impl Iterator<Item = (&'static str, u32)> {
         self.globals.iter().map(move |(name, value)| match value {
             Value::One => (*name, 1),
@@ -180,18 +184,20 @@ impl Feature {
 }
 
 impl Features {
-    /// Each by its name, and whether the kernel has it.
+    /// Each ability by its name, and whether the kernel has it.
     pub fn named(self) -> impl Iterator<Item = (&'static str, bool)> {
         FEATURES.iter().map(move |feature| (feature.name, feature.is_in(self)))
     }
 
-    /// Asks the kernel.
+    /// Probes the kernel.
     ///
     /// # Errors
-    /// If this process may load no program at all (no privilege, most likely), or lacks memory or descriptors to probe.
+    /// If this process may load no program at all (usually because of a missing privilege), or
+    /// lacks memory or descriptors for the probes.
     pub fn probe() -> Result<Self, DatapathError> {
-        // If even a program that does nothing is refused, the answers below would mean nothing. Tried without aya:
-        // without privilege aya finds the kernel unable to do anything, and reports that in place of EPERM.
+        // If the kernel refuses even a program that does nothing, the results below would mean
+        // nothing. This check does not use aya: without privilege, aya reports a kernel without any
+        // ability instead of EPERM.
         if !sys::accepts_nothing().map_err(DatapathError::of_probe)? {
             return Err(DatapathError::Unsupported(io::Error::new(
                 io::ErrorKind::Unsupported,
@@ -199,7 +205,8 @@ impl Features {
             )));
         }
         check_loader(false).map_err(DatapathError::of_probe)?;
-        // Fields cannot be read if the kernel does not describe its types, or describes others than expected.
+        // Fields cannot be read if the kernel does not describe its types, or describes unexpected
+        // ones.
         let offsets = btf::offsets(Path::new(btf::VMLINUX)).ok();
         let mut probes = load_probes(offsets)?;
         let mut found = Self { offsets, ..Self::default() };
@@ -207,13 +214,14 @@ impl Features {
             *(feature.field)(&mut found) =
                 is_accepted(&mut probes, feature.name).map_err(DatapathError::of_probe)?;
         }
-        // The kernel's sockets for paths of MPTCP have to be balanced: only `knows_mptcp` tells them from its own.
+        // Programs must balance the kernel's sockets for paths of MPTCP, and only `knows_mptcp`
+        // distinguishes these from the kernel's own sockets.
         found.knows_kernel_sockets &= found.knows_mptcp;
         check_loader(found.outcomes_at_release).map_err(DatapathError::of_probe)?;
         Ok(found)
     }
 
-    /// What the programs are told of them.
+    /// The values of all globals that depend on the kernel's abilities.
     pub fn globals(self) -> impl Iterator<Item = (&'static str, u32)> {
         let value = move |feature: &'static Feature| {
             let is_on = feature.is_in(self);
@@ -227,7 +235,7 @@ impl Features {
         self.offsets.and_then(|offsets| offsets.casts).filter(|_| self.kernel_casts)
     }
 
-    /// The names of those that there are, or of those that there are not.
+    /// The names of the abilities that exist (`there`), or of those that are missing.
     pub fn names(self, there: bool) -> String {
         let names: Vec<_> = self.named().filter(|(_, has)| *has == there).map(|(name, _)| name).collect();
         names.join(" ")
@@ -236,9 +244,10 @@ impl Features {
 
 fn load_probes(offsets: Option<Offsets>) -> Result<Ebpf, DatapathError> {
     let globals: Vec<_> = FEATURES.iter().flat_map(|feature| feature.globals(offsets)).collect();
-    // The probes have only some of these globals: each reads one field, whatever the programs read.
+    // The probes have only some of these globals: each probe reads one field, whichever fields the
+    // programs read.
     let globals = globals.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), false)));
-    // They have no maps to pin.
+    // The probes have no maps to pin.
     let casts = offsets.and_then(|offsets| offsets.casts);
     loader::load_pinned(&Image::new(objects::PROBES, globals.collect(), &[], casts)?, &[], [])
 }
@@ -246,7 +255,8 @@ fn load_probes(offsets: Option<Offsets>) -> Result<Ebpf, DatapathError> {
 fn is_accepted(probes: &mut Ebpf, name: &str) -> io::Result<bool> {
     match load_program(probes, name) {
         Ok(_) => Ok(true),
-        // The verifier answers EINVAL to what it does not know and EACCES to what it does not allow.
+        // The verifier answers EINVAL to what it does not know and EACCES to what it does not
+        // allow.
         Err(ProgramError::LoadError { io_error, .. })
             if matches!(io_error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) =>
         {
@@ -257,9 +267,10 @@ fn is_accepted(probes: &mut Ebpf, name: &str) -> io::Result<bool> {
     }
 }
 
-/// Checks that aya has found out rightly what the kernel takes. aya tries once in the life of a process, and takes a
-/// probe that fails for a passing reason for a missing ability: maps would be refused ever after, and only another
-/// process can try again. Some of its probes are tracing programs, which take CAP_PERFMON (`may_trace`).
+/// Checks that aya has detected the kernel's abilities correctly. aya probes once per process. If a
+/// probe fails for a temporary reason, aya treats the ability as missing: the process could then
+/// never create maps, and only another process could retry. Some of aya's probes are tracing
+/// programs, which need CAP_PERFMON (`may_trace`).
 fn check_loader(may_trace: bool) -> io::Result<()> {
     let found = sys::without_signals(aya::features);
     let types = found.btf().is_some_and(|btf| btf.btf_func() && btf.btf_func_global() && btf.btf_datasec());

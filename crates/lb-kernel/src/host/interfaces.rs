@@ -1,4 +1,5 @@
-//! The network interfaces of this process's network namespace, and their addresses, as the kernel tells them (rtnetlink(7)).
+//! The network interfaces of this process's network namespace, and their addresses, from
+//! rtnetlink(7).
 
 use std::io;
 use std::net::IpAddr;
@@ -10,35 +11,32 @@ use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, LinkXdp};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
 
-/// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its number, which stays while it exists.
+    /// Its number, which does not change while the interface exists.
     pub index: u32,
-    /// Its name now.
+    /// Its current name.
     pub name: String,
-    /// Whether it is up.
     pub is_up: bool,
     /// Bytes of the longest packet.
     pub mtu: u32,
-    /// What it is, if it is no device of its own: `veth`, `bond`, `loopback`.
+    /// Its kind, if it is not a device of its own: `veth`, `bond`, `loopback`.
     pub kind: Option<String>,
-    /// The interface that it is a part of: a bond's or a bridge's.
+    /// The bond or bridge that it is a part of.
     pub master: Option<u32>,
-    /// The programs that packets go through before all else.
+    /// The ids of its XDP programs, which run before the network stack.
     pub programs: Vec<u32>,
     /// Its hardware address, if it has one of six bytes.
     pub hardware_address: Option<[u8; 6]>,
-    /// Its addresses.
     pub addresses: Vec<IpAddr>,
 }
 
-/// All of them.
+/// All interfaces.
 ///
 /// # Errors
-/// If the kernel does not tell.
+/// If the kernel does not list them.
 pub fn interfaces() -> io::Result<Vec<Interface>> {
-    // Bound: a list that changes while it is made is made anew, a few times.
+    // Bound: a list that changes while it is read is read again, a few times.
     for _ in 0..8 {
         match list() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -66,16 +64,15 @@ fn list() -> io::Result<Vec<Interface>> {
     Ok(all)
 }
 
-/// What drives a network interface.
+/// The driver of a network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Driver {
-    /// Its name.
     pub name: String,
-    /// Whether the device joins packets that come in (LRO), with which few drivers run programs.
+    /// Whether the device joins incoming packets (LRO). With LRO, few drivers run XDP programs.
     pub joins_packets: bool,
 }
 
-/// The driver of an interface, as ethtool(8) has it; `None` if it has none.
+/// The driver of an interface, as ethtool(8) reports it; `None` if it has none.
 pub fn driver_of(interface: &str) -> Option<Driver> {
     const GET_DRIVER: u32 = 0x3;
     const GET_FLAGS: u32 = 0x25;
@@ -92,7 +89,7 @@ pub fn driver_of(interface: &str) -> Option<Driver> {
     Some(Driver { name: String::from_utf8_lossy(&name).into_owned(), joins_packets })
 }
 
-/// Has the driver of an interface fill in the rest of a structure that begins with a command.
+/// Makes the driver of an interface fill in the rest of a structure that begins with a command.
 fn ask(socket: &OwnedFd, interface: &str, structure: &mut [u32]) -> io::Result<()> {
     // SAFETY: a structure of plain numbers and a pointer, for all of which zero is a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -103,7 +100,8 @@ fn ask(socket: &OwnedFd, interface: &str, structure: &mut [u32]) -> io::Result<(
         *to = libc::c_char::from_ne_bytes([from]);
     }
     request.ifr_ifru.ifru_data = structure.as_mut_ptr().cast();
-    // SAFETY: the request and the structure, which is as large as its command says, live through the call.
+    // SAFETY: the request and the structure, which is as large as its command requires, live
+    // through the call.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -124,7 +122,7 @@ impl Changes {
         Ok(Self { socket: socket(GROUPS)? })
     }
 
-    /// Forgets what has changed until now. What the socket had no room for has changed, too.
+    /// Discards the changes until now, including those for which the socket had no room.
     pub fn forget(&self) {
         let mut buffer = [0; 1];
         // Bound: as many messages as a socket holds.
@@ -151,10 +149,11 @@ fn socket(groups: u32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The list has changed in a way that made the kernel lose its position. The library does not have it.
+/// The list has changed in a way that made the kernel lose its position. The library lacks this
+/// flag.
 const NLM_F_DUMP_INTR: u16 = 0x10;
 
-/// Has the kernel list what a message asks for.
+/// Makes the kernel list the objects that a message requests.
 fn dump(
     socket: &OwnedFd,
     request: RouteNetlinkMessage,
@@ -176,7 +175,7 @@ fn dump(
         let mut rest = buffer.get(..length).unwrap_or_default();
         while let Some(length) = rest.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes) as usize) {
             let Some(one) = rest.get(..length).filter(|_| length > 0) else { break };
-            // What is left out of a list would be taken for gone.
+            // An object missing from the list would be considered gone.
             let message =
                 NetlinkMessage::<RouteNetlinkMessage>::deserialize(one).map_err(io::Error::other)?;
             if message.header.flags & NLM_F_DUMP_INTR != 0 {
@@ -226,7 +225,7 @@ fn interface(link: LinkMessage) -> Option<Interface> {
     (!interface.name.is_empty()).then_some(interface)
 }
 
-/// The programs of an interface; the kernel names one of them twice where there are several.
+/// The ids of an interface's programs; the kernel names one of them twice if there are several.
 fn programs(xdp: &[LinkXdp]) -> Vec<u32> {
     let mut ids: Vec<u32> = Vec::new();
     for attribute in xdp {
@@ -241,7 +240,8 @@ fn programs(xdp: &[LinkXdp]) -> Vec<u32> {
     ids
 }
 
-/// Its own address. That of the other end is told as well where the interface leads to one host alone.
+/// The interface's own address. On a point-to-point interface the kernel reports the address of the
+/// other end as well.
 fn address(found: &AddressMessage) -> Option<IpAddr> {
     let local = found.attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Local(address) => Some(*address),

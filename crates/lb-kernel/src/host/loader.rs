@@ -1,9 +1,10 @@
-//! Loads objects of kernel programs: the only place that makes one of aya's loaders.
+//! Loads objects of kernel programs. No other module creates one of aya's loaders.
 //!
-//! A new loader of aya reads and parses the kernel's BTF, which takes 17 ms of CPU time and 4,500 page faults
-//! (<https://github.com/aya-rs/aya/issues/1172>), and no object here has relocations that need it. So the process keeps
-//! one loader. A loader keeps its overrides from one load to the next: globals are written into a copy of the object
-//! instead, and each load sets all pins and capacities that it needs. This module knows no map or program by name.
+//! A new loader of aya reads and parses the kernel's BTF, which takes 17 ms of CPU time and 4,500
+//! page faults (<https://github.com/aya-rs/aya/issues/1172>), and no object here has relocations
+//! that need it. So the process has one loader. A loader remembers its overrides from one load to
+//! the next. Therefore globals are written into a copy of the object instead, and each load sets
+//! all pins and capacities that it needs. This module must not know the name of any map or program.
 
 pub mod objects;
 
@@ -26,13 +27,13 @@ use super::btf::Casts;
 use crate::error::DatapathError;
 use crate::sys;
 
-/// The name of the map of constants in an object. All globals lie there.
+/// The name of the map of constants in an object, which contains all globals.
 pub const CONSTANTS: &str = ".rodata";
 
-/// Values of globals by name, each with whether an object without that global is rejected.
+/// Values of globals by name. The flag: whether an object without that global is rejected.
 pub type Globals<'g> = HashMap<&'g str, (&'g [u8], bool)>;
 
-/// Entries of those maps that have more or fewer than the object declares.
+/// Number of entries of each map that has more or fewer than the object declares.
 pub type Capacities<'c> = &'c [(&'static str, u32)];
 
 /// A copy of an object in which globals have their values.
@@ -43,8 +44,9 @@ pub struct Image {
 }
 
 impl Image {
-    /// Writes constants, and calls of the kernel's functions where it has them, into the instructions that have a place for them; and
-    /// puts all constants behind the object, followed by `mark`, which no program reads.
+    /// Writes constants, and calls of the kernel's functions if the kernel has them, into the
+    /// instructions with placeholders for them. Appends all constants to the object, followed by
+    /// `mark`, which no program reads.
     ///
     /// # Errors
     /// If the object lacks a global that must exist, or has one of another size.
@@ -60,13 +62,13 @@ impl Image {
             globals.iter().map(|(name, (value, _))| (*name, double_word(value))).collect();
         let is_constant = |name: &str| constants::NAMES.contains(&name);
         let data = globals.into_iter().map(|(name, (value, must_exist))| {
-            // Constants lie in instructions; only probes have some of them as data.
+            // Constants are in instructions; only probes have some of them as data.
             (name, (value, must_exist && !is_constant(name)))
         });
         parsed.patch_map_data(data.collect()).map_err(refused)?;
         // A test checks that objects have no other section of globals.
         let map = parsed.maps.get(CONSTANTS).expect("a test checks that objects have constants");
-        // By these a later start knows what the programs were told.
+        // A later start compares these with its own constants.
         let told =
             constants::NAMES.iter().filter_map(|name| values.get(name)).flat_map(|value| value.to_le_bytes());
         let constants = [map.data(), &told.collect::<Vec<u8>>(), mark].concat();
@@ -75,7 +77,7 @@ impl Image {
         let image = bytemuck::cast_slice_mut(&mut words);
         image[..object.len()].copy_from_slice(object);
         image[at..at + constants.len()].copy_from_slice(&constants);
-        // `e_shoff` of the object's header; `sh_offset` and `sh_size` of the section's.
+        // `e_shoff` of the object's header; `sh_offset` and `sh_size` of the section's header.
         let word = |at: usize| u64::from_le_bytes(object[at..at + 8].try_into().expect("eight bytes"));
         let section = usize::try_from(word(0x28)).expect("less than the object") + 64 * map.section_index();
         for (field, value) in [(0x18, at), (0x20, constants.len())] {
@@ -85,7 +87,7 @@ impl Image {
         Ok(Self { words, constants })
     }
 
-    /// All constants, and the mark.
+    /// All constants, followed by the mark.
     pub fn constants(&self) -> &[u8] {
         &self.constants
     }
@@ -95,17 +97,18 @@ impl Image {
     }
 }
 
-/// A constant of four or eight bytes.
+/// Extends a constant of four or eight bytes to eight bytes.
 fn double_word(value: &[u8]) -> u64 {
     let mut bytes = [0; 8];
     bytes[..value.len()].copy_from_slice(value);
     u64::from_le_bytes(bytes)
 }
 
-/// Writes constants and calls into the instructions that have a place for them; what is not named is 0. Where the kernel lacks a
-/// function, what follows its call is dead code; old verifiers look at its instructions nevertheless, and refuse a helper that they
-/// do not know. (Instructions are aligned words: an operation, registers, an offset, a number. Nothing else in an object looks like
-/// one of these: 16 bits of each number are made up, and the offset is 0.)
+/// Writes constants and calls into the instructions with placeholders for them; a constant without
+/// a value is 0. If the kernel lacks a function, the instructions after its call are dead code, but
+/// old verifiers check them nevertheless, and refuse a helper that they do not know. (Instructions
+/// are aligned words: an operation, registers, an offset, a number. Nothing else in an object looks
+/// like a placeholder: 16 bits of each number are arbitrary, and the offset is 0.)
 fn put_in_place(words: &mut [u64], values: &HashMap<&str, u64>, casts: Option<Casts>) {
     const NUMBER: u32 = 32;
     const LOW: u64 = u32::MAX as u64;
@@ -135,17 +138,19 @@ fn put_in_place(words: &mut [u64], values: &HashMap<&str, u64>, casts: Option<Ca
     }
 }
 
-/// Loads an object whose maps are all pinned at these paths: adopts existing maps, and makes and pins missing ones.
+/// Loads an object whose maps are all pinned at these paths. Adopts existing maps, and creates and
+/// pins missing ones.
 ///
 /// # Errors
-/// If the kernel refuses, most likely for want of privilege.
+/// If the kernel refuses, usually because of a missing privilege.
 pub fn load_pinned(
     image: &Image,
     capacities: Capacities<'_>,
     pins: impl IntoIterator<Item = (&'static str, PathBuf)>,
 ) -> Result<Ebpf, DatapathError> {
     static LOADER: LazyLock<Mutex<EbpfLoader<'static>>> = LazyLock::new(|| Mutex::new(loader()));
-    // Held while maps are made, which takes milliseconds. The verifier sees programs later, outside of the lock.
+    // Held while maps are made, which takes milliseconds. The verifier checks programs later,
+    // outside the lock.
     let mut loader = LOADER.lock().unwrap_or_else(PoisonError::into_inner);
     for (name, pin) in pins {
         loader.map_pin_path(name, pin);
@@ -153,8 +158,8 @@ pub fn load_pinned(
     load(&mut loader, image, capacities)
 }
 
-/// Loads an object with maps of its own, which go with it. A loader cannot forget pins, so this makes another one: no start of the
-/// daemon needs it.
+/// Loads an object with its own unpinned maps, which are closed with it. A loader cannot forget
+/// pins, so this creates another loader. No start of the daemon needs it.
 ///
 /// # Errors
 /// As [`load_pinned`].
@@ -170,14 +175,14 @@ fn load(
     for (name, entries) in capacities {
         loader.map_max_entries(name, *entries);
     }
-    // aya probes the kernel on the way, and takes a probe that a signal interrupts for a missing ability.
+    // aya probes the kernel on the way, and treats a probe that a signal interrupts as a missing
+    // ability.
     sys::without_signals(|| loader.load(image.bytes())).map_err(load_error)
 }
 
-/// A program in the kernel.
 pub struct LoadedProgram {
     pub fd: OwnedFd,
-    /// The kernel's id of the program; the info of its links names it, too.
+    /// The kernel's id of the program, which the info of its links contains as well.
     pub id: u32,
 }
 
@@ -193,7 +198,7 @@ impl LoadedProgram {
     }
 }
 
-/// The same, for its descriptor alone.
+/// As [`LoadedProgram::load`], but returns only the descriptor.
 pub fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramError> {
     let program = object.program_mut(name).expect("the object's programs are checked by a test");
     let fd = match program {
@@ -225,7 +230,7 @@ fn loader() -> EbpfLoader<'static> {
     loader
 }
 
-/// The error of an object that aya cannot load: the kernel refuses a map, most likely.
+/// The error of an object that aya cannot load, usually because the kernel refuses a map.
 fn load_error(error: EbpfError) -> DatapathError {
     let failed = DatapathError::Load(Box::new(error));
     if failed.is_permission() { failed.into_denied() } else { failed }
@@ -238,7 +243,7 @@ mod tests {
 
     const OBJECTS: [&[u8]; 4] = [objects::CLIENT, objects::PROBES, objects::HOST, objects::RESPONDER];
 
-    /// So the loader needs no BTF of the kernel.
+    /// Therefore the loader does not need the kernel's BTF.
     #[test]
     fn no_object_has_relocations_by_the_kernels_types() {
         for object in OBJECTS {
@@ -260,7 +265,8 @@ mod tests {
         assert_eq!(programs(&before), programs(&after));
     }
 
-    /// What has no place in an instruction is refused by the verifier, or worse, taken for what it is not.
+    /// The verifier refuses a constant without a placeholder, or worse, mistakes it for something
+    /// else.
     #[test]
     fn an_image_has_constants_and_functions_in_their_places() {
         const CASTS: Casts = Casts {
@@ -274,7 +280,7 @@ mod tests {
             skc_net: 7,
             net_cookie: 8,
         };
-        /// Made up, as no other number in the programs is.
+        /// Numbers that differ from all others in the programs.
         const VALUES: [u64; constants::NAMES.len()] = {
             let mut values = [0; constants::NAMES.len()];
             let mut number = 0;

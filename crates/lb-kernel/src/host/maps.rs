@@ -1,9 +1,11 @@
-//! The maps that all client tasks of a host share: until when each backend is a lame duck by its own report, who reports, what was
-//! believed last; and where a program of network interfaces takes reports in, and what became of them.
+//! The maps that all client tasks of a host share: the verdicts (until when each backend is a lame
+//! duck by its own report), the senders of reports, the last believed reports, and the addresses at
+//! which a program of network interfaces receives reports, with the results of reception.
 //!
-//! They are pinned in `<pins>/host-v<host ABI>/`, beside the directories of the clients, and outlive daemons and the clients' ABI.
-//! Whoever opens them first makes them; programs of clients are loaded with them. They go with the last client. What is stored
-//! in them, and when, is decided by whoever receives reports.
+//! They are pinned in `<pins>/host-v<host ABI>/`, beside the directories of the clients, and
+//! outlive daemons and the clients' ABI. The first process that opens them creates them, and
+//! programs of clients are loaded with them. They are removed with the last client. The receivers
+//! of reports decide what is stored in them, and when.
 
 use std::fs::{self, File};
 use std::io;
@@ -28,20 +30,20 @@ use crate::host::loader::shape::{self, Shape};
 use crate::sys::elements::{self, Elements};
 use crate::sys::{mapped::Mapped, per_cpu::PerCpuArray};
 
-/// What the directories of all host ABI versions are called, before their number.
+/// The prefix of the directories of all host ABI versions, before the version number.
 const PREFIX: &str = "host-v";
 
-/// Where the maps are pinned, and the links of programs of network interfaces.
+/// The directory of the pinned maps and of the links of programs of network interfaces.
 pub fn directory(pins: &Path) -> PathBuf {
     pins.join(format!("{PREFIX}{HOST_ABI_VERSION}"))
 }
 
-/// Where the programs of clients find the verdicts.
+/// The pin of the verdicts for the programs of clients.
 pub fn verdicts_pin(pins: &Path) -> PathBuf {
     directory(pins).join(map::VERDICTS)
 }
 
-/// The host's maps. While this is held they are not removed.
+/// The host's maps. They are not removed while a process holds this.
 pub struct HostMaps {
     verdicts: Mapped<Verdict>,
     last_reports: Mapped<LastReport>,
@@ -49,11 +51,11 @@ pub struct HostMaps {
     listeners: Box<dyn Elements>,
     receptions: PerCpuArray<Receptions>,
     path: PathBuf,
-    /// `None` in memory.
+    /// `None` if the maps are in memory.
     _lock: Option<File>,
 }
 
-/// The maps that lie in memory.
+/// The host's maps in the memory of this process.
 pub struct HostArrays {
     pub verdicts: Mapped<Verdict>,
     pub last_reports: Mapped<LastReport>,
@@ -62,17 +64,18 @@ pub struct HostArrays {
     pub receptions: PerCpuArray<Receptions>,
 }
 
-/// Where the words of [`LastReport`] lie.
+/// Offsets of the words of [`LastReport`].
 const BASE: usize = std::mem::offset_of!(LastReport, base);
 const HIGHEST: usize = std::mem::offset_of!(LastReport, highest);
 const NONCE: usize = std::mem::offset_of!(LastReport, nonce);
 
 impl HostMaps {
-    /// Opens the maps below `pins`, and makes what is missing. Several processes may do so at the same time.
+    /// Opens the maps below `pins`, and creates missing ones. Several processes may do so at the
+    /// same time.
     ///
     /// # Errors
-    /// If the directory is not on a bpf file system, cannot be made or may be written by another user, is being removed, or holds
-    /// something else; or if the kernel refuses.
+    /// If the directory is not on a bpf file system, cannot be created, may be written by another
+    /// user, is being removed, or contains something else; or if the kernel refuses.
     pub fn open(pins: &Path) -> Result<Self, DatapathError> {
         let path = directory(pins);
         pins::create(&path)?;
@@ -91,14 +94,15 @@ impl HostMaps {
         Ok(Self { verdicts, last_reports, senders, listeners, receptions, path, _lock: Some(lock) })
     }
 
-    /// Those in these arrays.
     pub fn over(arrays: HostArrays, pins: &Path) -> Self {
         let HostArrays { verdicts, last_reports, senders, listeners, receptions } = arrays;
         Self { verdicts, last_reports, senders, listeners, receptions, path: directory(pins), _lock: None }
     }
 
-    /// Takes over what is attached to network interfaces by another version, which then goes. While somebody has that open, it stays.
-    /// Returns whether there was something: its program reads that version's maps until another one is in its place.
+    /// Takes over the programs that other versions attached to network interfaces, and then removes
+    /// the maps of those versions. The maps of a version that a process has open stay. Returns
+    /// whether there was such a program: it reads the maps of its version until another program
+    /// replaces it.
     ///
     /// # Errors
     /// If the pins cannot be read, moved or removed.
@@ -126,21 +130,23 @@ impl HostMaps {
         Ok(has_taken)
     }
 
-    /// Where they are pinned.
+    /// The directory of the pins.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Says until when the backend with this report id is a lame duck, with a single store: the next connect heeds it.
+    /// Stores until when the backend with this report id is a lame duck, with a single store: it
+    /// applies from the next connect on.
     ///
     /// # Panics
-    /// If there is no such id, or it is that of backends of which no report is heard.
+    /// If the id does not exist, or is that of backends without reports.
     pub fn set_lame_until_ns(&self, id: u32, ns: u64) {
         self.verdicts.store_atomic64(index_of(id), 0, ns);
     }
 
-    /// Says which report of a backend was the last, unless somebody else has said so of another one than `before` meanwhile. Returns
-    /// whether it has. An answer to what was asked before is not believed any more: it may be older.
+    /// Stores which report of a backend was the last, unless another process has replaced `before`
+    /// meanwhile. Returns whether it was stored. Answers to earlier requests are not believed any
+    /// more, because they may be older.
     ///
     /// # Panics
     /// As [`HostMaps::set_lame_until_ns`].
@@ -151,12 +157,12 @@ impl HostMaps {
             return false;
         }
         self.last_reports.replace64(index, HIGHEST, highest, highest.max(base.to_word()));
-        // Not one that was drawn meanwhile.
+        // Not a nonce that was drawn meanwhile.
         self.last_reports.replace64(index, NONCE, nonce, 0);
         true
     }
 
-    /// Forgets what was believed and asked of a backend.
+    /// Clears the last report and the nonce of a backend.
     ///
     /// # Panics
     /// As [`HostMaps::set_lame_until_ns`].
@@ -168,7 +174,8 @@ impl HostMaps {
         self.set_lame_until_ns(id, 0);
     }
 
-    /// Says what a backend is asked: by the nonce its answer is known. 0 if an answer is not waited for any more.
+    /// Stores the nonce of a request to a backend, which identifies the answer; 0 if no answer is
+    /// expected any more.
     ///
     /// # Panics
     /// As [`HostMaps::set_lame_until_ns`].
@@ -176,8 +183,8 @@ impl HostMaps {
         self.last_reports.store_atomic64(index_of(id), NONCE, nonce);
     }
 
-    /// Has programs take in what is sent to the daemon at these addresses, and nothing else. Returns how many, of the last, there is no
-    /// room for.
+    /// Makes programs receive the datagrams that are sent to the daemon at these addresses, and no
+    /// others. Returns how many addresses, from the end of the list, have no room.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -193,7 +200,8 @@ impl HostMaps {
         Ok(addresses.len() - wanted.len())
     }
 
-    /// How many datagrams programs have taken in, by [`NAMES`](lb_report::receive::Reception::NAMES).
+    /// The number of datagrams that programs have received, by
+    /// [`NAMES`](lb_report::receive::Reception::NAMES).
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -210,7 +218,7 @@ impl HostMaps {
         elements::entries(&*self.senders).map_err(|error| self.fail(map::SENDERS, "read", error))
     }
 
-    /// What is known of a backend, if it has a report id.
+    /// The entry of a backend, if it has a report id.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -218,10 +226,10 @@ impl HostMaps {
         elements::get(&*self.senders, name).map_err(|error| self.fail(map::SENDERS, "read", error))
     }
 
-    /// Registers a backend, or gives it other keys.
+    /// Registers a backend, or replaces its entry.
     ///
     /// # Errors
-    /// If the kernel refuses, most likely because there are [`MAX_SENDERS`](host::MAX_SENDERS) already.
+    /// If the kernel refuses, usually because there are [`MAX_SENDERS`](host::MAX_SENDERS) already.
     pub fn set_sender(&self, name: &SenderName, sender: &Sender) -> Result<(), DatapathError> {
         let set = self.senders.set(bytemuck::bytes_of(name), bytemuck::bytes_of(sender));
         set.map_err(|error| self.fail(map::SENDERS, "write", error))
@@ -240,10 +248,10 @@ impl HostMaps {
     }
 }
 
-/// Those of a backend, which the program writes as well.
+/// The words of a backend, which the program writes as well.
 ///
 /// # Panics
-/// If there is no such id, or it is that of backends of which no report is heard.
+/// If the id does not exist, or is that of backends without reports.
 impl Words for HostMaps {
     fn base(&self, id: u32) -> ReportBase {
         ReportBase::from_word(self.last_reports.load64(id as usize, BASE))
@@ -269,10 +277,10 @@ pub struct Verdicts {
 }
 
 impl Verdicts {
-    /// Opens those below `pins`, if they are there.
+    /// Opens the verdicts below `pins`, if they exist.
     ///
     /// # Errors
-    /// If they are and cannot be opened.
+    /// If they exist and cannot be opened.
     pub fn open(pins: &Path) -> Result<Self, DatapathError> {
         match Mapped::open(&verdicts_pin(pins), false) {
             Ok(map) => Ok(Self { map: Some(map) }),
@@ -281,7 +289,6 @@ impl Verdicts {
         }
     }
 
-    /// Those in this array.
     pub fn over(map: Mapped<Verdict>) -> Self {
         Self { map: Some(map) }
     }
@@ -293,8 +300,8 @@ impl Verdicts {
     }
 }
 
-/// Removes the host's maps if no client is left, and then the directories of all ABI versions and `pins` itself, if they are
-/// empty; those that are not stay.
+/// Removes the host's maps if no client is left, and then the directories of all ABI versions and
+/// `pins` itself if they are empty.
 ///
 /// # Errors
 /// If the host's maps cannot be removed.
@@ -304,16 +311,17 @@ pub fn remove_roots(pins: &Path) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// Removes the host's maps of all versions if no client is left and nobody has them open. Otherwise they stay.
+/// Removes the host's maps of all versions if no client is left and no process has them open.
 fn remove(pins: &Path) -> Result<(), DatapathError> {
     let Some(base) = Directory::open(pins)? else { return Ok(()) };
     for name in base.names()?.iter().filter(|name| name.starts_with(PREFIX)) {
         let Some(host) = base.within(name)? else { continue };
-        // Locked first: whoever opens the maps for a client has made the client's directory before.
+        // Locked first: a process that opens the maps for a client has created the client's
+        // directory before.
         if !host.lock()? || !Pins::all_versions(pins)?.is_empty() {
             return Ok(());
         }
-        // Links first: while they are there, packets go through their programs.
+        // Links first: while they exist, packets go through their programs.
         let (links, maps): (Vec<_>, Vec<_>) = host.names()?.into_iter().partition(|pin| is_link(pin));
         for link in links {
             host.detach(&link)?;
@@ -326,7 +334,7 @@ fn remove(pins: &Path) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// Keeps the maps from being removed.
+/// Prevents the removal of the maps.
 fn lock(path: &Path) -> Result<File, DatapathError> {
     let fail = |source| DatapathError::PinDirectory { path: path.to_owned(), source };
     let directory = File::open(path).map_err(fail)?;
@@ -337,12 +345,12 @@ fn lock(path: &Path) -> Result<File, DatapathError> {
     }
 }
 
-/// Where each of the maps is pinned.
+/// The pins of all maps.
 pub fn map_pins(directory: &Path) -> impl Iterator<Item = (&'static str, PathBuf)> {
     map::ALL.into_iter().map(|name| (name, directory.join(name)))
 }
 
-/// Makes the maps that are not pinned. If another process pins one meanwhile, that is the one.
+/// Creates the maps that are not pinned. If another process pins a map meanwhile, that map is used.
 fn make_missing(path: &Path) -> Result<(), DatapathError> {
     // An attempt ends at the first map that another process pins meanwhile.
     for _ in map::ALL {

@@ -1,8 +1,10 @@
-//! The directory in bpffs that holds a client task's maps and links, and its lock, which keeps a second writer out.
+//! The directory in bpffs that contains a client task's maps and links, and its lock, which
+//! excludes a second writer.
 //!
-//! `<pins>/v<ABI>/<client>/maps/<map>` and `.../links/<hook>@<cgroup id>`. What lies there *is* the state: programs and
-//! tables go on working while no daemon runs. Directories of other ABI versions lie beside it: an upgrade has left them
-//! until their last flows end, or another build of socklb made them.
+//! The layout is `<pins>/v<ABI>/<client>/maps/<map>` and `.../links/<hook>@<cgroup id>`. These pins
+//! are the state itself: programs and tables continue to work while no daemon runs. Directories of
+//! other ABI versions may lie beside it: an upgrade left them until their last flows end, or
+//! another build of socklb made them.
 
 mod removal;
 
@@ -36,13 +38,13 @@ fn root(pins: &Path, version: u32) -> PathBuf {
     pins.join(format!("v{version}"))
 }
 
-/// The ABI versions that have a directory, ours or not.
+/// The ABI versions that have a directory, including other versions than ours.
 fn versions(pins: &Path) -> Result<Vec<u32>, DatapathError> {
     let of = |name: &String| name.strip_prefix('v').and_then(|version| version.parse().ok());
     Ok(names(pins)?.iter().filter_map(of).collect())
 }
 
-/// Removes the directories of all ABI versions and `pins` itself, if they are empty; those that are not stay.
+/// Removes the directories of all ABI versions and `pins` itself if they are empty.
 pub fn remove_empty(pins: &Path) {
     for version in versions(pins).unwrap_or_default() {
         let _ = fs::remove_dir(root(pins, version));
@@ -51,10 +53,11 @@ pub fn remove_empty(pins: &Path) {
     let _ = fs::remove_dir(pins);
 }
 
-/// Creates a directory on bpffs that is ours alone.
+/// Creates a directory on bpffs that no other user may write.
 pub fn create(directory: &Path) -> Result<(), DatapathError> {
-    // The nearest existing ancestor shows the file system. Without this check the directories would be made on any
-    // other, and pinning would fail with an error that does not say so.
+    // The nearest existing ancestor shows the file system. Without this check the directories would
+    // be made on any other file system, and pinning would fail with an error that does not mention
+    // it.
     let existing = directory.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
     if !sys::on_bpffs(existing) {
         return Err(DatapathError::NoBpffs(directory.to_owned()));
@@ -65,16 +68,14 @@ pub fn create(directory: &Path) -> Result<(), DatapathError> {
         .mode(0o750)
         .create(directory)
         .map_err(|source| DatapathError::PinDirectory { path: directory.to_owned(), source })?;
-    // Also if it existed: what other users put there would be taken for our own pins.
+    // Also if it existed: the pins of other users in it would be mistaken for our own.
     Ok(trust::check_pins(directory)?)
 }
 
 pub use lb_common::abi::DEFAULT_PINS;
 
-/// The pins of one client task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pins {
-    /// Its name.
     pub client: String,
     /// The ABI version of the socklb that made them.
     pub version: u32,
@@ -108,12 +109,12 @@ impl Pins {
         Ok(clients)
     }
 
-    /// The command that removes them.
+    /// The command that removes these pins.
     pub fn detach_command(&self) -> String {
         detach_command(&self.client, &self.base)
     }
 
-    /// Whether they are of this socklb's ABI version.
+    /// Whether the pins have this socklb's ABI version.
     pub fn is_of_this_version(&self) -> bool {
         self.version == ABI_VERSION
     }
@@ -121,7 +122,7 @@ impl Pins {
     /// Creates the client's directory and locks it against other writers.
     ///
     /// # Errors
-    /// If it is not on bpffs, cannot be made, may be written by another user, or is locked.
+    /// If it is not on bpffs, cannot be created, may be written by another user, or is locked.
     pub fn lock(&self) -> Result<Lock, DatapathError> {
         create(&self.directory)?;
         let fail = |source| DatapathError::PinDirectory { path: self.directory.clone(), source };
@@ -133,7 +134,8 @@ impl Pins {
         }
     }
 
-    /// Locks the client's directory, whatever user owns it, to remove what is in it; `None` if there is none.
+    /// Locks the client's directory, whichever user owns it, before removing its contents; `None`
+    /// if it does not exist.
     ///
     /// # Errors
     /// If it cannot be opened, or is locked.
@@ -146,7 +148,7 @@ impl Pins {
         }
     }
 
-    /// The directory that contains the client's directory, and the latter; `None` if one is missing.
+    /// The parent of the client's directory, and that directory; `None` if one is missing.
     fn open(&self) -> Result<Option<(Directory, Directory)>, DatapathError> {
         let Some(base) = Directory::open(self.base())? else { return Ok(None) };
         let Some(above) = base.within(&format!("v{}", self.version))? else { return Ok(None) };
@@ -161,26 +163,26 @@ impl Pins {
     /// Creates the directories of maps and links.
     ///
     /// # Errors
-    /// If they are not on bpffs, cannot be made, or may be written by another user.
+    /// If they are not on bpffs, cannot be created, or may be written by another user.
     pub fn create(&self) -> Result<(), DatapathError> {
         create(&self.maps())?;
         create(&self.links())
     }
 
-    /// Where the maps are.
+    /// The directory of the maps.
     pub fn maps(&self) -> PathBuf {
         self.directory.join(MAPS)
     }
 
-    /// Where the links are.
+    /// The directory of the links.
     pub fn links(&self) -> PathBuf {
         self.directory.join(LINKS)
     }
 
-    /// Whether the client's directory is the one that was locked: neither removed nor made anew since.
+    /// Whether the client's directory is the locked one: neither removed nor recreated since.
     ///
     /// # Errors
-    /// If that cannot be seen, most likely for want of permission.
+    /// If its metadata cannot be read, usually because of a missing permission.
     pub fn are_locked_by(&self, lock: &Lock) -> Result<bool, DatapathError> {
         let fail = |source| DatapathError::PinDirectory { path: self.directory.clone(), source };
         let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
@@ -192,7 +194,7 @@ impl Pins {
         }
     }
 
-    /// Names of what is pinned as maps and as links.
+    /// Names of the pinned maps, and of the pinned links.
     ///
     /// # Errors
     /// If a directory exists and cannot be read.
@@ -200,7 +202,7 @@ impl Pins {
         Ok((names(&self.maps())?, names(&self.links())?))
     }
 
-    /// Names of what is pinned as links.
+    /// Names of the pinned links.
     ///
     /// # Errors
     /// If the directory exists and cannot be read.
@@ -208,7 +210,7 @@ impl Pins {
         names(&self.links())
     }
 
-    /// Removes the links that `first` picks, which are those that begin flows.
+    /// Removes the links for which `first` is true, which are those that begin flows.
     ///
     /// # Errors
     /// If one cannot be removed.
@@ -219,10 +221,12 @@ impl Pins {
         Ok(())
     }
 
-    /// Removes everything that is ours: first the links that `first` picks, then the others, then the maps.
+    /// Removes everything that is ours: first the links for which `first` is true, then the other
+    /// links, then the maps.
     ///
     /// # Errors
-    /// If something cannot be removed, or something is left that is not ours; what was removed before stays removed.
+    /// If something cannot be removed, or a pin that is not ours is left. Earlier removals are not
+    /// undone.
     pub fn remove(
         &self,
         ours: impl Fn(&str) -> bool,
@@ -247,7 +251,8 @@ impl Pins {
     }
 }
 
-/// A pinned link, and what `info` tells of it. That nothing is pinned there is an answer; what cannot be seen is an error.
+/// Opens a pinned link and reads its `info`. `None` if nothing is pinned there; every other failure
+/// is an error.
 pub fn look_at_link<I>(
     path: &Path,
     info: impl FnOnce(BorrowedFd<'_>) -> io::Result<I>,
@@ -262,12 +267,13 @@ pub fn look_at_link<I>(
     Ok(Some((link, told)))
 }
 
-/// Detaches a link and removes its pin; that it is gone already is no failure.
+/// Detaches a link and removes its pin. A missing pin is not an error.
 ///
-/// Detached first, as by [`Directory::detach`].
+/// Detaches before it removes the pin, as [`Directory::detach`] does.
 ///
 /// # Errors
-/// If it cannot be opened or detached (it stays pinned then, and attached), or its pin cannot be removed.
+/// If the link cannot be opened or detached (it stays pinned and attached then), or its pin cannot
+/// be removed.
 pub fn detach(path: &Path) -> Result<(), DatapathError> {
     let fail = |source| DatapathError::Unpin { path: path.to_owned(), source };
     match sys::open_pin(path) {
@@ -278,7 +284,7 @@ pub fn detach(path: &Path) -> Result<(), DatapathError> {
     unlink(path)
 }
 
-/// Removes one pin; that it is gone already is no failure.
+/// Removes one pin. A missing pin is not an error.
 pub fn unlink(path: &Path) -> Result<(), DatapathError> {
     match fs::remove_file(path) {
         Ok(()) => Ok(()),
@@ -287,7 +293,7 @@ pub fn unlink(path: &Path) -> Result<(), DatapathError> {
     }
 }
 
-/// The names in a directory of pins, in order; none if there is no such directory.
+/// The sorted names in a directory of pins; none if there is no such directory.
 pub fn names(directory: &Path) -> Result<Vec<String>, DatapathError> {
     let fail = |source| DatapathError::PinDirectory { path: directory.to_owned(), source };
     let entries = match fs::read_dir(directory) {
@@ -303,12 +309,13 @@ pub fn names(directory: &Path) -> Result<Vec<String>, DatapathError> {
     Ok(names)
 }
 
-/// The option that names this directory of pins to a command, with a blank before it; empty for the default directory.
+/// The command-line option that selects this directory of pins, after a space; empty for the
+/// default directory.
 pub fn pins_option(pins: &Path) -> String {
     if pins == Path::new(DEFAULT_PINS) {
         return String::new();
     }
-    // Quoted for a shell, because a path may hold any character.
+    // Quoted for a shell, because a path may contain any character.
     format!(" --pins '{}'", pins.display().to_string().replace('\'', r"'\''"))
 }
 

@@ -1,4 +1,5 @@
-//! What this process may do and what this host offers. Trying it changes nothing but this process's RLIMIT_MEMLOCK.
+//! The permissions of this process and the properties of this host. The checks change nothing but
+//! this process's RLIMIT_MEMLOCK.
 
 use std::fs;
 use std::path::Path;
@@ -10,42 +11,40 @@ use super::features::Features;
 use crate::error::DatapathError;
 use crate::sys;
 
-/// A capability that socklb can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capability {
-    /// Its name.
     pub name: &'static str,
     /// What socklb uses it for.
     pub why: &'static str,
-    /// Whether socklb cannot do without it.
+    /// Whether socklb cannot work without it.
     pub needed: bool,
     /// Whether this process has it.
     pub held: bool,
 }
 
-/// The host as this process finds it.
+/// The host as this process sees it.
 #[derive(Clone, Debug)]
 pub struct Host {
     /// The kernel's release.
     pub release: String,
     /// Whether the kernel describes its own types.
     pub btf: bool,
-    /// Whether the pin directory, or the nearest one above it that exists, is on a bpf file system.
+    /// Whether the pin directory, or the nearest existing directory above it, is on a bpf file
+    /// system.
     pub bpffs: bool,
-    /// Capabilities.
     pub capabilities: Vec<Capability>,
     /// Bytes that this process may lock; `None` is unlimited. Matters below Linux 5.11 only.
     pub memlock: Option<u64>,
 }
 
-/// How many files a process may open, if that can be seen.
+/// The number of files that a process may open, if it can be read.
 pub fn open_files_of(pid: u32) -> Option<u64> {
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Looks at the host.
+/// Reads the properties of the host.
 pub fn host(pins: &Path) -> Host {
     let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
     // CAP_SYS_ADMIN implies CAP_BPF and CAP_PERFMON.
@@ -82,13 +81,14 @@ pub fn host(pins: &Path) -> Host {
     }
 }
 
-/// Whether this process may load programs, and which optional abilities the kernel has.
+/// Checks that this process may load programs, and probes the optional abilities of the kernel.
 ///
 /// # Errors
-/// If it may not.
+/// If this process may not load programs.
 pub fn probe() -> Result<Features, DatapathError> {
-    // Below Linux 5.11 maps count against RLIMIT_MEMLOCK, those that an earlier daemon pinned included: what it left
-    // would keep us from loading anything. Where we may not raise the limit, or need not, nothing is lost.
+    // Below Linux 5.11 maps count against RLIMIT_MEMLOCK, including those that an earlier daemon
+    // pinned: these would prevent this process from loading anything. If raising the limit is not
+    // allowed or not needed, its failure does no harm.
     let unlimited = Rlimit { current: None, maximum: None };
     let _ = setrlimit(Resource::Memlock, unlimited);
     Features::probe()

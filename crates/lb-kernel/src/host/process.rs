@@ -1,7 +1,7 @@
-//! The names of processes that the kernel programs have seen, as far as these still run.
+//! The names of the processes that the kernel programs have seen, if these still run.
 //!
-//! PIDs are reused: a name is told only of a process that is old enough. And the programs see PIDs of the initial PID
-//! namespace; in another namespace the same PIDs are other processes.
+//! PIDs are reused, so a name is given only for a process that is old enough. The programs see PIDs
+//! of the initial PID namespace; in another namespace the same PIDs are other processes.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,21 +10,21 @@ use rustix::time::ClockId;
 
 use crate::sys::clock::{monotonic_ns, now_ns};
 
-/// A process that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its name, as [`name`] has it.
+    /// Its name, as [`name`] returns it.
     name: String,
-    /// When it began at the earliest, by `CLOCK_MONOTONIC`.
+    /// The earliest time at which it may have begun, by `CLOCK_MONOTONIC`.
     started_ns: u64,
 }
 
-/// The process of this PID, if it runs and can be seen from here.
+/// The process with this PID, if it runs and is visible to this process.
 pub fn process(pid: u32) -> Option<Process> {
     Some(Process { name: name(pid)?, started_ns: monotonic_of_start(start_of(pid)?) })
 }
 
-/// When a process began at the earliest, by `CLOCK_MONOTONIC` in nanoseconds. `start`: in clock ticks since the boot.
+/// The earliest time at which a process may have begun, by `CLOCK_MONOTONIC` in nanoseconds.
+/// `start`: in clock ticks since the boot.
 pub fn monotonic_of_start(start: u64) -> u64 {
     let ticks = rustix::param::clock_ticks_per_second().max(1);
     let started = u128::from(start) * 1_000_000_000 / u128::from(ticks);
@@ -33,19 +33,19 @@ pub fn monotonic_of_start(start: u64) -> u64 {
     u64::try_from(started).unwrap_or(u64::MAX).saturating_sub(suspended)
 }
 
-/// The name of the process that has this PID now, if there is one. A name may hold any bytes: what a terminal would
-/// obey, a line break too, is escaped.
+/// The name of the process that has this PID now, if there is one. A name may contain any bytes, so
+/// control characters of terminals and line breaks are escaped.
 pub fn name(pid: u32) -> Option<String> {
     Some(printable(&fs::read(format!("/proc/{pid}/comm")).ok()?))
 }
 
 fn printable(comm: &[u8]) -> String {
-    // The kernel ends it with a line break; another one before that is part of the name.
+    // The kernel ends the name with a line break; earlier line breaks are part of the name.
     String::from_utf8_lossy(comm.strip_suffix(b"\n").unwrap_or(comm)).escape_debug().to_string()
 }
 
 impl Process {
-    /// Its name, unless it began after `ns`.
+    /// Its name, unless the process began after `ns`.
     pub fn name_at(&self, ns: u64) -> Option<&str> {
         /// Both times are exact to a tick of the kernel's clock, which is 10 ms at most.
         const TICKS_NS: u64 = 20_000_000;
@@ -60,12 +60,13 @@ pub fn numbers_are_ours() -> bool {
     fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == FIRST)
 }
 
-/// When the process of this PID began, in clock ticks since the boot, if it runs.
+/// When the process with this PID began, in clock ticks since the boot, if it runs.
 pub(crate) fn start_of(pid: u32) -> Option<u64> {
     started(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/stat")).ok()?))
 }
 
-/// When a process began, in clock ticks: the 22nd field. The second is its name in brackets, with any characters.
+/// When a process began, in clock ticks: the 22nd field. The second field is its name in brackets,
+/// with any characters.
 fn started(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.split(' ').nth(22 - 3)?.parse().ok()

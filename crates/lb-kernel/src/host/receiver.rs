@@ -1,7 +1,9 @@
-//! The program that takes reports in on network interfaces (XDP), attached to those that the daemon names.
+//! The program that receives reports on network interfaces (XDP), attached to those that the daemon
+//! names.
 //!
-//! Its links are pinned beside the maps of the host and outlive the daemon: it is loaded anew at every start, and put in place of the one
-//! that is attached, in one step, so that no report is lost. An interface takes one such program; another owner's is never replaced.
+//! Its links are pinned beside the maps of the host and outlive the daemon. Every start loads the
+//! program again and replaces the attached one in a single step, so that no report is lost. An
+//! interface accepts one such program; the program of another owner is never replaced.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,17 +22,17 @@ use crate::error::DatapathError;
 use crate::host::loader::objects;
 use crate::sys::{self, XdpLinkInfo, XdpMode};
 
-/// The program of this kernel.
+/// The name of the program, and its name for kernels without fetching atomics.
 const PROGRAM: &str = "socklb_receive";
 const WITHOUT_FETCHING_ATOMICS: &str = "socklb_receive_5_10";
 
-/// The program, loaded.
+/// The loaded program.
 pub struct Receiver {
     program: LoadedProgram,
     directory: PathBuf,
 }
 
-/// Where it is attached, whoever attached it: a daemon before, most likely.
+/// The attachments of the program, usually those of an earlier daemon.
 ///
 /// # Errors
 /// If the pins cannot be read.
@@ -45,8 +47,8 @@ pub fn attached(pins: &Path) -> Result<Vec<Attachment>, DatapathError> {
     Ok(all)
 }
 
-/// Detaches it from all network interfaces but these, and removes what is left of interfaces that are gone. Returns from which it was
-/// detached.
+/// Detaches the program from all network interfaces but these, and removes the pins of interfaces
+/// that no longer exist. Returns the interfaces from which it was detached.
 ///
 /// # Errors
 /// If the pins cannot be read, or one cannot be removed.
@@ -66,16 +68,16 @@ pub fn detach_others(pins: &Path, interfaces: &BTreeSet<u32>) -> Result<Vec<Atta
     Ok(left)
 }
 
-/// Looks at a pinned link.
+/// Opens and reads a pinned link; `None` if nothing is pinned there.
 fn look(path: &Path) -> Result<Option<(OwnedFd, XdpLinkInfo)>, DatapathError> {
     pins::look_at_link(path, sys::xdp_link_info)
 }
 
 impl Receiver {
-    /// Loads the program for reports that come to a port, to work on these maps.
+    /// Loads the program for reports that arrive at a port, to work on these maps.
     ///
     /// # Errors
-    /// If the kernel refuses it: without CAP_PERFMON it does.
+    /// If the kernel refuses, as it does without CAP_PERFMON.
     pub fn load(maps: &HostMaps, features: Features, port: u16) -> Result<Self, DatapathError> {
         let directory = maps.path().to_owned();
         let port = u32::from(port);
@@ -88,7 +90,8 @@ impl Receiver {
         Ok(Self { program: load(object, features)?, directory })
     }
 
-    /// Loads the program with small maps of its own, and closes it: whether this process may.
+    /// Loads the program with small maps of its own, and closes it, to find out whether this
+    /// process may load it.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -98,17 +101,19 @@ impl Receiver {
         load(object, features).map(drop)
     }
 
-    /// Attaches it to a network interface in the first of these modes that the interface has; or puts it in place of the one that is
-    /// attached there, if that is in one of them.
+    /// Attaches the program to a network interface in the first of these modes that the interface
+    /// supports. If a program of ours is attached there in one of these modes, replaces that
+    /// program instead.
     ///
     /// # Errors
-    /// If the interface has no such mode, has another program, or is gone.
+    /// If the interface supports none of these modes, has another program, or no longer exists.
     pub fn attach(&self, to: &Interface, modes: &[XdpMode]) -> Result<XdpMode, DatapathError> {
         let interface = to.index;
         for mode in XdpMode::ALL {
             let path = self.directory.join(pin_name(Attachment { interface, mode }));
             let Some((link, info)) = look(&path)? else { continue };
-            // An interface of the same number may be another one, in the network namespace of a daemon before.
+            // An interface with the same number may be another one, in the network namespace of an
+            // earlier daemon.
             let leads_here = info.interface == interface && to.programs.contains(&info.program_id);
             if !leads_here || !modes.contains(&mode) {
                 pins::detach(&path)?;

@@ -1,6 +1,8 @@
-//! The program that answers requests in an agent's place on network interfaces (XDP), and the maps by which the agent tells it what.
+//! The program that answers requests in an agent's place on network interfaces (XDP), and the maps
+//! with the answers that the agent has prepared.
 //!
-//! Nothing is pinned: an agent that ends, however it ends, takes its program, its links and its maps with it, and nobody answers for it.
+//! Nothing is pinned: when an agent ends, for any reason, its program, its links and its maps end
+//! with it, and no program answers for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -27,19 +29,17 @@ use crate::sys::elements::{self, Elements as _};
 use crate::sys::{self, XdpMode};
 use crate::sys::{cpus::possible_cpus, per_cpu::PerCpuArray};
 
-/// The program.
 const PROGRAM: &str = "socklb_respond";
 
 /// The secret of an agent's cookies.
 #[derive(Clone, Copy)]
 pub struct Secret {
-    /// Its bytes.
     pub bytes: [u8; 16],
-    /// When it was drawn, as nanoseconds of `CLOCK_MONOTONIC`.
+    /// When the secret was drawn, in nanoseconds of `CLOCK_MONOTONIC`.
     pub drawn_ns: u64,
 }
 
-/// The program, loaded, and where it is attached.
+/// The loaded program, and its attachments.
 pub struct Responder {
     program: LoadedProgram,
     addresses: OwnedFd,
@@ -47,22 +47,23 @@ pub struct Responder {
     links: BTreeMap<u32, (XdpMode, OwnedFd)>,
 }
 
-/// What the program answers, and what it has written down.
+/// The program's answers, and its records of subscribers and counts.
 pub struct Answers {
     answers: OwnedFd,
     subscribers: OwnedFd,
     counts: PerCpuArray<Counts>,
 }
 
-/// Loads the program for requests that come to a port, with maps of its own, in which there is nothing yet.
+/// Loads the program for requests that arrive at a port, with empty maps of its own.
 ///
 /// # Errors
-/// If the kernel refuses it: without CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON it does.
+/// If the kernel refuses, as it does without CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
 pub fn load(port: u16, secret: Secret) -> Result<(Responder, Answers), DatapathError> {
-    // Says which privilege is lacking, where making maps would say that something is not permitted.
+    // The error of this probe names the missing privilege; the error of creating maps would not.
     privileges::probe()?;
     let port = u32::from(port);
-    // The programs run on little-endian processors alone, and read the secret's halves as little-endian words.
+    // The programs run on little-endian processors only, and read the secret's halves as
+    // little-endian words.
     let globals = Globals::from([
         ("PORT", (bytemuck::bytes_of(&port), true)),
         ("SECRET_LOW", (&secret.bytes[..8], true)),
@@ -106,10 +107,11 @@ impl Responder {
         self.program.id
     }
 
-    /// Attaches it to a network interface in the first of these modes that the interface has, unless it is there.
+    /// Attaches the program to a network interface in the first of these modes that the interface
+    /// supports, unless it is attached already.
     ///
     /// # Errors
-    /// If the interface has no such mode, has another program, or is gone.
+    /// If the interface supports none of these modes, has another program, or no longer exists.
     pub fn attach(&mut self, to: &Interface, modes: &[XdpMode]) -> Result<XdpMode, DatapathError> {
         if let Some((mode, link)) = self.links.get(&to.index)
             && modes.contains(mode)
@@ -117,14 +119,15 @@ impl Responder {
         {
             return Ok(*mode);
         }
-        // A link that is closed is detached.
+        // Closing a link detaches it.
         self.links.remove(&to.index);
         let (mode, link) = link_to(self.fd(), to.index, modes)?;
         self.links.insert(to.index, (mode, link));
         Ok(mode)
     }
 
-    /// Detaches it from all network interfaces but these. Returns from which.
+    /// Detaches the program from all network interfaces but these. Returns those from which it was
+    /// detached.
     pub fn detach_others(&mut self, interfaces: &BTreeSet<u32>) -> Vec<u32> {
         let others: Vec<u32> =
             self.links.keys().copied().filter(|index| !interfaces.contains(index)).collect();
@@ -134,7 +137,8 @@ impl Responder {
         others
     }
 
-    /// Has it answer what is asked at these addresses, and nothing else. Returns how many, of the last, there is no room for.
+    /// Makes the program answer requests at these addresses, and no others. Returns how many
+    /// addresses, from the end of the list, have no room.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -146,13 +150,14 @@ impl Responder {
         Ok(addresses.len() - wanted.len())
     }
 
-    /// Has it answer only frames that are addressed to these interfaces, of which the first [`MAX_STATIONS`] count.
+    /// Makes the program answer only frames that are addressed to these interfaces, of which the
+    /// first [`MAX_STATIONS`] count.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub fn set_stations(&self, interfaces: &[&Interface]) -> Result<(), DatapathError> {
         let all = interfaces.iter().filter_map(|interface| interface.hardware_address.map(Station::from));
-        // Parts of a bond share one.
+        // Parts of a bond share one hardware address.
         let wanted: Vec<Station> =
             all.collect::<BTreeSet<_>>().into_iter().take(MAX_STATIONS as usize).collect();
         elements::have_keys(&self.stations, &wanted, &1_u8)
@@ -165,7 +170,7 @@ impl Responder {
 }
 
 impl Answers {
-    /// Has the program answer this to requests for a backend.
+    /// Makes the program give this answer to requests for a backend.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -174,7 +179,7 @@ impl Answers {
         set.map_err(|error| fail(map::ANSWERS, "write", error))
     }
 
-    /// Has it answer nothing to requests for a backend: they are those for an unknown name.
+    /// Removes the answer for a backend: requests for it are then requests for an unknown name.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -183,7 +188,8 @@ impl Answers {
         removed.map(drop).map_err(|error| fail(map::ANSWERS, "write", error))
     }
 
-    /// Takes out who has subscribed since the last time, some thousand at most. Returns whether these were all.
+    /// Removes the subscribers since the last call from the map, some thousand at most, and calls
+    /// `each` with them. Returns whether these were all.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -195,7 +201,8 @@ impl Answers {
         taken.map_err(|error| fail(map::SUBSCRIBERS, "read", error))
     }
 
-    /// How many requests it has answered, and how many it has not, by [`Refused::number`](lb_report::answer::Refused::number).
+    /// The number of requests answered, and the numbers of requests not answered, by
+    /// [`Refused::number`](lb_report::answer::Refused::number).
     ///
     /// # Errors
     /// If the kernel refuses.

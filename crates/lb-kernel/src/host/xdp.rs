@@ -1,6 +1,8 @@
-//! A thread that keeps a program on the network interfaces that are named, as they come, go and are renamed.
+//! A thread that keeps a program attached to the named network interfaces, as they appear,
+//! disappear and are renamed.
 //!
-//! A thread of its own: a driver may take a second to change the program of an interface, and packets do not wait for an event loop.
+//! It is a separate thread because a driver may take a second to change the program of an
+//! interface, and packets do not wait for an event loop.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -17,38 +19,39 @@ use super::interfaces::{Changes, Interface, interfaces};
 use crate::error::DatapathError;
 use crate::sys::{self, XdpMode};
 
-/// What the thread does whenever something has changed.
+/// The work of the thread after every change.
 pub trait Work: Send + 'static {
-    /// What it is to bring about.
+    /// The wanted state.
     type Wanted: Clone + Send;
 
-    /// Brings it about on these interfaces, which are all that there are.
+    /// Establishes the wanted state on these interfaces. `all` contains every interface of the
+    /// host.
     fn follow(&mut self, wanted: Option<&Self::Wanted>, all: &[Interface]) -> Found;
 
-    /// Says what is found now and was not found before.
+    /// Logs the new findings, which the previous call of [`Work::follow`] did not return.
     fn tell(&mut self, news: Found);
 }
 
-/// How it is on the interfaces that are named.
+/// The state of the named interfaces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Each of them.
+    /// One entry per named interface.
     pub interfaces: Vec<Named>,
-    /// What is wrong, whatever the interface.
+    /// An error that concerns no interface in particular.
     pub error: Option<String>,
 }
 
-/// An interface that is named.
+/// A named interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// Its name.
     pub name: String,
-    /// How the program runs there, or why it does not.
+    /// The mode in which the program runs there, or why it does not run.
     pub attached: Result<XdpMode, String>,
 }
 
 impl Named {
-    /// The word for who does it there: the program in its mode, or the `socket` of the process alone.
+    /// The word for the handler of packets there: the program's mode, or `socket` if only the
+    /// process's socket receives them.
     pub fn mode(&self) -> &'static str {
         self.attached.as_ref().map_or("socket", |mode| mode.name())
     }
@@ -59,7 +62,7 @@ impl Found {
         self.error.is_none() && self.interfaces.iter().all(|one| one.attached.is_ok())
     }
 
-    /// What of it was not found before.
+    /// The findings that `before` does not contain.
     fn since(&self, before: &Self) -> Self {
         let is_news = |one: &&Named| !before.interfaces.contains(one);
         Self {
@@ -69,15 +72,13 @@ impl Found {
     }
 }
 
-/// What names of pins of the receiver begin with.
+/// The prefix of the names of the receiver's pins.
 const PREFIX: &str = "receive-";
 
 /// A network interface that a program is attached to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attachment {
-    /// The interface's number.
     pub interface: u32,
-    /// How it is run there.
     pub mode: XdpMode,
 }
 
@@ -86,7 +87,7 @@ pub(crate) fn pin_name(attachment: Attachment) -> String {
     format!("{PREFIX}{}@{}", attachment.mode.name(), attachment.interface)
 }
 
-/// What a pin of this name is for, if it is a link of ours.
+/// Parses the name of a pin; `None` if it is not a link of ours.
 pub(crate) fn of_pin(name: &str) -> Option<Attachment> {
     let (mode, interface) = name.strip_prefix(PREFIX)?.split_once('@')?;
     let mode = XdpMode::ALL.into_iter().find(|known| known.name() == mode)?;
@@ -115,10 +116,11 @@ fn lock<T>(shared: &Mutex<Shared<T>>) -> MutexGuard<'_, Shared<T>> {
 }
 
 impl<W: Work> Follower<W> {
-    /// Starts it. It knows what is wanted from its start: else it would take away what is there already.
+    /// Starts the thread with this wanted state. Without it the thread would first remove existing
+    /// attachments.
     ///
     /// # Errors
-    /// If the kernel gives no thread, or does not tell of interfaces.
+    /// If the kernel refuses a thread, or does not report changes of interfaces.
     pub fn start(work: W, wanted: Option<W::Wanted>) -> io::Result<Self> {
         let changes = Changes::listen()?;
         let shared = Shared { wanted, found: Found::default(), is_stopping: false };
@@ -129,13 +131,13 @@ impl<W: Work> Follower<W> {
         Ok(Self { shared, wake })
     }
 
-    /// Has it bring something else about.
+    /// Changes the wanted state.
     pub fn want(&self, wanted: Option<W::Wanted>) {
         lock(&self.shared).wanted = wanted;
         self.wake.wake();
     }
 
-    /// How it is.
+    /// The latest findings.
     pub fn found(&self) -> Found {
         lock(&self.shared).found.clone()
     }
@@ -155,15 +157,16 @@ struct Thread<W: Work> {
     wake: Wake,
 }
 
-/// An interface whose program could not be attached is tried again after this: whoever has it may have given it up.
+/// Delay before another attempt at an interface whose program could not be attached, because the
+/// owner of the other program may have detached it.
 const RETRIED: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
-/// Interfaces change in bursts: looked at once such a burst is over, most likely.
+/// Interfaces change in bursts. This delay usually lasts until a burst is over.
 const SETTLES: Duration = Duration::from_millis(20);
 
 impl<W: Work> Thread<W> {
     fn run(mut self) {
-        // Until it is dropped.
+        // Until the follower is dropped.
         loop {
             let wanted = {
                 let shared = lock(&self.shared);
@@ -175,7 +178,7 @@ impl<W: Work> Thread<W> {
             self.changes.forget();
             let found = match interfaces() {
                 Ok(all) => self.work.follow(wanted.as_ref(), &all),
-                // What is attached stays.
+                // Attached programs stay attached.
                 Err(error) => Found {
                     error: Some(format!("network interfaces cannot be listed: {error}")),
                     ..lock(&self.shared).found.clone()
@@ -187,7 +190,7 @@ impl<W: Work> Thread<W> {
             let limit = (!is_complete).then_some(&RETRIED);
             let mut waiting =
                 [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.changes, PollFlags::IN)];
-            // A failure is that of a signal, or of a kernel without memory: looked at again.
+            // A failure comes from a signal, or from a kernel without memory: the loop runs again.
             let _ = poll(&mut waiting, limit);
             let is_woken = !waiting[0].revents().is_empty();
             if is_woken {
@@ -200,27 +203,27 @@ impl<W: Work> Thread<W> {
     }
 }
 
-/// Where a program is to be.
+/// The interfaces on which a program is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Names of network interfaces.
     pub interfaces: Vec<String>,
-    /// Whether interfaces of devices may run it in the network stack.
+    /// Whether the program may run in the network stack for interfaces of devices.
     pub allows_generic: bool,
-    /// The key of the configuration that says so.
+    /// The key of the configuration that allows it.
     pub generic_key: &'static str,
 }
 
-/// Why an interface that is named has no program.
+/// Why a named interface has no program.
 const NO_INTERFACE: &str = "there is no such interface; it is attached when it appears";
 
 impl Place {
-    /// Those of all interfaces that are named.
+    /// The named interfaces among `all`.
     pub fn named<'a>(&self, all: &'a [Interface]) -> impl Iterator<Item = &'a Interface> {
         all.iter().filter(|interface| self.interfaces.contains(&interface.name))
     }
 
-    /// None of the interfaces has a program that cannot be loaded, those that there are for this reason.
+    /// The result if the program cannot be loaded: no interface has it. The reason for existing
+    /// interfaces is `why`.
     pub fn refused(&self, all: &[Interface], why: &str) -> Vec<Named> {
         let named = self.interfaces.iter().map(|name| {
             let is_there = all.iter().any(|interface| interface.name == *name);
@@ -231,8 +234,9 @@ impl Place {
     }
 }
 
-/// Attaches a program to each of the interfaces that are named. In the network stack it runs where there is no device, or where that is
-/// allowed. `attach` tries these modes; `ours` is the kernel's id of the program.
+/// Attaches a program to each of the named interfaces. The program may run in the network stack if
+/// the interface does not carry the traffic of a device, or if `place` allows that. `attach` tries
+/// the given modes; `ours` is the kernel's id of the program.
 pub fn attach_to(
     place: &Place,
     all: &[Interface],
@@ -246,7 +250,7 @@ pub fn attach_to(
         let is_allowed = place.allows_generic || !carries_a_device(interface);
         let modes: &[XdpMode] = if is_allowed { &XdpMode::ALL } else { &[XdpMode::Native] };
         attach(interface, modes).map_err(|error| {
-            // Looked at now: whoever was faster is there.
+            // Listed again, because another program may have been attached meanwhile.
             let now = interfaces().unwrap_or_default().into_iter().find(|one| one.index == interface.index);
             let others = now.map(|now| names_of_others(&now, Some(ours))).unwrap_or_default();
             explain(&error, interface, all, &others, (!is_allowed).then_some(place.generic_key))
@@ -255,7 +259,8 @@ pub fn attach_to(
     place.interfaces.iter().map(|name| Named { name: name.clone(), attached: one(name) }).collect()
 }
 
-/// The addresses of a socket that listens at this one: itself, or all that the host has, those of the interfaces first that are named.
+/// The addresses of a socket that listens at this address: the address itself, or all addresses of
+/// the host, with those of the named interfaces first.
 pub fn addresses_of(ip: IpAddr, names: &[String], all: &[Interface]) -> Vec<IpAddr> {
     let (named, others): (Vec<&Interface>, Vec<&Interface>) =
         all.iter().partition(|interface| names.contains(&interface.name));
@@ -267,7 +272,8 @@ pub fn addresses_of(ip: IpAddr, names: &[String], all: &[Interface]) -> Vec<IpAd
     addresses
 }
 
-/// Whether a socket that listens at an address takes what comes to another one. `::` is both families.
+/// Whether a socket that listens at an address receives datagrams for another address. `::` is both
+/// families.
 pub fn takes(listens_at: IpAddr, address: IpAddr) -> bool {
     match listens_at {
         IpAddr::V4(v4) if v4.is_unspecified() => address.is_ipv4(),
@@ -276,7 +282,8 @@ pub fn takes(listens_at: IpAddr, address: IpAddr) -> bool {
     }
 }
 
-/// The programs that an interface has besides ours, each by its id and, where the kernel tells that, its name.
+/// The programs that an interface has besides ours: each with its id and, if the kernel reports it,
+/// its name.
 pub fn names_of_others(interface: &Interface, ours: Option<u32>) -> Vec<String> {
     let others = interface.programs.iter().filter(|id| ours != Some(**id));
     others
@@ -284,7 +291,7 @@ pub fn names_of_others(interface: &Interface, ours: Option<u32>) -> Vec<String> 
         .collect()
 }
 
-/// Attaches a program in the first of these modes that an interface has.
+/// Attaches a program in the first of these modes that an interface supports.
 pub fn link_to(
     program: BorrowedFd<'_>,
     interface: u32,
@@ -296,7 +303,7 @@ pub fn link_to(
             Ok(link) => return Ok((*mode, link)),
             Err(error) => failed = error,
         }
-        // Another program is no reason to look for another way past it.
+        // If another program is attached, do not look for another mode past it.
         if matches!(failed.raw_os_error(), Some(libc::EBUSY | libc::EEXIST)) {
             break;
         }
@@ -304,13 +311,13 @@ pub fn link_to(
     Err(DatapathError::AttachInterface(failed))
 }
 
-/// Whether the traffic of a device goes through an interface: it is one, or is made of one.
+/// Whether the traffic of a device goes through an interface: it is a device, or is made of one.
 fn carries_a_device(interface: &Interface) -> bool {
     const OF_DEVICES: [&str; 7] = ["bond", "team", "vlan", "bridge", "macvlan", "macvtap", "ipvlan"];
     interface.kind.as_deref().is_none_or(|kind| OF_DEVICES.contains(&kind))
 }
 
-/// Why a program cannot be attached, and what to do about it.
+/// Why a program cannot be attached, and the remedy.
 fn explain(
     error: &DatapathError,
     interface: &Interface,

@@ -1,7 +1,8 @@
-//! The network namespace of a client: that of the oldest process of its cgroup.
+//! The network namespace of a client: that of the oldest process in its cgroup.
 //!
-//! Any process of a cgroup can make further namespaces, and as many flows in them as it likes. It cannot become older than the
-//! process that started the client, so age decides and the number of flows does not.
+//! Any process of a cgroup can make further namespaces, and begin any number of flows in them. But
+//! it cannot become older than the process that started the client. So age decides, and the number
+//! of flows does not.
 
 use std::io;
 use std::path::Path;
@@ -17,24 +18,25 @@ use crate::host::{cgroup, pins::Pins};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::network_namespace::{NamespaceId, open};
 
-/// Processes of a cgroup that one search compares, at most. The kernel lists processes of the cgroup itself first, then those of its
-/// descendants. To read the age of one takes some 10 µs.
+/// The maximum number of processes of a cgroup that one search compares. The kernel lists processes
+/// of the cgroup itself first, then those of its descendants. Reading the age of a process takes
+/// some 10 µs.
 const COMPARED: usize = 4096;
 
 /// The network namespace of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientNamespace {
-    /// Its number.
     pub id: NamespaceId,
-    /// The number by which kernel programs know it; `None` before Linux 5.14, or without CAP_SYS_ADMIN if it is not ours.
+    /// The number by which kernel programs identify the namespace; `None` before Linux 5.14, and
+    /// without CAP_SYS_ADMIN if the namespace is not ours.
     pub cookie: Option<u64>,
-    /// Whether the process that searched is in it.
+    /// Whether the searching process is in this namespace.
     pub is_ours: bool,
     /// The process that decided.
     oldest: Process,
 }
 
-/// A process by its age: the older is the smaller one.
+/// A process, ordered by age: the older process is the smaller one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Process {
     /// In clock ticks since the boot.
@@ -50,12 +52,14 @@ impl Process {
 }
 
 impl ClientNamespace {
-    /// Finds the network namespace of the oldest process in a cgroup and all below it; `None` if there is no process. `known` is the
-    /// result of the last search, and saves a visit to the namespace if nothing has changed. It may block for as long as it takes to
-    /// read the ages of 4,096 processes.
+    /// Finds the network namespace of the oldest process in a cgroup and all cgroups below it;
+    /// `None` if there is no process. `known` is the result of the last search. It saves entering
+    /// the namespace if nothing has changed. May block for the time that it takes to read the ages
+    /// of 4,096 processes.
     ///
     /// # Errors
-    /// If the namespace of the oldest process may not be looked at: that of another user's process takes CAP_SYS_PTRACE.
+    /// If the namespace of the oldest process may not be read: that of another user's process
+    /// requires CAP_SYS_PTRACE.
     pub fn find(cgroup: &Path, known: Option<Self>) -> io::Result<Option<Self>> {
         let processes = cgroup::each_process(cgroup).take(COMPARED);
         let mut processes: Vec<Process> = processes.filter_map(Process::of).collect();
@@ -77,7 +81,8 @@ impl ClientNamespace {
             return Err(io::ErrorKind::NotFound.into());
         }
         let id = NamespaceId::of_open(&namespace)?;
-        // The kernel reuses numbers of namespaces that are gone, so the number alone does not show that nothing has changed.
+        // The kernel reuses the numbers of ended namespaces, so the number alone does not show that
+        // nothing has changed.
         let is_same = |known: &Self| (known.id, known.oldest) == (id, oldest) && known.cookie.is_some();
         if let Some(known) = known.filter(is_same) {
             return Ok(known);
@@ -88,29 +93,31 @@ impl ClientNamespace {
         Ok(Self { id, cookie, is_ours, oldest })
     }
 
-    /// The PID of the oldest process.
     pub const fn pid(&self) -> u32 {
         self.oldest.pid
     }
 
-    /// Whether this is the namespace of another search, also if another process decided.
+    /// Whether both searches found the same namespace, even if different processes decided.
     pub fn is_namespace_of(&self, other: &Self) -> bool {
         (self.id, self.cookie) == (other.id, other.cookie)
     }
 }
 
-/// What flow records tell of the processes of a client.
+/// What flow records show about the processes of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordedProcesses {
-    /// Whether more than one has begun flows lately. Processes that ended before the oldest recorded one that runs had begun do not
-    /// count: after a restart of the client they are others.
+    /// Whether more than one process has begun flows lately. Processes that ended before the oldest
+    /// recorded running process began do not count: after a restart of the client, its processes
+    /// are different ones.
     pub are_several: bool,
-    /// Cookie of the network namespace of the oldest of them, if one is still there: it takes no privilege to know it.
+    /// Cookie of the network namespace of the oldest recorded process, if one still runs. Reading
+    /// it requires no privilege.
     pub namespace: Option<u64>,
 }
 
 impl RecordedProcesses {
-    /// Reads what a client's flows tell that began within the time before now. It may block for a millisecond or two.
+    /// Reads the records of a client's flows that began at most `within` ago. May block for a
+    /// millisecond or two.
     ///
     /// # Errors
     /// If the flow table may not be read.
@@ -138,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that is killed at the end.
+    /// A process that is killed when this is dropped.
     struct Started(Child);
 
     impl Started {
@@ -156,13 +163,14 @@ mod tests {
             Self(command.spawn().expect("root starts a process in a namespace"))
         }
 
-        /// The same, and waits until the kernel's clock has ticked, so that the next process is younger.
+        /// As [`Started::new`], but waits until the kernel's clock has ticked, so that the next
+        /// process is younger.
         fn and_wait(flags: UnshareFlags) -> Self {
             let started = Self::new(flags);
             let before = start_of(started.0.id()).expect("it runs");
             let is_younger =
                 |_| start_of(Self::new(UnshareFlags::empty()).pid()).is_some_and(|now| now > before);
-            // Each process takes a part of a millisecond, and a tick 10 ms at most.
+            // Each process takes a fraction of a millisecond, and a tick takes 10 ms at most.
             assert!((0..10_000).any(is_younger), "the kernel's clock stands still");
             started
         }
@@ -179,7 +187,7 @@ mod tests {
         }
     }
 
-    /// A directory that lists processes as a cgroup does, with one below it.
+    /// A directory that lists processes as a cgroup does, with one subdirectory.
     fn listing(here: &[u32], below: &[u32]) -> tempfile::TempDir {
         let cgroup = tempfile::tempdir().expect("a directory");
         std::fs::create_dir(cgroup.path().join("below")).expect("a directory in it");
@@ -228,7 +236,7 @@ mod tests {
         let first = Started::and_wait(UnshareFlags::NEWNET);
         let second = Started::new(UnshareFlags::NEWNET);
         let both = [second.pid(), first.pid()];
-        // A cookie that no namespace has shows whether the kernel was asked.
+        // A cookie that no namespace has shows whether the kernel was queried.
         let known = find(&both, &[], None).map(|found| ClientNamespace { cookie: Some(u64::MAX), ..found });
         assert_eq!(find(&both, &[], known), known);
         drop(first);

@@ -1,7 +1,8 @@
-//! The flows that are open now, as a client's pinned maps have them. No daemon is asked, and nothing is changed.
+//! The flows that are open now, from a client's pinned maps. Sends no request to a daemon, and
+//! changes nothing.
 //!
-//! Programs begin and end flows meanwhile: what is shown was there at some moment of the reading, and a flow that is
-//! open all the while is shown once.
+//! Programs begin and end flows meanwhile: each shown flow existed at some moment of the reading,
+//! and a flow that is open all the while is shown once.
 
 use lb_common::abi::{Datagrams, Flow, map};
 
@@ -10,12 +11,10 @@ use crate::error::DatapathError;
 use crate::host::pins::Pins;
 use crate::sys::{self, elements};
 
-/// A flow and the socket that it is of.
+/// A flow and its socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenFlow {
-    /// The socket's cookie.
     pub cookie: u64,
-    /// Its flow.
     pub flow: Flow,
 }
 
@@ -26,12 +25,12 @@ pub struct OpenFlow {
 pub fn flows(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
     let mut found = in_table(pins)?;
     visit(pins, map::FLOW_OVERFLOW, |cookie: &u64, flow: &Flow| {
-        // As in the table: it may be made and not yet written.
+        // As in the table, a record may exist before its flow is written.
         if flow.phase != 0 {
             found.push(OpenFlow { cookie: *cookie, flow: *flow });
         }
     })?;
-    // A socket that dialled again during the reading may have been met in both tables.
+    // A socket that dialled again during the reading may have been found in both tables.
     found.sort_unstable_by_key(|open| (open.cookie, std::cmp::Reverse(open.flow.start_ns)));
     found.dedup_by_key(|open| open.cookie);
     visit(pins, map::DATAGRAMS, |cookie: &u64, datagrams: &Datagrams| {
@@ -41,9 +40,9 @@ pub fn flows(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
     Ok(found)
 }
 
-/// Those of the flow table, in one pass over the mapping.
+/// The flows of the flow table, in one pass over the mapping.
 fn in_table(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
-    /// A record that another socket takes while it is read is read again, and no more often than this.
+    /// Maximum number of attempts for a record that another socket claims while it is read.
     const LOOKS: usize = 3;
     let table = FlowTable::open(pins, false)?;
     let mut found = Vec::new();
@@ -54,7 +53,8 @@ fn in_table(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
             if table.cookie(index) != cookie || table.flow(index) != flow {
                 continue;
             }
-            // A bucket that was claimed just now may hold no flow yet (phase 0), or still that of the socket before.
+            // A bucket that was claimed just now may have no flow yet (phase 0), or still the flow
+            // of the previous socket.
             if flow.phase != 0 {
                 found.push(OpenFlow { cookie, flow });
             }

@@ -1,8 +1,10 @@
-//! Which sockets are in use by some process, found by the kernel's own iterator over open files (`iter/task_file`).
+//! Finds which sockets some process uses, with the kernel's own iterator over open files
+//! (`iter/task_file`).
 //!
-//! Kernel facts: the iterator is there since Linux 5.8 and takes CAP_BPF and CAP_PERFMON. It shows the processes of the
-//! PID namespace in which it is opened, so nothing is said unless that is the host's. A socket that is on its way in a
-//! message (SCM_RIGHTS), or registered with io_uring alone, is in use by no process.
+//! Kernel facts: the iterator exists since Linux 5.8 and requires CAP_BPF and CAP_PERFMON. It shows
+//! the processes of the PID namespace in which it is opened, so there is no result unless that is
+//! the host's namespace. No process uses a socket that is in transit in a message (SCM_RIGHTS), or
+//! registered with io_uring alone.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -18,23 +20,22 @@ use crate::host::loader::{self, Globals, Image};
 use crate::host::{btf, loader::objects};
 use crate::sys;
 
-/// The program in the object.
 const PROGRAM: &str = "socklb_holders";
-/// What it iterates over.
+/// The type of the iterator.
 const ITERATOR: &str = "task_file";
 
-/// Whether it can be told here which sockets processes use.
+/// Checks whether this process can find out which sockets processes use.
 ///
 /// # Errors
-/// If it cannot, with the reason.
+/// The reason why it cannot.
 pub fn can_look() -> Result<(), DatapathError> {
     in_use(&BTreeSet::new()).map(drop)
 }
 
-/// Those of `wanted`, by cookie, that some process has open.
+/// The cookies among `wanted` whose sockets some process has open.
 ///
 /// # Errors
-/// If the kernel does not tell, or not of all processes of the host.
+/// If the kernel does not list open files, or not those of all processes of the host.
 pub fn in_use(wanted: &BTreeSet<u64>) -> Result<BTreeSet<u64>, DatapathError> {
     sees_all_processes().map_err(DatapathError::Holders)?;
     let mut found = BTreeSet::new();
@@ -105,8 +106,8 @@ fn read(mut iteration: impl Read, mut each: impl FnMut(u64)) -> io::Result<()> {
             Ok(0) if kept == 0 => return Ok(()),
             Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "half a cookie")),
             Ok(length) => kept + length,
-            // Kernel fact: after a million files without a socket among them a read returns with this; the next one
-            // goes on where it was.
+            // Kernel fact: after a million files without a socket among them, a read returns this
+            // error; the next read continues at the same position.
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 continue;
             }

@@ -1,7 +1,7 @@
-//! Network namespaces, also of other processes: what can be asked of the kernel from inside them.
+//! Network namespaces, also of other processes, and the kernel's answers from inside them.
 //!
-//! Each is opened, asked for its lists of sockets and closed again: processes may make any number of them, so they must
-//! cost neither descriptors nor memory.
+//! Each namespace is opened, queried for its lists of sockets and closed again. Processes may make
+//! any number of namespaces, so these must occupy neither descriptors nor memory.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,25 +14,27 @@ use lb_diag::{SocketEntry, SocketLists};
 use crate::host::cgroup;
 use crate::sys::network_namespace::{NamespaceId, enter, open};
 
-/// Namespaces that one look goes into. A process may make as many as it likes, and each takes some 0.2 ms.
+/// The maximum number of namespaces that one look enters. A process may make any number of them,
+/// and each takes some 0.2 ms.
 pub const MOST: usize = 1024;
-/// Processes that are remembered as ways into a namespace: the first of them may end meanwhile.
+/// Number of processes per namespace that are remembered as ways into it, because the first of them
+/// may end meanwhile.
 const WAYS: usize = 4;
 
-/// Opens a way to the lists of sockets of a process's network namespace, which takes CAP_SYS_ADMIN.
+/// Opens the lists of sockets of a process's network namespace. Requires CAP_SYS_ADMIN.
 ///
 /// # Errors
-/// If the process is gone or its namespace may not be entered.
+/// If the process has ended or its namespace may not be entered.
 pub fn open_in_namespace_of(pid: u32) -> io::Result<SocketLists> {
     open_within(open(pid)?)
 }
 
-/// Opens a way to the lists of sockets of a network namespace, which takes CAP_SYS_ADMIN.
+/// Opens the lists of sockets of a network namespace. Requires CAP_SYS_ADMIN.
 ///
 /// # Errors
 /// If the namespace may not be entered.
 pub fn open_within(namespace: File) -> io::Result<SocketLists> {
-    // A thread stays in the namespace that it has entered, so another one does it.
+    // A thread stays in the namespace that it has entered, so a new thread does it.
     let thread = std::thread::Builder::new().name("namespace".to_owned());
     let thread = thread.spawn(move || lists_of(&namespace))?;
     thread.join().map_err(|_| io::Error::other("the thread that entered a network namespace panicked"))?
@@ -44,42 +46,45 @@ fn lists_of(namespace: &File) -> io::Result<SocketLists> {
     SocketLists::open()
 }
 
-/// A list of sockets: of which namespace, by its cookie, and of datagram sockets or of streams.
+/// A list of sockets: the cookie of its namespace, and whether it contains datagram sockets or
+/// streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct List {
     pub namespace: u64,
     pub datagrams: bool,
 }
 
-/// Sockets that are looked for, by the list that would show them.
+/// The cookies of wanted sockets, by the list that would contain them.
 pub type SocketsByList = BTreeMap<List, BTreeSet<u64>>;
 
-/// What lists have shown.
+/// The results of reading lists.
 #[derive(Debug, Default)]
 pub struct SocketSnapshot {
-    /// Of each wanted list that could be had completely: which of the wanted sockets it shows, and whether these are
-    /// paths of an MPTCP socket.
+    /// For each wanted list that was read completely: the wanted sockets in it, and whether each is
+    /// a path of an MPTCP socket.
     pub lists: BTreeMap<List, BTreeMap<u64, bool>>,
-    /// Of the wanted sockets, those that some list shows, where namespaces do not tell their cookies (before Linux
-    /// 5.14) and so not which list has to show a socket.
+    /// The wanted sockets that any list contains, if the kernel does not report the cookies of
+    /// namespaces (before Linux 5.14) and so not which list must contain a socket.
     pub anywhere: BTreeSet<u64>,
-    /// Whether cookies are not told, and `anywhere` is from complete lists of all namespaces that are looked into.
+    /// Whether the kernel reports no cookies of namespaces, and `anywhere` is from complete lists
+    /// of all examined namespaces.
     pub is_everywhere: bool,
 }
 
-/// What is known of one socket.
+/// What the lists show about one socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
-    /// A list shows it.
+    /// A list contains it.
     Seen { is_mptcp: bool },
-    /// The list that would have to show it is complete, and does not.
+    /// The list that would have to contain it is complete, and does not.
     Missed,
-    /// That list could not be had; `is_nowhere` if complete lists of all these namespaces do not show it.
+    /// That list could not be read; `is_nowhere` if complete lists of all examined namespaces do
+    /// not contain the socket.
     Unknown { is_nowhere: bool },
 }
 
 impl SocketSnapshot {
-    /// What is known of a socket that was wanted.
+    /// What the lists show about a wanted socket.
     pub fn of(&self, list: &List, cookie: u64) -> Sight {
         match self.lists.get(list) {
             Some(found) => {
@@ -94,7 +99,8 @@ impl SocketSnapshot {
 /// Our own namespace, and those of a cgroup's processes.
 pub struct Namespaces {
     cgroup: Option<PathBuf>,
-    /// Looks so far: where there are more namespaces than one look goes into, each look begins elsewhere.
+    /// Number of looks so far: if there are more namespaces than one look enters, each look begins
+    /// at another one.
     turn: usize,
     /// Processes of each namespace other than our own, found when they are needed.
     others: OnceCell<Vec<Vec<u32>>>,
@@ -105,7 +111,7 @@ impl Namespaces {
         Self { cgroup, turn, others: OnceCell::new() }
     }
 
-    /// Looks for sockets, in each namespace that is wanted and can be entered. May take seconds.
+    /// Searches each namespace that is wanted and can be entered for the sockets. May take seconds.
     pub fn look(&self, wanted: &SocketsByList) -> SocketSnapshot {
         let mut look = Look::new(wanted);
         match SocketLists::open() {
@@ -116,7 +122,8 @@ impl Namespaces {
             return look.end();
         }
         let others = self.others();
-        // A thread stays in the namespace that it has entered, so another one does it; without it no list is complete.
+        // A thread stays in the namespace that it has entered, so a new thread does it. Without
+        // that thread no list is complete.
         let visit = || {
             for ways in others {
                 match ways.iter().find_map(|pid| lists_of(&open(*pid).ok()?).ok()) {
@@ -143,12 +150,12 @@ impl Namespaces {
     }
 }
 
-/// Up to [`MOST`] namespaces of a cgroup's processes, in turn.
+/// Up to [`MOST`] namespaces of a cgroup's processes. Each turn begins at another one.
 fn others(cgroup: &Path, turn: usize) -> Vec<Vec<u32>> {
     let ours = NamespaceId::ours().ok();
     let mut found: BTreeMap<NamespaceId, Vec<u32>> = BTreeMap::new();
     for pid in cgroup::processes(cgroup) {
-        // The process has ended, or its namespace may not be seen.
+        // The process has ended, or its namespace may not be read.
         let Ok(id) = NamespaceId::of(pid) else { continue };
         let ways = found.entry(id).or_default();
         if Some(id) != ours && ways.len() < WAYS {
@@ -164,14 +171,14 @@ fn others(cgroup: &Path, turn: usize) -> Vec<Vec<u32>> {
     others
 }
 
-/// A look at namespaces, one after the other.
+/// One look at namespaces, one after the other.
 struct Look<'w> {
     wanted: &'w SocketsByList,
-    /// Wanted namespaces that were not seen yet.
+    /// Wanted namespaces that were not found yet.
     missing: BTreeSet<u64>,
-    /// Whether all namespaces so far told their cookies.
+    /// Whether the kernel reported the cookies of all namespaces so far.
     are_told: bool,
-    /// Whether nothing is missing from `anywhere` so far.
+    /// Whether `anywhere` is complete so far.
     is_whole: bool,
     sockets: SocketSnapshot,
 }
@@ -191,7 +198,7 @@ impl<'w> Look<'w> {
         self.missing.is_empty()
     }
 
-    /// Reads those lists of a namespace in which something is looked for.
+    /// Reads those lists of a namespace that may contain wanted sockets.
     fn read(&mut self, lists: &SocketLists) {
         let Ok(namespace) = lists.namespace() else { return self.anywhere(lists) };
         if !self.missing.remove(&namespace) {
@@ -212,7 +219,8 @@ impl<'w> Look<'w> {
         }
     }
 
-    /// Looks for all sockets in both lists of a namespace that does not tell which it is.
+    /// Searches both lists for all sockets, because the kernel does not report the cookie of the
+    /// namespace.
     fn anywhere(&mut self, lists: &SocketLists) {
         let wanted = self.wanted;
         let is_wanted =

@@ -1,7 +1,9 @@
-//! Programs of others that run for a client's sockets as well: on its cgroup, and on every cgroup above.
+//! Foreign programs that run for a client's sockets as well: on its cgroup, and on every cgroup
+//! above.
 //!
-//! Kernel fact: the programs of one cgroup run in the order in which they were attached, and those of a cgroup before
-//! those of the cgroups above. Each sees the destination as the one before has left it.
+//! Kernel fact: the programs of one cgroup run in the order in which they were attached, and those
+//! of a cgroup run before those of the cgroups above. Each program sees the destination that the
+//! previous one has left.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -15,35 +17,35 @@ use crate::error::DatapathError;
 use crate::host::{cgroup::cgroup2_mount, pins::Pins};
 use crate::sys::{self, AttachType};
 
-/// How the names of socklb's programs begin.
+/// The prefix of the names of socklb's programs.
 pub const NAME_PREFIX: &str = "socklb_";
 
 /// A program that no client with pins in the same directory has attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Where it is attached.
+    /// The cgroup that it is attached to.
     pub cgroup: PathBuf,
-    /// The hook.
     pub hook: String,
     /// The kernel's id of the program.
     pub program: u32,
-    /// Its name, as far as privileges tell (CAP_SYS_ADMIN).
+    /// Its name, if the kernel reports it (to CAP_SYS_ADMIN only).
     pub name: Option<String>,
-    /// Whether it is another socklb's: by its name or, where names are not told, because nameless programs are on every
-    /// hook that a socklb needs.
+    /// Whether it belongs to another socklb: according to its name or, if the kernel reports no
+    /// names, because there are nameless programs on every hook that socklb needs.
     pub is_socklb: bool,
-    /// Whether it runs after ours: it sees the destination that ours has written, and may write another.
+    /// Whether it runs after our program: it sees the destination that our program has written, and
+    /// may write another one.
     pub runs_after_ours: bool,
 }
 
-/// The programs of every client that has pins in one directory, of any version: read once, when they are first needed.
+/// The programs of every client that has pins in one directory, of any version; read once, when
+/// they are first needed.
 pub struct Pinned<'p> {
     pins: &'p Path,
     programs: OnceCell<BTreeSet<u32>>,
 }
 
 impl<'p> Pinned<'p> {
-    /// Those with pins below this directory.
     pub fn below(pins: &'p Path) -> Self {
         Self { pins, programs: OnceCell::new() }
     }
@@ -51,19 +53,21 @@ impl<'p> Pinned<'p> {
     fn has(&self, program: u32) -> bool {
         let read = || {
             let clients = Pins::all_versions(self.pins).unwrap_or_default();
-            // A client whose links cannot be read has none here: its programs are reported as those of others.
+            // A client whose links cannot be read has no programs here: they are reported as
+            // foreign ones.
             clients.iter().filter_map(|pins| links::programs_of(pins).ok()).flatten().collect()
         };
         self.programs.get_or_init(read).contains(&program)
     }
 }
 
-/// The programs of others on a cgroup and above it: cgroup by cgroup outwards, of each hook in the order in which they
-/// run. Clients with pins in the same directory do not count as others: what one of them leaves behind, or a
-/// predecessor of another version, only lets flows end.
+/// The foreign programs on a cgroup and above it: cgroup by cgroup outwards, and for each hook in
+/// the order in which they run. Programs of clients with pins in the same directory are not
+/// foreign: programs that such a client or a predecessor of another version left behind only let
+/// flows end.
 ///
 /// # Errors
-/// If the kernel does not tell: that takes CAP_NET_ADMIN.
+/// If the kernel does not list the programs, which requires CAP_NET_ADMIN.
 pub fn neighbours(pins: &Pins, pinned: &Pinned<'_>, cgroup: &Path) -> Result<Vec<Neighbour>, DatapathError> {
     let mount = cgroup2_mount()?;
     let ours = links::programs_of(pins)?;
@@ -99,14 +103,14 @@ fn hooks() -> impl Iterator<Item = (&'static str, AttachType)> {
     HOOKS.iter().map(|hook| (if hook.name == FOLLOWS { SOCK_OPS } else { hook.name }, hook.attach_type))
 }
 
-/// A program's name, if it has one and the kernel tells.
+/// A program's name, if it has one and the kernel reports it.
 fn name_of(program: u32) -> Option<String> {
     sys::program_name(program).ok().filter(|name| !name.is_empty())
 }
 
-/// Takes nameless programs on one cgroup for another socklb's if there is one on every hook that socklb needs
-/// (`sock_ops` only for some kinds of accounting): no other product uses all of these, and without CAP_SYS_ADMIN the
-/// kernel tells nothing else of an attached program.
+/// Attributes nameless programs on one cgroup to another socklb if there is one on every hook that
+/// socklb needs (`sock_ops` only for some kinds of accounting). No other product uses all these
+/// hooks, and without CAP_SYS_ADMIN the kernel reports nothing else about an attached program.
 fn recognise(neighbours: &mut [Neighbour], hooks: &[&str]) {
     let unnamed = |neighbour: &Neighbour| neighbour.name.is_none();
     let has = |hook: &&str| neighbours.iter().any(|other| other.hook == *hook && unnamed(other));
@@ -117,7 +121,7 @@ fn recognise(neighbours: &mut [Neighbour], hooks: &[&str]) {
     }
 }
 
-/// The name that other tools use for the hook that follows connections.
+/// The name that other tools use for the hook that tracks connections.
 pub const SOCK_OPS: &str = "sock_ops";
 
 #[cfg(test)]

@@ -1,13 +1,14 @@
-//! Flow records that are to be given back: those whose socket is gone and whose end no program saw.
+//! Reclaims flow records whose socket is gone and whose end no program saw.
 //!
-//! The kernel programs end every flow whose end they see. Where they miss it (a lost link, callback flags that another
-//! program cleared, a path of MPTCP on a kernel that does not tell it apart), a record is left, and an active count
-//! that never returns to zero. A record is suspected while its socket is neither in a complete list of its network
-//! namespace nor in use by any process; it is reclaimed if a second pass, an interval later, finds the same. (For
-//! connections, and for sockets without a list, see `suspect`.)
+//! The kernel programs end every flow whose end they see. If they miss it (a lost link, callback
+//! flags that another program cleared, a path of MPTCP on a kernel that does not distinguish it), a
+//! record is left, and an active count that never returns to zero. A record is suspected while its
+//! socket is neither in a complete list of its network namespace nor in use by any process. It is
+//! reclaimed if a second pass, an interval later, finds the same. (For connections, and for sockets
+//! without a list, see `suspect`.)
 //!
-//! Two passes, because a socket may be on its way between two processes (SCM_RIGHTS), in use by io_uring alone, or
-//! missed by a list that changes while it is read.
+//! Two passes are needed because a socket may be in transit between two processes (SCM_RIGHTS), in
+//! use by io_uring alone, or missing from a list that changes while it is read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -26,37 +27,40 @@ use crate::client::links;
 use crate::error::DatapathError;
 use crate::host::{cgroup, pins::Pins};
 
-/// What a pass over a client's flow records found.
+/// The results of a pass over a client's flow records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimCounts {
-    /// Flows whose records were reclaimed: they are over.
+    /// Flows whose records were reclaimed. These flows have ended.
     pub removed: u64,
-    /// Of these: paths of MPTCP sockets, as far as a list has shown them.
+    /// The part of `removed` that a list has shown to be paths of MPTCP sockets.
     pub removed_mptcp: u64,
-    /// Suspected: to be reclaimed by the next pass if that finds the same.
+    /// Suspected flows: the next pass reclaims their records if it finds the same.
     pub suspected: u64,
-    /// Kept: in no list, but a process uses their sockets, which are not connected.
+    /// Flows that stay because a process uses their sockets, although these are in no list and so
+    /// not connected.
     pub kept_open: u64,
-    /// Kept: in network namespaces that could not be looked into, and not known to be in use by a process.
+    /// Flows that stay because their network namespaces could not be examined. No process is known
+    /// to use their sockets.
     pub kept_elsewhere: u64,
 }
 
-/// A client whose records are to be looked at.
+/// A client whose records are examined.
 #[derive(Clone, Debug)]
 pub struct ReclaimTarget {
-    /// Its pins.
     pub pins: Pins,
-    /// Its cgroup, if it has one: the processes there tell which network namespaces there are.
+    /// Its cgroup, if it has one. The processes in it determine which network namespaces are
+    /// examined.
     pub cgroup: Option<PathBuf>,
 }
 
-/// What is remembered from one pass to the next.
+/// The state from one pass to the next.
 #[derive(Debug, Default)]
 pub struct Suspects {
     clients: BTreeMap<String, Remembered>,
     /// Passes so far.
     turn: usize,
-    /// Whether it was known once which sockets processes use: a failure after that is taken for a passing one.
+    /// Whether the sockets that processes use were ever known: a failure after that is considered
+    /// temporary.
     knows_holders: bool,
 }
 
@@ -67,22 +71,23 @@ struct Remembered {
     mptcp: BTreeSet<Key>,
 }
 
-/// What a pass found, by client; and why it is not known which sockets processes use, if asking failed.
+/// The results of a pass by client, and the error if the query for sockets in use failed.
 pub struct Pass {
     pub clients: Vec<(String, Result<ReclaimCounts, DatapathError>)>,
     pub holders: Result<(), DatapathError>,
 }
 
-/// Whether flow records can be compared with the kernel's lists of sockets here.
+/// Whether flow records can be compared with the kernel's lists of sockets on this host.
 pub fn can_reclaim() -> bool {
     SocketLists::open()
         .and_then(|lists| lists.namespace().and(lists.each_tcp(|_| {})).and(lists.each_udp(|_| {})))
         .is_ok()
 }
 
-/// Looks at the flow records of clients and reclaims those that are over. Reads lists of sockets and of open files, and
-/// may enter network namespaces on threads of its own, so it is not for the event loop. `knows_mptcp` says whether
-/// paths of MPTCP sockets have no records, because the kernel tells them apart.
+/// Examines the flow records of clients and reclaims those whose flows have ended. Reads lists of
+/// sockets and of open files, and may enter network namespaces on threads of its own: do not call
+/// it in the event loop. `knows_mptcp`: whether paths of MPTCP sockets have no records, because the
+/// kernel distinguishes them.
 pub fn reclaim(
     targets: &[ReclaimTarget],
     suspects: &mut Suspects,
@@ -100,7 +105,8 @@ pub fn reclaim(
             Err(failed) => pass.clients.push((client.clone(), Err(failed.of(client)))),
         }
     }
-    // Once for all clients, and only if there is anything to ask: the kernel goes through all open files of the host.
+    // Once for all clients, and only if there is a socket to query: the kernel reads all open files
+    // of the host.
     let asked: BTreeSet<u64> = cases.iter().flat_map(Case::asked).collect();
     let mut holders = Holders::NotAsked;
     if !asked.is_empty() {
@@ -155,7 +161,7 @@ impl<'p> Case<'p> {
     fn examine(target: &'p ReclaimTarget, turn: usize, remembered: &mut Remembered) -> Result<Self, Failed> {
         let records = Records::open(&target.pins)?;
         let reclaim = ReclaimCounts { removed: records.finish_claimed()?, ..ReclaimCounts::default() };
-        // The cgroup of a client that is leaving is known from its links only.
+        // The cgroup of a leaving client is known only from its links.
         let linked = || links::linked_to(&target.pins).ok()?.into_iter().find_map(cgroup::path_of);
         let namespaces = Namespaces::of(target.cgroup.clone().or_else(linked), turn);
         let (mut suspects, mut missed, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
@@ -174,8 +180,8 @@ impl<'p> Case<'p> {
                 sight @ Sight::Unknown { .. } => suspects.push((record, sight)),
             }
         }
-        // The kernel hands out a list in parts and can miss a socket that moves meanwhile: missed ones are looked for
-        // again. Most of these flows have ended by now.
+        // The kernel returns a list in parts and can miss a socket that moves meanwhile, so missing
+        // sockets are searched again. Most of these flows have ended by now.
         let mut still = Vec::new();
         for record in missed {
             still.extend(records.again(&record)?);
@@ -192,7 +198,7 @@ impl<'p> Case<'p> {
         Ok(Self { target, namespaces, reclaim, suspects })
     }
 
-    /// Sockets of which it matters whether a process uses them.
+    /// Sockets for which it matters whether a process uses them.
     fn asked(&self) -> impl Iterator<Item = u64> {
         let matters =
             |(record, sight): &&(Record, Sight)| !(*sight == Sight::Missed && record.is_connection());
@@ -250,8 +256,8 @@ impl<'p> Case<'p> {
 
     fn reclaim_gone(&self, gone: Vec<(Record, bool)>) -> Result<BTreeMap<Key, u64>, Failed> {
         let records = Records::open(&self.target.pins)?;
-        // A record that a list has missed must be missing from it again; one without a list was judged by processes
-        // alone.
+        // If a list did not contain the socket of a record, it must not contain it now either. A
+        // record without a list was judged by the use of its socket alone.
         let missed: BTreeSet<Key> =
             gone.iter().filter(|(_, is_missed)| *is_missed).map(|(record, _)| record.key()).collect();
         records.reclaim(gone.into_iter().map(|(record, _)| record).collect(), |claimed| {
@@ -274,15 +280,15 @@ fn wanted<'r>(records: impl IntoIterator<Item = &'r Record>) -> SocketsByList {
     wanted
 }
 
-/// Which sockets the processes of the host use.
+/// The sockets that the processes of the host use.
 enum Holders {
-    /// Nothing was to be asked.
+    /// No query was necessary.
     NotAsked,
-    /// Of the sockets that were asked for, those that some process uses.
+    /// The queried sockets that some process uses.
     Known(BTreeSet<u64>),
-    /// The kernel does not tell, or does not tell this process.
+    /// The kernel never reports the use of sockets, or not to this process.
     NeverTold,
-    /// It could not be told this time.
+    /// The query failed this time.
     NotNow,
 }
 

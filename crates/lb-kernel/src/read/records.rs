@@ -1,6 +1,8 @@
-//! The flow records of one client task: read, read again, and reclaimed as the kernel programs end flows.
+//! Reads the flow records of one client task, reads them again, and reclaims them in the same way
+//! as the kernel programs end flows.
 //!
-//! This module knows where records lie and how programs share them, and nothing of why one is to be reclaimed.
+//! This module knows where records lie and how programs share them. It must not know why a record
+//! is reclaimed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -31,24 +33,24 @@ pub struct Record {
     /// The cookie of its socket.
     pub cookie: u64,
     location: Location,
-    /// Its flow; of an entry of datagrams, the first.
+    /// Its flow; for an entry of datagrams, the first flow.
     flow: Flow,
 }
 
-/// What names a record: a socket may have both a record and an entry of datagrams.
+/// Identifies a record: a socket may have both a record and an entry of datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     cookie: u64,
     is_entry: bool,
 }
 
-/// What tells a flow from a later one of the same socket.
+/// Distinguishes a flow from a later one of the same socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Version {
     start_ns: u64,
     slot: u32,
     generation: u32,
-    /// Of an entry of datagrams: how many flows were chosen for it so far.
+    /// For an entry of datagrams: the number of flows chosen for it so far.
     chosen: u32,
 }
 
@@ -66,7 +68,7 @@ impl Record {
         Version { start_ns, slot, generation, chosen }
     }
 
-    /// How many flows it stands for.
+    /// The number of flows in the record.
     pub fn flows(&self) -> u64 {
         match &self.location {
             Location::Table(_) | Location::Overflow => 1,
@@ -74,19 +76,18 @@ impl Record {
         }
     }
 
-    /// Whether a program has seen the flow's SYN leave: such a flow ends with its connection, any other with its
-    /// socket.
+    /// Whether a program has seen the flow's SYN leave. Such a flow ends with its connection, any
+    /// other flow with its socket.
     pub fn is_connection(&self) -> bool {
         [Phase::Connecting as u8, Phase::Established as u8].contains(&self.flow.phase)
     }
 
-    /// The kernel's list that shows its socket.
+    /// The kernel's list that contains its socket.
     pub fn list(&self) -> List {
         List { namespace: self.flow.namespace, datagrams: self.flow.phase == Phase::Datagrams as u8 }
     }
 }
 
-/// One client's flow records.
 pub struct Records {
     table: FlowTable,
     backends: Mapped<Backend>,
@@ -115,7 +116,7 @@ impl Records {
         })
     }
 
-    /// All of them.
+    /// All records.
     ///
     /// # Errors
     /// If the kernel refuses to read a map.
@@ -138,7 +139,7 @@ impl Records {
         Some(Record { cookie, location: Location::Table(index), flow: self.table.flow(index) })
     }
 
-    /// The record as it is now, if it is still that of the same flow.
+    /// Reads a record again; `None` if it is not that of the same flow any more.
     ///
     /// # Errors
     /// If the kernel refuses to read a map.
@@ -158,14 +159,16 @@ impl Records {
         Ok(now.filter(|now| (now.key(), now.version()) == (record.key(), record.version())))
     }
 
-    /// Ends flows as the kernel programs do: removing a record and taking its flows from the active count belong
-    /// together. Returns the records that were reclaimed, each with how many flows it had.
+    /// Ends flows as the kernel programs do: a record and its flows in the active count are removed
+    /// together. Returns the reclaimed records, each with its number of flows.
     ///
-    /// A socket may dial again at any moment, and a program that runs for that call may have found the record just now.
-    /// So records in the table are claimed first, under a cookie that no socket has. Once readers are gone, `lives`
-    /// tells which of them are to be left alone after all; of the others, the flow that is in the bucket by then is
-    /// ended. The hashes offer no such thing: there a record is deleted if it is still the same, and a program that
-    /// changes it between the comparison and the deletion is not seen.
+    /// A socket may dial again at any moment, and a program that runs for that call may have found
+    /// the record just now. So records in the table are claimed first, under a cookie that no
+    /// socket has. After readers are gone, `lives` reports which of them must stay. Such a record,
+    /// or one whose flow has changed, is restored, unless its socket has another record in the
+    /// overflow table by then. The flows of all other claimed records end. The hashes offer no such
+    /// claim: a record there is deleted if it is unchanged, and a change by a program between the
+    /// comparison and the deletion goes unnoticed.
     ///
     /// # Errors
     /// If the kernel refuses to read or change a map.
@@ -207,8 +210,8 @@ impl Records {
                 self.table.pass_on(index, RECLAIMING, record.cookie);
                 continue;
             }
-            // The socket is gone; or it has dialled meanwhile, found no record of its own, and made one in the overflow
-            // table.
+            // The socket is gone; or it has dialled meanwhile, found no record of its own, and made
+            // one in the overflow table.
             self.give_back(now);
             self.table.pass_on(index, RECLAIMING, 0);
             if !lives {
@@ -238,8 +241,8 @@ impl Records {
         Ok(true)
     }
 
-    /// Ends the flows of records that a killed daemon had claimed: their sockets are not known any more. Returns how
-    /// many they were.
+    /// Ends the flows of records that a killed daemon had claimed, whose sockets are not known any
+    /// more. Returns their number.
     ///
     /// # Errors
     /// If the wait for readers fails.
@@ -268,7 +271,7 @@ fn of_entry(cookie: u64, entry: Datagrams) -> Option<Record> {
     Some(Record { cookie, location: Location::Datagrams(Box::new(entry)), flow })
 }
 
-/// Why a client's records could not be looked at.
+/// Why a client's records could not be examined.
 #[derive(Debug)]
 pub enum Failed {
     Io(io::Error),

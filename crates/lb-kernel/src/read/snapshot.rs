@@ -1,8 +1,8 @@
-//! What the maps of one client task hold, as one value: the reader of maps for everything that shows them.
+//! The contents of one client task's maps as one value. Everything that shows maps uses this value.
 //!
-//! A snapshot is read by maps that are opened for it, so that the event loop goes on with its own. Programs and the
-//! daemon write meanwhile: what was counted in a slot that got another backend during the reading is left out. This
-//! module knows nothing of earlier counts, nor of how a snapshot is shown.
+//! A snapshot opens the maps for itself, so that the event loop continues to use its own. Programs
+//! and the daemon write meanwhile: the counts of a slot that got another backend during the reading
+//! are left out. This module must know neither earlier counts nor how a snapshot is shown.
 
 mod flows;
 
@@ -15,18 +15,18 @@ use lb_core::ids::Slot;
 use crate::client::tables::{Counts, ServiceView, SlotView, Tables};
 use crate::error::DatapathError;
 
-/// What the maps of one client task hold.
+/// The contents of one client task's maps.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// Calls of the cgroup to addresses that are no service, or of the kernel's own sockets.
+    /// Calls of the cgroup to addresses that are not services, and calls of the kernel's own
+    /// sockets.
     pub not_a_service: u64,
     /// The anomalies, over all CPUs.
     pub anomalies: Anomalies,
-    /// Services in the order of their indexes, removed ones with open flows included.
+    /// Services in the order of their indexes, including removed ones with open flows.
     pub services: Vec<ServiceSnapshot>,
 }
 
-/// One service.
 #[derive(Clone, Debug)]
 pub struct ServiceSnapshot {
     /// As the maps show it.
@@ -39,24 +39,23 @@ pub struct ServiceSnapshot {
     pub backends: Vec<BackendSnapshot>,
 }
 
-/// One backend.
 #[derive(Clone, Debug)]
 pub struct BackendSnapshot {
     /// As the maps show it.
     pub slot: SlotView,
-    /// Its address in text, as labels of metrics have it.
+    /// Its address as text, as in the labels of metrics.
     pub address: String,
     /// Its part of the entries of the service's table, 0 to 1.
     pub share_wanted: f64,
-    /// What was counted.
     pub counts: Counts,
 }
 
 impl Snapshot {
     /// Reads a client task's maps.
     ///
-    /// Counts of all slots are read together and handed out to services afterwards: reading service by service would
-    /// read each slot as often as there are services, whose slots lie between each other.
+    /// Reads the counts of all slots together and distributes them to services afterwards. Reading
+    /// service by service would read each slot as often as there are services, because the slots of
+    /// services lie between each other.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
@@ -88,8 +87,8 @@ impl Snapshot {
     }
 }
 
-/// The slots that still have the backend that they had before their counts were read. What was counted in any other may
-/// be the next backend's.
+/// The slots that still have the same backend as before their counts were read. The counts of any
+/// other slot may be those of the next backend.
 fn of_the_same_generation(
     read: impl Iterator<Item = ((usize, SlotView), Counts)>,
     now: impl Fn(Slot) -> Option<SlotView>,
@@ -128,7 +127,7 @@ mod tests {
         };
         let before = [view(0, 1), view(1, 1), view(2, 7)];
         let read = before.map(|slot| ((0, slot), Counts::default()));
-        // The second slot has another backend now, the third is free.
+        // The second slot has another backend now, and the third is free.
         let now = |slot: Slot| [Some(view(0, 1)), Some(view(1, 2)), None][slot.index()];
         let kept: Vec<u32> = of_the_same_generation(read.into_iter(), now)
             .map(|((_, slot), _)| slot.at.slot.number())

@@ -1,5 +1,6 @@
-//! Sockets that a client's processes use and that its programs never see: made in another cgroup, and handed over by
-//! socket activation, by passing a descriptor, or by moving the process.
+//! Sockets that a client's processes use and that its programs never see, because they were made in
+//! another cgroup and handed over by socket activation, by passing a descriptor, or by moving the
+//! process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,29 +19,31 @@ use crate::sys::network_namespace::NamespaceId;
 pub struct Uncovered {
     /// A process that has it open.
     pub pid: u32,
-    /// The name of that process.
     pub process: String,
     /// The socket's inode, as `/proc/<pid>/fd` shows it.
     pub inode: u32,
-    /// The cgroup that it was made in, if that still exists.
+    /// The cgroup in which the socket was made, if it still exists.
     pub made_in: Option<PathBuf>,
-    /// Whether it only listens: such a socket does not connect, and what it accepts others have connected.
+    /// Whether it only listens: such a socket does not connect, and others made the connections
+    /// that it accepts.
     pub listens: bool,
     /// Its peer, if it is connected.
     pub peer: Option<SocketAddr>,
 }
 
-/// What could be found out about a cgroup's sockets.
+/// The findings about a cgroup's sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sockets {
-    /// Those that are not covered.
+    /// The sockets that are not covered.
     pub uncovered: Vec<Uncovered>,
-    /// Processes whose sockets cannot be seen, for want of CAP_SYS_PTRACE (or the same user) or CAP_SYS_ADMIN.
+    /// Processes whose sockets cannot be seen without CAP_SYS_PTRACE (or the same user) or
+    /// CAP_SYS_ADMIN.
     pub unseen: Vec<u32>,
 }
 
-/// The TCP sockets of a cgroup's processes that were made outside of it. Only those that are connected, connecting or
-/// listening: the kernel lists no others. Those that were accepted do not connect, and are left out.
+/// The TCP sockets of a cgroup's processes that were made outside the cgroup. Contains only
+/// connected, connecting and listening sockets, because the kernel lists no others. Accepted
+/// sockets do not connect, and are left out.
 pub fn uncovered(cgroup: &Cgroup) -> Sockets {
     let covered: BTreeSet<u64> = cgroup::ids_below(&cgroup.path).into_iter().chain([cgroup.id]).collect();
     let mut lists = Lists::default();
@@ -51,25 +54,26 @@ pub fn uncovered(cgroup: &Cgroup) -> Sockets {
     found
 }
 
-/// The sockets of one process that were made outside of these cgroups: as [`uncovered`], and UDP sockets that have a port.
+/// The sockets of one process that were made outside these cgroups: as [`uncovered`], and also UDP
+/// sockets that have a port.
 pub fn made_elsewhere(pid: u32, cgroups: &BTreeSet<u64>) -> Sockets {
     let mut found = Sockets::default();
     look(pid, cgroups, &mut Lists { with_datagrams: true, ..Lists::default() }, &mut found);
     found
 }
 
-/// The lists of sockets of network namespaces, by which; `None` of one that cannot be seen.
+/// The lists of sockets by network namespace; `None` for one that cannot be read.
 #[derive(Default)]
 struct Lists {
     by_namespace: BTreeMap<NamespaceId, Option<Vec<(SocketEntry, bool)>>>,
-    /// Whether UDP sockets are looked for.
+    /// Whether UDP sockets are included.
     with_datagrams: bool,
 }
 
-/// Adds the sockets of a process that were made outside of these cgroups.
+/// Adds the sockets of a process that were made outside these cgroups.
 fn look(pid: u32, cgroups: &BTreeSet<u64>, lists: &mut Lists, found: &mut Sockets) {
     let Ok(namespace) = NamespaceId::of(pid) else {
-        // The process has ended, or its namespace may not be seen.
+        // The process has ended, or its namespace may not be read.
         if Path::new("/proc").join(pid.to_string()).exists() {
             found.unseen.push(pid);
         }
@@ -85,11 +89,11 @@ fn look(pid: u32, cgroups: &BTreeSet<u64>, lists: &mut Lists, found: &mut Socket
     let ports: BTreeSet<u16> =
         list.iter().filter(|(socket, _)| socket.listens).map(|(socket, _)| socket.local.port()).collect();
     for (socket, is_datagram) in list.iter().filter(|(socket, _)| inodes.contains(&socket.inode)) {
-        // It was accepted from a socket that listens, whose cgroup it has.
+        // It was accepted from a listening socket, and is in the cgroup of that socket.
         if !socket.listens && !is_datagram && ports.contains(&socket.local.port()) {
             continue;
         }
-        // Where the kernel does not tell the cgroup, nothing can be said.
+        // If the kernel does not report the cgroup, the socket cannot be judged.
         let Some(made_in) = socket.cgroup.filter(|made_in| !cgroups.contains(made_in)) else { continue };
         found.uncovered.push(Uncovered {
             pid,
@@ -103,8 +107,8 @@ fn look(pid: u32, cgroups: &BTreeSet<u64>, lists: &mut Lists, found: &mut Socket
     }
 }
 
-/// The TCP sockets of a process's network namespace, and with them its UDP sockets if these are wanted; each with whether
-/// it is one of these.
+/// The TCP sockets of a process's network namespace, and its UDP sockets if `with_datagrams`. The
+/// flag of each: whether it is a UDP socket.
 fn list_of(pid: u32, namespace: NamespaceId, with_datagrams: bool) -> Option<Vec<(SocketEntry, bool)>> {
     let is_ours = NamespaceId::ours().is_ok_and(|ours| ours == namespace);
     let lists = if is_ours { SocketLists::open() } else { open_in_namespace_of(pid) }.ok()?;
@@ -117,7 +121,7 @@ fn list_of(pid: u32, namespace: NamespaceId, with_datagrams: bool) -> Option<Vec
     Some(sockets)
 }
 
-/// Inodes of the sockets that a process has open; `None` if that cannot be seen.
+/// Inodes of the sockets that a process has open; `None` if they cannot be read.
 fn socket_inodes(pid: u32) -> Option<BTreeSet<u32>> {
     let mut inodes = BTreeSet::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {

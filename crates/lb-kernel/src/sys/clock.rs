@@ -1,8 +1,8 @@
-//! The kernel's clocks in nanoseconds, among them that of the kernel programs.
+//! The kernel's clocks in nanoseconds, including that of the kernel programs.
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// `CLOCK_MONOTONIC`, as the kernel programs have it.
+/// `CLOCK_MONOTONIC`, the clock of the kernel programs.
 pub fn monotonic_ns() -> u64 {
     now_ns(ClockId::Monotonic)
 }
@@ -12,7 +12,7 @@ pub fn now_ns(clock: ClockId) -> u64 {
     nanoseconds(clock_gettime(clock))
 }
 
-/// A time that is never negative, in nanoseconds.
+/// Converts a time that is never negative to nanoseconds.
 pub fn nanoseconds(Timespec { tv_sec, tv_nsec }: Timespec) -> u64 {
     let (seconds, nanoseconds) = (u64::try_from(tv_sec).unwrap_or(0), u64::try_from(tv_nsec).unwrap_or(0));
     seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds)

@@ -1,5 +1,5 @@
-//! What lies in maps: elements read and written by calls, one by one or many at a time. Those of the kernel's maps by `bpf(2)` itself;
-//! other maps behave like them.
+//! The contents of maps: elements read and written by calls, one by one or many at a time. The
+//! kernel's maps use `bpf(2)`; other maps behave like them.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -7,9 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::{bpf, raw};
 
-/// A map. Keys and values are as long as the map's; a value of a per-CPU map is one value for each CPU.
+/// A map. Keys and values have the map's lengths; a value of a per-CPU map is one value for each
+/// CPU.
 pub trait Elements: Send + Sync {
-    /// Reads one element into `value`. Returns whether it is there.
+    /// Reads one element into `value`. Returns whether it exists.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -21,28 +22,30 @@ pub trait Elements: Send + Sync {
     /// If the kernel refuses: E2BIG if a hash is full.
     fn set(&self, key: &[u8], value: &[u8]) -> io::Result<()>;
 
-    /// Removes one element of a hash. Returns whether it was there.
+    /// Removes one element of a hash. Returns whether it existed.
     ///
     /// # Errors
     /// If the kernel refuses.
     fn remove(&self, key: &[u8]) -> io::Result<bool>;
 
-    /// Reads so many consecutive elements of an array from `first` on. Breaks if the kernel reads only one at a time.
+    /// Reads `count` consecutive elements of an array, beginning with `first`. Returns `Break` if
+    /// the kernel reads elements one at a time only.
     ///
     /// # Errors
     /// If the kernel refuses.
     fn read_array(&self, first: u32, count: usize, values: &mut [u8]) -> io::Result<ControlFlow<()>>;
 
-    /// Shows all elements of a hash: those that are there from the beginning of the call to its end, and perhaps others. Keys and values
-    /// have these lengths, and lie at addresses that are multiples of eight if the lengths are. Takes as much memory as one batch, however
-    /// many there are.
+    /// Calls `each` with all elements of a hash: those that exist from the beginning of the call to
+    /// its end, and perhaps others. Keys and values have these lengths, and lie at multiples of
+    /// eight bytes if the lengths are such multiples. Uses the memory of one batch, regardless of
+    /// the number of elements.
     ///
     /// # Errors
     /// If the kernel refuses.
     fn visit(&self, key: usize, value: usize, each: &mut dyn FnMut(&[u8], &[u8])) -> io::Result<()>;
 }
 
-/// One entry of a hash, if it is there.
+/// One entry of a hash, if it exists.
 ///
 /// # Errors
 /// If the kernel refuses.
@@ -51,7 +54,7 @@ pub fn get<K: bytemuck::Pod, V: bytemuck::Pod>(map: &dyn Elements, key: &K) -> i
     Ok(map.get(bytemuck::bytes_of(key), bytemuck::bytes_of_mut(&mut value))?.then_some(value))
 }
 
-/// Shows all entries of a hash, as [`Elements::visit`] does.
+/// Calls `each` with all entries of a hash, as [`Elements::visit`] does.
 ///
 /// # Errors
 /// If the kernel refuses.
@@ -74,7 +77,7 @@ pub fn entries<K: bytemuck::Pod, V: bytemuck::Pod>(map: &dyn Elements) -> io::Re
     Ok(entries)
 }
 
-/// Has a hash hold these keys and no other, each with the same value.
+/// Makes a hash contain these keys and no others, each with the same value.
 ///
 /// # Errors
 /// If the kernel refuses.
@@ -98,7 +101,7 @@ const BPF_MAP_DELETE_ELEM: i64 = 3;
 const BPF_MAP_LOOKUP_BATCH: i64 = 24;
 const BPF_MAP_LOOKUP_AND_DELETE_BATCH: i64 = 25;
 
-/// `ENOTSUPP`: how the kernel says that maps of a type know no batches. The C library does not have it.
+/// `ENOTSUPP`: the kernel's error for maps of a type without batches. The C library lacks it.
 const NOT_SUPPORTED: i32 = 524;
 
 #[repr(C)]
@@ -129,8 +132,8 @@ impl Batch {
     }
 }
 
-/// Takes entries out of a hash, some thousand at most, and shows them. What is written meanwhile is taken out now or later, and not
-/// lost. Returns whether these were all.
+/// Removes entries from a hash, some thousand at most, and calls `each` with them. Entries that are
+/// written meanwhile are removed now or later, and not lost. Returns whether these were all.
 pub fn take_some<K: bytemuck::Pod, V: bytemuck::Pod>(
     map: BorrowedFd<'_>,
     mut each: impl FnMut(&K, &V),
@@ -139,7 +142,7 @@ pub fn take_some<K: bytemuck::Pod, V: bytemuck::Pod>(
     by_batches(map, BPF_MAP_LOOKUP_AND_DELETE_BATCH, 1, (size_of::<K>(), size_of::<V>()), each)
 }
 
-/// Returns whether the last of so many batches was reached.
+/// Returns whether the end was reached within this number of batches.
 fn by_batches(
     map: BorrowedFd<'_>,
     command: i64,
@@ -147,12 +150,14 @@ fn by_batches(
     (key, value): (usize, usize),
     mut each: impl FnMut(&[u8], &[u8]),
 ) -> io::Result<bool> {
-    /// A call fails with ENOSPC if a single bucket holds more; buckets of a hash hold about one.
+    /// A call fails with ENOSPC if a single bucket has more entries; buckets of a hash have about
+    /// one.
     const CHUNK: usize = 4096;
-    // Words, so that whatever begins with one is where a reference to it may lead.
+    // Words, so that any element that begins at a multiple of eight bytes is aligned for a
+    // reference.
     let words = |bytes: usize| vec![0_u64; (CHUNK * bytes).div_ceil(8)];
     let (mut keys, mut values) = (words(key), words(value));
-    // Where the kernel goes on: the number of a bucket.
+    // The position at which the kernel continues: the number of a bucket.
     let mut position = 0u64;
     let mut first = true;
     // Bound: each call is at least one bucket further.
@@ -162,7 +167,7 @@ fn by_batches(
         let mut next = 0u64;
         attr.out_batch = std::ptr::from_mut(&mut next).addr() as u64;
         let result = bpf(command, &mut attr);
-        // ENOENT is how the kernel says that these were the last.
+        // ENOENT is the kernel's mark of the last batch.
         let last = matches!(&result, Err(error) if error.raw_os_error() == Some(libc::ENOENT));
         if !last {
             result?;
@@ -196,7 +201,7 @@ impl Element {
     }
 }
 
-/// One of the kernel's.
+/// A map of the kernel.
 impl Elements for OwnedFd {
     fn get(&self, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
         let mut attr = Element::of(self, key);
@@ -217,7 +222,7 @@ impl Elements for OwnedFd {
     fn read_array(&self, first: u32, count: usize, values: &mut [u8]) -> io::Result<ControlFlow<()>> {
         let mut keys = vec![0u32; count];
         let mut attr = Batch::of(self.as_fd(), count, &mut keys, values)?;
-        // The kernel goes on after the element that it is given.
+        // The kernel continues after the given element.
         let before = first.wrapping_sub(1);
         attr.in_batch = if first == 0 { 0 } else { std::ptr::from_ref(&before).addr() as u64 };
         let mut last = 0u32;

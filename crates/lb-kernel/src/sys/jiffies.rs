@@ -1,8 +1,10 @@
-//! How the kernel's count of ticks, by which its programs tell the time, relates to `CLOCK_MONOTONIC`.
+//! The relation between the kernel's count of ticks, which is the clock of its programs, and
+//! `CLOCK_MONOTONIC`.
 //!
-//! Kernel fact: jiffies are counted up when a whole tick of `CLOCK_MONOTONIC` is over (`tick_do_update_jiffies64`), so
-//! the two do not drift apart, and stop together while the host is suspended. (A kernel with neither high resolution
-//! timers nor tickless idle counts timer interrupts instead.) Computed times may be a few ticks early.
+//! Kernel fact: jiffies are incremented when a whole tick of `CLOCK_MONOTONIC` is over
+//! (`tick_do_update_jiffies64`), so the two do not drift apart, and stop together while the host is
+//! suspended. (A kernel with neither high resolution timers nor tickless idle counts timer
+//! interrupts instead.) Computed times may be a few ticks early.
 
 use std::io;
 
@@ -26,12 +28,14 @@ const EXIT: u8 = 0x95;
 const BPF_FUNC_JIFFIES64: i32 = 118;
 
 impl Jiffies {
-    /// Asks the kernel.
+    /// Measures the relation.
     ///
     /// # Errors
-    /// If it lets us run no program: no privilege, most likely.
+    /// If the kernel does not let this process run a program, usually because of a missing
+    /// privilege.
     pub fn read() -> io::Result<Self> {
-        /// One reading that no tick interrupts is enough; a reading takes microseconds, and a tick milliseconds.
+        /// One reading that no tick interrupts is enough; a reading takes microseconds, and a tick
+        /// milliseconds.
         const READINGS: usize = 16;
         // Kernel fact: the resolution of this clock is the tick.
         let length_ns = nanoseconds(clock_getres(ClockId::MonotonicCoarse));
@@ -45,14 +49,15 @@ impl Jiffies {
     }
 }
 
-/// The time of the jiffy with the number 0, from readings of the coarse clock and then of the count.
+/// The time of the jiffy with the number 0. Each reading is the coarse clock, and then the count.
 ///
-/// Kernel fact: a tick is counted first and added to the coarse clock then (`tick_do_update_jiffies64`). So ticks that
-/// fall into a reading make its result too early, never too late, however long the reading takes on a busy host: the
-/// latest of several results is the best.
+/// Kernel fact: a tick is counted first and added to the coarse clock afterwards
+/// (`tick_do_update_jiffies64`). So ticks during a reading make its result too early, never too
+/// late, however long the reading takes on a busy host: the latest of several results is the best.
 fn first_ns<const N: usize>(length_ns: u64, readings: [(u64, u64); N]) -> u64 {
     let firsts = readings.map(|(ns, jiffies)| ns.wrapping_sub(jiffies.wrapping_mul(length_ns)));
-    // Kernel fact: the count begins five minutes before 2^32, so most of them are "negative", modulo 2^64.
+    // Kernel fact: the count begins five minutes before 2^32, so most of these times are
+    // "negative", modulo 2^64.
     let after_some = |first: &u64| first.wrapping_sub(firsts[0]).cast_signed();
     firsts.into_iter().max_by_key(after_some).expect("there are readings")
 }
@@ -63,7 +68,7 @@ fn joined(high_before: u32, low: u32, high_after: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// A program that answers with 32 bits of the count.
+/// A program that returns 32 bits of the count.
 fn part(from: i32) -> io::Result<TestRun> {
     TestRun::load(&[
         Instruction(CALL, 0, 0, BPF_FUNC_JIFFIES64),
@@ -78,7 +83,7 @@ mod tests {
 
     const TICK_NS: u64 = 4_000_000;
 
-    /// On a host without a moment's rest, ticks fall into every reading.
+    /// On a constantly busy host, ticks occur during every reading.
     #[test]
     fn a_tick_in_every_reading_does_not_matter_much() {
         let first = 0u64.wrapping_sub(4_294_000_000 * TICK_NS);

@@ -1,7 +1,7 @@
 //! Links: a program attached to a cgroup or to a network interface, by bpf(2).
 //!
-//! aya makes links as well, but can neither replace the program of a link to a cgroup nor detach a link that stays
-//! pinned. This module knows nothing of the names of links, nor of whose they are.
+//! aya creates links as well, but can neither replace the program of a link to a cgroup nor detach
+//! a link that stays pinned. This module must know neither the names of links nor their owners.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -45,18 +45,18 @@ struct LinkUpdate {
     old_prog_fd: u32,
 }
 
-/// Puts another program in place of the link's, in one step: every call runs the one or the other.
+/// Replaces the program of a link in one step: every call runs either the old or the new program.
 pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = LinkUpdate { link_fd: raw(link), new_prog_fd: raw(program), flags: 0, old_prog_fd: 0 };
     bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
 }
 
-/// Detaches the program of a link, now. The link stays, attached to nothing.
+/// Detaches the program of a link immediately. The link stays, attached to nothing.
 pub fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     bpf(BPF_LINK_DETACH, &mut raw(link)).map(drop)
 }
 
-/// What a link to a cgroup looks like: the first fields of `struct bpf_link_info`.
+/// The properties of a link to a cgroup: the first fields of `struct bpf_link_info`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct LinkInfo {
@@ -69,7 +69,7 @@ pub struct LinkInfo {
     _pad2: u32,
 }
 
-/// What a link looks like; a cgroup id of 0 means that its cgroup is gone.
+/// The properties of a link; a cgroup id of 0 means that its cgroup no longer exists.
 pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     info(link)
 }
@@ -77,21 +77,21 @@ pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
 /// `BPF_XDP`, of `enum bpf_attach_type`.
 const XDP: u32 = 37;
 
-/// How a program of a network interface is run: the flag of `linux/if_link.h`.
+/// How a program of a network interface runs: the flag of `linux/if_link.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum XdpMode {
-    /// By the interface's driver, before the kernel makes anything of a packet.
+    /// In the interface's driver, before the kernel processes a packet.
     Native = 1 << 2,
-    /// By the network stack, which any interface can: dearer, and later.
+    /// In the network stack, which every interface supports: more expensive, and later.
     Generic = 1 << 1,
 }
 
 impl XdpMode {
-    /// Both of them, the better one first.
+    /// Both modes, the better one first.
     pub const ALL: [Self; 2] = [Self::Native, Self::Generic];
 
-    /// The word for it in names of pins, tables and JSON.
+    /// The word for the mode in names of pins, tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Native => "native",
@@ -100,14 +100,15 @@ impl XdpMode {
     }
 }
 
-/// Attaches a program to a network interface, which takes one at a time: EBUSY or EEXIST if there is another.
+/// Attaches a program to a network interface, which accepts one at a time: EBUSY or EEXIST if there
+/// is another.
 pub fn xdp_link_create(program: BorrowedFd<'_>, interface: u32, mode: XdpMode) -> io::Result<OwnedFd> {
     let mut attr =
         LinkCreate { prog_fd: raw(program), target_fd: interface, attach_type: XDP, flags: mode as u32 };
     bpf_fd(BPF_LINK_CREATE, &mut attr)
 }
 
-/// What a link to a network interface looks like: the first fields of `struct bpf_link_info`.
+/// The properties of a link to a network interface: the first fields of `struct bpf_link_info`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct XdpLinkInfo {
@@ -115,12 +116,12 @@ pub struct XdpLinkInfo {
     pub id: u32,
     pub program_id: u32,
     _pad: u32,
-    /// The index of the interface; 0 if it is gone.
+    /// The index of the interface; 0 if it no longer exists.
     pub interface: u32,
     _pad2: u32,
 }
 
-/// What a link to a network interface looks like. Fails with EINVAL if it is a link to something else.
+/// The properties of a link to a network interface. Fails with EINVAL for any other link.
 pub fn xdp_link_info(link: BorrowedFd<'_>) -> io::Result<XdpLinkInfo> {
     /// `BPF_LINK_TYPE_XDP`
     const KIND: u32 = 6;

@@ -1,5 +1,6 @@
-//! Memory-mapped arrays, which are shared with the kernel programs: they read and write them at any moment, so every access is a
-//! volatile load or store of a whole word, or an atomic instruction, in the order in which the code has them.
+//! Memory-mapped arrays that are shared with the kernel programs. The programs read and write them
+//! at any moment, so every access is a volatile load or store of a whole word, or an atomic
+//! instruction, in the order of the code.
 
 use std::io;
 use std::marker::PhantomData;
@@ -14,22 +15,22 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::error::DatapathError;
 use crate::sys;
 
-/// An array that lies in the daemon's memory as well.
+/// An array that is mapped into the daemon's memory.
 pub struct Mapped<T> {
     region: Arc<Region>,
     writable: bool,
     value: PhantomData<T>,
 }
 
-/// Mapped memory.
 struct Region {
     memory: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: the memory is shared with the kernel anyway; access is volatile or atomic, plain stores take `&mut Mapped`.
+// SAFETY: the memory is shared with the kernel anyway; access is volatile or atomic, plain stores
+// take `&mut Mapped`.
 unsafe impl Send for Region {}
-// SAFETY: as above; all that is written by `&Mapped` is written atomically.
+// SAFETY: as above; every write through `&Mapped` is atomic.
 unsafe impl Sync for Region {}
 
 impl<T: bytemuck::Pod> Mapped<T> {
@@ -44,7 +45,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
         Self::map(&fd, info.max_entries as usize * size_of::<T>(), writable).map_err(fail)
     }
 
-    /// Maps so many bytes of an array.
+    /// Maps the first `bytes` bytes of an array.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -57,10 +58,10 @@ impl<T: bytemuck::Pod> Mapped<T> {
         Ok(Self { region: Arc::new(Region { memory, bytes }), writable, value: PhantomData })
     }
 
-    /// An array of zeros in this process's memory alone, which no kernel knows.
+    /// An array of zeros in this process's memory only; the kernel does not know it.
     ///
     /// # Errors
-    /// If there is no memory.
+    /// If memory is exhausted.
     pub fn in_memory(length: usize) -> io::Result<Self> {
         let (bytes, protection) = (length * size_of::<T>(), ProtFlags::READ | ProtFlags::WRITE);
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -70,13 +71,12 @@ impl<T: bytemuck::Pod> Mapped<T> {
         Ok(Self { region: Arc::new(Region { memory, bytes }), writable: true, value: PhantomData })
     }
 
-    /// The same array once more: what one of the two writes, the other reads.
+    /// A second handle to the same array: each reads what the other one writes.
     #[must_use]
     pub fn shared(&self) -> Self {
         Self { region: Arc::clone(&self.region), writable: self.writable, value: PhantomData }
     }
 
-    /// Number of elements.
     pub fn length(&self) -> usize {
         self.region.bytes / size_of::<T>()
     }
@@ -84,11 +84,13 @@ impl<T: bytemuck::Pod> Mapped<T> {
     fn word<W>(&self, index: usize, offset: usize) -> *mut W {
         assert!(index < self.length(), "element {index} of {}", self.length());
         assert!(offset + size_of::<W>() <= size_of::<T>() && offset.is_multiple_of(size_of::<W>()));
-        // SAFETY: within the mapping by the checks above; the mapping is page-aligned and `T` a multiple of a word.
+        // SAFETY: within the mapping by the checks above; the mapping is page-aligned and `T` a
+        // multiple of a word.
         unsafe { self.region.memory.as_ptr().add(index * size_of::<T>() + offset).cast() }
     }
 
-    /// Reads an element by words of 32 bits. Words that are written meanwhile need not belong together.
+    /// Reads an element in words of 32 bits. Words that are written meanwhile need not belong
+    /// together.
     pub fn get(&self, index: usize) -> T {
         let mut value = T::zeroed();
         let words = bytemuck::bytes_of_mut(&mut value);
@@ -104,7 +106,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
         unsafe { self.word::<u64>(index, offset).read_volatile() }
     }
 
-    /// As [`Mapped::load64`], a word of 32 bits.
+    /// As [`Mapped::load64`], for a word of 32 bits.
     pub fn load32(&self, index: usize, offset: usize) -> u32 {
         // SAFETY: `word` checks bounds and alignment.
         unsafe { self.word::<u32>(index, offset).read_volatile() }
@@ -112,8 +114,9 @@ impl<T: bytemuck::Pod> Mapped<T> {
 
     fn atomic64(&self, index: usize, offset: usize) -> &AtomicU64 {
         assert!(self.writable, "opened for reading");
-        // SAFETY: `word` checks bounds and alignment; the mapping lives as long as `self`. All other accesses to such a
-        // word, by this process or by the kernel programs, are volatile or atomic.
+        // SAFETY: `word` checks bounds and alignment; the mapping lives as long as `self`. All
+        // other accesses to such a word, by this process or by the kernel programs, are volatile or
+        // atomic.
         unsafe { AtomicU64::from_ptr(self.word(index, offset)) }
     }
 
@@ -122,12 +125,13 @@ impl<T: bytemuck::Pod> Mapped<T> {
         self.atomic64(index, offset).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Writes one 64-bit word in one piece that others write at the same time.
+    /// Writes a 64-bit word in one piece. Kernel programs or other processes may write it at the
+    /// same time.
     pub fn store_atomic64(&self, index: usize, offset: usize, word: u64) {
         self.atomic64(index, offset).store(word, Ordering::SeqCst);
     }
 
-    /// Adds to a number that the kernel programs add to as well; `u64::MAX` takes one away.
+    /// Adds to a number that the kernel programs add to as well; `u64::MAX` subtracts one.
     pub fn add64(&self, index: usize, offset: usize, amount: u64) {
         self.atomic64(index, offset).fetch_add(amount, Ordering::SeqCst);
     }
@@ -137,7 +141,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
         self.set_part(index, 0, value);
     }
 
-    /// Writes what lies at an offset of an element, word by word.
+    /// Writes the part at an offset of an element, word by word.
     pub fn set_part<P: bytemuck::Pod>(&mut self, index: usize, offset: usize, part: &P) {
         assert!(self.writable, "opened for reading");
         for (i, bytes) in bytemuck::bytes_of(part).chunks_exact(4).enumerate() {
@@ -178,7 +182,8 @@ impl<T: bytemuck::Pod> Mapped<T> {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: exactly what was mapped; no reference into it outlives the arrays that share it.
+        // SAFETY: exactly the mapped memory; no reference into it outlives the arrays that share
+        // it.
         let _ = unsafe { rustix::mm::munmap(self.memory.as_ptr().cast(), self.bytes) };
     }
 }

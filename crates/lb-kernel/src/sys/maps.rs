@@ -1,6 +1,7 @@
-//! Maps: what one looks like, and the map of maps whose update waits for readers, by bpf(2).
+//! Maps: their properties, and the map of maps whose update waits for readers, by bpf(2).
 //!
-//! aya opens a pin without telling whether it is a map. This module knows nothing of what a map is for.
+//! aya opens a pin without reporting whether it is a map. This module must not know the purpose of
+//! any map.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,7 +14,7 @@ const BPF_MAP_CREATE: i64 = 0;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
 
-/// What a map looks like: the first fields of `struct bpf_map_info`.
+/// The properties of a map: the first fields of `struct bpf_map_info`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct MapInfo {
@@ -25,9 +26,10 @@ pub struct MapInfo {
     pub flags: u32,
 }
 
-/// What a map looks like. Fails with EINVAL if `map` is not a map.
+/// The properties of a map. Fails with EINVAL if `map` is not a map.
 pub fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
-    // A program's or link's info would be taken for a map's: only the name of the descriptor tells which it is.
+    // A program's or link's info would be mistaken for a map's: only the name of the descriptor
+    // shows the type.
     let target = std::fs::read_link(format!("/proc/self/fd/{}", raw(map)))?;
     if target != Path::new("anon_inode:bpf-map") {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a map"));
@@ -46,7 +48,8 @@ struct MapCreate {
     inner_map_fd: u32,
 }
 
-/// Puts an array into a map of maps, both made for this call. The kernel returns from that only after a grace period.
+/// Puts an array into a map of maps, both made for this call. The kernel returns from the update
+/// only after a grace period.
 pub fn update_map_of_maps() -> io::Result<()> {
     let create = |map_type, inner_map_fd| {
         let mut attr =

@@ -1,6 +1,7 @@
 //! A network namespace: its number, and how a thread enters it.
 //!
-//! A thread that has entered a namespace stays there, and so none but a thread of its own ever does.
+//! A thread that has entered a namespace stays there, so only threads made for this purpose enter
+//! one.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,12 +10,12 @@ use std::os::unix::fs::MetadataExt as _;
 
 use rustix::thread::LinkNameSpaceType;
 
-/// A network namespace: the number of its inode, which no other one has while it lasts.
+/// A network namespace: the number of its inode, which is unique while the namespace exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamespaceId(u64);
 
 impl NamespaceId {
-    /// That of an open namespace.
+    /// The number of an open namespace.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -22,7 +23,7 @@ impl NamespaceId {
         namespace.metadata().map(|metadata| Self(metadata.ino()))
     }
 
-    /// That of the calling thread.
+    /// The network namespace of the calling thread.
     ///
     /// # Errors
     /// If `/proc` is not mounted.
@@ -30,10 +31,11 @@ impl NamespaceId {
         Self::read("thread-self")
     }
 
-    /// That of a process.
+    /// The network namespace of a process.
     ///
     /// # Errors
-    /// If the process is gone, or may not be looked at: that of another user's process takes CAP_SYS_PTRACE.
+    /// If the process has ended, or may not be read: another user's process requires
+    /// CAP_SYS_PTRACE.
     pub fn of(pid: u32) -> io::Result<Self> {
         Self::read(&pid.to_string())
     }
@@ -43,7 +45,7 @@ impl NamespaceId {
     }
 }
 
-/// Opens a process's network namespace, which lasts at least until it is closed.
+/// Opens a process's network namespace, which exists at least until the file is closed.
 ///
 /// # Errors
 /// As [`NamespaceId::of`].

@@ -1,7 +1,9 @@
-//! Arrays with a value for each CPU, in which kernel programs count: read many elements at a time.
+//! Arrays with a value for each CPU, in which kernel programs count. Many elements are read at a
+//! time.
 //!
-//! A value lies on every CPU that the kernel may ever run on, so reading a thousand slots moves half a megabyte for
-//! each CPU. One call per element would cost more than that: the kernel is asked for as many as fit a bounded buffer.
+//! Every CPU that the kernel may ever run on has a value, so reading a thousand slots moves half a
+//! megabyte for each CPU. One call per element would cost more than that, so each call reads as
+//! many elements as fit a bounded buffer.
 
 use std::io;
 use std::marker::PhantomData;
@@ -12,16 +14,16 @@ use super::elements::Elements;
 use crate::error::DatapathError;
 use crate::sys;
 
-/// Bytes that one batch may take.
+/// Maximum number of bytes of a batch.
 const BATCH_BYTES: usize = 512 << 10;
-/// Elements in a row that are read although they are not asked for, because another call would cost more.
+/// Maximum number of consecutive unwanted elements that are read, because another call would cost
+/// more.
 const MOST_UNWANTED: u32 = 8;
 
-/// An array that has a value for each CPU.
 pub struct PerCpuArray<V> {
     map: Box<dyn Elements>,
     cpus: usize,
-    /// Whether the kernel reads many elements of such an array at a time. Found by trying.
+    /// Whether the kernel reads many elements of such an array at a time; found by trying.
     has_batches: AtomicBool,
     of: PhantomData<V>,
 }
@@ -30,7 +32,7 @@ impl<V: bytemuck::Pod> PerCpuArray<V> {
     /// Opens a pinned array.
     ///
     /// # Errors
-    /// If it cannot be opened, or the kernel does not tell how many CPUs there may be.
+    /// If it cannot be opened, or the kernel does not report the number of possible CPUs.
     pub fn open(path: &Path) -> Result<Self, DatapathError> {
         let fail = |source| DatapathError::Map { path: path.to_owned(), operation: "open", source };
         let map = sys::open_pin(path).map_err(fail)?;
@@ -38,17 +40,18 @@ impl<V: bytemuck::Pod> PerCpuArray<V> {
         Ok(Self::over(Box::new(map), cpus))
     }
 
-    /// An array over so many CPUs that lies in `map`.
+    /// An array over this number of CPUs that lies in `map`.
     pub fn over(map: Box<dyn Elements>, cpus: usize) -> Self {
         Self { map, cpus, has_batches: AtomicBool::new(true), of: PhantomData }
     }
 
-    /// Parts of indexes, which have to ascend, so that what lies from the first to the last of a part fits one batch.
+    /// Splits indexes, which must be in ascending order, so that all elements from the first to the
+    /// last of a part fit one batch.
     pub fn batches<'i>(&self, indexes: &'i [u32]) -> impl Iterator<Item = &'i [u32]> + use<'i, V> {
         batches(indexes, (BATCH_BYTES / (size_of::<V>() * self.cpus)).max(1))
     }
 
-    /// An element of which the values are 64-bit numbers and nothing else, over all CPUs.
+    /// The sum of an element over all CPUs. Its values must consist of 64-bit numbers only.
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
@@ -60,7 +63,8 @@ impl<V: bytemuck::Pod> PerCpuArray<V> {
         Ok(sum(&values))
     }
 
-    /// Elements over all CPUs, in the order of their indexes, which have to ascend. What lies between them is read as well.
+    /// Elements over all CPUs, in the order of their indexes, which must be ascending. May also
+    /// read the elements between them.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
@@ -91,7 +95,7 @@ impl<V: bytemuck::Pod> PerCpuArray<V> {
         Ok(())
     }
 
-    /// Sets an element, in which no program counts, to what its values shall be together.
+    /// Sets the sum of an element's values. No program may be counting in it.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -100,7 +104,7 @@ impl<V: bytemuck::Pod> PerCpuArray<V> {
         self.set_each(index, |cpu| if cpu == 0 { value } else { V::zeroed() })
     }
 
-    /// Sets an element to a value of each CPU's number.
+    /// Sets an element to `value(cpu)` on each CPU.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -110,8 +114,8 @@ impl<V: bytemuck::Pod> PerCpuArray<V> {
     }
 }
 
-/// Parts of ascending indexes: the last of each is less than so many after the first, and between two of them there are few
-/// others.
+/// Splits ascending indexes: the last index of a part is less than `at_once` after the first, and
+/// at most [`MOST_UNWANTED`] other indexes lie between two consecutive ones.
 fn batches(indexes: &[u32], at_once: usize) -> impl Iterator<Item = &[u32]> {
     let mut rest = indexes;
     std::iter::from_fn(move || {
@@ -125,7 +129,7 @@ fn batches(indexes: &[u32], at_once: usize) -> impl Iterator<Item = &[u32]> {
     })
 }
 
-/// The sum of values that are 64-bit numbers and nothing else, number by number.
+/// The sums of values that consist of 64-bit numbers only, number by number.
 fn sum<T: bytemuck::Pod>(values: &[T]) -> T {
     let mut sum = T::zeroed();
     let numbers: &mut [u64] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut sum));

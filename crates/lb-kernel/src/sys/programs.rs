@@ -1,7 +1,8 @@
-//! Programs, by bpf(2): their ids and names, those of a cgroup, and small ones that try what the kernel can do.
+//! Programs, by bpf(2): their ids and names, those of a cgroup, and small programs that probe the
+//! kernel.
 //!
-//! Programs of the object are loaded by aya. The small ones here are given as instructions, and are gone as soon as it
-//! is known whether the verifier accepts them, or what they return.
+//! aya loads the programs of the object. The small programs here are lists of instructions, and are
+//! closed as soon as the verifier has accepted or refused them, or they have returned a result.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -63,23 +64,23 @@ impl ProgInfo {
     }
 }
 
-/// The name of a program; the kernel tells it to CAP_SYS_ADMIN only.
+/// The name of a program, which the kernel reports to CAP_SYS_ADMIN only.
 pub fn program_name(id: u32) -> io::Result<String> {
     let info: ProgInfo = info(program_by_id(id)?.as_fd())?;
     Ok(info.name())
 }
 
-/// Opens a program; the kernel lets CAP_SYS_ADMIN only.
+/// Opens a program, which the kernel allows to CAP_SYS_ADMIN only.
 pub fn program_by_id(id: u32) -> io::Result<OwnedFd> {
     bpf_fd(BPF_PROG_GET_FD_BY_ID, &mut ById { id, _next_id: 0, open_flags: 0 })
 }
 
-/// Opens a map; the kernel lets CAP_SYS_ADMIN only.
+/// Opens a map, which the kernel allows to CAP_SYS_ADMIN only.
 pub fn map_by_id(id: u32) -> io::Result<OwnedFd> {
     bpf_fd(BPF_MAP_GET_FD_BY_ID, &mut ById { id, _next_id: 0, open_flags: 0 })
 }
 
-/// The name of a program, of which the kernel keeps 15 bytes, and the ids of its maps.
+/// The name of a program, of which the kernel stores 15 bytes, and the ids of its maps.
 pub fn program_maps(program: BorrowedFd<'_>) -> io::Result<(String, Vec<u32>)> {
     /// `MAX_USED_MAPS`
     const MAX: u32 = 64;
@@ -99,7 +100,8 @@ struct ProgBindMap {
     flags: u32,
 }
 
-/// Keeps a map as long as a program, and among its maps, even if no instruction refers to it. Since Linux 5.10.
+/// Binds a map to a program: the map lives as long as the program and is one of its maps, even if
+/// no instruction refers to it. Since Linux 5.10.
 pub fn bind_map(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = ProgBindMap { prog_fd: raw(program), map_fd: raw(map), flags: 0 };
     bpf(BPF_PROG_BIND_MAP, &mut attr).map(drop)
@@ -161,14 +163,15 @@ pub struct Instruction(pub u8, pub u8, pub i16, pub i32);
 /// Whether the kernel accepts a program for connect that does nothing.
 ///
 /// # Errors
-/// If it refuses for another reason than the program: no privilege, no memory.
+/// If it refuses for a reason other than the program: no privilege, no memory.
 pub fn accepts_nothing() -> io::Result<bool> {
     const MOV64_IMM: u8 = 0xb7;
     const EXIT: u8 = 0x95;
     let nothing = [Instruction(MOV64_IMM, 0, 0, 1), Instruction(EXIT, 0, 0, 0)];
     match load(BPF_PROG_TYPE_CGROUP_SOCK_ADDR, AttachType::Connect4 as u32, &nothing) {
         Ok(_) => Ok(true),
-        // The verifier answers EINVAL to what it does not know and EACCES to what it does not allow.
+        // The verifier answers EINVAL to what it does not know and EACCES to what it does not
+        // allow.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => Ok(false),
         Err(error) => Err(error),
     }
@@ -197,20 +200,20 @@ struct ProgTestRun {
 pub struct TestRun(OwnedFd);
 
 impl TestRun {
-    /// Loads it.
+    /// Loads the program.
     ///
     /// # Errors
-    /// If the kernel does not.
+    /// If the kernel does not load it.
     pub fn load(instructions: &[Instruction]) -> io::Result<Self> {
         load(BPF_PROG_TYPE_SOCKET_FILTER, 0, instructions).map(Self)
     }
 
-    /// Runs it once, and returns what it returns.
+    /// Runs the program once. Returns its result.
     ///
     /// # Errors
-    /// If the kernel does not.
+    /// If the kernel does not run it.
     pub fn run(&self) -> io::Result<u32> {
-        /// Such a program is for packets, and runs on one: the kernel wants to see an Ethernet header.
+        /// A program of this type runs on a packet: the kernel requires an Ethernet header.
         const BYTES: u32 = 64;
         const PACKET: [u8; BYTES as usize] = [0; BYTES as usize];
         let mut attr = ProgTestRun {
@@ -229,7 +232,7 @@ impl TestRun {
             flags: 0,
             cpu: 0,
         };
-        // Linux 5.10 gives a run up for a pending signal.
+        // Linux 5.10 aborts a run if a signal is pending.
         without_signals(|| bpf(BPF_PROG_TEST_RUN, &mut attr))?;
         Ok(attr.retval)
     }

@@ -1,4 +1,5 @@
-//! How often a program ran and how long: the last part of `struct bpf_prog_info` (`linux/bpf.h`) that is read here.
+//! How often and how long a program ran: the last part of `struct bpf_prog_info` (`linux/bpf.h`)
+//! that is read here.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -17,13 +18,12 @@ struct ProgramInfo {
 /// Runs of a program since it was loaded, while the kernel counted them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Runs {
-    /// All of them together, in nanoseconds.
+    /// The time of all runs together, in nanoseconds.
     pub time_ns: u64,
-    /// How many.
+    /// Number of runs.
     pub count: u64,
 }
 
-/// The runs of a program.
 pub fn runs(program: BorrowedFd<'_>) -> io::Result<Runs> {
     let ProgramInfo { time_ns, count, .. } = info(program)?;
     Ok(Runs { time_ns, count })

@@ -1,7 +1,7 @@
-//! The backends of a client task as its maps hold them, by slot: read into views, and written step by step.
+//! The backends of a client task in its maps, by slot: read into views, and written step by step.
 //!
-//! A free slot keeps the generation that its next backend gets. What was counted of a backend that leaves is kept under
-//! its name (see `retired`), for when it returns.
+//! A free slot stores the generation of its next backend. The counts of a backend that leaves are
+//! stored under its name (see `retired`) until it returns.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -27,37 +27,38 @@ use super::{Counts, Tables};
 use crate::client::retired;
 use crate::error::DatapathError;
 
-/// A slot as the maps show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotView {
     pub at: BackendRef,
     pub service: ServiceIndex,
     pub address: SocketAddr,
     pub weight: u32,
-    /// What the slot is for.
+    /// The use of the slot.
     pub state: BackendState,
-    /// The health that the daemon knows of it.
+    /// The backend's health as the daemon knows it.
     pub reason: HealthReason,
-    /// What the daemon says of whether it may be chosen.
+    /// Whether the backend may be chosen, according to the daemon.
     pub usable: Usable,
-    /// Whether a probe has found it well.
+    /// Whether a probe has found the backend healthy.
     pub is_probed_healthy: bool,
-    /// Whether it is ejected.
     pub is_ejected: bool,
-    /// Whether it failed often enough and the programs did not eject it, because it is the last.
+    /// Whether the backend failed often enough and the programs did not eject it, because it is the
+    /// last available one.
     pub is_withheld: bool,
-    /// How it has done of late, and until when it is ejected.
+    /// Its recent failures, and until when it is ejected.
     pub ejection: EjectionState,
-    /// Entries that it has in its service's table.
+    /// Number of its entries in its service's table.
     pub entries: u32,
-    /// Its report id; [`NO_REPORT`](lb_common::abi::host::NO_REPORT) if no report of it is heard.
+    /// Its report id; [`NO_REPORT`](lb_common::abi::host::NO_REPORT) if the daemon receives no
+    /// reports of it.
     pub report: u32,
-    /// Until when it is a lame duck by its own report, by `CLOCK_MONOTONIC` in nanoseconds; 0 if it is none.
+    /// Until when it is a lame duck by its own report, by `CLOCK_MONOTONIC` in nanoseconds; 0 if it
+    /// is not.
     pub lame_until_ns: u64,
 }
 
 impl SlotView {
-    /// Whether a choice may fall on its backend.
+    /// Whether connect may choose this backend.
     pub fn may_be_chosen(&self) -> bool {
         match self.usable {
             Usable::No => false,
@@ -68,7 +69,6 @@ impl SlotView {
 }
 
 impl Tables {
-    /// The occupied slots.
     pub fn slots(&self) -> Vec<SlotView> {
         self.all_slots().filter_map(|slot| self.slot(slot)).collect()
     }
@@ -77,7 +77,7 @@ impl Tables {
         Slot::below(u32::try_from(self.maps.backends.length()).unwrap_or(u32::MAX))
     }
 
-    /// A slot, if it is occupied.
+    /// A slot; `None` if it is free.
     pub fn slot(&self, slot: Slot) -> Option<SlotView> {
         let Backend { state, entries, ejection, endpoint, .. } = self.maps.backends.get(slot.index());
         let known = BackendState::from_u8(state.state).filter(|state| *state != BackendState::Free)?;
@@ -102,7 +102,7 @@ impl Tables {
         })
     }
 
-    /// The generation that the next backend of each free slot gets, where it is not the first.
+    /// The generation of the next backend of each free slot, if it is not the first generation.
     pub fn next_generations(&self) -> Vec<BackendRef> {
         let next = |slot: Slot| {
             let Backend { state, endpoint, .. } = self.maps.backends.get(slot.index());
@@ -112,8 +112,9 @@ impl Tables {
         self.all_slots().filter_map(next).collect()
     }
 
-    /// What the programs have found of these backends, where that is anything bad. Looked at every second, also where all is
-    /// well: two words of each row, in the order in which they lie.
+    /// The programs' findings about these backends; backends that are neither ejected nor failing
+    /// are left out. The daemon calls this every second, so it reads only two words of each row, in
+    /// the order in which they lie.
     pub fn kernel_verdicts(&self, backends: &BTreeMap<Slot, BackendPlan>) -> BTreeMap<Slot, KernelVerdict> {
         let verdict = |slot: Slot| {
             let row = &self.maps.backends;
@@ -129,14 +130,16 @@ impl Tables {
         Slot::below(end).filter_map(verdict).collect()
     }
 
-    /// Names an ejected backend for the next trial of each service that has one and names nobody who is: a backend that has left,
-    /// or that an operator has taken back. Of several the one whose time is over first. Also where the one that is named cannot
-    /// be tried now, and the time of another is over. The programs do it by themselves whenever they judge, but that may be long
-    /// from now. Where nobody is ejected any more, as the rules say, whoever still is comes back.
+    /// Names an ejected backend for the next trial of each service that has ejected backends but
+    /// names none of them, because the named one has left or an operator has readmitted it. Names
+    /// the backend whose ejection ends first. Also names another one if the named backend cannot be
+    /// tried now and the ejection of the other is over. The programs do this whenever they judge a
+    /// flow, but that may be long from now. If the rules of a service no longer eject backends, its
+    /// ejected backends are readmitted.
     pub(crate) fn renew_trials(&mut self, ejected: &[Slot], now_ns: u64) {
         let now = tick(now_ns);
-        // Ticks until the time of each is over, its slot, and whether it must wait: it is on trial, at the limit, or a lame
-        // duck.
+        // For each service: the ticks until the ejection of a backend is over, its slot, and
+        // whether it must wait because it is on trial, at the limit, or a lame duck.
         let mut services: BTreeMap<ServiceIndex, Vec<(u32, Slot, bool)>> = BTreeMap::new();
         for slot in ejected {
             let Some(view) = self.slot(*slot).filter(|view| view.is_ejected) else { continue };
@@ -170,13 +173,13 @@ impl Tables {
         }
     }
 
-    /// Open flows of a slot's backend.
     pub fn active(&self, slot: Slot) -> u64 {
         self.maps.backends.load64(slot.index(), offset_of!(Backend, flows))
     }
 
-    /// What a slot's backend has as load, and whether anything is left of its errors; `None` if no table names it. Looked at every second
-    /// for each member of a policy that compares load: four words of each.
+    /// The load of a slot's backend, and whether any of its errors are left; `None` if no table
+    /// names it. The daemon calls this every second for each member of a policy that compares load,
+    /// so it reads only four words of each.
     pub fn member_load(&self, slot: Slot, error_half_life: u32, now_ns: u64) -> Option<(MemberLoad, bool)> {
         let (rows, index) = (&self.maps.backends, slot.index());
         let entries = rows.load32(index, offset_of!(Backend, entries));
@@ -191,7 +194,8 @@ impl Tables {
         Some((load, has_errors))
     }
 
-    /// Leaves a slot at most so many errors. If a program adds one at the same moment, that is done at the next tick.
+    /// Reduces a slot's errors to at most `most`. If a program adds an error at the same moment,
+    /// this does nothing until the next tick.
     pub(crate) fn limit_errors(&self, slot: Slot, most: u32, now_ns: u64) {
         let (slot, at) = (slot.index(), offset_of!(Backend, errors));
         let before = self.maps.backends.load64(slot, at);
@@ -204,8 +208,8 @@ impl Tables {
         }
     }
 
-    /// Halves a slot's errors so much later, but no later than if they were counted now. If a program adds one at the same moment, they
-    /// are held at the next tick.
+    /// Delays the halving of a slot's errors by `delay`, but no further than if they were counted
+    /// now. If a program adds an error at the same moment, this does nothing until the next tick.
     pub(crate) fn hold_errors(&self, slot: Slot, delay: Duration, now_ns: u64) {
         let (slot, at) = (slot.index(), offset_of!(Backend, errors));
         let before = self.maps.backends.load64(slot, at);
@@ -220,7 +224,8 @@ impl Tables {
         self.maps.backends.replace64(slot, at, before, RecentErrors { since, ..errors }.to_word());
     }
 
-    /// Clears a slot's errors if they are stale at the programs' tick `now`. An error that is added meanwhile stays.
+    /// Clears a slot's errors if they are stale at the programs' tick `now`. An error that a
+    /// program adds meanwhile stays.
     pub fn forget_errors(&self, slot: Slot, now: u32) {
         let (slot, errors) = (slot.index(), offset_of!(Backend, errors));
         let word = self.maps.backends.load64(slot, errors);
@@ -229,7 +234,8 @@ impl Tables {
         }
     }
 
-    /// Adds recent errors to a slot's backend, if its service counts them. If a program adds one at the same moment, these may be lost.
+    /// Adds recent errors to a slot's backend, if its service counts them. They may be lost if a
+    /// program adds an error at the same moment.
     pub(crate) fn add_errors(&self, slot: Slot, more: u32, now_ns: u64) {
         let Some(view) = self.slot(slot) else { return };
         let half_life = self.maps.services.get(view.service.index()).rules.error_half_life;
@@ -243,8 +249,9 @@ impl Tables {
         self.maps.backends.replace64(slot, errors, before, after.to_word());
     }
 
-    /// Fills a slot that nothing refers to. A backend that has returned goes on with its retired counters, which are
-    /// returned: they are written to the slot first, and removed from the retired ones last.
+    /// Fills a slot that nothing refers to. A backend that has returned continues its retired
+    /// counters, which this returns. They are written to the slot first, and removed from the
+    /// retired counters last.
     ///
     /// # Errors
     /// If the kernel refuses. The slot is free then.
@@ -280,14 +287,15 @@ impl Tables {
         if retired.is_some()
             && let Err(error) = self.maps.retired.remove(&name)
         {
-            // No plan knows of the row. If it stayed, the backend could get another slot, and the next daemon would find it twice.
+            // No plan contains this row. If it stayed, the backend could get another slot, and the
+            // next daemon would find it twice.
             self.set_state(slot, DaemonState::new(Usable::No, BackendState::Free));
             return Err(self.fail_io(map::RETIRED, "write", error));
         }
         Ok(retired.map(|_| counts))
     }
 
-    /// Clears a slot that nothing refers to any more. What was counted of its backend is kept first.
+    /// Clears a slot that nothing refers to any more. Stores the counts of its backend first.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -302,7 +310,7 @@ impl Tables {
                 self.set_next_trial(view.service, NextTrial::default());
             }
         }
-        // A free row keeps the generation that the slot's next backend gets.
+        // A free row stores the generation of the slot's next backend.
         let mut row = BackendAddress::zeroed();
         row.generation = Generation(self.maps.backends.get(slot.index()).endpoint.generation).next().0;
         self.set_state(slot, DaemonState::new(Usable::No, BackendState::Free));
@@ -315,20 +323,23 @@ impl Tables {
         self.maps.backends.store32(slot.index(), at, u32::from(weight));
     }
 
-    /// Stores a backend's report id: the next connect that chooses it heeds the verdict there.
+    /// Stores a backend's report id. From the next connect that chooses the backend on, the
+    /// programs obey the verdict of this id.
     pub(crate) fn set_report(&mut self, slot: Slot, report: u32) {
         self.maps.backends.store32(slot.index(), offset_of!(Backend, endpoint.report), report);
     }
 
-    /// Stores the daemon's half of a slot's state word. The other half is the kernel programs'.
+    /// Stores the daemon's half of a slot's state word. The other half belongs to the kernel
+    /// programs.
     pub(crate) fn set_state(&mut self, slot: Slot, state: DaemonState) {
         self.maps.backends.store16(slot.index(), offset_of!(Backend, state), state.to_word());
     }
 
-    /// Takes a slot's backend back that is ejected, and forgets what failed. A program that is about to eject it may do so
-    /// all the same.
+    /// Readmits a slot's backend if it is ejected, and clears its failures. A program that is about
+    /// to eject the backend may still do so.
     pub(crate) fn readmit(&mut self, slot: Slot) {
-        // In this order: of a backend that is not ejected no trial begins, so none is left without the state that goes with it.
+        // In this order: no trial begins for a backend that is not ejected, so no trial is left
+        // without its state.
         self.set_ejected(slot, 0);
         let none = EjectionState::default().to_word();
         self.maps.backends.store64(slot.index(), offset_of!(Backend, ejection), none);
@@ -350,8 +361,9 @@ impl Tables {
         self.maps.backends.store8(slot.index(), at, ejected);
     }
 
-    /// The time of the ejected backend in a slot is over, and the next connect tries it; of several the one that is named last, and
-    /// the others after it. Where a program judges it at the same moment, that stands.
+    /// Ends the ejection time of the backend in a slot, so that the next connect is its trial.
+    /// After several calls for one service, the last named backend is tried first and the others
+    /// after it. If a program judges the backend at the same moment, the program's result stands.
     pub(crate) fn end_ejection(&mut self, slot: Slot, now_ns: u64) {
         let at = offset_of!(Backend, ejection);
         let before = self.maps.backends.load64(slot.index(), at);
@@ -364,7 +376,7 @@ impl Tables {
         }
     }
 
-    /// Stores how many entries a slot has in its service's table, for readers of the maps.
+    /// Stores the number of entries of a slot in its service's table, for readers of the maps.
     pub(super) fn set_entries(&mut self, slot: Slot, entries: u32) {
         self.maps.backends.store32(slot.index(), offset_of!(Backend, entries), entries);
     }

@@ -1,4 +1,4 @@
-//! What was counted of slots' backends, and whether it adds up.
+//! The counts of slots' backends, and whether they add up.
 
 use std::mem::offset_of;
 
@@ -8,32 +8,31 @@ use lb_core::ids::Slot;
 use super::Tables;
 use crate::error::DatapathError;
 
-/// What was counted of a slot's backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Over all CPUs.
     pub sums: abi::SlotCounters,
     /// Open flows.
     pub active: u64,
-    /// Flows whose records were reclaimed, because their sockets were gone.
+    /// Flows whose records were reclaimed because their sockets were gone.
     pub reclaimed: u64,
 }
 
 impl Counts {
-    /// Flows that are over, or are in no active count.
+    /// Flows that have ended or are in no active count.
     pub fn over(&self) -> u64 {
         let endings = self.sums.endings.iter().fold(0, |sum: u64, count| sum.wrapping_add(*count));
         endings.wrapping_add(self.reclaimed).wrapping_add(self.sums.untracked)
     }
 
-    /// Whether every flow that was started is over or open. May be false while flows begin and end.
+    /// Whether every started flow has ended or is open. May be false while flows begin and end.
     pub fn add_up(&self) -> bool {
         self.sums.chosen == self.over().wrapping_add(self.active)
     }
 }
 
 impl Tables {
-    /// What was counted of a slot's backend.
+    /// The counts of a slot's backend.
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
@@ -42,7 +41,7 @@ impl Tables {
         Ok(self.with_active(slot, sums))
     }
 
-    /// Shows what was counted of the backends of slots, which are given in ascending order.
+    /// Calls `each` with the counts of each slot. The slots must be in ascending order.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
@@ -55,7 +54,8 @@ impl Tables {
         self.maps.counts.visit(slots, each).map_err(|error| self.fail_io(map::COUNTS, "read", error))
     }
 
-    /// How many flows were sent to the backend of each of these slots, which are given in ascending order.
+    /// The number of flows sent to the backend of each of these slots, which must be in ascending
+    /// order.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
@@ -64,23 +64,26 @@ impl Tables {
     }
 
     fn with_active(&self, slot: Slot, sums: abi::SlotCounters) -> Counts {
-        // The active count is read last, because a flow's end is counted before the flow is taken from there.
+        // The active count is read last, because the end of a flow is counted before the active
+        // count decreases.
         let reclaimed = self.maps.reclaimed.load64(slot.index(), 0);
         let active = self.maps.backends.load64(slot.index(), offset_of!(Backend, flows));
         Counts { sums, active, reclaimed }
     }
 
-    /// By how many flows the counts of a slot do not add up, whatever begins and ends meanwhile: 0 unless something is
-    /// wrong.
+    /// The number of flows by which the counts of a slot do not add up, even allowing for flows
+    /// that begin and end meanwhile. Anything but 0 is a fault.
     ///
-    /// A flow is counted as chosen before it is counted as open, and its end before it is taken from the open flows. So
-    /// counts that are read before the open flows may be too small, and counts that are read after them too large; what
-    /// lies between the two is explained by flows that begin and end meanwhile.
+    /// A flow is counted as chosen before it is counted as open, and its end is counted before it
+    /// leaves the open flows. So counts that are read before the open flows may be too small, and
+    /// counts that are read after them too large. Flows that begin and end meanwhile explain
+    /// everything between the two.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
     pub fn imbalance(&self, slot: Slot) -> Result<i64, DatapathError> {
-        /// A program may be preempted between two counts: this thread yields and looks again.
+        /// A program may be preempted between two counts: this thread yields and reads the counts
+        /// again.
         const LOOKS: usize = 8;
         let mut off = 0;
         for _ in 0..LOOKS {

@@ -6,28 +6,25 @@ use super::Tables;
 use crate::client::flow_table::FlowTable;
 use crate::error::DatapathError;
 
-/// How full a map is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fullness {
-    /// Its name; where a limit of the configuration sets its size, that of the limit.
+    /// The map's name, or the name of the configured limit that sets its size.
     pub map: &'static str,
-    /// How much is in use.
     pub used: u64,
-    /// How much there is.
     pub capacity: u64,
 }
 
 impl Tables {
-    /// How full the maps are whose sizes limit a client task. Looks at every bucket of the flow table, which takes
-    /// about a millisecond for the default number: not for the event loop.
+    /// Use and size of the maps that limit a client task. Reads every bucket of the flow table,
+    /// which takes about a millisecond for the default number: do not call it in the event loop.
     ///
     /// # Errors
     /// If a map cannot be read.
     pub fn fullness(&self) -> Result<[Fullness; 5], DatapathError> {
         let entries = self.services().iter().map(|service| u64::from(service.table.len())).sum();
-        // The map holds twice what may be in use.
+        // The map is twice as large as the limit.
         let room = self.maps.schedule.length() as u64 * u64::from(ENTRIES_PER_CELL) / 2;
-        // Each bucket counts what its sockets have elsewhere.
+        // Each bucket counts the flows that its sockets have in other maps.
         let (mut records, mut overflowed, mut datagrams) = (0, 0, 0);
         let table = FlowTable::open(&self.pins, false)?;
         for bucket in 0..table.len() {

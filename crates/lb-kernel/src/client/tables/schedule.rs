@@ -1,8 +1,9 @@
-//! The schedules of a client task's services, as they lie in one map of entries that all tables share, and the members
-//! that some tables list.
+//! The schedules of a client task's services in the one map of entries that all tables share, and
+//! the members that some tables list.
 //!
-//! Where a table lies is the arena's decision ([`lb_core::arena`]). Here a table is written to a region that no service
-//! points to, and then becomes current with a single store of its reference.
+//! The arena ([`lb_core::arena`]) decides where a table lies. This module writes a table to a
+//! region that no service refers to, and then makes the table current with a single store of its
+//! reference.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
@@ -14,37 +15,38 @@ use lb_core::ids::{ServiceIndex, Slot};
 use super::Tables;
 
 impl Tables {
-    /// The entries of a table, each the number of a slot.
+    /// The entries of a table: numbers of slots.
     pub fn schedule(&self, table: TableRef) -> Vec<u16> {
         let cells = table.base / ENTRIES_PER_CELL..(table.base + table.len()) / ENTRIES_PER_CELL;
         let cells = cells.filter(|cell| (*cell as usize) < self.maps.schedule.length());
         cells.flat_map(|cell| self.maps.schedule.get(cell as usize).slots).collect()
     }
 
-    /// How many entries the map has.
+    /// The number of entries of the map.
     pub(crate) fn schedule_entries(&self) -> u32 {
         u32::try_from(self.maps.schedule.length()).unwrap_or(u32::MAX).saturating_mul(ENTRIES_PER_CELL)
     }
 
-    /// The references of all rows of services, free rows included.
+    /// The references in all rows of services, free rows included.
     pub(crate) fn table_refs(&self) -> impl Iterator<Item = (ServiceIndex, TableRef)> {
         self.all_indexes().map(|index| (index, self.table_ref(index)))
     }
 
-    /// The reference of a service's table, read in one piece: the daemon may be switching tables meanwhile.
+    /// The reference of a service's table, read in one piece: the daemon may be switching tables
+    /// meanwhile.
     pub(super) fn table_ref(&self, index: ServiceIndex) -> TableRef {
         TableRef::from_word(self.maps.services.load64(index.index(), offset_of!(Service, table)))
     }
 
-    /// The slots that others stand in for in a table whose members are listed.
+    /// The replaced slots of a table that lists its members: other backends stand in for theirs.
     pub(super) fn replaced(&self, index: ServiceIndex, table: TableRef) -> Vec<u16> {
         let Some(position) = table.members_of(index.number()) else { return Vec::new() };
         let Members { count, listed, slots } = self.maps.members.get(position as usize);
         slots.get(count as usize..listed as usize).map_or_else(Vec::new, <[u16]>::to_vec)
     }
 
-    /// Writes a service's new table and makes it current. `entries_of` tells how many entries each slot has in it; others stand
-    /// in for those that are `replaced`.
+    /// Writes a service's new table and makes it current. `entries_of`: the number of entries of
+    /// each slot. `replaced`: slots for which other backends stand in.
     pub(crate) fn switch_schedule(
         &mut self,
         index: ServiceIndex,

@@ -1,7 +1,7 @@
-//! The services of a client task as its maps hold them: read into views, and written step by step.
+//! The services of a client task in its maps: read into views, and written step by step.
 //!
-//! A service's counters and cursors, in maps of their own, begin anew when its row is written. Kernel programs read the
-//! row at any moment, so each word of it is right by itself.
+//! A service's counters and cursors, which have maps of their own, restart when its row is written.
+//! Kernel programs read the row at any moment, so each of its words is valid by itself.
 
 use std::mem::offset_of;
 use std::net::SocketAddr;
@@ -19,7 +19,6 @@ use lb_core::service::Protocol;
 use super::Tables;
 use crate::error::DatapathError;
 
-/// A service as the maps show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceView {
     pub index: ServiceIndex,
@@ -35,12 +34,12 @@ pub struct ServiceView {
     pub table: TableRef,
 }
 
-/// What the starts of a client's cursors are computed from.
+/// The input from which the starts of a client's cursors are computed.
 #[derive(Clone, Debug)]
 pub struct CursorSeed {
-    /// Tells client tasks apart, see [`lb_core::cursor::start`].
+    /// Distinguishes client tasks, see [`lb_core::cursor::start`].
     pub task: String,
-    /// CPUs that the kernel may ever run on.
+    /// Number of CPUs that the kernel may ever run on.
     pub cpus: u32,
 }
 
@@ -83,7 +82,7 @@ impl Tables {
         self.outcome_row(index.number())
     }
 
-    /// The same of some services, in the order of their indexes, which have to ascend.
+    /// As [`Tables::outcomes`], for several services. Their indexes must be in ascending order.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
@@ -92,7 +91,8 @@ impl Tables {
         self.maps.outcomes.get_some(&rows).map_err(|error| self.fail_io(map::OUTCOMES, "read", error))
     }
 
-    /// Calls to addresses that are no service, or of the kernel's own sockets, over all CPUs.
+    /// Calls to addresses that are not services, and calls of the kernel's own sockets, over all
+    /// CPUs.
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
@@ -107,7 +107,7 @@ impl Tables {
     /// Writes a service that is not open, without a table.
     ///
     /// # Errors
-    /// If the kernel refuses. The row is as it was then.
+    /// If the kernel refuses. The row is unchanged then.
     pub(crate) fn write_service(
         &mut self,
         index: ServiceIndex,
@@ -126,7 +126,7 @@ impl Tables {
         let name = service.name.as_bytes();
         assert!(name.len() < row.name.len(), "the configuration bounds names");
         row.name[..name.len()].copy_from_slice(name);
-        // Counters and cursors of the service that had the index before end here.
+        // The counters and cursors of the previous service with this index end here.
         let start = |cpu| Cursor {
             phase: 0,
             start: cursor::start(&cursor_seed.task, &service.name, cpu, cursor_seed.cpus),
@@ -135,7 +135,7 @@ impl Tables {
         set.map_err(|error| self.fail_io(map::CURSORS, "write", error))?;
         let zero = self.maps.outcomes.set(index.number(), Outcomes::default());
         zero.map_err(|error| self.fail_io(map::OUTCOMES, "write", error))?;
-        // Last: what fails leaves no row behind of which no plan knows.
+        // Last: an error before this leaves no row that no plan contains.
         self.maps.services.set(index.index(), &row);
         Ok(())
     }
@@ -144,8 +144,8 @@ impl Tables {
         self.maps.services.store16(index.index(), offset_of!(Service, errno), errno);
     }
 
-    /// Stores whose evidence counts, where it is not so already: flows of which network namespace (0: of each), and whether several
-    /// processes have begun them.
+    /// Stores which evidence counts, if it changed: that of flows in this network namespace (0: in
+    /// any), and whether several processes have begun flows.
     pub(crate) fn set_evidence_scope(
         &mut self,
         index: ServiceIndex,
@@ -164,7 +164,7 @@ impl Tables {
         }
     }
 
-    /// Stores the most open flows per share if they changed.
+    /// Stores the peak number of open flows per share, if it changed.
     pub(crate) fn set_peak_flows(&mut self, index: ServiceIndex, peak: u64) {
         let (services, row, at) = (&mut self.maps.services, index.index(), offset_of!(Service, peak_flows));
         if services.load64(row, at) != peak {
@@ -176,7 +176,8 @@ impl Tables {
         self.maps.services.store32(index.index(), offset_of!(Service, fallback), Slot::number_or_none(slot));
     }
 
-    /// Stores each word by itself: a connect that reads between two stores still finds rules that it can follow.
+    /// Stores each word by itself: a connect that reads between two stores still finds usable
+    /// rules.
     pub(crate) fn set_rules(&mut self, index: ServiceIndex, rules: Rules) {
         for (i, word) in bytemuck::cast_ref::<Rules, [u32; size_of::<Rules>() / 4]>(&rules).iter().enumerate()
         {
@@ -184,7 +185,8 @@ impl Tables {
         }
     }
 
-    /// Stores when backends are ejected, word by word. If nobody is any more, all that are come back.
+    /// Stores when backends are ejected, word by word. If the new rules eject no backend, all
+    /// ejected backends are readmitted.
     pub(crate) fn set_ejection(&mut self, index: ServiceIndex, rules: EjectionRules) {
         for (i, word) in bytemuck::cast_ref::<EjectionRules, [u32; size_of::<EjectionRules>() / 4]>(&rules)
             .iter()
@@ -219,7 +221,8 @@ impl Tables {
         Ok(())
     }
 
-    /// Stops balancing connects to the service's address, unless another service has taken it over.
+    /// Stops balancing connects to the service's address, unless another service has taken the
+    /// address over.
     pub(crate) fn close_service(&mut self, index: ServiceIndex) {
         let row = self.maps.services.get(index.index());
         let (address, protocol) = (socket_addr(row.address, row.port), protocol_of(&row));
@@ -229,8 +232,9 @@ impl Tables {
         self.set_service_state(index, SERVICE_LEAVING);
     }
 
-    /// Clears a closed service. Nothing else of its row changes: a program may have found the service just before its
-    /// address went to another, and must still read a whole row. The next service with the index writes all of it.
+    /// Clears a closed service. Changes nothing else in its row: a program may have found the
+    /// service just before another service took its address, and must still read a complete row.
+    /// The next service with this index writes the whole row.
     pub(crate) fn free_service(&mut self, index: ServiceIndex) {
         self.set_service_state(index, SERVICE_FREE);
     }
@@ -238,7 +242,7 @@ impl Tables {
     fn set_service_state(&mut self, index: ServiceIndex, state: u8) {
         let mut row = self.maps.services.get(index.index());
         row.state = state;
-        // The rest of the word is port and protocol of the service: they do not change.
+        // The rest of the word is the service's port and protocol, which do not change.
         let word = bytemuck::bytes_of(&row);
         let at = offset_of!(Service, state) & !3;
         let word = u32::from_ne_bytes(word[at..at + 4].try_into().expect("four bytes"));
@@ -246,7 +250,7 @@ impl Tables {
     }
 }
 
-/// The protocol of a service in the maps, where only known ones are written.
+/// The protocol of a service in the maps. Only known protocols are written there.
 fn protocol_of(row: &Service) -> Protocol {
     Protocol::of_number(row.protocol).unwrap_or(Protocol::Tcp)
 }

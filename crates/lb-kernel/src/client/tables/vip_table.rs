@@ -1,4 +1,4 @@
-//! The VIP table as it lies in the map.
+//! The VIP table in its map.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,13 +13,14 @@ use super::Tables;
 use crate::error::DatapathError;
 
 impl Tables {
-    /// The index of the service that connects to `address` are balanced over, if any.
+    /// The index of the service that balances connects to `address`, if any.
     pub(super) fn open_at(&self, address: SocketAddr, protocol: Protocol) -> Option<ServiceIndex> {
         let index = find(self, destination(address, protocol))?;
         u16::try_from(index).ok().map(ServiceIndex)
     }
 
-    /// Directs connects to `address` to the service at an index, in place of another one if there is.
+    /// Directs connects to `address` to the service with this index, replacing another service if
+    /// there is one.
     pub(super) fn direct(
         &mut self,
         address: SocketAddr,

@@ -1,8 +1,9 @@
-//! Whether sockets that are made now know their cgroup of version 2.
+//! Checks whether new sockets know their cgroup of version 2.
 //!
-//! Kernel fact: below Linux 5.15 a socket has room for one of two things, its cgroup of version 2 or what the
-//! controllers net_cls and net_prio of version 1 say of it. Once any process has used one of these, sockets that are
-//! made get the latter until the next boot, and programs see them in the root cgroup only.
+//! Kernel fact: below Linux 5.15 a socket has room for either its cgroup of version 2 or its
+//! classes of the version 1 controllers net_cls and net_prio. Once any process has used one of
+//! these controllers, new sockets get the classes until the next boot, and programs see such
+//! sockets in the root cgroup only.
 
 use std::net::TcpListener;
 
@@ -10,10 +11,12 @@ use lb_diag::SocketLists;
 
 use crate::host::cgroup::ours_and_above;
 
-/// Whether a socket that is made now is in this process's cgroup; `None` if that cannot be told, as in the root cgroup.
+/// Whether a new socket is in this process's cgroup; `None` if that cannot be determined, as in the
+/// root cgroup.
 pub fn sockets_have_theirs() -> Option<bool> {
     let cgroups = ours_and_above().ok()?;
-    // Found by its port in the kernel's list. It is bound to loopback, and accepts no connection.
+    // Found by its port in the kernel's list. The socket is bound to loopback, and accepts no
+    // connection.
     let socket = TcpListener::bind("127.0.0.1:0").ok()?;
     let port = socket.local_addr().ok()?.port();
     let list = SocketLists::open().and_then(|lists| lists.tcp()).ok()?;
@@ -21,7 +24,7 @@ pub fn sockets_have_theirs() -> Option<bool> {
     theirs(&cgroups, seen.cgroup?)
 }
 
-/// `cgroups` are that of the process and those above it.
+/// `cgroups`: that of the process, and those above it.
 fn theirs(cgroups: &[u64], made_in: u64) -> Option<bool> {
     match cgroups {
         [] | [_] => None,

@@ -1,7 +1,9 @@
-//! Makes and enters a cgroup that another process names: below the cgroup2 mount, by descriptor, through no symlink.
+//! Makes and enters a cgroup that another process names: below the cgroup2 mount, by descriptor,
+//! and through no symlink.
 //!
-//! `socklb exec` may run as root, while the daemon that tells it a client's cgroup may run as another user. So a path
-//! is never opened as text: what the kernel resolves below the mount's own descriptor can be a cgroup and nothing else.
+//! `socklb exec` may run as root, while the daemon that names a client's cgroup may run as another
+//! user. So a path is never opened as text: a path that the kernel resolves below the mount's own
+//! descriptor can only be a cgroup.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,7 +16,7 @@ use crate::error::DatapathError;
 use crate::host::cgroup::{cgroup2_mount, is_cgroup2, ours_and_above};
 use crate::sys::BELOW;
 
-/// The cgroup2 mount, open.
+/// The open cgroup2 mount.
 #[derive(Debug)]
 pub struct CgroupTree {
     mount: PathBuf,
@@ -25,7 +27,7 @@ impl CgroupTree {
     /// Opens the mount.
     ///
     /// # Errors
-    /// If cgroup2 is not mounted, or something else is where its mount should be.
+    /// If cgroup2 is not mounted, or another file system is at its mount point.
     pub fn open() -> Result<Self, DatapathError> {
         let mount = cgroup2_mount()?;
         let fail = |source: Errno| DatapathError::OpenCgroup { path: mount.clone(), source: source.into() };
@@ -39,7 +41,7 @@ impl CgroupTree {
     /// Whether there is a cgroup at a full path.
     ///
     /// # Errors
-    /// If that cannot be seen, or the path leads elsewhere.
+    /// If the path cannot be opened, or leads out of the mount.
     pub fn has(&self, path: &Path) -> Result<bool, DatapathError> {
         match self.directory(path) {
             Ok(_) => Ok(true),
@@ -48,10 +50,10 @@ impl CgroupTree {
         }
     }
 
-    /// Makes the cgroup at a full path, in one that exists. Returns whether it was made by this call.
+    /// Makes the cgroup at a full path. Its parent must exist. Returns whether this call made it.
     ///
     /// # Errors
-    /// If the kernel refuses, or the path leads elsewhere.
+    /// If the kernel refuses, or the path leads out of the mount.
     pub fn make(&self, path: &Path) -> Result<bool, DatapathError> {
         let outside = || DatapathError::OutsideCgroup2(path.to_owned());
         let name = path.file_name().ok_or_else(outside)?;
@@ -66,7 +68,8 @@ impl CgroupTree {
     /// Moves this process to the cgroup at a full path.
     ///
     /// # Errors
-    /// If the kernel refuses, the path leads elsewhere, or the process is not there afterwards.
+    /// If the kernel refuses, the path leads out of the mount, or the process is not in the cgroup
+    /// afterwards.
     pub fn enter(&self, path: &Path) -> Result<(), DatapathError> {
         let fail = |source: io::Error| DatapathError::EnterCgroup { path: path.to_owned(), source };
         let cgroup = self.directory(path)?;
@@ -90,7 +93,7 @@ impl CgroupTree {
     fn directory(&self, path: &Path) -> Result<OwnedFd, DatapathError> {
         let outside = || DatapathError::OutsideCgroup2(path.to_owned());
         let below = path.strip_prefix(&self.mount).map_err(|_| outside())?;
-        // The mount itself has an empty path below itself.
+        // The mount's path below itself is empty.
         let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
         let opened = rustix::fs::openat2(self.root.as_fd(), below, DIRECTORY, Mode::empty(), BELOW);
         opened.map_err(|error| match error {

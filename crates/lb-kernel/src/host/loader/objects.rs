@@ -1,6 +1,5 @@
 //! The objects of kernel programs, as they are committed beside their sources.
 
-/// An object.
 #[cfg(not(feature = "log-programs"))]
 macro_rules! object {
     ($name:literal) => {
@@ -8,7 +7,8 @@ macro_rules! object {
     };
 }
 
-/// The same with programs that write lines; the build is told where (`cargo xtask run --log-programs`).
+/// As above, for programs that write log lines. `cargo xtask run --log-programs` sets the directory
+/// for the build.
 #[cfg(feature = "log-programs")]
 macro_rules! object {
     ($name:literal) => {
@@ -19,11 +19,11 @@ macro_rules! object {
 /// The programs of clients.
 pub static CLIENT: &[u8] = object!("socklb");
 
-/// The program that takes reports in, and the maps that all clients share.
+/// The program that receives reports, and the maps that all clients share.
 pub static HOST: &[u8] = object!("host");
 
-/// The program that answers for an agent.
+/// The program that answers requests for an agent.
 pub static RESPONDER: &[u8] = object!("responder");
 
-/// The programs by which is found out what the kernel can do.
+/// The programs that probe the abilities of the kernel.
 pub static PROBES: &[u8] = aya::include_bytes_aligned!("../../../../../lb-ebpf/object/probes.o");

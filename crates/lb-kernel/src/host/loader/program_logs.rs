@@ -1,11 +1,12 @@
-//! The lines that kernel programs write, in a build for whoever changes them: each to standard error, as it comes.
+//! Writes the log lines of kernel programs to standard error as they arrive, in a build for
+//! developers of the programs.
 
 use aya::Ebpf;
 use aya_log::EbpfLogger;
 use log::{Log, Metadata, Record};
 use rustix::event::{PollFd, PollFlags, poll};
 
-/// Where lines go.
+/// The logger that receives the lines.
 struct Stderr;
 
 impl Log for Stderr {
@@ -21,8 +22,8 @@ impl Log for Stderr {
     fn flush(&self) {}
 }
 
-/// Writes the lines of an object's programs to standard error, until this process ends: by a thread of its own, since they come in the
-/// middle of anything.
+/// Writes the log lines of an object's programs to standard error until this process ends. Uses its
+/// own thread, because lines can arrive at any time.
 pub fn follow(object: &mut Ebpf) {
     let Ok(mut logger) = EbpfLogger::init_with_logger(object, Stderr) else { return };
     std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! What maps look like: those that an object declares, and those that are pinned.
+//! The shapes of maps: those that an object declares, and those that are pinned.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::error::DatapathError;
 use crate::sys;
 
-/// What a map must look like.
+/// The required properties of a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     kind: u32,
@@ -18,8 +18,8 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Kernel memory that a map takes as soon as it is made. Of a hash that takes memory on demand these are the
-    /// buckets; docs/reference/limits.md says what its elements take.
+    /// Kernel memory that a map occupies when it is created. For a hash that allocates on demand,
+    /// these are the buckets; docs/reference/limits.md gives the size of its elements.
     pub fn bytes(self, cpus: u64) -> u64 {
         const HASH: u32 = 1;
         const PER_CPU_ARRAY: u32 = 6;
@@ -40,13 +40,13 @@ impl Shape {
         }
     }
 
-    /// Bytes of key and value, and how many entries.
+    /// Bytes of key and value, and number of entries.
     #[cfg(test)]
     pub fn sizes(self) -> (usize, usize, u32) {
         (self.key_size as usize, self.value_size as usize, self.max_entries)
     }
 
-    /// In words of an error.
+    /// The shape as text for an error message.
     pub fn describe(self) -> String {
         let Self { kind, key_size, value_size, max_entries, flags } = self;
         format!(
@@ -65,15 +65,15 @@ pub fn declared(object: &[u8]) -> BTreeMap<String, Shape> {
         max_entries: map.max_entries(),
         flags: map.map_flags(),
     };
-    // Not those of sections, nor that of lines that programs write.
+    // Without the maps of sections, and without the map of the programs' log lines.
     let declared = object.maps.iter().filter(|(name, _)| !name.starts_with('.') && *name != "AYA_LOGS");
     declared.map(|(name, map)| (name.clone(), shape(map))).collect()
 }
 
-/// Opens a pinned map, and says what it looks like.
+/// Opens a pinned map, and reads its shape.
 ///
 /// # Errors
-/// If it cannot be opened, or is no map.
+/// If it cannot be opened, or is not a map.
 pub fn pinned(path: &Path) -> Result<(OwnedFd, Shape), DatapathError> {
     let open = |source| DatapathError::Map { path: path.to_owned(), operation: "open", source };
     let fd = sys::open_pin(path).map_err(open)?;

@@ -1,7 +1,9 @@
-//! Removes a client's pins and then empty directories from bpffs: by descriptor, through no symlink within bpffs.
+//! Removes a client's pins and then the empty directories from bpffs: by descriptor, and through no
+//! symlink within bpffs.
 //!
-//! `socklb detach` runs as root on a directory that may belong to the daemon's user. Whatever that user puts there,
-//! only names in this very directory may be removed: a symbolic link may lead anywhere.
+//! `socklb detach` runs as root on a directory that may belong to the daemon's user. Whatever that
+//! user creates there, only names in this directory itself may be removed, because a symbolic link
+//! may lead anywhere.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -24,7 +26,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Opens the directory at a path that the caller has chosen; `None` if there is none.
+    /// Opens the directory at a path that the caller has chosen; `None` if it does not exist.
     ///
     /// # Errors
     /// If it is not on bpffs, or cannot be opened.
@@ -32,7 +34,7 @@ impl Directory {
         let fd = match rustix::fs::open(path, FLAGS, Mode::empty()) {
             Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(None),
-            // A symbolic link outside of bpffs was made by the administrator, so it is followed.
+            // The administrator made a symbolic link outside bpffs, so it is followed.
             Err(Errno::NOTDIR | Errno::LOOP) if !may_be_on_bpffs(path) => {
                 rustix::fs::open(path, FLAGS.difference(OFlags::NOFOLLOW), Mode::empty())
                     .map_err(|error| fail(path, error))?
@@ -45,10 +47,10 @@ impl Directory {
         Ok(Some(Self { path: path.to_owned(), fd }))
     }
 
-    /// Opens the directory of this name within this one; `None` if there is none.
+    /// Opens the subdirectory with this name; `None` if it does not exist.
     ///
     /// # Errors
-    /// If it is something else, or cannot be opened.
+    /// If it is not a directory, or cannot be opened.
     pub fn within(&self, name: &str) -> Result<Option<Self>, DatapathError> {
         let path = self.path.join(name);
         match rustix::fs::openat2(&self.fd, name, FLAGS, Mode::empty(), BELOW) {
@@ -70,7 +72,7 @@ impl Directory {
         }
     }
 
-    /// The names in it.
+    /// The names in the directory, sorted.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -86,17 +88,18 @@ impl Directory {
         Ok(names)
     }
 
-    /// Detaches a link and removes its pin; that it is gone already is no failure.
+    /// Detaches a link and removes its pin. A missing pin is not an error.
     ///
-    /// Detached first: if only the last name is removed, the kernel detaches the link some milliseconds later, in the
-    /// background. Until then connects would still be balanced, and links would be detached in any order.
+    /// Detaches before it removes the pin: if only the last name is removed, the kernel detaches
+    /// the link some milliseconds later, in the background. Until then connects would still be
+    /// balanced, and links would be detached in any order.
     ///
     /// # Errors
     /// If it is not a pin, or cannot be removed.
     pub fn detach(&self, name: &str) -> Result<(), DatapathError> {
         let Some(pin) = self.pin(name)? else { return Ok(()) };
-        // By descriptor: the name may stand for another object by now. If this fails, removing the pin detaches the
-        // link.
+        // By descriptor, because the name may refer to another object by now. If this fails,
+        // removing the pin detaches the link.
         let path = PathBuf::from(format!("/proc/self/fd/{}", pin.as_raw_fd()));
         if let Ok(link) = sys::open_pin(&path) {
             let _ = sys::link_detach(link.as_fd());
@@ -104,7 +107,7 @@ impl Directory {
         self.remove(name, AtFlags::empty())
     }
 
-    /// Removes a pin; that it is gone already is no failure.
+    /// Removes a pin. A missing pin is not an error.
     ///
     /// # Errors
     /// If it is not a pin, or cannot be removed.
@@ -112,15 +115,15 @@ impl Directory {
         if self.pin(name)?.is_some() { self.remove(name, AtFlags::empty()) } else { Ok(()) }
     }
 
-    /// Removes an empty directory in it; that it is gone already is no failure.
+    /// Removes an empty subdirectory. A missing one is not an error.
     ///
     /// # Errors
-    /// If something is left in it.
+    /// If it is not empty.
     pub fn remove_directory(&self, name: &str) -> Result<(), DatapathError> {
         self.remove(name, AtFlags::REMOVEDIR)
     }
 
-    /// The pin of this name, never the target of a symbolic link; `None` if there is none.
+    /// The pin with this name, never the target of a symbolic link; `None` if it does not exist.
     fn pin(&self, name: &str) -> Result<Option<OwnedFd>, DatapathError> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
@@ -149,8 +152,8 @@ impl From<Directory> for File {
     }
 }
 
-/// Whether a path, not followed if it is a symbolic link, is on bpffs; also if that cannot be seen, because such a link is
-/// not to be followed.
+/// Whether a path, not followed if it is a symbolic link, is on bpffs. Also true if that cannot be
+/// determined, because the link must not be followed then.
 fn may_be_on_bpffs(path: &Path) -> bool {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty()).map_or(true, |link| sys::is_bpffs(&link))

@@ -1,25 +1,31 @@
-//! Whether the flow of a suspected record is over: what passes have seen of it, as one value that is judged.
+//! Decides whether the flow of a suspected record has ended. A [`Suspect`] contains the
+//! observations of all passes so far.
 //!
-//! This module knows neither maps nor lists of sockets, and no clock: a pass tells it what was seen and when.
+//! This module must know neither maps nor lists of sockets, and no clock: a pass supplies the
+//! observations and their time.
 
 use std::ops::Sub;
 use std::time::{Duration, Instant};
 
 use crate::read::records::{Record, Version};
 
-/// Intervals for which no process may have used a socket whose namespace cannot be looked into, before its flow is
-/// over: the kernel closes connections that no process uses, and gives up within two minutes.
+/// If the namespace of a socket cannot be examined, its flow has ended after this number of
+/// intervals in which no process used the socket. The kernel closes connections that no process
+/// uses, and gives up within two minutes.
 const WITHOUT_LIST: u32 = 10;
 
-/// What a pass has seen of a record whose socket no list has shown.
+/// The observations of one pass about a record whose socket no list has shown.
 #[derive(Clone, Copy, Debug)]
 pub struct Observation {
-    /// Whether a complete list of its namespace misses it; if not, no such list could be had.
+    /// Whether a complete list of its namespace does not contain it. If false, no such list could
+    /// be read.
     pub is_missed: bool,
-    /// Whether a program has seen its SYN leave: its flow ends with the connection, whatever process has the socket.
+    /// Whether a program has seen its SYN leave: its flow ends with the connection, whichever
+    /// process has the socket.
     pub is_connection: bool,
     pub in_use: InUse,
-    /// Whether it may be a path of an MPTCP socket: processes use the MPTCP socket, and none of its paths.
+    /// Whether it may be a path of an MPTCP socket: processes use the MPTCP socket, and none of its
+    /// paths.
     pub may_be_mptcp: bool,
 }
 
@@ -32,29 +38,29 @@ pub enum InUse {
     NotNow,
 }
 
-/// Since when a record is suspected, by any clock.
+/// Since when a record has been suspected, by any clock.
 #[derive(Debug)]
 pub struct Suspect<T = Instant> {
-    /// The flow that is suspected, not a later one of the same socket.
+    /// The suspected flow, as opposed to a later one of the same socket.
     pub version: Version,
-    /// Since when lists miss it and no process is known to use it.
+    /// Since when lists do not contain the socket and no process is known to use it.
     pub missed_since: Option<T>,
-    /// Since when no process uses it.
+    /// Since when no process uses the socket.
     pub unused_since: Option<T>,
 }
 
-/// What becomes of a record.
+/// The judgement on a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Its flow is over.
+    /// Its flow has ended.
     Gone,
-    /// Its flow is over if a later pass, an interval after the first, sees the same.
+    /// Its flow has ended if a later pass, an interval after the first, observes the same.
     Suspected,
     /// Its socket is open and not connected.
     Open,
     /// A process uses its socket, which may be connected.
     InUse,
-    /// Nothing is known of its socket, or nothing yet.
+    /// Nothing is known about its socket, or not enough yet.
     Elsewhere,
 }
 
@@ -78,7 +84,8 @@ impl<T: Copy + Sub<Output = Duration>> Suspect<T> {
                     return Verdict::Open;
                 }
                 InUse::NotNow if !observation.is_connection => return Verdict::Suspected,
-                // Where the use of sockets is never told, the list alone decides: what it misses has no connection.
+                // If the use of sockets is never reported, the list alone decides: a socket that it
+                // does not contain has no connection.
                 InUse::Yes | InUse::No | InUse::NeverTold | InUse::NotNow => {}
             }
             let since = *self.missed_since.get_or_insert(now);
@@ -102,7 +109,7 @@ mod tests {
 
     const INTERVAL: Duration = Duration::from_secs(60);
 
-    /// The verdicts on a record of which passes, one a minute, see this.
+    /// The verdicts on a record if passes, one per minute, observe this.
     fn verdicts<const PASSES: usize>(seen: [(bool, bool, InUse); PASSES]) -> [Verdict; PASSES] {
         let mut suspect =
             Suspect::<Duration> { version: Version::default(), missed_since: None, unused_since: None };
@@ -127,13 +134,13 @@ mod tests {
             [Suspected, Open, Suspected]
         );
         assert_eq!(verdicts([(true, false, Yes), (true, false, Yes)]), [Open, Open]);
-        // An error says nothing, and where nothing is ever told a list is enough.
+        // An error proves nothing, and if the use of sockets is never reported a list is enough.
         assert_eq!(
             verdicts([(true, false, No), (true, false, NotNow), (true, false, No)]),
             [Suspected, Suspected, Gone]
         );
         assert_eq!(verdicts([(true, false, NeverTold), (true, false, NeverTold)]), [Suspected, Gone]);
-        // A connection that no list shows is over, whatever process has its socket.
+        // A connection that no list contains has ended, whichever process has its socket.
         for held in [Yes, No, NeverTold, NotNow] {
             assert_eq!(verdicts([(true, true, held), (true, true, held)]), [Suspected, Gone], "{held:?}");
         }
@@ -156,7 +163,8 @@ mod tests {
         assert_eq!(verdicts([(false, true, NeverTold); 11]), [Elsewhere; 11]);
     }
 
-    /// A process uses the MPTCP socket and none of its paths: that no process uses a path says nothing.
+    /// A process uses the MPTCP socket and none of its paths: a path that no process uses may still
+    /// be open.
     #[test]
     fn what_may_be_a_path_of_mptcp_is_given_back_by_lists_only() {
         let mut suspect =

@@ -1,8 +1,9 @@
-//! The open flows of one client task, with the services and slots that their numbers stand for.
+//! The open flows of one client task, with the services and slots to which their numbers refer.
 //!
-//! Flows are read before services and slots, so that what a flow names was there when the flow was. A slot whose last
-//! flow ends during the reading may get another backend before the slot is read: a second look at the flows tells such
-//! a flow from one whose backend is missing by a fault.
+//! Flows are read before services and slots, so that the service and slot of a flow existed when
+//! the flow did. A slot whose last flow ends during the reading may get another backend before the
+//! slot is read. A second reading of the flows distinguishes such a flow from one whose backend is
+//! missing because of a fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,14 +14,11 @@ use crate::error::DatapathError;
 use crate::host::pins::Pins;
 use crate::read::flows::{self, OpenFlow};
 
-/// The open flows of one client task, with what their numbers stand for.
+/// The open flows of one client task, with the services and slots to which their numbers refer.
 #[derive(Clone, Debug)]
 pub struct FlowSnapshot {
-    /// The client's name.
     pub client: String,
-    /// By service index.
     pub services: BTreeMap<ServiceIndex, ServiceView>,
-    /// By slot.
     pub slots: BTreeMap<Slot, SlotView>,
     /// In no order.
     pub flows: Vec<OpenFlow>,
@@ -51,8 +49,8 @@ impl FlowSnapshot {
         slot_of(&self.slots, open)
     }
 
-    /// Leaves out the flows whose slot has another backend and that are not open any more: they ended during the
-    /// reading. A flow that is still open shows a fault, and stays.
+    /// Removes the flows whose slot has another backend and that are not open any more: they ended
+    /// during the reading. A flow that is still open indicates a fault, and stays.
     fn drop_ended(&mut self, open_now: &[OpenFlow]) {
         let open_now: BTreeSet<(u64, u64)> = open_now.iter().map(identity).collect();
         let Self { slots, flows, .. } = self;
@@ -65,7 +63,7 @@ fn slot_of<'a>(slots: &'a BTreeMap<Slot, SlotView>, open: &OpenFlow) -> Option<&
     slots.get(&at.slot).filter(|slot| slot.at == at)
 }
 
-/// What tells a flow from a later one of the same socket.
+/// Distinguishes a flow from a later one of the same socket.
 fn identity(open: &OpenFlow) -> (u64, u64) {
     (open.cookie, open.flow.start_ns)
 }
@@ -107,7 +105,8 @@ mod tests {
             // To the slot's backend; to the backend before it, twice; to a slot that is free.
             flows: vec![open(1, 10, 4, 1), open(2, 20, 4, 0), open(3, 30, 4, 0), open(4, 40, 5, 0)],
         };
-        // The first ended as well, but its backend is known. The socket of the third has a later flow.
+        // The first flow ended as well, but its backend is known. The socket of the third flow has
+        // a later one.
         snapshot.drop_ended(&[open(2, 20, 4, 0), open(3, 31, 4, 1)]);
         let kept: Vec<u64> = snapshot.flows.iter().map(|open| open.cookie).collect();
         assert_eq!(kept, [1, 2]);
