@@ -1,4 +1,4 @@
-//! Writes the tables of keys in docs/reference/agent.md, which a test compares with their rows.
+//! Writes the tables of keys in docs/reference/agent.md. A test compares the tables with the rows.
 
 use std::fs;
 use std::path::Path;

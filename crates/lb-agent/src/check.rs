@@ -1,6 +1,7 @@
-//! Health checks of an application: what can be done, and how one is run within its time.
+//! Health checks of an application: the methods, and one run of a check within its timeout.
 //!
-//! A check that cannot be run says nothing of the application; one that the application fails says why.
+//! If a check cannot be run, its outcome is `Impossible`, which is no statement about the
+//! application. If the application fails the check, the outcome has the reason.
 
 use std::fmt;
 use std::io;
@@ -15,28 +16,27 @@ use tokio::net::TcpStream;
 
 mod command;
 
-/// What is done to see whether an application is well.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CheckMethod {
-    /// Connects, and closes.
+    /// Connects and closes.
     Tcp(SocketAddr),
-    /// Asks for a page: 200 to 299 is well.
+    /// Requests a page: a status from 200 to 299 passes.
     Http {
-        /// Whom.
         at: SocketAddr,
-        /// For which page, with its query.
+        /// Path of the page, with its query.
         path: String,
     },
-    /// Runs a command: exit code 0 is well.
+    /// Runs a command: exit code 0 passes.
     Command(Vec<String>),
 }
 
 impl CheckMethod {
-    /// As the command line has it: `tcp`, `tcp:ADDRESS`, a path of the backend's own as `/healthz`, `http://ADDRESS/healthz`, or
-    /// `exec:COMMAND` with its arguments, between blanks.
+    /// Parses a check from the command line: `tcp`, `tcp:ADDRESS`, a path on the backend itself
+    /// such as `/healthz`, `http://ADDRESS/healthz`, or `exec:COMMAND` with arguments separated by
+    /// blanks.
     ///
     /// # Errors
-    /// If it is none of them: what would be right.
+    /// If the text has none of these forms. The error explains the valid ones.
     pub fn parse(text: &str, backend: Name) -> Result<Self, String> {
         const HELP: &str = "write tcp, tcp:ADDRESS, /PATH, http://ADDRESS/PATH or exec:COMMAND";
         let address = |text: &str| {
@@ -71,7 +71,7 @@ impl CheckMethod {
         Ok(Self::Http { at, path: path.to_owned() })
     }
 
-    /// Runs it once. Takes no longer than the timeout, but for what it takes to kill a command.
+    /// Runs the check once. Takes at most `timeout`, plus the time to kill a command.
     pub async fn run(&self, timeout: Duration) -> Outcome {
         match self {
             Self::Tcp(at) => within(timeout, "accept a connection", tcp(*at)).await,
@@ -103,11 +103,11 @@ async fn tcp(at: SocketAddr) -> Outcome {
     }
 }
 
-/// A connection to somebody else: to a port of this host from which connections begin, and at which nobody listens, TCP may connect
-/// a socket with itself.
+/// Connects, but not to itself: if `at` is an ephemeral port of this host without a listener, TCP
+/// may connect a socket to itself.
 ///
 /// # Errors
-/// If nobody accepts it.
+/// If no process accepts the connection.
 pub async fn connect(at: SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(at).await?;
     if stream.local_addr()? == stream.peer_addr()? {
@@ -127,7 +127,8 @@ async fn http(at: SocketAddr, path: &str) -> Outcome {
     }
 }
 
-/// What a failed connect says: of the application, or of this host.
+/// Decides from a connect error whether the application has failed, or this host could not run the
+/// check.
 fn unconnected(at: SocketAddr, error: &io::Error) -> Outcome {
     use io::ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut};
     match error.kind() {

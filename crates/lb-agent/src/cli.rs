@@ -1,4 +1,5 @@
-//! The commands `socklb agent ...`: what they are asked, and what they do. They print nothing: what is to be printed is what they return.
+//! The commands `socklb agent ...`: their options, and what they do. They print nothing: each
+//! returns the text to print.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -26,58 +27,61 @@ mod serve;
 
 pub use run::Run;
 
-/// The exit code for degraded: something works, and an operator should look.
+/// The exit code for degraded: something works, but an operator should look.
 const DEGRADED: u8 = 3;
 
 /// `socklb agent`.
 #[derive(Debug, Args)]
 pub struct AgentOptions {
-    /// What to do.
+    /// Command to run
     #[command(subcommand)]
     pub command: AgentCommand,
 }
 
-/// The commands.
+/// The commands of `socklb agent`.
 #[derive(Debug, Subcommand)]
 pub enum AgentCommand {
-    /// Run the agent of this host: answer reports, check the backends, follow the file
+    /// Run the agent of this host: answer requests for reports, check the backends, follow the file
     ///
-    /// Needs no privilege but for a port below 1024. SIGHUP reads the file again; a change of it is taken on by itself.
+    /// Needs no privilege except for a port below 1024 and for `[xdp]`. Changes to the file are
+    /// applied automatically; SIGHUP reads it again.
     Serve(Serve),
-    /// Run a backend's command: told of when it is ready, and ended without losing a request
+    /// Run a backend's command: announce when it is ready, and end it without losing a request
     ///
-    /// Clients are told that it is a lame duck until it is ready, and again as soon as SIGTERM comes; it gets SIGTERM once its
-    /// connections have ended. Exit code and signals are the command's.
+    /// The backend is a lame duck until the command is ready, and again as soon as SIGTERM arrives.
+    /// The command receives SIGTERM once its connections have ended. Exit code and signals are
+    /// those of the command.
     Run(Box<Run>),
     /// Check an agent's configuration and the key files it names; reports all faults at once
     Check {
-        /// The file
+        /// Configuration file
         #[arg(default_value = DEFAULT_PATH)]
         file: PathBuf,
     },
-    /// Take a backend out: clients are told at once, and open no new connection to it
+    /// Make a backend a lame duck: clients are notified at once and open no new connection to it
     ///
-    /// Holds until `ready` takes it back, also over a restart of the agent.
+    /// Lasts until `ready`, even if the agent restarts.
     LameDuck {
-        /// The backend, as in 10.0.0.1:8080 or 10.0.0.1:53/udp [default: all of this host]
+        /// Backend, as in 10.0.0.1:8080 or 10.0.0.1:53/udp [default: all of this host]
         #[arg(value_parser = name::parse)]
         backend: Option<Name>,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Take back what `lame-duck` has said: the backend is ready again if its health check says so
+    /// Undo `lame-duck`: the health check decides again whether the backend is ready
     Ready {
-        /// The backend [default: all of this host]
+        /// Backend [default: all of this host]
         #[arg(value_parser = name::parse)]
         backend: Option<Name>,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Show the backends: readiness and why, load, who is told
+    /// Show the backends: readiness with its reason, load, and subscribed clients
     ///
-    /// Exit codes: 0 all that are shown are ready and nothing is wrong; 3 otherwise; 1 no agent answers; 4 permission.
+    /// Exit codes: 0 all shown backends are ready and nothing is wrong; 3 otherwise; 1 no agent
+    /// answers; 4 permission.
     Status {
         /// Only this backend [default: all of this host]
         #[arg(value_parser = name::parse)]
@@ -86,84 +90,85 @@ pub enum AgentCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Say how loaded an application is; it is believed first, while its word holds
+    /// Report the load of an application; it takes precedence over measured load while it is valid
     Report(LoadReportOptions),
-    /// Make a key of a service, or a backend's from it, and print it as lines of a file
+    /// Create a key of a service, or derive a backend's key from it, and print it as lines of a key
+    /// file
     ///
-    /// Client hosts have the service's key (`[reports] key`), backends their own alone. Keep either in a file of mode 0640 at most.
+    /// Client hosts have the service's key (`[reports] key`); backends have only their own. Store
+    /// either in a file of mode 0640 at most.
     Key {
-        /// The number of a new key
+        /// Number of the new key
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "of")]
         id: u16,
-        /// Derive a backend's keys from this file of its service's
+        /// Key file of the service, from which to derive the backend's keys
         #[arg(long, value_name = "FILE", requires = "backend")]
         of: Option<PathBuf>,
-        /// The backend, as in 10.0.0.1:8080 or 10.0.0.1:53/udp
+        /// Backend, as in 10.0.0.1:8080 or 10.0.0.1:53/udp
         #[arg(requires = "of", value_parser = name::parse)]
         backend: Option<Name>,
     },
 }
 
-/// What an agent serves.
+/// Options of `socklb agent serve`
 #[derive(Debug, Args)]
 pub struct Serve {
-    /// The configuration [default: /etc/socklb/agent.toml, without --backend]
+    /// Configuration file [default: /etc/socklb/agent.toml, without --backend]
     pub file: Option<PathBuf>,
-    /// Listen at this address, for UDP and TCP; may be given several times
+    /// Address to listen at, for UDP and TCP; may be given several times
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<SocketAddr>,
-    /// Serve this one backend, without a file
+    /// Serve only this backend, without a configuration file
     #[arg(long, value_name = "BACKEND", conflicts_with = "file", requires = "key", value_parser = name::parse)]
     pub backend: Option<Name>,
-    /// The file of the backend's keys
+    /// Key file of the backend
     #[arg(long, value_name = "FILE", requires = "backend")]
     pub key: Option<PathBuf>,
-    /// Check the backend so: tcp, tcp:ADDRESS, /PATH, http://ADDRESS/PATH, exec:COMMAND or off [default: tcp]
+    /// Health check of the backend: tcp, tcp:ADDRESS, /PATH, http://ADDRESS/PATH, exec:COMMAND or
+    /// off [default: tcp]
     #[arg(long, value_name = "CHECK", requires = "backend")]
     pub check: Option<String>,
 }
 
-/// What an application says of its load.
+/// Options of `socklb agent report`
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("said").required(true).multiple(true).args(["utilization", "qps", "eps"]))]
 pub struct LoadReportOptions {
-    /// How much of what it can do it does: 0 to 1, and above where requests wait
+    /// Utilization: the used part of the capacity, 0 to 1, or above 1 if requests wait
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     pub utilization: Option<f64>,
-    /// Requests a second
+    /// Requests per second
     #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
     pub qps: Option<f64>,
-    /// Errors a second
+    /// Errors per second
     #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
     pub eps: Option<f64>,
-    /// The backend, if there are several here
+    /// Backend, if this host has several
     #[arg(long, value_parser = name::parse)]
     pub backend: Option<Name>,
-    /// How long this is believed, in milliseconds
+    /// How long the report is valid, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 10_000)]
     pub valid_for: u64,
-    /// Over how long it was measured, in milliseconds
+    /// Over how long the load was measured, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 1_000)]
     pub window: u64,
 }
 
-/// Directories that the command line names, in place of the configuration's.
+/// Directories from the command line, which override those of the configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Directories {
-    /// Of the control socket.
+    /// Directory of the control socket.
     pub run: Option<PathBuf>,
-    /// Of what is kept between starts.
+    /// Directory of the state that is stored for the next start.
     pub state: Option<PathBuf>,
 }
 
-/// How a command has ended.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// What is to be printed.
+    /// Text to print.
     pub text: String,
-    /// The exit code.
     pub code: u8,
-    /// How the command that was run has ended, if one was: this process ends in the same way.
+    /// How the command of `agent run` has ended. This process ends in the same way.
     pub status: Option<ProcessStatus>,
 }
 
@@ -176,8 +181,8 @@ impl Ended {
 /// Runs a command.
 ///
 /// # Errors
-/// Why it failed. A [`config::ConfigError`] among its causes has the faults of a file; an [`std::io::Error`] of the kind
-/// `PermissionDenied`, that this user may not.
+/// If the command fails. A [`config::ConfigError`] among the causes has the faults of a file. An
+/// [`std::io::Error`] of kind `PermissionDenied` means that this user may not run the command.
 pub fn run(agent: AgentOptions, directories: &Directories) -> Result<Ended> {
     match agent.command {
         AgentCommand::Serve(what) => serve::run(what, directories.clone()).map(|()| Ended::well("")),
@@ -208,7 +213,8 @@ fn backends(count: usize) -> String {
     if count == 1 { "1 backend".to_owned() } else { format!("{count} backends") }
 }
 
-/// The directory of the control socket: as the command line, else as the default configuration has it, else the default.
+/// Directory of the control socket: from the command line, else from the configuration at the
+/// default path, else the default.
 fn client_directory(directories: &Directories) -> Result<PathBuf> {
     Ok(match &directories.run {
         Some(run) => std::path::absolute(run)?,
@@ -221,12 +227,11 @@ fn client(directories: &Directories) -> Result<Client> {
     Ok(Client::new(&client_directory(directories)?))
 }
 
-/// Logs to standard error from now on.
 fn init_log(format: LogFormat) {
     lb_host::log::init(format == LogFormat::Json, Style::for_stderr().colour);
 }
 
-/// Waits for something in a runtime of its own.
+/// Runs a future in a runtime of its own.
 fn wait<T>(what: impl Future<Output = T>) -> Result<T> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(what))
 }
@@ -281,10 +286,10 @@ fn say(report: &LoadReportOptions, directories: &Directories) -> Result<Ended> {
 }
 
 impl Serve {
-    /// The configuration that is meant.
+    /// The configuration from the file or from the options.
     ///
     /// # Errors
-    /// If it cannot be read, or an option makes no sense.
+    /// If the configuration cannot be read, or an option is invalid.
     pub fn config(&self, directories: &Directories) -> Result<AgentConfig> {
         let mut config = match self.backend {
             Some(backend) => AgentConfig { backends: vec![self.one(backend)?], ..AgentConfig::default() },
@@ -317,10 +322,10 @@ impl Serve {
                 Some(HealthCheck::new(check))
             }
         };
-        // Its key file is read once: without a file there is nothing that a reload could read.
+        // The key file is read once: without a configuration file there is no reload.
         Ok(BackendConfig { key_file: None, ..backend })
     }
 }
 
-/// How long a stop may take: connections that are being answered.
+/// Time limit of a stop, for connections that are being answered.
 const STOPPING: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! How commands and programs that run backends speak to the host's agent, by its control socket.
+//! The client of the agent's control socket, for commands and for programs that run backends.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,88 +17,84 @@ use tokio::net::UnixStream;
 use crate::config::{AgentConfig, DEFAULT_PATH};
 use crate::serve::control;
 
-/// For an answer: the agent's loop takes milliseconds between two of them.
+/// Timeout of an answer. The agent's loop takes milliseconds between two answers.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Bytes of an answer: a status of all backends has a hundredth.
+/// Maximum size of an answer, in bytes. A status of all backends takes a hundredth of it.
 const MAX_BYTES: usize = 4 << 20;
 
 /// Why the agent did not answer, or refused.
 #[derive(Debug, Error)]
 pub enum ClientError {
-    /// No agent runs here.
+    /// No agent listens at the socket.
     #[error("no agent answers at {}: start one (`socklb agent serve`), or name its directory with --run", .0.display())]
     NotRunning(PathBuf),
-    /// Its socket cannot be opened.
+    /// The socket cannot be opened.
     #[error("connect to {}", socket.display())]
-    Connect {
-        /// The socket.
-        socket: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// It belongs to somebody who is not believed.
+    Connect { socket: PathBuf, source: io::Error },
+    /// The agent runs as a user that is not trusted.
     #[error(transparent)]
     Untrusted(#[from] Untrusted),
-    /// It has not answered in time.
+    /// The agent did not answer in time.
     #[error("the agent at {} does not answer", .0.display())]
     Silent(PathBuf),
-    /// It breaks off, or answers what cannot be read.
+    /// The connection broke off, or the answer does not parse.
     #[error("the agent's answer cannot be read: {0}")]
     Unreadable(String),
-    /// This user may not.
+    /// This user has no permission.
     #[error(transparent)]
     Forbidden(io::Error),
-    /// It knows no such backend or registration.
+    /// The agent does not have this backend or registration.
     #[error("{0}")]
     Absent(String),
-    /// It is about to end.
+    /// The agent is about to end.
     #[error("{0}")]
     Stopping(String),
-    /// Another program has it.
+    /// Another program runs this backend.
     #[error("{0}")]
     Taken(String),
-    /// It refuses.
+    /// The agent refused for another reason.
     #[error("{0}")]
     Refused(String),
-    /// There is no number to register by.
+    /// No random number for the registration is available.
     #[error("draw a number to register by: {0:#}")]
     Number(anyhow::Error),
 }
 
-/// The host's agent.
+/// A client of the host's agent.
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
     run: PathBuf,
 }
 
-/// What a request says, by name.
+/// Parameters of a request, by name.
 pub type Said<'s> = [(&'s str, String)];
 
 impl Client {
-    /// The one with this directory.
+    /// `run` is the directory of the agent's control socket.
     pub fn new(run: &Path) -> Self {
         Self { socket: control::socket(run), run: run.to_owned() }
     }
 
-    /// Whether there is to be an agent: its directory is there, or the file of the host's. Either is, too, while it is started anew.
+    /// Whether this host is expected to run an agent: the agent's directory exists, or the host's
+    /// configuration file does. Either also exists while the agent restarts.
     pub fn is_expected(&self) -> bool {
         self.run.exists() || self.run == AgentConfig::default().run && Path::new(DEFAULT_PATH).exists()
     }
 
-    /// Asks for something.
+    /// Sends a GET request.
     ///
     /// # Errors
-    /// If there is no answer.
+    /// If the agent does not answer, or refuses.
     pub async fn ask<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.within(Method::GET, path.to_owned()).await
     }
 
-    /// Says something.
+    /// Sends a POST request with parameters.
     ///
     /// # Errors
-    /// If there is no answer, or it is refused.
+    /// If the agent does not answer, or refuses.
     pub async fn tell<T: DeserializeOwned>(&self, path: &str, said: &Said<'_>) -> Result<T, ClientError> {
         let said: Vec<String> = said
             .iter()
@@ -145,7 +141,7 @@ impl Client {
 
 async fn exchange(stream: UnixStream, method: Method, uri: String) -> anyhow::Result<(StatusCode, Bytes)> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    // Ends with the answer.
+    // The task ends with the answer.
     tokio::spawn(connection);
     let request = hyper::Request::builder().method(method).uri(uri).header("host", "localhost");
     let response = sender.send_request(request.body(Empty::<Bytes>::new())?).await?;

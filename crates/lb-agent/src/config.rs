@@ -1,7 +1,9 @@
-//! What `agent.toml` means: the backends of this host, and how each one's health and load are learnt.
+//! The content of `agent.toml`: the backends of this host, and how the agent learns the health and
+//! load of each.
 //!
-//! In reading order: the values (this file), the rows of all keys (`keys`), how a text and its key files are read (`read`,
-//! `key_file`), and the page that documents them ([`reference`](mod@reference)).
+//! In reading order: the values (this file), the rows of all keys (`keys`), the parsers of the text
+//! and of its key files (`read`, `key_file`), and the tables for the documentation page
+//! ([`reference`](mod@reference)).
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -29,30 +31,28 @@ pub use key_file::{KeyFileError, read_key_file};
 pub use keys::SECTIONS;
 pub use read::{ConfigError, parse, read};
 
-/// Where the configuration is, unless the command line says otherwise.
+/// Path of the configuration, unless the command line names another.
 pub const DEFAULT_PATH: &str = "/etc/socklb/agent.toml";
 
 /// The agent's port, for UDP and TCP.
 pub const PORT: u16 = 9465;
 
-/// What an agent is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentConfig {
-    /// The file that says so, if one does.
+    /// The file that this configuration was read from, if any.
     pub path: Option<PathBuf>,
-    /// Where it listens; `None` is [`PORT`] on all addresses of both families, or of IPv4 where there is no IPv6.
+    /// Addresses to listen at. `None`: [`PORT`] on all addresses of both families, or of IPv4 if
+    /// there is no IPv6.
     pub listen: Option<Vec<SocketAddr>>,
-    /// The directory of what is kept between starts.
+    /// Directory of the state that is stored for the next start.
     pub state: PathBuf,
-    /// The directory of the control socket.
+    /// Directory of the control socket.
     pub run: PathBuf,
-    /// The group whose members may control it; `None` is the agent's own.
+    /// A group that may control the agent, in addition to the agent's own group.
     pub group: Option<String>,
-    /// How it logs.
     pub log_format: LogFormat,
-    /// Where the kernel answers in its place, if it is to.
+    /// Where the kernel answers requests in the agent's place (XDP), if it does.
     pub xdp: Option<Place>,
-    /// The backends.
     pub backends: Vec<BackendConfig>,
 }
 
@@ -73,7 +73,7 @@ impl Default for AgentConfig {
 }
 
 impl AgentConfig {
-    /// The keys that another configuration has otherwise and that take a restart.
+    /// The keys that differ from `other` and need a restart.
     pub fn fixed(&self, other: &Self) -> Vec<&'static str> {
         let mut fixed = Vec::new();
         let mut differ = |key, differs: bool| fixed.extend(differs.then_some(key));
@@ -86,34 +86,30 @@ impl AgentConfig {
         fixed
     }
 
-    /// The files that it is read from.
+    /// The configuration file and the key files.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         let keys = self.backends.iter().filter_map(|backend| backend.key_file.as_deref());
         self.path.as_deref().into_iter().chain(keys)
     }
 }
 
-/// A backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendConfig {
-    /// Its name.
     pub name: Name,
-    /// Its keys.
     pub keys: Keys<BackendKey>,
-    /// The file that they are read from, if they are.
+    /// The file that the keys were read from, if any.
     pub key_file: Option<PathBuf>,
-    /// How its health is learnt, if it is.
+    /// The health check; `None` if the agent does not check the backend's health.
     pub check: Option<HealthCheck>,
-    /// How its load is learnt.
     pub utilization: Utilization,
     /// How long a report is valid.
     pub valid_for: Duration,
-    /// For how long a lame duck that falls silent stays one.
+    /// How long clients still treat a lame duck as a lame duck after its reports stop.
     pub hold: Duration,
 }
 
 impl BackendConfig {
-    /// With what holds unless something else is written.
+    /// With the defaults of the configuration, but without a health check.
     pub fn new(name: Name, keys: Keys<BackendKey>) -> Self {
         Self {
             name,
@@ -126,7 +122,7 @@ impl BackendConfig {
         }
     }
 
-    /// How its reports are made.
+    /// The rules for the backend's reports.
     pub fn rules(&self) -> Rules {
         let check = self.check.as_ref().map(|check| CheckRules {
             rise: check.rise,
@@ -137,23 +133,22 @@ impl BackendConfig {
     }
 }
 
-/// A health check, and when it is run.
+/// A health check and its schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// What is done.
     pub check: CheckMethod,
-    /// From the beginning of one to that of the next, about.
+    /// Time from the start of one check to the start of the next, approximately.
     pub interval: Duration,
-    /// For one.
+    /// Time limit of one check.
     pub timeout: Duration,
-    /// Results in a row that make a backend healthy.
+    /// Passed checks in a row that make a backend healthy.
     pub rise: u32,
-    /// Results in a row that make it unhealthy.
+    /// Failed checks in a row that make it unhealthy.
     pub fall: u32,
 }
 
 impl HealthCheck {
-    /// With what holds unless something else is written.
+    /// With the defaults of the configuration.
     pub fn new(check: CheckMethod) -> Self {
         use keys::backend::{FALL, INTERVAL, RISE, TIMEOUT};
         Self {
@@ -165,24 +160,26 @@ impl HealthCheck {
         }
     }
 
-    /// How long a result counts without another: three checks may be lost.
+    /// How long a result counts without a newer one: three checks may be lost.
     pub fn stale_after(&self) -> Duration {
         3 * (self.interval + self.timeout)
     }
 }
 
-/// How a backend's utilization is learnt.
+/// How the agent learns a backend's utilization.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Utilization {
-    /// Its application says it.
+    /// The application reports it.
     Application,
-    /// The same; and what its cgroup uses is measured, for when it says nothing.
+    /// The application reports it. While it reports nothing, the agent measures the use of the
+    /// cgroup.
     Cgroup {
-        /// Relative to the mount of the cgroups.
+        /// Path relative to the mount of the cgroups.
         cgroup: PathBuf,
-        /// What it can use, in thousandths of a processor; `None` is its limit, or the host's processors.
+        /// The processors that the cgroup can use, in thousandths. `None`: the cgroup's limit, or
+        /// the host's processors.
         cores: Option<u32>,
     },
-    /// It is not learnt, and an application that says it is refused.
+    /// The agent does not learn it, and refuses an application's report of it.
     Off,
 }

@@ -1,8 +1,10 @@
-//! Which start of the agent this is: a number that rises, also where the disk was lost or a clock went wrong.
+//! The incarnation: a number that grows with each start of the agent, even if the disk is lost or
+//! the clock goes back.
 //!
-//! It is one more than the last that was kept, or the wall clock's seconds if they are more. So a lost disk does no harm while
-//! the clock goes forward, nor a clock that goes back while the disk is there. If both happen at once, clients take the agent's answers
-//! all the same, and its pushes from the first answer on.
+//! It is the last stored number plus one, or the wall clock's seconds if that is more. So a lost
+//! disk does no harm while the clock goes forward, and a clock that goes back does no harm while
+//! the disk is intact. If both happen at once, clients still accept the agent's answers, and accept
+//! its pushes after the first answer.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -14,22 +16,23 @@ use tracing::warn;
 /// The file in the state directory.
 const FILE: &str = "incarnation";
 
-/// A number of 32 bits and a line break take eleven.
+/// Maximum size of the file, in bytes. A number of 32 bits and a line break take eleven.
 const MAX_BYTES: u64 = 64;
 
-/// The latest that a clock is believed. A clock that is a century fast leaves room for so many starts after it.
+/// The latest time of the clock that is used, in seconds. Even a clock that is a century fast
+/// leaves room for a million further starts.
 const LATEST: u32 = u32::MAX - 1_000_000;
 
-/// The number of this start.
+/// Returns the number of this start. `kept` is the last stored number.
 pub fn next(kept: Option<u32>, wall: SystemTime) -> u32 {
     let seconds = wall.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let seconds = u32::try_from(seconds).unwrap_or(u32::MAX).min(LATEST);
-    // At its end it stays: answers are taken at any incarnation.
+    // At the maximum the number does not grow: clients accept answers of any incarnation.
     kept.map_or(seconds, |kept| kept.saturating_add(1).max(seconds))
 }
 
-/// Draws the number of this start, and stores it. A directory that cannot be used is told and does not
-/// stop the agent: reports matter more.
+/// Chooses the number of this start and stores it. If the directory cannot be used, the agent logs
+/// that and starts nevertheless, because reports matter more.
 pub fn draw(store: &StateDirectory, wall: SystemTime) -> u32 {
     let kept = match kept(store) {
         Ok(kept) => kept,

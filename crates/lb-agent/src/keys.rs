@@ -1,4 +1,5 @@
-//! Keys as the commands make them: a service's of the kernel's random numbers, a backend's from its service's.
+//! Creates keys for the commands: a service's key from the kernel's random numbers, a backend's key
+//! from its service's key.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -10,10 +11,10 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::config::read_key_file;
 
-/// Fills bytes with what nobody can guess.
+/// Fills `bytes` with random numbers that cannot be guessed.
 ///
 /// # Errors
-/// If the kernel gives none.
+/// If the kernel provides no random numbers.
 pub fn fill(bytes: &mut [u8]) -> Result<()> {
     let count = getrandom(&mut *bytes, GetRandomFlags::empty())?;
     if count != bytes.len() {
@@ -22,26 +23,26 @@ pub fn fill(bytes: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// A new key of a service, as a line of a file.
+/// A new key of a service, as a line of a key file.
 ///
 /// # Errors
-/// If the kernel gives no random numbers.
+/// If the kernel provides no random numbers.
 pub fn new_line(id: u16) -> Result<String> {
     let mut bytes = [0; 32];
     fill(&mut bytes)?;
     Ok(line(id, &bytes))
 }
 
-/// The keys of a backend, as lines of a file, from the file of its service's keys.
+/// Derives the keys of a backend from the key file of its service. Returns the lines of a key file.
 ///
 /// # Errors
-/// If that cannot be used.
+/// If the key file of the service cannot be used.
 pub fn derived(service: &Path, backend: Name) -> Result<String> {
     let keys: Keys<ServiceKey> = read_key_file(service)?;
     Ok(lines(&keys.of_backend(backend.protocol(), backend.address())))
 }
 
-/// Keys as lines of a file.
+/// Keys as lines of a key file.
 pub fn lines(keys: &Keys<BackendKey>) -> String {
     keys.all().iter().map(|key| line(key.id, &key.key.bytes())).collect()
 }

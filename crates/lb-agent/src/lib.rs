@@ -1,10 +1,13 @@
-//! The agent beside backends: says how each of them is, to whoever has its key and asks. Needs no kernel programs and no root.
+//! The agent that runs beside backends: it reports the state of each backend to clients that have
+//! its key and request a report. It needs no kernel programs and no root, except for `[xdp]`.
 //!
-//! In reading order: how a backend is named in text ([`name`]; what is reported of it is `lb-report`'s), the keys that reports are
-//! authenticated with ([`keys`]), how health is checked ([`check`]) and load measured ([`utilization`]); the configuration
-//! ([`config`]), which start this is ([`incarnation`]), and the agent at work ([`serve`]), how it is ([`status`], [`metrics`]) and
-//! how it is spoken to ([`client`]); who says how a backend is ([`voice`]), the program that a backend is run by, from its start to
-//! its end ([`run`]), and the commands ([`cli`]).
+//! In reading order: a backend's name as text ([`name`]; the reports themselves are in
+//! `lb-report`), the keys that authenticate reports ([`keys`]), health checks ([`check`]) and the
+//! measurement of load ([`utilization`]); the configuration ([`config`]), the number of this start
+//! ([`incarnation`]), the running agent ([`serve`]), its state ([`status`], [`metrics`]) and the
+//! client of its control socket ([`client`]); how a program reports a backend's readiness
+//! ([`voice`]), the run of a backend's command from its start to its end ([`run`]), and the
+//! commands ([`cli`]).
 
 pub mod name;
 

@@ -1,4 +1,4 @@
-//! Counters of an agent for Prometheus, as a page in OpenMetrics.
+//! The metrics of an agent for Prometheus, as a page in OpenMetrics.
 
 use std::fmt;
 
@@ -9,13 +9,13 @@ use prometheus_client::registry::Registry;
 
 use crate::status::{AgentStatus, ReportedLoadStatus, ServedBackendStatus};
 
-/// What a page is, for HTTP.
+/// The HTTP content type of a page.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// A page.
+/// Returns the page of metrics.
 ///
 /// # Errors
-/// None: it is in memory.
+/// None: the page is in memory.
 pub fn page(status: AgentStatus) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Page(status)));

@@ -1,13 +1,13 @@
-//! A backend's name in text: `ADDRESS:PORT`, with `/udp` behind it where that is its protocol.
+//! A backend's name as text: `ADDRESS:PORT`, followed by `/udp` if that is its protocol.
 
 use lb_core::service::Protocol;
 use lb_document::parse_address;
 use lb_report::agent::name::Name;
 
-/// Reads a name.
+/// Parses a name.
 ///
 /// # Errors
-/// What is wrong with it, and what would be right.
+/// What is wrong with the text, and what would be valid.
 pub fn parse(text: &str) -> Result<Name, String> {
     let (address, protocol) = text.split_once('/').unwrap_or((text, Protocol::Tcp.name()));
     let known = Protocol::ALL.into_iter().find(|known| known.name() == protocol);

@@ -1,9 +1,10 @@
-//! Runs a backend's command from its start to its end: a lame duck until it is ready, and again before it ends ("Site
-//! Reliability Engineering", chapter 20, clean shutdown).
+//! Runs a backend's command from its start to its end. The backend is a lame duck until the command
+//! is ready, and again before it ends ("Site Reliability Engineering", chapter 20, clean shutdown).
 //!
-//! In reading order: the options ([`Args`]); how a command ends ([`ProcessStatus`]); what is done when, which is pure
-//! ([`lifecycle`]); and what carries it out: the processes and their groups, the terminal, the connections, what the agent is told, and the
-//! one loop (`driver`). Nothing else in this process may start children while [`run`] does.
+//! In reading order: the options ([`Args`]); how a command ends ([`ProcessStatus`]); the pure state
+//! machine that decides what happens when ([`lifecycle`]); and the parts that carry it out: the
+//! processes and their groups, the terminal, the connections, the reports to the agent, and the one
+//! loop (`driver`). While [`run`] is active, nothing else in this process may start children.
 
 mod options;
 
@@ -44,8 +45,9 @@ use self::processes::Processes;
 use self::terminal::Terminal;
 use crate::voice::Voice;
 
-/// Runs a command as the backend at this address, which the agent is told of by `voice`. Returns how the command ended, for
-/// [`ProcessStatus::end`]. What has come of signals before is taken in first.
+/// Runs a command as the backend at this address, and reports its readiness to the agent through
+/// `voice`. Signals that arrived earlier are handled first. Returns how the command ended, for
+/// [`ProcessStatus::end`].
 pub async fn run<V: Voice + 'static>(
     args: Args,
     protocol: Protocol,

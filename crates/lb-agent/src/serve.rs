@@ -1,9 +1,12 @@
-//! An agent at work: one event loop that owns what is known of the backends, and everything that it hears from.
+//! The running agent: one event loop that owns the state of all backends, and the parts that
+//! exchange messages with it.
 //!
-//! In reading order: what it is asked (`query`) and by which programs (`registrations`); what brings it facts (`checks`,
-//! `measuring`, `udp`); who answers in its place (`responding`); what it keeps (`kept`); the loop (`event_loop`), how it takes things in (`verbs`), another
-//! configuration (`reload`), and what it shows (`showing`); and who asks by HTTP (`pages`, `control`). An agent is started here,
-//! by the command `socklb agent serve` or within a program that runs a backend.
+//! In reading order: the queries to the loop (`query`) and the programs that send them
+//! (`registrations`); the sources of facts (`checks`, `measuring`, `udp`); the kernel's answers in
+//! the agent's place (`responding`); the stored state (`kept`); the loop (`event_loop`), how it
+//! applies queries (`verbs`) and a changed configuration (`reload`), and its status (`showing`);
+//! and HTTP (`pages`, `control`). An agent is started here, by the command `socklb agent serve` or
+//! within a program that runs a backend.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -64,7 +67,7 @@ use registrations::Registrations;
 use reload::ConfigReload;
 use responding::Responding;
 
-/// What comes to the event loop from beside it.
+/// Events for the event loop, from the tasks and threads beside it.
 #[derive(Debug)]
 enum AgentEvent {
     /// A health check has ended.
@@ -77,19 +80,20 @@ enum AgentEvent {
     Watched,
 }
 
-/// Reads the configuration again, as it was read for the start.
+/// Reads the configuration again, in the same way as for the start.
 pub type Reread = Arc<dyn Fn() -> Result<AgentConfig> + Send + Sync>;
 
 /// What an agent does besides reporting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It is the host's: it has a control socket, keeps its state, follows its file, and tells the service manager.
+    /// The host's agent: it has a control socket, stores its state, follows its file, and notifies
+    /// the service manager.
     Host,
-    /// It serves one program, in that program's process, and does nothing else.
+    /// An agent for one program, in that program's process, which does nothing else.
     Within,
 }
 
-/// An agent that runs. It ends when this is dropped; [`Agent::stop`] lets it clean up.
+/// A running agent. Dropping it ends it; [`Agent::stop`] also cleans up.
 pub struct Agent {
     queries: mpsc::Sender<Query>,
     addresses: Vec<SocketAddr>,
@@ -98,16 +102,17 @@ pub struct Agent {
     socket: Option<PathBuf>,
 }
 
-/// HTTP connections at a time, of each port and of the control socket.
+/// Maximum number of HTTP connections at a time, of each port and of the control socket.
 const CONNECTIONS: usize = 64;
 
-/// Queries and events that may wait. Whoever has another one waits.
+/// Maximum number of waiting queries, and of waiting events. Beyond it, senders wait.
 const WAITING: usize = 256;
 
-/// Starts an agent, in the runtime of the caller. When this returns it answers. With `reread` it follows its file.
+/// Starts an agent in the caller's runtime. When this returns, the agent answers. With `reread` it
+/// follows its file.
 ///
 /// # Errors
-/// If an address cannot be listened at, or another agent has the control socket.
+/// If the agent cannot listen at an address, or another agent has the control socket.
 pub async fn start(config: AgentConfig, role: Role, reread: Option<Reread>) -> Result<Agent> {
     let is_host = role == Role::Host;
     let (sockets, ports) = udp::listen_at(config.listen.as_deref())?;
@@ -163,19 +168,19 @@ pub async fn start(config: AgentConfig, role: Role, reread: Option<Reread>) -> R
     Ok(agent)
 }
 
-/// What an agent that starts knows of earlier ones.
+/// The state that earlier agents have stored.
 struct StoredState {
     incarnation: u32,
     kept: Kept,
-    /// Stores what follows; nothing, if what was stored cannot be read.
+    /// Stores changes. Stores nothing if the earlier state cannot be read.
     keeper: Keeper,
 }
 
 impl StoredState {
-    /// How long the disk may take. Reports matter more.
+    /// Time limit for the disk. Reports matter more.
     const WITHIN: Duration = Duration::from_secs(5);
 
-    /// Reads the state directory, by a thread of its own: its file system may hang.
+    /// Reads the state directory on a separate thread, because its file system may hang.
     async fn of(state: &std::path::Path, wall: SystemTime) -> Self {
         let store = StateDirectory::at(state);
         let (sender, read) = tokio::sync::oneshot::channel();
@@ -199,7 +204,7 @@ impl StoredState {
     }
 
     fn read(store: &StateDirectory, wall: SystemTime) -> Self {
-        // What is written for this start waits for the disk, so the stored lame ducks are read first.
+        // Writes for this start wait for the disk, so the stored lame ducks are read first.
         let kept = Kept::read(store);
         let incarnation = incarnation::draw(store, wall);
         match kept {
@@ -215,7 +220,8 @@ impl StoredState {
         }
     }
 
-    /// Nothing is known and nothing will be stored, for this reason if there is one.
+    /// There is no earlier state, and nothing will be stored. `fault` is the reason, if there is
+    /// one.
     fn nothing(wall: SystemTime, fault: Option<String>) -> Self {
         Self {
             incarnation: incarnation::next(None, wall),
@@ -225,7 +231,7 @@ impl StoredState {
     }
 }
 
-/// A watch; without one, changes are seen by SIGHUP.
+/// Watches files. Without a watch, changes are applied only on SIGHUP.
 fn watch(config: &AgentConfig) -> Watch {
     if config.path.is_none() {
         return Watch::none();
@@ -243,7 +249,7 @@ fn group_number(name: &str) -> Result<u32> {
     })
 }
 
-/// Sixteen bytes that nobody can guess, of the kernel.
+/// Sixteen random bytes from the kernel, which cannot be guessed.
 fn secret() -> Result<[u8; 16]> {
     let mut secret = [0; 16];
     crate::keys::fill(&mut secret)?;
@@ -251,26 +257,26 @@ fn secret() -> Result<[u8; 16]> {
 }
 
 impl Agent {
-    /// Where it is asked.
+    /// The channel for queries to the agent.
     pub const fn queries(&self) -> &mpsc::Sender<Query> {
         &self.queries
     }
 
-    /// Where it listens, by UDP and TCP.
+    /// The addresses at which the agent listens, for UDP and TCP.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// Has it read its configuration again.
+    /// Makes the agent read its configuration again.
     pub async fn reload(&self) {
         let _ = self.queries.send(Query::Reload).await;
     }
 
-    /// Waits until all clients have acknowledged what was said last, but not for longer than this.
+    /// Waits until all clients have acknowledged the last change, but at most for `within`.
     pub async fn heard(&self, within: Duration) {
         let all_have = async {
             let mut looks = tokio::time::interval(Duration::from_millis(10));
-            // Until there is nobody to wait for; the caller's time bounds it.
+            // Runs until there is no client to wait for; the caller's time limit bounds it.
             while let Some(status) = query::status(&self.queries).await
                 && status.backends.iter().any(|backend| backend.unheard > 0)
             {
@@ -280,10 +286,12 @@ impl Agent {
         let _ = tokio::time::timeout(within, all_have).await;
     }
 
-    /// Ends it, and frees its ports and its socket for a successor. Clients take it from its last report on.
+    /// Ends the agent, and frees its ports and its socket for a successor. Clients continue with
+    /// its last reports.
     pub async fn stop(mut self) {
         let _ = self.queries.send(Query::Stopping).await;
-        // Removed before the listener is closed: until then no other agent can have put its socket at the path.
+        // The socket is removed before the listener is closed: until then no other agent can have
+        // put its socket at the path.
         if let Some(socket) = self.socket.take() {
             let _ = std::fs::remove_file(socket);
         }

@@ -1,4 +1,4 @@
-//! How an agent and its backends are, as JSON and as a table for people.
+//! The status of an agent and its backends, as JSON and as a table for people.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,106 +7,98 @@ use lb_view::status::InterfaceStatus;
 use lb_view::text::{ALWAYS, Column, Style, TableRow, table};
 use serde::{Deserialize, Serialize};
 
-/// The version of [`AgentStatus`] as JSON. It rises when a key goes or means something else.
+/// The version of [`AgentStatus`] as JSON. It rises when a key is removed or changes its meaning.
 pub const SCHEMA: u32 = 1;
 
-/// How an agent is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AgentStatus {
     /// [`SCHEMA`].
     pub schema: u32,
     /// The agent's version.
     pub version: String,
-    /// Which start of the agent this is.
+    /// The number of this start of the agent.
     pub incarnation: u32,
-    /// Where it listens.
+    /// The addresses at which it listens.
     pub listen: Vec<String>,
-    /// What an operator should look at.
+    /// Faults that an operator should look at.
     pub faults: Vec<String>,
-    /// The file that it is configured by, if there is one.
+    /// The configuration file, if there is one.
     pub configuration: Option<Configuration>,
-    /// The network interfaces on which the kernel is to answer in its place.
+    /// The network interfaces on which the kernel is to answer in the agent's place.
     pub interfaces: Vec<InterfaceStatus>,
-    /// Its backends.
     pub backends: Vec<ServedBackendStatus>,
-    /// What has come and gone.
     pub datagrams: DatagramCounts,
 }
 
 /// The configuration in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Configuration {
-    /// The file.
     pub path: String,
-    /// Why the file as it is now cannot be used, if it cannot: what was in force before stays.
+    /// Why the current file cannot be used, if it cannot. The earlier configuration stays in force.
     pub error: Option<String>,
-    /// Keys of which the file says something else, which takes a restart.
+    /// Keys that have changed in the file and need a restart.
     pub takes_a_restart: Vec<String>,
 }
 
-/// A backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServedBackendStatus {
     /// Its name.
     pub backend: String,
     /// `ready`, `lame-duck`, `down` or `unknown`.
     pub readiness: String,
-    /// Why, in words.
+    /// The reason of the readiness, in words.
     pub why: String,
-    /// For how long.
+    /// Seconds since the readiness changed.
     pub since_seconds: f64,
-    /// Whether the operator calls it a lame duck.
+    /// Whether the operator has made it a lame duck.
     pub operator_lame_duck: bool,
-    /// How its health is checked.
     pub check: Option<HealthCheckStatus>,
-    /// Who runs it and speaks for it.
+    /// The program that runs it and reports its readiness.
     pub runner: Option<Runner>,
-    /// How loaded it is.
     pub load: Option<ReportedLoadStatus>,
-    /// Clients that are told of changes.
+    /// Clients that are notified of changes.
     pub subscribers: usize,
-    /// Of these, those that have asked lately and not acknowledged the last change.
+    /// The subscribers that have sent a request recently and have not acknowledged the last change.
     pub unheard: usize,
-    /// The numbers of its keys, that in use first.
+    /// The IDs of its keys, with the key in use first.
     pub keys: Vec<u16>,
 }
 
-/// A health check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HealthCheckStatus {
-    /// What is done.
+    /// The method of the check.
     pub check: String,
-    /// What came of it last: nothing if it has passed, else why not.
+    /// Why the last check failed; `None` if it passed, or none has ended yet.
     pub failure: Option<String>,
-    /// When that was.
+    /// Seconds since the last check ended.
     pub ago_seconds: Option<f64>,
 }
 
 /// A program that runs a backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Runner {
-    /// The process; nothing if it has registered with an earlier start of the agent alone.
+    /// Process ID; `None` if the program has registered only with an earlier start of the agent.
     pub process: Option<u32>,
-    /// Its user.
+    /// The user of the process.
     pub user: Option<u32>,
     /// Whether it has shown itself in time.
     pub alive: bool,
-    /// How often others wanted the backend.
+    /// How often other programs have claimed the backend.
     pub others_refused: u64,
 }
 
-/// How loaded a backend is.
+/// The load of a backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReportedLoadStatus {
-    /// Requests a second.
+    /// Requests per second.
     pub qps: Option<f64>,
-    /// Errors a second.
+    /// Errors per second.
     pub eps: Option<f64>,
-    /// Of what it can do.
+    /// Used part of the capacity.
     pub utilization: Option<f64>,
-    /// How long ago that was.
+    /// Seconds since the load was measured.
     pub age_seconds: f64,
-    /// Whether the application says so.
+    /// Whether the application has reported it.
     pub by_application: bool,
 }
 
@@ -115,25 +107,25 @@ pub struct ReportedLoadStatus {
 pub struct DatagramCounts {
     /// Requests that were answered.
     pub answered: u64,
-    /// Of these, those that the kernel answered.
+    /// The part of `answered` that the kernel answered.
     pub answered_by_kernel: u64,
-    /// Those that were not, by why.
+    /// Datagrams that were not answered, by reason.
     pub refused: BTreeMap<String, u64>,
-    /// Pushes, each repetition once.
+    /// Pushes; each repetition counts as one.
     pub pushed: u64,
-    /// Answers and pushes that the kernel did not take.
+    /// Answers and pushes that the kernel refused to send.
     pub unsent: u64,
-    /// Clients that made room for others.
+    /// Clients that others have replaced, because there was no room.
     pub replaced: u64,
 }
 
 impl AgentStatus {
-    /// Whether nothing is wrong, and all backends are ready.
+    /// Whether there are no faults and all backends are ready.
     pub fn is_good(&self) -> bool {
         self.faults.is_empty() && self.backends.iter().all(|backend| backend.readiness == "ready")
     }
 
-    /// For people.
+    /// The status as text for people.
     pub fn text(&self, style: Style) -> String {
         let mut text = format!(
             "agent {} at {}, incarnation {}\n",

@@ -1,8 +1,8 @@
-//! How much of what it can use a backend uses: of its cgroup, what it has run on processors and how long somebody in it
-//! has waited for one.
+//! How much of its capacity a backend uses: how long the tasks of its cgroup have run on
+//! processors, and how long at least one of them has waited for a processor.
 //!
-//! Both together, because use alone does not rise when neighbours take the processors. Here is the arithmetic; what the files
-//! say is for `cgroup` to read.
+//! Both are counted, because use alone does not rise when neighbours take the processors. This file
+//! has the arithmetic; `cgroup` reads the files of the kernel.
 
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -17,7 +17,8 @@ pub use cgroup::{Measured, measure};
 pub use mounts::Mounts;
 pub use own::{own_cgroup, own_tree};
 
-/// The path of a cgroup, relative to the mount; `None` if the text is not that of one below it.
+/// The path of a cgroup, relative to the mount; `None` if the text is not the path of a cgroup
+/// below it.
 pub fn below_the_mount(text: &str) -> Option<PathBuf> {
     let path = Path::new(text.trim_matches('/'));
     let is_below = path.components().all(|component| matches!(component, Component::Normal(_)));
@@ -31,15 +32,15 @@ pub struct Usage {
     pub at: Instant,
     /// Time on processors, of all its threads together.
     pub used: Duration,
-    /// Time in which somebody waited for one, if the kernel counts it.
+    /// Time in which at least one task waited for a processor, if the kernel counts it.
     pub waited: Option<Duration>,
-    /// What it can use, in thousandths of a processor.
+    /// The processors that it can use, in thousandths.
     pub cores: u32,
 }
 
 impl Usage {
-    /// The utilization since another reading, in thousandths, and over how long that is; `None` if that cannot be told, as after the
-    /// cgroup was made anew.
+    /// The utilization since another reading, in thousandths, and the time between the readings.
+    /// `None` if the utilization is unknown, for example because the cgroup was created again.
     pub fn since(&self, before: &Self) -> Option<(u32, Duration)> {
         let window = self.at.checked_duration_since(before.at).filter(|window| !window.is_zero())?;
         let used = self.used.checked_sub(before.used)?;
@@ -47,10 +48,10 @@ impl Usage {
         let of_capacity = used.as_micros() * 1_000_000 / (window.as_micros().max(1) * cores);
         let waited = match (self.waited, before.waited) {
             (Some(now), Some(before)) => now.checked_sub(before)?,
-            // It came or went with a change of the kernel's accounting.
+            // The kernel has begun or stopped to count it.
             (None, _) | (_, None) => Duration::ZERO,
         };
-        // Throttling is counted by processor, and may take longer than the time itself.
+        // Throttling is counted per processor, and may be longer than the elapsed time.
         let share = (waited.as_micros() * 1000 / window.as_micros().max(1)).min(1000);
         Some((u32::try_from(of_capacity + share).unwrap_or(u32::MAX - 1), window))
     }

@@ -1,4 +1,5 @@
-//! How a program that runs a backend has it said how the backend is: by the host's agent, or by an agent of its own.
+//! How a program that runs a backend reports the backend's readiness: through the host's agent, or
+//! through an agent of its own.
 
 use lb_report::wire::Readiness;
 
@@ -9,18 +10,20 @@ mod remote;
 pub use local::LocalVoice;
 pub use remote::{CLAIM, RemoteVoice};
 
-/// Who speaks for one backend.
+/// Reports the readiness of one backend.
 pub trait Voice: Send {
-    /// Says from now on that the backend is like this. Returns once the agent has taken it in; clients hear of it from then on.
+    /// Reports this readiness from now on. Returns once the agent has accepted it; from then on
+    /// clients are notified.
     ///
     /// # Errors
-    /// If the agent cannot be told, which is tried again by whoever asks.
+    /// If the agent does not accept it. The caller retries.
     fn say(&mut self, readiness: Readiness) -> impl Future<Output = anyhow::Result<()>> + Send;
 
-    /// How many clients that have asked lately have not acknowledged what was said last; at least one while an agent has spoken for
-    /// the backend for so short a time that not all may have asked.
+    /// How many clients that have sent a request recently have not acknowledged the last report. At
+    /// least one while the agent has reported the backend for so short a time that some clients may
+    /// not have sent a request yet.
     ///
     /// # Errors
-    /// If the agent cannot be asked.
+    /// If the agent does not answer.
     fn unheard(&mut self) -> impl Future<Output = anyhow::Result<usize>> + Send;
 }

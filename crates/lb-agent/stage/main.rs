@@ -1,5 +1,6 @@
-//! What the tests run: `run` is `socklb agent run` with an agent that writes down what it is told, `serve` is an application
-//! that writes down which signals it gets. Both write lines to the same file, so that it has their order.
+//! The program that the tests run: `run` is `socklb agent run` with an agent that records the
+//! reports it receives, `serve` is an application that records the signals it receives. Both write
+//! lines to the same file, so that it has their order.
 
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
@@ -19,9 +20,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 #[derive(Parser)]
 struct Cli {
-    /// Where lines are written to.
+    /// File that lines are appended to
     log: PathBuf,
-    /// Of the backend.
+    /// Address of the backend
     address: SocketAddr,
     #[command(subcommand)]
     command: Role,
@@ -29,14 +30,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Role {
-    /// Runs a command as the backend.
+    /// Run a command as the backend
     Run(Args),
-    /// Serves: sends back what it gets.
+    /// Serve: send back all received bytes
     Serve {
-        /// Takes SIGTERM and goes on.
+        /// Continue after SIGTERM
         #[arg(long)]
         stubborn: bool,
-        /// Ends, and leaves the server behind in a session of its own.
+        /// End, and leave the server behind in a process group of its own
         #[arg(long)]
         fork: bool,
     },
@@ -68,13 +69,13 @@ fn main() -> anyhow::Result<ExitCode> {
 
 fn write(log: &Path, line: &str) -> anyhow::Result<()> {
     let mut file = OpenOptions::new().append(true).create(true).open(log)?;
-    // One write: lines of several processes do not mix.
+    // A single write, so that lines of several processes do not mix.
     file.write_all(format!("{line}\n").as_bytes())?;
     Ok(())
 }
 
-/// Writes down what it is told. It fails while a file `broken` is beside the log, and somebody has not heard while there is a
-/// file `unheard`.
+/// Records the reports that it receives. Fails while a file `broken` exists beside the log. While a
+/// file `unheard` exists there, one client has not acknowledged.
 struct Diary {
     log: PathBuf,
 }
@@ -107,7 +108,7 @@ fn serve(log: &Path, address: SocketAddr) -> anyhow::Result<()> {
 }
 
 async fn take_signals(log: &Path, stubborn: bool) -> anyhow::Result<ExitCode> {
-    // SIGRTMIN + 3 as libc counts, which systemd uses for itself.
+    // SIGRTMIN + 3 as libc counts; systemd uses it for itself.
     const REAL_TIME: i32 = 37;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

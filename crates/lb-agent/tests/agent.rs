@@ -1,4 +1,4 @@
-//! An agent over real sockets: who is answered, who is told, and what everybody may read.
+//! An agent over real sockets: its answers, its pushes, and the pages that every client may read.
 
 mod stage;
 
@@ -20,7 +20,8 @@ fn refused(status: &lb_agent::status::AgentStatus) -> u64 {
     status.datagrams.refused.values().sum()
 }
 
-/// Until all have heard: an agent that is new waits for who may not have asked yet.
+/// Waits until all clients have acknowledged. A new agent also waits for clients that may not have
+/// sent a request yet.
 async fn all_have_heard(voice: &mut LocalVoice) {
     let look = async {
         let mut looks = tokio::time::interval(Duration::from_millis(10));
@@ -87,7 +88,7 @@ async fn everybody_may_read_whether_a_backend_is_ready_and_why() {
         assert_eq!(stage.page("/healthz").await.0, ready, "{readiness:?}");
         assert_eq!(stage.page("/livez").await.0, live, "{readiness:?}");
     }
-    // Nobody has registered yet: not ready, and nothing is dead.
+    // No backend has registered yet: the host is not ready, and nothing is dead.
     let nobody = Stage::with(vec![]).await;
     assert_eq!((nobody.page("/readyz").await.0, nobody.page("/livez").await.0), (503, 200));
     let (code, text) = stage.page("/readyz?backend=10.0.0.1:80").await;
@@ -112,7 +113,7 @@ async fn an_operator_takes_a_backend_out_also_over_a_restart() {
     assert_eq!(before.backends[0].why, "the operator says so");
     let error = stage.tell("/v1/ready", &[("backend", "10.0.0.1:81")]).await.unwrap_err();
     assert_eq!(error, "there is no backend 10.0.0.1:81 here, only 10.0.0.1:80");
-    // It is kept by a thread of its own.
+    // A separate thread stores it.
     let kept = stage.folder.path().join("state/lame-ducks");
     let waited = tokio::time::timeout(stage::DEADLINE, async {
         while fs::read_to_string(&kept).unwrap_or_default() != "10.0.0.1:80\n" {
@@ -129,7 +130,7 @@ async fn an_operator_takes_a_backend_out_also_over_a_restart() {
     assert!(after.incarnation > before.incarnation);
     stage.tell("/v1/ready", &[("backend", "10.0.0.1:80")]).await.unwrap();
     assert_eq!(stage.status().await.backends[0].readiness, "unknown", "nobody says more of it");
-    // Of one that has gone, too.
+    // The same for a backend that is gone.
     let run = stage.folder.path().join("run");
     let other = lb_agent::name::parse("10.0.0.2:80").unwrap();
     let voice =
@@ -183,7 +184,8 @@ async fn a_second_program_that_claims_a_backend_is_refused_and_shown() {
     assert_eq!(Asker::of(&stage.agent).await.ask(0).await.readiness(), Some(Readiness::Ready));
     first.leave().await.unwrap();
     assert_eq!(stage.status().await.backends, []);
-    // A program that is killed has the backend for a while, and the next one waits for that.
+    // A program that is killed has the backend for a while, and the next program waits for that
+    // time.
     drop(register(Some(keys())).await.unwrap());
     let next = RemoteVoice::register(&run, name(), Some(keys()), Readiness::LameDuck, CLAIM).await;
     next.unwrap().leave().await.unwrap();
@@ -219,7 +221,7 @@ async fn other_keys_of_a_program_are_the_agents() {
     write(8);
     voice.follow(file.clone()).await;
     stage.until(|status| status.backends[0].keys == [8]).await;
-    // A fault changes nothing, and the next good file does.
+    // A fault changes nothing; the next good file is used.
     fs::write(&file, "8 x\n").unwrap();
     voice.follow(file.clone()).await;
     assert_eq!(stage.status().await.backends[0].keys, [8]);
@@ -227,7 +229,8 @@ async fn other_keys_of_a_program_are_the_agents() {
     stage.until(|status| status.backends[0].keys == [9]).await;
 }
 
-/// Where the agent's file has other keys than the program, because only one of both has been changed yet, the agent's count.
+/// If the agent's file has other keys than the program, because only one of them has been changed
+/// yet, the agent's keys count.
 #[tokio::test]
 async fn keys_that_were_replaced_in_one_file_alone_refuse_nobody() {
     let stage = Stage::with(vec![backend()]).await;
@@ -242,7 +245,7 @@ async fn keys_that_were_replaced_in_one_file_alone_refuse_nobody() {
     }
     let error = register(format!("7 {other}\n")).await.err().unwrap().to_string();
     assert!(error.contains("the configuration has other keys for 10.0.0.1:80"), "{error}");
-    // Nor does a file whose keys the agent refuses take away what the program has.
+    // If the agent refuses the keys of a file, the registration of the program stays.
     let mut voice = register(format!("7 {same}\n")).await.unwrap();
     let file = stage.folder.path().join("key");
     fs::write(&file, format!("7 {other}\n")).unwrap();
@@ -261,10 +264,10 @@ async fn an_agent_is_waited_for_where_nobody_else_can_speak() {
             RemoteVoice::register(&run, name(), keys, Readiness::LameDuck, Duration::from_hours(1));
         tokio::time::timeout(stage::DEADLINE, registered)
     };
-    // Whoever has the keys can be an agent himself, at once.
+    // A program that has the keys can be an agent itself, so it does not wait.
     let error = register(Some(keys())).await.expect("nobody is waited for").err().unwrap();
     assert!(matches!(error, ClientError::NotRunning(_)), "{error}");
-    // It begins to wait before there is one.
+    // The wait begins before there is an agent.
     let agent = async {
         tokio::task::yield_now().await;
         start(stage::config(folder.path(), vec![backend()]), Role::Host, None).await.unwrap()
@@ -301,9 +304,9 @@ async fn a_backend_whose_program_dies_while_it_leaves_goes_on_leaving() {
     let is_dead = |status: &lb_agent::status::AgentStatus| {
         status.backends[0].runner.as_ref().is_some_and(|runner| !runner.alive)
     };
-    // The check passes all the while.
+    // The check passes all the time.
     assert_eq!(stage.until(is_dead).await.backends[0].readiness, "lame-duck");
-    // The next program has its say.
+    // The next program reports the readiness.
     let _next = RemoteVoice::register(&run, name(), None, Readiness::Ready, Duration::ZERO).await.unwrap();
     assert_eq!(stage.status().await.backends[0].readiness, "ready");
 }
@@ -316,7 +319,7 @@ async fn a_backend_that_leaves_is_not_ready_by_its_check_while_the_agent_is_rest
     let stage = Stage::with(vec![backend()]).await;
     let run = stage.folder.path().join("run");
     let voice = RemoteVoice::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap();
-    // Its program is killed as well, so that nobody but the agent remembers.
+    // The program is killed as well, so that only the agent has the state.
     drop(voice);
     let Stage { folder, agent } = stage;
     agent.stop().await;
@@ -330,7 +333,8 @@ async fn a_backend_that_leaves_is_not_ready_by_its_check_while_the_agent_is_rest
     assert_eq!(status.backends[0].readiness, "lame-duck", "{status:?}");
     let runner = status.backends[0].runner.as_ref().expect("it is remembered");
     assert_eq!((runner.alive, runner.process), (false, None));
-    // The program that comes next has its say, and one that gives the backend back leaves it to the check.
+    // The next program reports the readiness. If it reported ready before it died, the check
+    // decides.
     let mut voice =
         RemoteVoice::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap();
     voice.say(Readiness::Ready).await.unwrap();
@@ -356,7 +360,7 @@ async fn a_program_registers_anew_with_an_agent_that_was_started_anew() {
     assert!(voice.say(Readiness::Ready).await.is_err());
     let agent = start(stage::config(folder.path(), vec![]), Role::Host, None).await.unwrap();
     let stage = Stage { folder, agent };
-    // By itself: nothing is said anew.
+    // The registration is repeated without another report.
     stage.until(|status| status.backends.first().is_some_and(|backend| backend.readiness == "ready")).await;
     drop(voice);
     let dead =
@@ -390,18 +394,18 @@ async fn another_configuration_is_taken_on_whole_or_not_at_all() {
         fs::write(at("new"), text).unwrap();
         fs::rename(at("new"), at("agent.toml")).unwrap();
     };
-    // A change is seen by itself, also one that comes before its directory is watched.
+    // The agent sees a change by itself, also one from before its directory was watched.
     let other = text("").replace(":80'", ":81'");
     write(&(text(directories) + &other));
     stage.until(|status| status.backends.len() == 2).await;
-    // A fault changes nothing, and is told.
+    // A fault changes nothing, and the status reports it.
     write("listen = 7");
     stage.agent.reload().await;
     let error = |status: &lb_agent::status::AgentStatus| status.configuration.as_ref().unwrap().error.clone();
     let status = stage.until(|status| error(status).is_some()).await;
     assert!(error(&status).unwrap().contains("listen must be a list"), "{status:?}");
     assert_eq!(status.backends.len(), 2);
-    // What takes a restart is named, and the rest is taken on. Keys are read again.
+    // Keys that need a restart are named, and the others are applied. Key files are read again.
     fs::write(at("key"), format!("8 {}\n", "0e".repeat(16))).unwrap();
     write(&text("listen = '127.0.0.2:0'\nstate = 'state'\nrun = 'run'"));
     stage.agent.reload().await;

@@ -1,4 +1,5 @@
-//! Health checks of real sockets and commands: what passes, what fails and why, and what says nothing of the application.
+//! Health checks of real sockets and commands: what passes, what fails and why, and which outcome
+//! is no statement about the application.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,10 +9,10 @@ use lb_report::agent::streak::Outcome;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
-/// Longer than any check takes that is to end by itself.
+/// Longer than any check takes that ends by itself.
 const LONG: Duration = Duration::from_secs(20);
 
-/// Answers one request with these bytes, and closes or waits.
+/// A server that answers one request with these bytes, and then closes or waits.
 async fn answering(bytes: Vec<u8>, closes: bool) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback works");
     let at = listener.local_addr().expect("loopback works");
@@ -65,7 +66,7 @@ async fn a_page_passes_by_its_code_and_redirects_are_not_followed() {
 async fn a_huge_page_is_not_read_and_a_slow_head_fails_in_time() {
     let mut huge = b"HTTP/1.1 200 OK\r\n\r\n".to_vec();
     huge.resize(200_000, b'x');
-    // It does not end, and is not waited for.
+    // The page does not end, and the check does not wait for it.
     assert_eq!(http(&huge, false, LONG).await, Outcome::Passed);
     let mut head = b"HTTP/1.1 200 OK\r\nx: ".to_vec();
     head.resize(200_000, b'x');
@@ -88,7 +89,7 @@ async fn a_command_passes_by_its_exit_code_and_one_that_cannot_be_run_says_nothi
     }
 }
 
-/// Both hold a socket that nobody else has: when it is closed, all of them are dead.
+/// Only the command and its child can write to the pipe: when it is closed, both are dead.
 #[tokio::test]
 async fn a_command_that_takes_too_long_is_killed_with_all_that_it_has_started() {
     let folder = tempfile::tempdir().unwrap();
@@ -100,7 +101,8 @@ async fn a_command_that_takes_too_long_is_killed_with_all_that_it_has_started() 
     let checked = tokio::spawn(async move { command(&["sh", "-c", &script], Duration::from_secs(1)).await });
     let mut reader = reader;
     let mut text = String::new();
-    // Ends when the last that can write to it is dead. Until the command has opened it, there is none.
+    // Ends when the last process that can write to the pipe is dead. Until the command has opened
+    // it, there is none.
     let ended = tokio::time::timeout(LONG, async {
         while !text.contains("begun") {
             text.clear();

@@ -1,8 +1,12 @@
-//! What the daemon and the agent need of the host that they run on, and what neither of them decides.
+//! Access to the host, for the daemon and for the agent, without any decision that belongs to one
+//! of them.
 //!
-//! In reading order: which directories and processes are believed ([`trust`]), how the path of a Unix socket is taken
-//! ([`socket`]), what changes in directories ([`watch`]), what the service manager is told ([`notify`]), where resident programs log ([`log`]), how files are
-//! read whole ([`regular_file`]), where what a later start needs is stored ([`store`]), and how a thread is woken ([`wake`]). Nothing here holds up a caller that must not wait: what may block has a thread of its own.
+//! In reading order: which directories and processes are trusted ([`trust`]), the path of a Unix
+//! socket ([`socket`]), changes in directories ([`watch`]), messages to the service manager
+//! ([`notify`]), logging of resident programs ([`log`]), reading whole files ([`regular_file`]),
+//! storage for a later start ([`store`]), and waking a thread ([`wake`]). Messages to the service
+//! manager and changes in directories have threads of their own. A call that accesses the file
+//! system may block as long as the file system does.
 
 pub mod trust;
 

@@ -1,7 +1,8 @@
-//! Where resident programs log: standard error, in the form that its reader takes.
+//! Logging of resident programs: to standard error, in the form that its reader expects.
 //!
-//! A service manager connects standard error to its journal and says so in `JOURNAL_STREAM` (systemd.exec(5)). The journal stamps each line
-//! with the time, and takes a priority from `<N>` before it (sd-daemon(3)), so that `journalctl -p warning` works.
+//! If a service manager connects standard error to its journal, it sets `JOURNAL_STREAM`
+//! (systemd.exec(5)). The journal adds the time to each line and reads a priority from a leading
+//! `<N>` (sd-daemon(3)), so that `journalctl -p warning` works.
 
 use std::fmt;
 use std::io;
@@ -14,8 +15,9 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Starts logging. `RUST_LOG` selects levels, as in `warn,lb_user=debug`; INFO is the level of every other target. `is_json`: one JSON
-/// object per line. `colour`: on a terminal that has colours.
+/// Starts logging. `RUST_LOG` selects levels, as in `warn,lb_user=debug`; the default level is
+/// INFO. `is_json`: log one JSON object per line. `colour`: use colours, for a terminal that has
+/// them.
 pub fn init(is_json: bool, colour: bool) {
     let selected = std::env::var("RUST_LOG").unwrap_or_default();
     let (targets, wrong) = targets(&selected);
@@ -36,7 +38,7 @@ pub fn init(is_json: bool, colour: bool) {
     }
 }
 
-/// The levels that a list selects, and its parts that cannot be read.
+/// Parses a list of levels. Also returns the parts that do not parse.
 fn targets(list: &str) -> (Targets, Vec<&str>) {
     let mut wrong = Vec::new();
     let mut targets = Targets::new().with_default(LevelFilter::INFO);
@@ -54,12 +56,13 @@ fn targets(list: &str) -> (Targets, Vec<&str>) {
     (targets, wrong)
 }
 
-/// One object, with the fields of an event beside its message.
+/// One object per event, which has the event's fields beside its message.
 fn json() -> Format<Json> {
     Format::default().json().flatten_event(true)
 }
 
-/// Whether a descriptor is the journal's. `stream`: the device and the inode of the journal's, as in `JOURNAL_STREAM`.
+/// Whether a descriptor is the journal's stream. `stream`: device and inode of that stream, as in
+/// `JOURNAL_STREAM`.
 fn is_journal(stream: Option<&str>, descriptor: Option<rustix::fs::Stat>) -> bool {
     let numbers = stream.and_then(|stream| stream.split_once(':'));
     let numbers = numbers.and_then(|(device, inode)| Some((device.parse().ok()?, inode.parse().ok()?)));
@@ -68,7 +71,7 @@ fn is_journal(stream: Option<&str>, descriptor: Option<rustix::fs::Stat>) -> boo
     })
 }
 
-/// Lines of another form, with a priority before each.
+/// Lines in the format `F`, each with a priority before it.
 struct Journal<F>(F);
 
 impl<S, N, F> FormatEvent<S, N> for Journal<F>
@@ -89,12 +92,13 @@ where
     }
 }
 
-/// A text with a priority before each line: the journal takes each for an entry of its own.
+/// A text with a priority before each line: the journal stores each line as an entry of its own.
 fn prioritized(text: &str, priority: u8) -> String {
     text.lines().fold(String::new(), |all, line| all + &format!("<{priority}>{line}\n"))
 }
 
-/// The text of an error for standard error: with the priority of errors before each line if standard error is the journal.
+/// Text of an error for standard error. If that is the journal, each line begins with the priority
+/// of errors.
 pub fn as_error(text: &str) -> String {
     if stderr_is_journal() { prioritized(text, priority(Level::ERROR)) } else { text.to_owned() }
 }
@@ -132,7 +136,7 @@ mod tests {
         assert!(!is_journal(None, Some(stat)) && !is_journal(Some("1:2"), None));
     }
 
-    /// What is logged in a test.
+    /// Collects the log of a test.
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -146,7 +150,7 @@ mod tests {
         }
     }
 
-    /// What `log` writes of three events.
+    /// Returns the output of `log` for three events.
     fn logged<L: Subscriber + Send + Sync>(log: impl FnOnce(Lines) -> L) -> String {
         let lines = Lines::default();
         tracing::subscriber::with_default(log(lines.clone()), || {

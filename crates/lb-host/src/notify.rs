@@ -1,4 +1,4 @@
-//! What the service manager is told (sd_notify(3)), by a thread of its own.
+//! Messages to the service manager (sd_notify(3)), sent by a separate thread.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -6,9 +6,10 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 use tracing::warn;
 
-/// The service manager that started the program, if one did.
+/// The connection to the service manager that started the program, if there is one.
 ///
-/// A thread of its own speaks to it: a manager that does not read blocks the sender, and the loop must not block.
+/// A separate thread sends the messages: a manager that does not read blocks the sender, and the
+/// event loop must not block.
 pub struct Notifier {
     messages: Option<mpsc::SyncSender<String>>,
     /// Closed when the thread has sent everything.
@@ -17,9 +18,10 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// The one that `NOTIFY_SOCKET` names.
+    /// Connects to the manager that `NOTIFY_SOCKET` names, if it is set.
     pub fn new() -> Self {
-        /// Messages beyond this are dropped: a later one reports the state at its time.
+        /// Maximum number of waiting messages. Further ones are dropped: a later message reports
+        /// the state at its time.
         const WAITING: usize = 16;
         let (ended, said) = mpsc::channel();
         let messages = std::env::var_os("NOTIFY_SOCKET").and_then(|_| {
@@ -33,23 +35,24 @@ impl Notifier {
         Self { messages, said, status: String::new() }
     }
 
-    /// How often to send it a sign of life: twice as often as it demands.
+    /// Interval between watchdog messages: half of the manager's limit. `None` if the manager
+    /// requests none.
     pub fn watchdog(&self) -> Option<Duration> {
         sd_notify::watchdog_enabled().map(|limit| limit / 2).filter(|interval| !interval.is_zero())
     }
 
-    /// A sign of life.
+    /// Sends a watchdog message, the sign of life that the manager demands.
     pub fn watchdog_fed(&self) {
         self.tell(&[NotifyState::Watchdog]);
     }
 
-    /// All is there that was asked for, also after a reload.
+    /// Reports that everything requested is in place, after a start and after a reload.
     pub fn ready(&mut self, status: String) {
         self.tell(&[NotifyState::Ready, NotifyState::Status(&status)]);
         self.status = status;
     }
 
-    /// One line on the state, if it is another one.
+    /// Reports the state in one line, if that line has changed.
     pub fn status(&mut self, status: String) {
         if status != self.status {
             self.tell(&[NotifyState::Status(&status)]);
@@ -57,16 +60,16 @@ impl Notifier {
         }
     }
 
-    /// A configuration is being read.
+    /// Reports that a configuration is being read.
     pub fn reloading(&self) {
-        // The protocol wants the time of the monotonic clock beside it.
+        // The protocol requires the monotonic clock's time in the same message.
         match NotifyState::monotonic_usec_now() {
             Ok(now) => self.tell(&[NotifyState::Reloading, now]),
             Err(_) => self.tell(&[NotifyState::Reloading]),
         }
     }
 
-    /// The end has begun.
+    /// Reports that shutdown has begun.
     pub fn stopping(&self) {
         self.tell(&[NotifyState::Stopping]);
     }
@@ -93,12 +96,12 @@ impl Default for Notifier {
     }
 }
 
-/// Passes messages on until there are no more.
+/// Sends the messages until the channel is closed.
 fn speak(inbox: &mpsc::Receiver<String>) {
     let mut before = None;
     for message in inbox {
         let error = sd_notify::notify(&[NotifyState::Custom(&message)]).err().map(|error| error.to_string());
-        // Logged once, not once per sign of life.
+        // Log a lasting error once, not once per watchdog message.
         if let Some(error) = error.as_ref().filter(|error| before.as_ref() != Some(*error)) {
             warn!(%error, "cannot notify the service manager");
         }

@@ -1,4 +1,4 @@
-//! Files that are read whole: regular ones only, and no longer than their reader expects.
+//! Reads whole files: only regular ones, and up to a limit.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
@@ -8,15 +8,15 @@ use std::path::Path;
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// If it cannot be opened, or is a directory, a pipe or a device.
+/// If the file cannot be opened, or is a directory, a pipe or a device.
 pub fn open(path: &Path) -> io::Result<(File, Metadata)> {
     open_with(path, 0)
 }
 
-/// As [`open`], of what lies at the path itself.
+/// Like [`open`], but does not follow a symbolic link at the path itself.
 ///
 /// # Errors
-/// As there, and if it is a symbolic link.
+/// As for [`open`], and if the path is a symbolic link.
 pub fn open_itself(path: &Path) -> io::Result<(File, Metadata)> {
     open_with(path, libc::O_NOFOLLOW).map_err(|error| match error.raw_os_error() {
         Some(libc::ELOOP) => {
@@ -36,13 +36,14 @@ fn open_with(path: &Path, flags: i32) -> io::Result<(File, Metadata)> {
     Ok((file, metadata))
 }
 
-/// What is in a file; `None` if that is more than `most` bytes. Bounds memory and time where the wrong file is named.
+/// Returns the content of a file; `None` if it has more than `most` bytes. The limit bounds memory
+/// and time if the wrong file is named.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If the file cannot be read.
 pub fn read(file: &File, most: u64) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
-    // One byte more than allowed, so that a longer file is noticed, not cut.
+    // One byte more than allowed, so that a longer file is detected and not truncated.
     let length = file.take(most + 1).read_to_end(&mut bytes)?;
     Ok((length as u64 <= most).then_some(bytes))
 }

@@ -1,4 +1,4 @@
-//! The path of a Unix socket: taken at a start, without waiting for a process that may listen there.
+//! Takes the path of a Unix socket at a start, without waiting for a process that may listen there.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -10,20 +10,21 @@ use tokio::net::UnixListener;
 
 use crate::trust;
 
-/// A socket that is bound, but does not have its path yet.
+/// A socket that is bound, but does not have its final path yet.
 pub struct Bound {
     listener: Option<UnixListener>,
     hidden: PathBuf,
     path: PathBuf,
 }
 
-/// Binds the socket under another name, so that errors show before the kernel is touched, and no client can connect
-/// before the program can answer. A socket at which no process listens is left from a dead one and is replaced. `admins` is the
-/// group whose members may open it, besides its owner.
+/// Binds the socket under a temporary name, so that errors show before the kernel is changed, and
+/// no client can connect before the program can answer. A socket without a listening process is
+/// left over from a dead one and is replaced. The socket's owner and the members of the group
+/// `admins` may open it.
 ///
 /// # Errors
-/// If the directory cannot be made or is not trusted, another process answers there, or something else than a socket
-/// lies there.
+/// If the directory cannot be created or is not trusted, if another process answers on the socket,
+/// or if the path is not a socket.
 pub fn bind(run: &Path, name: &str, admins: Option<u32>) -> io::Result<Bound> {
     trust::make_directory(run)?;
     trust::check_directory(run, "--run").map_err(io::Error::other)?;
@@ -46,7 +47,8 @@ pub fn bind(run: &Path, name: &str, admins: Option<u32>) -> io::Result<Bound> {
         }
     }
     let listener = UnixListener::bind(&hidden)?;
-    // Another user than root may give a file to its own groups only: there who may ask is up to the service manager.
+    // Users other than root may give a file only to their own groups: for them, the service manager
+    // controls the access.
     if admins.is_some() && rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(&hidden, None, admins)?;
     }
@@ -54,8 +56,8 @@ pub fn bind(run: &Path, name: &str, admins: Option<u32>) -> io::Result<Bound> {
     Ok(Bound { listener: Some(listener), hidden, path })
 }
 
-/// Whether a process listens on a socket. Does not wait: where the queue is full, as of a stopped daemon, connect(2)
-/// gives EAGAIN, and the daemon still listens.
+/// Whether a process listens on a socket. Does not wait: if the queue is full, as that of a stopped
+/// daemon, connect(2) returns EAGAIN, which also means that a process listens.
 fn is_answered(path: &Path) -> io::Result<bool> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -67,10 +69,10 @@ fn is_answered(path: &Path) -> io::Result<bool> {
 }
 
 impl Bound {
-    /// Gives the socket its path.
+    /// Renames the socket to its final path, so that clients can connect.
     ///
     /// # Errors
-    /// If it cannot be renamed.
+    /// If the rename fails.
     pub fn show(mut self) -> io::Result<UnixListener> {
         std::fs::rename(&self.hidden, &self.path)?;
         Ok(self.listener.take().expect("shown once"))
@@ -79,7 +81,7 @@ impl Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        // A start that failed leaves no socket behind.
+        // A failed start leaves no socket behind.
         if self.listener.is_some() {
             let _ = std::fs::remove_file(&self.hidden);
         }

@@ -1,10 +1,13 @@
-//! What socklb stores for a later start, in a directory that only its user and root may write to: read whole, written whole.
+//! What socklb stores for a later start: files that are read and written whole, in a directory that
+//! only its user and root may write to.
 //!
-//! Another user who could write there, or place a link, would decide what a start believes, and which files a daemon of root
-//! overwrites. So each directory from the root of the store down to the file, and the file, must belong to root or to the user of this
-//! process, and may be written by no others. Below the root no symbolic link is followed.
+//! Another user with write permission there could place a file or a link, and so decide what a
+//! start loads and which files a daemon of root overwrites. So each directory from the root of the
+//! store down to the file, and the file itself, must belong to root or to the user of this process,
+//! and no other user may have write permission. No symbolic link below the root is followed.
 //!
-//! Each call may block for as long as the file system takes: not for a thread of a runtime.
+//! Each call may block for as long as the file system takes: do not call it from a thread of a
+//! runtime.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -18,57 +21,46 @@ use thiserror::Error;
 use crate::regular_file;
 use crate::trust::{self, Untrusted};
 
-/// The option that names another directory.
+/// The option that names another directory for the store.
 const FLAG: &str = "--state";
 
-/// Why a file is not read or written.
+/// Why a file cannot be read or written.
 #[derive(Debug, Error)]
 pub enum StoreError {
-    /// Another user may have written it, or could.
+    /// Another user may write to the file, or may have written it.
     #[error(transparent)]
     Untrusted(#[from] Untrusted),
-    /// It cannot be opened or read.
     #[error("cannot read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// It is longer than its reader expects.
+    Read { path: PathBuf, source: io::Error },
+    /// The file is longer than the caller's limit, in bytes.
     #[error("{} is larger than {} KiB, more than anything that is valid there needs", .0.display(), .1 >> 10)]
     TooLarge(PathBuf, u64),
-    /// It cannot be written. What was stored before stays.
+    /// The file cannot be written. The content that was stored before stays.
     #[error("cannot write {}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
+    Write { path: PathBuf, source: io::Error },
 }
 
-/// A directory of stored files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateDirectory {
     root: PathBuf,
 }
 
 impl StateDirectory {
-    /// That at a path, which need not exist yet.
+    /// `root` need not exist yet.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// The path of a file, by its path below the root.
+    /// `name` is relative to the root.
     pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
         self.root.join(name)
     }
 
-    /// Reads a file; `None` if there is none.
+    /// Reads a file; `None` if it does not exist.
     ///
     /// # Errors
-    /// If others may write to it or to a directory above it, it is no regular file, has more than `most` bytes, or cannot be read.
+    /// If other users may write to the file or to a directory above it, if it is not a regular
+    /// file, has more than `most` bytes, or cannot be read.
     pub fn read(&self, name: impl AsRef<Path>, most: u64) -> Result<Option<Vec<u8>>, StoreError> {
         let path = self.path(name);
         let fail = |source| StoreError::Read { path: path.clone(), source };
@@ -85,12 +77,13 @@ impl StateDirectory {
         bytes.map(Some).ok_or(StoreError::TooLarge(path, most))
     }
 
-    /// Writes a file, in place of one that is there: whole to another name, which is renamed once all of it is on the disk. The
-    /// directories above it are made.
+    /// Writes a file, in place of an existing one. All of the content goes to a temporary file,
+    /// which is renamed once it is on the disk. Missing directories are created.
     ///
     /// # Errors
-    /// If others may write to a directory above it, another process writes there at the same moment, or it cannot be written. What was
-    /// stored before stays, unless only the directory could not be synchronized.
+    /// If other users may write to a directory above the file, if another process writes in its
+    /// directory at the same moment, or if the file cannot be written. The content that was stored
+    /// before stays, unless the only failure was to synchronize the directory.
     pub fn write(&self, name: impl AsRef<Path>, parts: &[&[u8]]) -> Result<(), StoreError> {
         let path = self.path(name);
         let fail = |source| StoreError::Write { path: path.clone(), source };
@@ -111,28 +104,28 @@ impl StateDirectory {
         let new = PathBuf::from(new);
         let written = write_new(&new, parts).and_then(|()| fs::rename(&new, &path));
         if let Err(error) = written {
-            // What was written takes room on a disk that may be full.
+            // A partly written file takes space on a disk that may be full.
             let _ = fs::remove_file(&new);
             return Err(fail(error));
         }
-        // The new name must be on the disk, too. Not every file system can do that for a directory.
+        // The new name must be on the disk, too. Not every file system can synchronize a directory.
         match rustix::fs::fsync(&lock) {
             Ok(()) | Err(Errno::INVAL) => Ok(()),
             Err(error) => Err(fail(error.into())),
         }
     }
 
-    /// Gives a file another name beside it.
+    /// Renames a file within the store.
     ///
     /// # Errors
-    /// If others may write to a directory above it, or it cannot be renamed.
+    /// If other users may write to a directory above the file, or the rename fails.
     pub fn rename(&self, name: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), StoreError> {
         let (path, to) = (self.path(name), self.path(to));
         self.check(&path)?;
         fs::rename(&path, to).map_err(|source| StoreError::Write { path, source })
     }
 
-    /// Checks the directories of a file, from the root on. Returns whether they exist.
+    /// Checks the directories above a file, from the root down. Returns whether they all exist.
     fn check(&self, path: &Path) -> Result<bool, StoreError> {
         let below = path.ancestors().skip(1).take_while(|level| *level != self.root);
         let below: Vec<&Path> = below.collect();
@@ -156,7 +149,8 @@ impl StateDirectory {
     }
 }
 
-/// Writes a file that is not there: what another user has placed at its name, as a link, is removed and not followed.
+/// Creates a file. If another user has placed something at its path, such as a link, it is removed
+/// and not followed.
 fn write_new(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -227,7 +221,7 @@ mod tests {
             set_mode(&store.path(path), good);
         }
         assert_eq!(store.read("load/factors", 9).unwrap().as_deref(), Some(&b"ours"[..]));
-        // What another user owns takes root to make.
+        // Only root can create files that belong to another user.
         if rustix::process::geteuid().is_root() {
             for path in ["load", "load/factors"] {
                 std::os::unix::fs::chown(store.path(path), Some(65_534), None).unwrap();
@@ -243,7 +237,7 @@ mod tests {
         store.write("load/factors", &[b"ours"]).unwrap();
         let victim = folder.path().join("victim");
         fs::write(&victim, "victim").unwrap();
-        // A link at the name under which it is written first.
+        // A link at the path of the temporary file.
         symlink(&victim, store.path("load/factors.new")).unwrap();
         store.write("load/factors", &[b"next"]).unwrap();
         assert_eq!(fs::read(&victim).unwrap(), b"victim");
@@ -263,7 +257,7 @@ mod tests {
         )
         .unwrap();
         assert!(error_of(store.read("load/factors", 9)).contains("not a regular file"));
-        // A directory of the store, but not its root, which is the operator's choice.
+        // A directory of the store may not be a link. The root may: it is the operator's choice.
         fs::rename(store.path("load"), folder.path().join("elsewhere")).unwrap();
         symlink(folder.path().join("elsewhere"), store.path("load")).unwrap();
         assert!(error_of(store.read("load/factors", 9)).contains("symbolic link"));

@@ -1,7 +1,9 @@
-//! Whom socklb believes: directories and daemons that belong to root, to its own user or to the owner of the pins.
+//! Which directories and daemons socklb trusts: those that belong to root, to its own user or to
+//! the owner of the pins.
 //!
-//! A user who may write to a directory decides what is found there, and a daemon that answers on the socket what `exec`
-//! and `wait` do. Only owners and modes are checked here, not what lies in a directory.
+//! A user who may write to a directory decides what socklb finds there, and a daemon that answers
+//! on the socket decides what `exec` and `wait` do. Only owners and modes are checked here, not the
+//! content of a directory.
 
 use std::fs;
 use std::io;
@@ -10,103 +12,95 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Write permission of the group and of all other users.
+/// Write permission for the group and for all other users.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
-/// In a directory with this bit only the owner of a name may remove or rename it.
+/// In a directory with this bit, only the owner of an entry may remove or rename it.
 const STICKY: u32 = 0o1000;
 
-/// Why a directory or a daemon is not used.
+/// Why a directory or a daemon is not trusted.
 #[derive(Debug, Error)]
 pub enum Untrusted {
-    /// Another user could replace what lies there.
+    /// The directory belongs to another user, who could replace its content.
     #[error(
         "{} belongs to user {owner}, who could replace what socklb keeps there: `chown {user} {}`, or name another \
          directory with {flag}",
         path.display(), path.display()
     )]
     Owner {
-        /// The directory.
         path: PathBuf,
-        /// Its owner.
         owner: u32,
-        /// Who would use it.
+        /// The user of this process.
         user: u32,
-        /// The option that names another.
+        /// The option that names another directory.
         flag: &'static str,
     },
-    /// Others may write there.
+    /// Other users may write to the directory.
     #[error(
         "{} may be written by others (mode {:04o}): `chmod go-w {}`, or name another directory with {flag}",
         path.display(), mode & 0o7777, path.display()
     )]
     Writable {
-        /// The directory.
         path: PathBuf,
-        /// Its mode.
         mode: u32,
-        /// The option that names another.
+        /// The option that names another directory.
         flag: &'static str,
     },
-    /// A symbolic link, which could be pointed elsewhere.
+    /// A symbolic link on the way to the pins, which could be redirected.
     #[error("{} is a symbolic link within a bpf file system: remove it, or name another directory with --pins", .0.display())]
     Link(PathBuf),
     /// A symbolic link among stored files.
     #[error("{} is a symbolic link within a directory of stored files: remove it, or name another directory with --state", .0.display())]
     StoredLink(PathBuf),
-    /// A daemon of another user.
+    /// The daemon runs as a user that is not trusted.
     #[error(
         "the daemon at {} runs as user {user}, which is neither root nor the owner of {}: it is not believed",
         socket.display(), pins.display()
     )]
     Daemon {
-        /// Its socket.
         socket: PathBuf,
-        /// Who it runs as.
+        /// The user that the daemon runs as.
         user: u32,
         /// The directory of the pins.
         pins: PathBuf,
     },
-    /// Its owner and mode cannot be seen.
+    /// The owner and mode cannot be read.
     #[error("cannot tell whose {} is", path.display())]
-    Unseen {
-        /// The directory.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
+    Unseen { path: PathBuf, source: io::Error },
 }
 
-/// Makes a directory if it does not exist, so that only its owner may write there, whatever the umask says.
+/// Creates a directory and its missing parents. Only their owner may write to them, whatever the
+/// umask is.
 ///
 /// # Errors
-/// If it cannot be made.
+/// If a directory cannot be created.
 pub fn make_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o755).create(path)
 }
 
-/// Checks that only this process's user or root may write to a directory. Those above it are the operator's choice.
-/// `flag` is the option that names another.
+/// Checks that only root or the user of this process may write to a directory. The directories
+/// above it are the operator's choice. `flag` is the option that names another directory.
 ///
 /// # Errors
-/// If others may, or that cannot be seen.
+/// If other users may write to it, or its owner and mode cannot be read.
 pub fn check_directory(path: &Path, flag: &'static str) -> Result<(), Untrusted> {
     let metadata = look(path, fs::metadata(path))?;
     check(path, &metadata, own_user(), 0, flag)
 }
 
-/// Checks that only this process's user or root may write to a file or directory that has this metadata.
+/// Checks that only root or the user of this process may write to the file or directory with this
+/// metadata.
 ///
 /// # Errors
-/// If others may.
+/// If other users may write to it.
 pub fn check_stored(path: &Path, metadata: &fs::Metadata, flag: &'static str) -> Result<(), Untrusted> {
     check(path, metadata, own_user(), 0, flag)
 }
 
-/// Checks a directory of pins that exists, and all above it on the same file system: no other user can have replaced
-/// them, or can do so later.
+/// Checks an existing directory of pins and all directories above it on the same file system: no
+/// other user can have replaced them, or can replace them later.
 ///
 /// # Errors
-/// If others can, or that cannot be seen.
+/// If another user can, or an owner and mode cannot be read.
 pub fn check_pins(directory: &Path) -> Result<(), Untrusted> {
     const FLAG: &str = "--pins";
     let directory = look(directory, std::path::absolute(directory))?;
@@ -123,8 +117,8 @@ pub fn check_pins(directory: &Path) -> Result<(), Untrusted> {
         if metadata.dev() != device {
             break;
         }
-        // By default every user may write to the root of bpffs (mode 1777), but its sticky bit protects our names
-        // there.
+        // By default every user may write to the root of bpffs (mode 1777), but its sticky bit
+        // protects our entries there.
         let is_root = level
             .parent()
             .is_none_or(|above| fs::metadata(above).is_ok_and(|metadata| metadata.dev() != device));
@@ -133,11 +127,11 @@ pub fn check_pins(directory: &Path) -> Result<(), Untrusted> {
     Ok(())
 }
 
-/// Checks that root may trust a daemon that runs as `peer`. Other users may ask any daemon: they act with their own
-/// rights.
+/// Checks that root may trust a daemon that runs as user `peer`. If this process does not run as
+/// root, every daemon passes, because the process has only its own rights.
 ///
 /// # Errors
-/// If this process runs as root, and the daemon neither as root nor as the owner of the pins.
+/// If this process runs as root, and the daemon runs neither as root nor as the owner of the pins.
 pub fn check_daemon(peer: u32, socket: &Path, pins: &Path) -> Result<(), Untrusted> {
     let owner = || fs::metadata(pins).ok().map(|metadata| metadata.uid());
     if own_user() != 0 || peer == 0 || owner() == Some(peer) {
@@ -146,7 +140,7 @@ pub fn check_daemon(peer: u32, socket: &Path, pins: &Path) -> Result<(), Untrust
     Err(Untrusted::Daemon { socket: socket.to_owned(), user: peer, pins: pins.to_owned() })
 }
 
-/// `excused` is a bit of the mode that makes it harmless that others may write.
+/// `excused` is a mode bit that makes write permission for others harmless.
 fn check(
     path: &Path,
     metadata: &fs::Metadata,
@@ -168,7 +162,7 @@ fn look<T>(path: &Path, result: io::Result<T>) -> Result<T, Untrusted> {
     result.map_err(|source| Untrusted::Unseen { path: path.to_owned(), source })
 }
 
-/// The user that this process acts as.
+/// The effective user of this process.
 pub fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
@@ -205,7 +199,7 @@ mod tests {
         let of = |user| check(folder.path(), &metadata, user, 0, "--run").map_err(|error| error.to_string());
         assert_eq!(of(owner), Ok(()));
         let other = of(owner + 1);
-        // A directory that belongs to root is good for every user.
+        // A directory that belongs to root is accepted for every user.
         assert_eq!(other.is_ok(), owner == 0, "{other:?}");
     }
 

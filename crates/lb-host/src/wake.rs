@@ -1,4 +1,5 @@
-//! How the event loop wakes a thread of its own that waits for something else as well: an eventfd (eventfd(2)).
+//! Lets the event loop wake a thread that also waits for other events, with an eventfd
+//! (eventfd(2)).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,28 +7,28 @@ use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Both ends of it.
+/// Both ends of the eventfd.
 #[derive(Clone)]
 pub struct Wake(Arc<OwnedFd>);
 
 impl Wake {
-    /// One that nobody has woken.
+    /// The eventfd begins unreadable.
     ///
     /// # Errors
-    /// If no descriptor is left.
+    /// If no descriptor is free.
     pub fn new() -> io::Result<Self> {
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    /// Makes it readable.
+    /// Makes the eventfd readable.
     pub fn wake(&self) {
-        // It is full only if the thread was woken and has not looked yet.
+        // The counter is full only if the thread was woken and has not read it yet.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Makes it unreadable, until it is woken anew.
+    /// Makes the eventfd unreadable until the next `wake`.
     pub fn woken(&self) {
-        // Empty, unless it was woken.
+        // There is nothing to read if it was not woken.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }

@@ -1,8 +1,9 @@
-//! Tells what changes in directories, by inotify(7).
+//! Reports changes in directories, with inotify(7).
 //!
-//! A path is resolved when a watch is added, and a file system that does not answer holds up the thread that does so:
-//! watches can be added from any thread, and nothing is locked meanwhile. A library's watcher does not serve here: its
-//! one thread adds watches and reads changes in turn. Without watches everything is still looked at once a second.
+//! Adding a watch resolves a path, and a file system that does not answer blocks the thread that
+//! adds it. So watches can be added from any thread, and no lock is held meanwhile. A library's
+//! watcher does not fit: its single thread adds watches and reads changes in turn. Without watches,
+//! everything is still checked once per second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -18,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use tokio::sync::mpsc;
 
-/// What counts as a change. That a file is read does not.
+/// The events that count as a change. Reading a file is not one.
 const CHANGES: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MODIFY)
@@ -29,10 +30,11 @@ const CHANGES: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::MOVE_SELF)
     .union(WatchFlags::ONLYDIR);
 
-/// More changes than this at once are not all told: what is watched is looked at once a second in any case.
+/// Maximum number of waiting changes. Further ones are dropped, because everything is also checked
+/// once per second.
 const MAX_CHANGES: usize = 256;
 
-/// Tells what changes in watched directories.
+/// Reports changes in watched directories.
 pub struct Watch {
     watcher: Option<(mpsc::Receiver<PathBuf>, Watcher)>,
 }
@@ -44,43 +46,43 @@ pub struct Watcher {
     watched: Arc<Mutex<WatchedDirectory>>,
 }
 
-/// Which directories are watched.
 #[derive(Default)]
 struct WatchedDirectory {
-    /// By path: device and inode, because a directory that was removed and made again has lost its watch; and the
-    /// watch.
+    /// By path: device and inode, and the watch. Device and inode show that a directory was removed
+    /// and created again, and has lost its watch.
     directories: BTreeMap<PathBuf, (Identity, i32)>,
 }
 
 type Identity = (u64, u64);
 
 impl Watch {
-    /// A watch of nothing.
+    /// A watch without a watcher: it never reports a change.
     pub fn none() -> Self {
         Self { watcher: None }
     }
 
-    /// A watch of no directory yet.
+    /// Starts the thread that reads changes. No directory is watched yet.
     ///
     /// # Errors
-    /// If the kernel has no inotify instance left for this user.
+    /// If the kernel has no inotify instance left for this user, or the thread cannot be started.
     pub fn new() -> io::Result<Self> {
         let watcher =
             Watcher { inotify: Arc::new(inotify::init(CreateFlags::CLOEXEC)?), watched: Arc::default() };
         let (sender, changes) = mpsc::channel(MAX_CHANGES);
         let reader = watcher.clone();
-        // Ends with the process.
+        // The thread ends with the process.
         std::thread::Builder::new().name("watch".to_owned()).spawn(move || reader.read(&sender))?;
         Ok(Self { watcher: Some((changes, watcher)) })
     }
 
-    /// What adds watches, if there can be any.
+    /// The handle that adds watches; `None` after [`Self::none`].
     pub fn watcher(&self) -> Option<Watcher> {
         self.watcher.as_ref().map(|(_, watcher)| watcher.clone())
     }
 
-    /// Waits for changes and returns what changed since the last call, each once: directories that are watched, or
-    /// something in them. A burst is one answer. Never returns without a watcher.
+    /// Waits for changes and returns the paths that have changed since the last call, each once:
+    /// watched directories, or entries in them. A burst of changes is one result. Never returns
+    /// without a watcher.
     pub async fn changed(&mut self) -> BTreeSet<PathBuf> {
         let mut changes = Vec::new();
         if let Some((changed, _)) = &mut self.watcher
@@ -93,7 +95,7 @@ impl Watch {
 }
 
 impl Watcher {
-    /// Watches the directory, if it is not watched yet. May take as long as its file system likes.
+    /// Watches the directory, if it is not watched yet. May block as long as its file system does.
     ///
     /// # Errors
     /// If the directory does not exist or no watch is left.
@@ -105,13 +107,13 @@ impl Watcher {
         }
         let watch = inotify::add_watch(&self.inotify, directory, CHANGES)?;
         let before = self.watched().directories.insert(directory.to_owned(), (identity, watch));
-        // The directory before may still exist, under another name.
+        // The previous directory may still exist, under another name.
         self.drop_watch(before.map(|(_, watch)| watch));
         Ok(())
     }
 
-    /// Watches for something to appear at `path`: the nearest directory above that exists. To be called again after
-    /// each change on the way. Returns the directory.
+    /// Watches the nearest existing directory above `path`, so that a change is reported when
+    /// `path` is created. To be called again after each change on the way. Returns the directory.
     ///
     /// # Errors
     /// If no watch is left.
@@ -122,7 +124,7 @@ impl Watcher {
         }
     }
 
-    /// Gives back the watches of all other directories.
+    /// Removes the watches of all other directories.
     pub fn keep_only(&self, wanted: &BTreeSet<PathBuf>) {
         let unwanted: Vec<i32> = self
             .watched()
@@ -135,7 +137,7 @@ impl Watcher {
         }
     }
 
-    /// Gives a watch back, unless another path leads to the same directory, which has the same watch.
+    /// Removes a watch, unless another path leads to the same directory and so has the same watch.
     fn drop_watch(&self, watch: Option<i32>) {
         let is_used = |watch: &i32| self.watched().directories.values().any(|(_, used)| used == watch);
         if let Some(watch) = watch.filter(|watch| !is_used(watch)) {
@@ -144,11 +146,11 @@ impl Watcher {
         }
     }
 
-    /// Reads what changes, as long as the kernel tells.
+    /// Reports changes to the channel until inotify fails.
     fn read(&self, sender: &mpsc::Sender<PathBuf>) {
         let mut buffer = [MaybeUninit::uninit(); 16 << 10];
         let mut reader = Reader::new(&*self.inotify, &mut buffer);
-        // Bound: the life of the process. Each turn waits for an event.
+        // Bound: the life of the process. Each iteration waits for an event.
         loop {
             let event = match reader.next() {
                 Ok(event) => event,
@@ -181,7 +183,7 @@ mod tests {
         watcher.watched().directories.keys().cloned().collect()
     }
 
-    /// What changed until `last` did.
+    /// Collects changes until `last` is among them.
     async fn until(watch: &mut Watch, last: &Path) -> BTreeSet<PathBuf> {
         let mut changes = BTreeSet::new();
         while !changes.contains(last) {
@@ -219,13 +221,13 @@ mod tests {
         let watcher = watch.watcher().unwrap();
         watcher.add(&one).unwrap();
         watcher.add(&link).unwrap();
-        // Both paths have one watch, which stays as long as one of them is wanted.
+        // Both paths share one watch, which stays as long as one of the paths is wanted.
         watcher.keep_only(&[link.clone()].into());
         fs::write(one.join("a"), "x").unwrap();
         assert_eq!(watch.changed().await, [link.join("a")].into());
         watcher.keep_only(&[folder.path().to_owned()].into());
         assert_eq!(watched(&watcher), [""; 0].map(PathBuf::from));
-        // The kernel tells when a watch is gone (IN_IGNORED).
+        // The kernel reports when a watch is gone (IN_IGNORED).
         watcher.add(folder.path()).unwrap();
         watcher.add(&one).unwrap();
         fs::remove_dir_all(&one).unwrap();

@@ -1,7 +1,7 @@
-//! One connection, which carries one request: what it may take of memory and of time.
+//! One connection, which carries one request: its limits on memory and time.
 //!
-//! A request has a head of at most 8 KiB and no body. It has to be there in five seconds, the daemon works on its
-//! answer for a minute at most, and the answer has to be read in ten seconds.
+//! A request has a head of at most 8 KiB and no body. It must arrive within 5 s. The daemon has at
+//! most a minute to produce the answer, and the peer must read the answer within 10 s.
 
 use std::convert::Infallible;
 use std::io;
@@ -24,24 +24,24 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{Notify, watch};
 
-/// Bytes of a request's head. The least that the library takes; what our commands and Prometheus send is a tenth.
+/// Maximum size of a request head, in bytes. This is the smallest buffer that hyper accepts; the
+/// requests of our commands and of Prometheus take a tenth of it.
 const HEAD_BYTES: usize = 8 << 10;
-/// For a request to be there.
+/// Time for the request to arrive.
 const ASKING: Duration = Duration::from_secs(5);
-/// For its answer to be made: a request that waits for a cgroup to be covered is answered after half of this,
-/// everything else takes seconds.
+/// Time for the daemon to produce the answer. A request that waits for a cgroup to be covered is
+/// answered after half of this, everything else takes seconds.
 const ANSWERING: Duration = Duration::from_secs(60);
-/// For its answer to be read. Prometheus' default timeout of a scrape is the same.
+/// Time for the peer to read the answer. Prometheus' default timeout of a scrape is the same.
 const READING: Duration = Duration::from_secs(10);
 
-/// What a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ConnectionPhase {
-    /// For a request: the other side has to do something.
+    /// The peer has to send the request.
     Asking,
-    /// For an answer to be made: the daemon has to do something.
+    /// The daemon has to produce the answer.
     Answering,
-    /// For the answer to be read: the other side has to do something.
+    /// The peer has to read the answer.
     Reading,
 }
 
@@ -55,28 +55,28 @@ impl ConnectionPhase {
     }
 }
 
-/// What a connection is doing, by which the one to be cut off is chosen.
+/// Progress of a connection. When a listener is full, it chooses by this which connection to
+/// replace.
 pub struct ConnectionActivity {
     phase: watch::Sender<ConnectionPhase>,
-    /// When something was last read or written, by [`now`].
+    /// Value of [`now`] at the last read or write.
     progress: AtomicU64,
     moved: Arc<Notify>,
 }
 
-/// A clock that counts what is read and written, on all connections together.
+/// A logical clock: counts the reads and writes of all connections together.
 fn now() -> u64 {
     static MOMENTS: AtomicU64 = AtomicU64::new(0);
     MOMENTS.fetch_add(1, Ordering::Relaxed)
 }
 
 impl ConnectionActivity {
-    /// Of a connection that was just accepted.
     pub fn new(moved: Arc<Notify>) -> Self {
         Self { phase: watch::Sender::new(ConnectionPhase::Asking), progress: AtomicU64::new(now()), moved }
     }
 
-    /// Orders connections by how long they have done nothing, the longest first; those that have not asked come before
-    /// the others. `None` while it waits for the daemon.
+    /// Sort key: connections that have not sent a request come first, and among equals the one that
+    /// has been idle longest. `None` while the connection waits for the daemon.
     pub fn idleness(&self) -> Option<impl Copy + Ord + use<>> {
         let phase = *self.phase.borrow();
         (phase != ConnectionPhase::Answering).then(|| (phase, self.progress.load(Ordering::Relaxed)))
@@ -93,7 +93,7 @@ impl ConnectionActivity {
         self.progress.store(now(), Ordering::Relaxed);
     }
 
-    /// Returns when the other side, or the daemon, has taken too long.
+    /// Returns when the peer or the daemon exceeds the time limit of its phase.
     async fn overdue(&self) {
         let mut phases = self.phase.subscribe();
         // Bound: a connection has three phases.
@@ -106,13 +106,13 @@ impl ConnectionActivity {
     }
 }
 
-/// Serves one connection that is not one of many.
+/// Serves a single connection, outside of any listener.
 pub async fn answer(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, router: Router) {
     serve(stream, router, Arc::new(ConnectionActivity::new(Arc::default())), None).await;
 }
 
-/// Serves one connection to its end. Its errors are the other side's, and are ignored. Handlers find the peer among the
-/// request's extensions, if it is known.
+/// Serves one connection to its end. Errors are the peer's fault and are ignored. Handlers find the
+/// peer's credentials in the request's extensions, if they are known.
 pub async fn serve(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     router: Router,
@@ -127,7 +127,8 @@ pub async fn serve(
         respond(request, router.clone(), Arc::clone(&activity))
     });
     let mut http = http1::Builder::new();
-    // One request: no client can ask again before it has read, and an idle connection is one that has not asked.
+    // One request per connection: a client cannot send another request before it has read the
+    // answer, and an idle connection is always one without a request.
     http.max_buf_size(HEAD_BYTES).keep_alive(false);
     tokio::select! {
         _ = http.serve_connection(TokioIo::new(stream), service) => {}
@@ -152,7 +153,7 @@ async fn respond(
     Ok(response.map(|body| Observed { body, activity }))
 }
 
-/// The body of an answer: from its first part on it has to be read.
+/// Body of an answer. The reading phase begins with its first part.
 struct Observed {
     body: Body,
     activity: Arc<ConnectionActivity>,
@@ -180,7 +181,7 @@ impl hyper::body::Body for Observed {
     }
 }
 
-/// A stream that tells when something is read or written.
+/// A stream that records each successful read and write.
 struct TimedStream<S> {
     stream: S,
     activity: Arc<ConnectionActivity>,

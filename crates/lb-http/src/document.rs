@@ -1,8 +1,9 @@
-//! A long answer: made whole, kept packed, and given to as many readers as want it.
+//! A long answer: produced whole, stored compressed, and shared by all its readers.
 //!
-//! A page of metrics for ten thousand backends has 70 MB, and a slow reader may take ten seconds for it. Meanwhile the
-//! reader holds nothing but its position in a document that takes a fortieth of that: no thread, no copy, no lock that
-//! others wait for. For a reader that takes no gzip the document is unpacked piece by piece.
+//! A page of metrics for ten thousand backends has 70 MB, and a slow reader may take ten seconds
+//! for it. Meanwhile the reader holds only its position in the compressed document, which takes a
+//! fortieth of that size: no thread, no copy, and no lock that others wait for. If a reader does
+//! not accept gzip, the document is decompressed piece by piece.
 
 use std::fmt;
 use std::io::{self, BufRead, Read, Write};
@@ -20,10 +21,10 @@ use flate2::write::GzEncoder;
 use hyper::body::{Bytes, Frame};
 use tokio::sync::oneshot;
 
-/// Bytes of a part.
+/// Size of a part, in bytes.
 const PART: usize = 64 << 10;
 
-/// A text, packed by gzip.
+/// A text, compressed with gzip.
 #[derive(Debug, Default)]
 pub struct CompressedDocument {
     parts: Vec<Bytes>,
@@ -31,13 +32,13 @@ pub struct CompressedDocument {
     plain: u64,
 }
 
-/// Writes a document. Small writes are gathered before they are packed, and packed bytes before they are kept.
+/// Writes a document. Buffers small writes before compression, and compressed bytes before storage.
 pub struct DocumentWriter {
     encoder: io::BufWriter<GzEncoder<io::BufWriter<CompressedParts>>>,
     plain: u64,
 }
 
-/// What is packed so far.
+/// The parts that are compressed so far.
 #[derive(Default)]
 struct CompressedParts(CompressedDocument);
 
@@ -54,17 +55,16 @@ impl Write for CompressedParts {
 }
 
 impl DocumentWriter {
-    /// An empty document.
     pub fn new() -> Self {
         let parts = io::BufWriter::with_capacity(PART, CompressedParts::default());
         let encoder = GzEncoder::new(parts, Compression::fast());
         Self { encoder: io::BufWriter::with_capacity(PART, encoder), plain: 0 }
     }
 
-    /// The document with all that was written.
+    /// Returns the compressed document.
     ///
     /// # Errors
-    /// None: it is in memory.
+    /// None: the document is in memory.
     pub fn finish(self) -> io::Result<CompressedDocument> {
         let encoder = self.encoder.into_inner().map_err(io::IntoInnerError::into_error)?;
         let parts = encoder.finish()?.into_inner().map_err(io::IntoInnerError::into_error)?;
@@ -96,16 +96,15 @@ impl fmt::Write for DocumentWriter {
     }
 }
 
-/// The form in which a document is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContentCoding {
-    /// As it is kept: gzip.
+    /// Gzip, as stored.
     Packed,
-    /// Unpacked.
+    /// Decompressed.
     Plain,
 }
 
-/// The form that a reader wants: packed, if its `Accept-Encoding` names gzip and does not forbid it.
+/// Returns `Packed` if the reader's `Accept-Encoding` names gzip and does not forbid it.
 pub fn accepts_gzip(headers: &HeaderMap) -> ContentCoding {
     let mut values = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     let names_gzip = |coding: &str| {
@@ -120,7 +119,7 @@ pub fn accepts_gzip(headers: &HeaderMap) -> ContentCoding {
     }
 }
 
-/// An answer with its length, so that one that is cut off cannot be taken for whole.
+/// An answer with its length, so that the reader notices if the answer is cut off.
 pub fn respond(
     document: Arc<CompressedDocument>,
     form: ContentCoding,
@@ -136,7 +135,8 @@ pub fn respond(
     response
 }
 
-/// An answer that begins before the document is made. If the document cannot be made, the answer is cut off.
+/// An answer that starts before the document is complete. If the document cannot be produced, the
+/// answer is cut off.
 pub fn pending(
     document: oneshot::Receiver<Arc<CompressedDocument>>,
     form: ContentCoding,
@@ -154,7 +154,7 @@ fn headed(body: Body, form: ContentCoding, content_type: &'static str) -> Respon
     response
 }
 
-/// What a reader of a document holds.
+/// State of an answer's body.
 enum DocumentBody {
     Awaited(oneshot::Receiver<Arc<CompressedDocument>>, ContentCoding),
     Begun(Unpacked),
@@ -180,7 +180,7 @@ impl hyper::body::Body for DocumentBody {
     }
 }
 
-/// A document, part by part, in either form.
+/// A document that is read part by part, compressed or decompressed.
 enum Unpacked {
     Packed(DocumentCursor),
     Plain(Box<GzDecoder<DocumentCursor>>),
@@ -211,7 +211,7 @@ impl Unpacked {
     }
 }
 
-/// A position in a document.
+/// A position in a compressed document.
 struct DocumentCursor {
     document: Arc<CompressedDocument>,
     part: usize,
@@ -273,7 +273,7 @@ mod tests {
     fn a_document_is_what_was_written_in_either_form() {
         check("");
         check("{}");
-        // Parts of both forms are full, and one byte more.
+        // Texts of exactly one part, of one byte more, and of at least three parts.
         let mut text = String::new();
         let mut number = 1u64;
         while text.len() < 3 * PART {

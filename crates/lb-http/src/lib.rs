@@ -1,9 +1,10 @@
-//! HTTP between processes: [`probe`](probe::probe) asks, and the rest is the one server, of the daemon, of its metrics and of the agent: a connection costs a bounded number of
-//! descriptors, bytes and seconds, whatever its other side does.
+//! HTTP between processes: the client for health checks ([`probe`](probe::probe)), and the one
+//! server for the daemon, its metrics and the agent.
 //!
-//! A listener serves a limited number of connections, and each carries one request. At the limit the next one takes the
-//! place of the connection that has done nothing for the longest: never of one whose other side asks and reads, however
-//! many others are open and silent. The server knows nothing of what is asked.
+//! A connection costs a bounded number of descriptors, bytes and seconds, whatever its peer does. A
+//! listener serves a limited number of connections, and each carries one request. At the limit, a
+//! new connection replaces the one that has been idle longest, so an active peer does not lose its
+//! connection to any number of silent ones. The server does not know the content of requests.
 
 mod connection;
 
@@ -31,15 +32,13 @@ pub use document::{CompressedDocument, ContentCoding, DocumentWriter, accepts_gz
 use self::connection::ConnectionActivity;
 use self::peer::PeerCredentials;
 
-/// Where connections come from.
 pub trait StreamListener: Send + Sync {
-    /// A connection.
     type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
 
-    /// The next one.
+    /// Accepts the next connection.
     fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 
-    /// Who is at its other end, if that can be known.
+    /// The process at the other end, if it can be known.
     fn peer(stream: &Self::Stream) -> Option<PeerCredentials> {
         let _ = stream;
         None
@@ -66,9 +65,10 @@ impl StreamListener for TcpListener {
     }
 }
 
-/// Serves a listener until the task is aborted, to at most `limit` connections at a time.
+/// Serves a listener with at most `limit` connections at a time, until the task is aborted.
 pub async fn serve<L: StreamListener>(listener: L, router: Router, limit: usize) {
-    /// The pause after an error that concerns no single connection, as when no descriptor is free; doubles each time.
+    /// The pause after an error that concerns no single connection, such as a lack of descriptors.
+    /// Each further error doubles it.
     const FIRST_PAUSE: Duration = Duration::from_millis(10);
     const LONGEST_PAUSE: Duration = Duration::from_secs(1);
     let mut hall = OpenConnections {
@@ -79,11 +79,11 @@ pub async fn serve<L: StreamListener>(listener: L, router: Router, limit: usize)
         moved: Arc::default(),
     };
     let mut pause = None;
-    // Until the daemon ends.
+    // Runs until the daemon ends.
     loop {
         tokio::select! {
             Some(ended) = hall.tasks.join_next_with_id() => hall.left(ended.map_or_else(|error| error.id(), |(id, ())| id)),
-            // Looks again whether a connection can be cut off.
+            // A connection changed its phase: check again whether one can be replaced.
             () = hall.moved.notified(), if !hall.has_room() => {}
             accepted = listener.next(), if hall.has_room() => match accepted {
                 Ok(stream) => {
@@ -107,25 +107,26 @@ pub async fn serve<L: StreamListener>(listener: L, router: Router, limit: usize)
     }
 }
 
-/// Whether the error is that of the connection that was about to be accepted, which accept(2) hands on.
+/// Whether the error belongs to the connection that was about to be accepted; accept(2) reports
+/// such errors.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-/// The connections of one listener.
 struct OpenConnections {
     limit: usize,
     router: Router,
     taken: HashMap<Id, (AbortHandle, Arc<ConnectionActivity>)>,
-    /// The tasks that serve them, and those that were cut off and have not ended yet.
+    /// Tasks of the open connections, and aborted tasks that have not ended yet.
     tasks: JoinSet<()>,
-    /// Notified when a connection may have become one that can be cut off.
+    /// Notified when it may have become possible to replace a connection.
     moved: Arc<Notify>,
 }
 
 impl OpenConnections {
-    /// Whether one more can be accepted, if need be in place of another: for a moment there is one more than the limit.
+    /// Whether one more connection can be accepted, if necessary in place of another. For a moment
+    /// there is then one connection more than the limit.
     fn has_room(&self) -> bool {
         self.tasks.len() < self.limit || (self.tasks.len() == self.limit && self.idlest().is_some())
     }
@@ -151,8 +152,8 @@ impl OpenConnections {
         self.taken.remove(&id);
     }
 
-    /// The connection that has done nothing for the longest, of those that do not wait for the daemon: first of those
-    /// that have not asked yet.
+    /// The connection that has been idle longest. Connections without a request come first; those
+    /// that wait for the daemon are excluded.
     fn idlest(&self) -> Option<Id> {
         let idle = self.taken.iter().filter_map(|(id, (_, activity))| Some((activity.idleness()?, *id)));
         idle.min_by_key(|(idleness, _)| *idleness).map(|(_, id)| id)

@@ -1,25 +1,26 @@
-//! Who is at the other end of a Unix socket, as the kernel knows it, and which number a group's name has.
+//! The process at the other end of a Unix socket, as the kernel reports it, and the number of a
+//! group by its name.
 
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The process that connected, as it was then.
+/// Credentials of a connected process, taken when it connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerCredentials {
-    /// Its effective user.
+    /// Effective user.
     pub user: u32,
-    /// Its groups, the effective one first.
+    /// Groups, the effective one first.
     pub groups: Vec<u32>,
-    /// Its number; 0 if it is of a PID namespace that this process cannot see.
+    /// Process ID; 0 if the process is in a PID namespace that this process cannot see.
     pub process: u32,
 }
 
 impl PeerCredentials {
-    /// Of a connected socket (`SO_PEERCRED`, `SO_PEERGROUPS`).
+    /// Reads the credentials of a connected socket's peer (`SO_PEERCRED`, `SO_PEERGROUPS`).
     ///
     /// # Errors
-    /// If the kernel does not tell.
+    /// If the kernel does not report them.
     pub fn of(socket: impl AsFd) -> io::Result<Self> {
         let libc::ucred { pid, uid, gid } = credentials(&socket)?;
         let mut groups = vec![gid];
@@ -28,11 +29,12 @@ impl PeerCredentials {
     }
 }
 
-/// `SO_PEERCRED`. (Not by rustix, whose process numbers are never 0: the kernel's are, of a process in another PID namespace.)
+/// `SO_PEERCRED`. Not with rustix: its process IDs are never 0, but the kernel reports 0 for a
+/// process in another PID namespace.
 fn credentials(socket: &impl AsFd) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
     let mut bytes = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("a few bytes");
-    // SAFETY: the kernel writes at most `bytes` to the structure, which is as long.
+    // SAFETY: the kernel writes at most `bytes` to the structure, which is that long.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -48,13 +50,14 @@ fn credentials(socket: &impl AsFd) -> io::Result<libc::ucred> {
 /// `SO_PEERGROUPS`, since Linux 4.13.
 fn further_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
     const SO_PEERGROUPS: libc::c_int = 59;
-    // As many as a process can have.
+    // The maximum number of groups of a process.
     const MOST: usize = 65_536;
     let mut groups: Vec<libc::gid_t> = vec![0; 64];
-    // Bound: one attempt with as much room as the kernel asks for.
+    // Bound: one more attempt with the size that the kernel demands.
     for _ in 0..2 {
         let mut bytes = libc::socklen_t::try_from(size_of_val(&groups[..])).unwrap_or(libc::socklen_t::MAX);
-        // SAFETY: the kernel writes at most `bytes` to the buffer, which is as long, and says how many they are.
+        // SAFETY: the kernel writes at most `bytes` to the buffer, which is that long, and stores
+        // the written length in `bytes`.
         let result = unsafe {
             libc::getsockopt(
                 socket.as_fd().as_raw_fd(),
@@ -78,31 +81,34 @@ fn further_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
     Err(io::Error::from_raw_os_error(libc::ERANGE))
 }
 
-/// The number of a group by its name, or by the number itself; `None` if there is no such group. Asks what the host is
-/// configured to ask, which may be a directory service and may block.
+/// Returns the number of a group by its name, or by the number in digits; `None` if there is no
+/// such group. Queries the name services that the host is configured for: one may be a directory
+/// service and may block.
 ///
 /// # Errors
-/// If that cannot be asked.
+/// If the name services fail.
 pub fn group_number(name: &str) -> io::Result<Option<u32>> {
     if let Ok(number) = name.parse() {
         return Ok(Some(number));
     }
     let Ok(name) = CString::new(name) else { return Ok(None) };
-    // A group's members are read as well, however many they are.
+    // The buffer must also hold all members of the group.
     const LONGEST: usize = 16 << 20;
     let mut buffer: Vec<libc::c_char> = vec![0; 16 << 10];
     loop {
         let mut found = std::ptr::null_mut();
-        // SAFETY: all zero is a value of this structure of numbers and pointers.
+        // SAFETY: all zeros are a valid value of this structure, which has only numbers and
+        // pointers.
         let mut group: libc::group = unsafe { std::mem::zeroed() };
-        // SAFETY: the name ends with a zero, the buffer is as long as is said, and the function writes to these alone.
+        // SAFETY: the name ends with a zero, the buffer has the given length, and the function
+        // writes only to these arguments.
         let error = unsafe {
             libc::getgrnam_r(name.as_ptr(), &raw mut group, buffer.as_mut_ptr(), buffer.len(), &raw mut found)
         };
         match error {
             0 if found.is_null() => return Ok(None),
             0 => return Ok(Some(group.gr_gid)),
-            // What different systems say where there is none.
+            // Systems report a missing group with different errors.
             libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM => return Ok(None),
             libc::ERANGE if buffer.len() < LONGEST => buffer.resize(4 * buffer.len(), 0),
             error => return Err(io::Error::from_raw_os_error(error)),
@@ -127,7 +133,8 @@ mod tests {
         assert!(ours.iter().all(|group| peer.groups.contains(&group.as_raw())), "{peer:?}");
     }
 
-    /// The suite links statically, and the C library cannot load the host's name services into a static program.
+    /// The test suite links statically, and the C library cannot load the host's name services into
+    /// a static program.
     fn look_only_into_files() {
         #[cfg(target_feature = "crt-static")]
         {

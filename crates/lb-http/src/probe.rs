@@ -1,5 +1,7 @@
-//! A probe by HTTP: one request, of whose answer the head is read, up to a limit. The body is not, and redirects are not followed.
-//! Informational answers (1xx, RFC 9110 section 15.2) before it are read and skipped: eight at most.
+//! An HTTP probe: sends one request and reads the head of the answer, up to a limit.
+//!
+//! The probe does not read the body and does not follow redirects. It skips at most eight
+//! informational answers (1xx, RFC 9110 section 15.2) before the answer.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,34 +20,33 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-/// Bytes that are read of an answer, informational ones before it included, until its head is whole.
+/// Maximum number of bytes to read until the answer's head is complete, including informational
+/// answers before it.
 const HEAD_BYTES: usize = 64 << 10;
 
-/// Informational answers that may come before it.
+/// Maximum number of informational answers before the answer.
 const MAX_INFORMATIONAL: usize = 8;
 
-/// Characters of a redirect's place that are shown.
+/// Maximum number of characters of a redirect's target in an error.
 const PLACE_SHOWN: usize = 200;
 
-/// Why a page was not had.
+/// Why a probe failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// The answer's head is too long.
     #[error("its answer's head is longer than {} KiB", HEAD_BYTES >> 10)]
     LongHead,
-    /// Informational answers do not end.
     #[error("it sends more than {MAX_INFORMATIONAL} informational answers (1xx)")]
     Informational,
-    /// The answer is no HTTP, or there is none.
+    /// There is no answer, or it is not HTTP.
     #[error(transparent)]
     NoAnswer(hyper::Error),
-    /// Nothing was asked: the path cannot be part of a request.
+    /// The path cannot be part of a request; nothing was sent.
     #[error(transparent)]
     Request(#[from] axum::http::Error),
     /// The answer's status is not from 200 to 299.
     #[error("it answers {0}")]
     Status(StatusCode),
-    /// The page is elsewhere.
+    /// The status of a redirect, and its target.
     #[error("it answers {0}, to {1:?}, which is not followed")]
     Redirect(StatusCode, String),
 }
@@ -58,7 +59,7 @@ impl From<hyper::Error> for ProbeError {
     }
 }
 
-/// A connection that ends with an error once more than so many bytes were read.
+/// A connection that fails once more than `left` bytes were read.
 struct Limited {
     stream: TcpStream,
     left: usize,
@@ -92,10 +93,11 @@ impl AsyncWrite for Limited {
     }
 }
 
-/// Asks for a page at the other end of a connection, in the name of `user_agent`. It takes as long as the other side does.
+/// Requests a page over a connection, with `user_agent` as the client's name. There is no timeout:
+/// it takes as long as the peer does.
 ///
 /// # Errors
-/// If it is not answered by a status from 200 to 299.
+/// If there is no answer, or its status is not from 200 to 299.
 pub async fn probe(
     stream: TcpStream,
     at: SocketAddr,
@@ -119,14 +121,14 @@ pub async fn probe(
     });
     let answer = sender.send_request(request);
     tokio::pin!(answer, connection);
-    // The connection is driven only until the head of the answer is there.
+    // The connection is polled only until the head of the answer has arrived.
     let response = tokio::select! {
         answer = &mut answer => answer,
-        // What it has answered before is there, or why not.
+        // The connection has ended: the request now has its answer or its error.
         _ = &mut connection => answer.await,
         () = too_many.notified() => return Err(ProbeError::Informational),
     };
-    // Also if the answer has come with them.
+    // The limit also holds if the answer arrived together with the informational ones.
     if informational.load(Ordering::Relaxed) > MAX_INFORMATIONAL {
         return Err(ProbeError::Informational);
     }
@@ -149,7 +151,8 @@ mod tests {
 
     use super::*;
 
-    /// What is made of a server that answers with this and does not close; and what it was asked.
+    /// Probes a server that sends `answer` and does not close. Returns the result and the request
+    /// that the server received.
     async fn answered(answer: &[u8]) -> (Result<(), ProbeError>, String) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
@@ -157,7 +160,7 @@ mod tests {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut head = [0; 1024];
             let length = stream.read(&mut head).await.unwrap();
-            // Whoever gives up reads not all of it.
+            // A client that gives up does not read all of it.
             let _ = stream.write_all(answer).await;
             let open = (!answer.is_empty()).then_some(stream);
             (open, String::from_utf8_lossy(&head[..length]).into_owned())
@@ -173,7 +176,7 @@ mod tests {
             (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nyes", Ok(())),
             (b"HTTP/1.0 204 No Content\r\n\r\n", Ok(())),
             (b"HTTP/1.1 299 Odd\r\n\r\n", Ok(())),
-            // Its body never comes, and nobody waits for it.
+            // The body never arrives, and the probe does not wait for it.
             (b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n", Ok(())),
             (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", Err("it answers 503 Service Unavailable")),
             (
@@ -222,7 +225,7 @@ mod tests {
         }
         let error = answered(&answer(10_000)).await.0.unwrap_err();
         assert!(matches!(error, ProbeError::Informational), "{error}");
-        // Few, and long together.
+        // Few answers, but together longer than the limit.
         let long = [&b"HTTP/1.1 103 Early Hints\r\nx: "[..], &[b'x'; 40_000], b"\r\n\r\n"].concat();
         let error = answered(&[&long.repeat(2)[..], ok].concat()).await.0.unwrap_err();
         assert!(matches!(error, ProbeError::LongHead), "{error}");

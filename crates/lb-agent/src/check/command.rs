@@ -1,4 +1,5 @@
-//! A health check by a command, which is killed with all that it has started when its time is over.
+//! A health check by a command. When its time is over, the command is killed with all that it has
+//! started.
 
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -7,7 +8,7 @@ use lb_report::agent::streak::Outcome;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 
-/// Runs a command to its end, or for so long.
+/// Runs a command to its end, or kills it after `timeout`.
 pub async fn run(words: &[String], timeout: Duration) -> Outcome {
     let Some((program, arguments)) = words.split_first() else {
         return Outcome::Impossible("there is no command".to_owned());
@@ -24,7 +25,7 @@ pub async fn run(words: &[String], timeout: Duration) -> Outcome {
         Ok(Err(error)) => Outcome::Impossible(format!("wait for {program}: {error}")),
         Err(_) => {
             running.kill();
-            // It is dead; what is awaited here is that its number is free.
+            // The command is dead. This wait makes its process ID free.
             let _ = running.0.wait().await;
             Outcome::Failed(format!(
                 "it did not end within {} and was killed",
@@ -37,7 +38,7 @@ pub async fn run(words: &[String], timeout: Duration) -> Outcome {
 fn judge(status: ExitStatus) -> Outcome {
     match status.code() {
         Some(0) => Outcome::Passed,
-        // What shells and env(1) say of a command that they cannot start.
+        // Shells and env(1) return these codes if they cannot start a command.
         Some(code @ (126 | 127)) => {
             Outcome::Impossible(format!("exit code {code}: the command cannot be run"))
         }
@@ -46,12 +47,14 @@ fn judge(status: ExitStatus) -> Outcome {
     }
 }
 
-/// A command that is killed if nobody waits for it any more, as when the check is configured away.
+/// A command that is killed when this is dropped, for example because the check was removed from
+/// the configuration.
 struct RunningCommand(Child);
 
 impl RunningCommand {
     fn kill(&mut self) {
-        // While it has not been waited for its number is its own, and that of its process group.
+        // Until the command is waited for, its process ID is not reused, and neither is the ID of
+        // its process group.
         let pid = self.0.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         if let Some(pid) = pid {
             let _ = kill_process_group(pid, Signal::KILL);

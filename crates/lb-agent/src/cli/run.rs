@@ -1,4 +1,5 @@
-//! `socklb agent run`: a command run as a backend, with the host's agent, or with one of its own.
+//! `socklb agent run`: runs a command as a backend, with the host's agent or with an agent of its
+//! own.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,29 +20,30 @@ use crate::run::{self, ProcessStatus, Signals};
 use crate::serve::{Role, start};
 use crate::voice::{CLAIM, LocalVoice, RemoteVoice, Voice};
 
-/// What is run, as which backend.
+/// Options of `socklb agent run`
 #[derive(Debug, Args)]
 pub struct Run {
-    /// The backend, as in 10.0.0.1:8080 or 10.0.0.1:53/udp
+    /// Backend, as in 10.0.0.1:8080 or 10.0.0.1:53/udp
     #[arg(long, value_name = "BACKEND", value_parser = crate::name::parse)]
     pub backend: Name,
-    /// The file of the backend's keys, if no agent of the host has it in its configuration
+    /// Key file of the backend, if the configuration of the host's agent does not have the backend
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
-    /// Where to answer clients if no agent of the host runs; may be given several times [default: port 9465]
+    /// Address at which to answer clients if this host runs no agent; may be given several times
+    /// [default: port 9465]
     #[arg(long, value_name = "ADDRESS", requires = "key")]
     pub listen: Vec<std::net::SocketAddr>,
-    /// The form of each line of the log: text or json
+    /// Format of the log's lines: text or json
     #[arg(long, value_name = "FORMAT", default_value = LogFormat::Text.name())]
     pub log_format: LogFormat,
     #[command(flatten)]
     args: run::Args,
 }
 
-/// Runs it to its end.
+/// Runs the command to its end.
 ///
 /// # Errors
-/// If nobody can speak for the backend; nothing was started then.
+/// If no agent can report for the backend. The command was not started then.
 pub fn run(what: Run, directories: &Directories) -> Result<ProcessStatus> {
     init_log(what.log_format);
     let keys = what.key.as_deref().map(read_key_file).transpose()?;
@@ -83,7 +85,7 @@ pub fn run(what: Run, directories: &Directories) -> Result<ProcessStatus> {
                 let agent = start(AgentConfig { listen, backends, ..AgentConfig::default() }, Role::Within, None).await?;
                 let voice = LocalVoice::new(&agent, backend, unknown).await?;
                 let ended = run_as(args, backend, signals, voice).await;
-                // Who is being told how it has ended hears of it.
+                // Clients that are being notified of the backend's end still receive the report.
                 agent.heard(LAST_WORD).await;
                 agent.stop().await;
                 Ok(ended)
@@ -95,7 +97,8 @@ pub fn run(what: Run, directories: &Directories) -> Result<ProcessStatus> {
     ended
 }
 
-/// How long clients have to hear how the backend has ended: all pushes of a change are sent within.
+/// Time for clients to receive the final readiness of the backend. All pushes of a change are sent
+/// within it.
 const LAST_WORD: Duration = Duration::from_millis(200);
 
 async fn run_as(
@@ -107,7 +110,7 @@ async fn run_as(
     run::run(args, backend.protocol(), backend.address(), signals, voice).await
 }
 
-/// A voice that is given back after the run.
+/// A voice that the caller can take back after the run.
 struct SharedVoice(Arc<Mutex<RemoteVoice>>);
 
 impl Voice for SharedVoice {

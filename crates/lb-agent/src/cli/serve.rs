@@ -1,4 +1,4 @@
-//! `socklb agent serve`: an agent until it is told to end.
+//! `socklb agent serve`: runs an agent until a signal ends it.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::serve::{Reread, Role, start};
 /// If the configuration cannot be used, or the agent cannot be started.
 pub fn run(what: Serve, directories: Directories) -> Result<()> {
     let config = what.config(&directories)?;
-    // What the command line says holds over the file, also when that is read again.
+    // The command line overrides the file, also when the file is read again.
     let log_format = config.log_format;
     let reread: Option<Reread> = match config.path {
         Some(_) => Some(Arc::new(move || what.config(&directories))),
@@ -25,19 +25,20 @@ pub fn run(what: Serve, directories: Directories) -> Result<()> {
     };
     init_log(log_format);
     keep_from_children();
-    // The loop is one task; a second thread lets what blocks for a moment, and HTTP, go on beside it.
+    // The event loop is one task. A second thread serves HTTP and work that blocks for a moment.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let served = runtime.block_on(serve(config, reread));
-    // A thread that waits for a file system does not hold up the end.
+    // A thread that waits for a file system does not delay the end.
     runtime.shutdown_timeout(STOPPING);
     served
 }
 
-/// What it takes to have the kernel answer stays with the agent: a health check that is a command does not inherit it. Of this thread,
-/// and of all that it starts.
+/// Removes the capabilities that the kernel's answers need from the ambient set, so that the
+/// command of a health check does not inherit them. This applies to the calling thread and to all
+/// threads that it starts.
 fn keep_from_children() {
     for capability in [CapabilitySet::BPF, CapabilitySet::NET_ADMIN, CapabilitySet::PERFMON] {
-        // Fails on kernels that do not know it, where nobody can have inherited it.
+        // Fails on kernels that do not have the capability: no process can inherit it there.
         let _ = configure_capability_in_ambient_set(capability, false);
     }
 }
@@ -47,7 +48,7 @@ async fn serve(config: AgentConfig, reread: Option<Reread>) -> Result<()> {
     let (mut hangup, mut terminate, mut interrupt) =
         (listen(SignalKind::hangup())?, listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
     let mut agent = start(config, Role::Host, reread).await?;
-    // Until a signal ends it.
+    // Runs until a signal arrives.
     loop {
         tokio::select! {
             _ = hangup.recv() => agent.reload().await,

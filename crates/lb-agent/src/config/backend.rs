@@ -1,4 +1,4 @@
-//! One `[[backend]]` of `agent.toml`.
+//! Parses one `[[backend]]` of `agent.toml`.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use super::keys::{backend, check, utilization};
 use super::{BackendConfig, HealthCheck, Utilization};
 use crate::check::CheckMethod;
 
-/// Reads the keys of a file, or says why there are none.
+/// Reads the keys of a file, or returns why it cannot.
 pub type ReadKeys<'r> = dyn FnMut(&Path) -> Result<Keys<BackendKey>, String> + 'r;
 
-/// Reads a table; `None` if something is wrong with it, which is reported.
+/// Parses a table. Returns `None` if the table has a fault, which is reported.
 pub fn read(
     table: &Table<'_>,
     directory: &Path,
@@ -79,7 +79,7 @@ fn key_file(
     }
 }
 
-/// The outer `None` if it is wrong, the inner one if there is to be none.
+/// The outer `None` means a fault, the inner `None` that there is no check.
 fn check(
     table: &Table<'_>,
     name: Option<Name>,
@@ -176,7 +176,7 @@ fn utilization(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Optio
     Some(Utilization::Cgroup { cgroup: PathBuf::from(&*cgroup?), cores })
 }
 
-/// In thousandths.
+/// Returns thousandths of a processor.
 fn cores(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<u32> {
     let number = match item.value() {
         DeValue::Integer(integer) => integer.as_str().parse::<f64>().ok(),

@@ -1,4 +1,4 @@
-//! Files of keys: whether they are kept as secrets must be, and what is in them.
+//! Reads key files: checks that they are protected as secrets, then parses them.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -8,59 +8,41 @@ use lb_host::regular_file;
 use lb_report::keys::{Keys, KeysError, Secret};
 use thiserror::Error;
 
-/// Two keys and their comments need a tenth of that.
+/// Maximum size of a key file. Two keys and their comments need a tenth of it.
 const MAX_BYTES: u64 = 64 << 10;
 
-/// What nobody but the owner and its group may do, and the group may only read.
+/// Mode bits that a key file may not have: the group may only read it, and other users have no
+/// access.
 const TOO_OPEN: u32 = 0o037;
 
-/// Why a file gave no keys. Holds nothing of a key.
+/// Why a key file cannot be used. Contains no part of a key.
 #[derive(Debug, Error)]
 pub enum KeyFileError {
-    /// It cannot be read.
     #[error("read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// More can read or write it than should.
+    Read { path: PathBuf, source: io::Error },
+    /// More users can read or write the file than should.
     #[error("{} is open to others (mode {mode:04o}): `chmod 640 {}`, and make new keys if anybody may have read these", path.display(), path.display())]
-    TooOpen {
-        /// The file.
-        path: PathBuf,
-        /// Its mode.
-        mode: u32,
-    },
-    /// Another user can replace it.
+    TooOpen { path: PathBuf, mode: u32 },
+    /// Another user owns the file and can replace it.
     #[error("{} belongs to user {owner}, who could replace the keys: `chown root {}`", path.display(), path.display())]
-    Owner {
-        /// The file.
-        path: PathBuf,
-        /// Its owner.
-        owner: u32,
-    },
-    /// It is too long to be one.
+    Owner { path: PathBuf, owner: u32 },
     #[error("{} is longer than {MAX_BYTES} bytes, which no file of keys is", .0.display())]
     TooLong(PathBuf),
-    /// It is not text.
     #[error("{} is not text: write lines `ID KEY`", .0.display())]
     NotText(PathBuf),
     /// A line is wrong.
     #[error("{}", path.display())]
     Faulty {
-        /// The file.
         path: PathBuf,
-        /// Its line, and why.
+        /// The number of the line, and the fault.
         source: KeysError,
     },
 }
 
-/// Reads a file of keys.
+/// Reads a key file.
 ///
 /// # Errors
-/// If it cannot be read, is open to others, or a line is wrong.
+/// If the file cannot be read, other users have access to it or own it, or a line is wrong.
 pub fn read_key_file<K: Secret>(path: &Path) -> Result<Keys<K>, KeyFileError> {
     let cannot = |source| KeyFileError::Read { path: path.to_owned(), source };
     let (file, metadata) = regular_file::open(path).map_err(cannot)?;
@@ -77,8 +59,8 @@ pub fn read_key_file<K: Secret>(path: &Path) -> Result<Keys<K>, KeyFileError> {
     Keys::parse(&text).map_err(|source| KeyFileError::Faulty { path: path.to_owned(), source })
 }
 
-/// Whether a reader believes a file of this owner. Root may read for a daemon of another user, whose file it may be
-/// (`socklb check`).
+/// Whether a process of user `reader` trusts a file of this owner. Root trusts every owner, because
+/// it may read the file for a daemon of another user (`socklb check`).
 fn may_own(owner: u32, reader: u32) -> bool {
     reader == 0 || [0, reader].contains(&owner)
 }

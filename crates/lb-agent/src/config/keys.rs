@@ -1,6 +1,7 @@
-//! Every key of `agent.toml`: what it may be, what it is if it is not written, and what it decides.
+//! Every key of `agent.toml`: its valid values, its default, and its effect.
 //!
-//! These rows give the checks of each value alone, the messages about them, and the tables of docs/reference/agent.md.
+//! These rows provide the checks of each single value, the messages about them, and the tables of
+//! docs/reference/agent.md.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -16,10 +17,10 @@ use lb_document::{
 };
 use lb_report::wire::{MAX_HOLD, MAX_VALID_FOR};
 
-/// A path, relative to the file.
+/// A path, relative to the configuration file.
 pub type Path = ConfigKey<Text<Cow<'static, str>>>;
 
-/// All sections, each followed by those that are values in it.
+/// All sections, each followed by the sections that are values in it.
 pub static SECTIONS: [&[&Section]; 3] =
     [&[&agent::SECTION], &[&xdp::SECTION], &[&backend::SECTION, &check::SECTION, &utilization::SECTION]];
 

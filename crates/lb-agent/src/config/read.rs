@@ -1,4 +1,4 @@
-//! `agent.toml` as a text and as a file.
+//! Reads `agent.toml`, as a file and as a text.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -18,23 +18,18 @@ use super::keys::backend::{ADDRESS, SECTION as BACKEND};
 use super::keys::xdp;
 use super::{AgentConfig, DEFAULT_PATH, read_key_file};
 
-/// As many backends as there can be need a hundredth of that.
+/// Maximum size of a configuration, in bytes. The maximum number of backends needs a hundredth of
+/// it.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Addresses to listen at.
+/// Maximum number of addresses to listen at.
 const MAX_LISTEN: usize = 16;
 
 /// Why there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
     #[error("read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// There is no file at the default path.
     #[error(
         "there is no configuration at {DEFAULT_PATH}, and none was named (`socklb agent serve FILE`); --backend serves one backend without a file"
@@ -43,7 +38,7 @@ pub enum ConfigError {
     /// The file is too long to be a configuration.
     #[error("read {}: longer than {MAX_FILE_BYTES} bytes, which no configuration is", .0.display())]
     TooLong(PathBuf),
-    /// The file was read and is wrong.
+    /// The file was read and has faults.
     #[error(transparent)]
     Faulty(#[from] Diagnostics),
 }
@@ -51,7 +46,7 @@ pub enum ConfigError {
 /// Reads the configuration file at `path`, and the key files that it names.
 ///
 /// # Errors
-/// The file cannot be read, or all its faults.
+/// If the file cannot be read or has faults. The error lists all faults.
 pub fn read(path: &Path) -> Result<AgentConfig, ConfigError> {
     let bytes = read_file(path)?;
     let text = utf8(&bytes, path)?;
@@ -71,10 +66,10 @@ fn read_file(path: &Path) -> Result<Vec<u8>, ConfigError> {
     bytes.ok_or_else(|| ConfigError::TooLong(path.to_owned()))
 }
 
-/// Reads the text of a configuration file; `keys` reads the files of keys that it names.
+/// Parses the text of a configuration file. `keys` reads the key files that it names.
 ///
 /// # Errors
-/// All its faults.
+/// All faults of the text.
 pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<AgentConfig, Diagnostics> {
     let mut report = DiagnosticCollector::new(path, text);
     let root = document::read(text, &mut report);
@@ -108,7 +103,7 @@ pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<AgentCo
     }))
 }
 
-/// Where the kernel is to answer, if it is.
+/// Where the kernel answers in the agent's place, if it does.
 fn xdp(
     root: &Table<'_>,
     listen: Option<&[SocketAddr]>,

@@ -1,20 +1,19 @@
-//! The tables of docs/reference/agent.md, made of the rows of `keys`.
+//! Makes the tables of docs/reference/agent.md from the rows of `keys`.
 
 use lb_document::key::{Section, markdown};
 
 use super::keys::SECTIONS;
 
-/// The line that the tables begin after, and the one that they end before.
+/// The line before the tables, and the line after them.
 const MARKS: [&str; 2] = ["<!-- keys: begin -->\n", "<!-- keys: end -->\n"];
 
-/// The tables.
 pub fn tables() -> String {
     let [agent, xdp, backend] = SECTIONS;
     let table = |sections: &[&Section]| format!("{}:\n\n{}\n", sections[0].text, markdown(sections));
     format!("\nOf {}`[xdp]`, {}`[[backend]]`, {}", table(agent), table(xdp), table(backend))
 }
 
-/// The page with the tables in their place; `None` if it has no place for them.
+/// The page with current tables; `None` if the page has no place for them.
 pub fn with_tables(page: &str) -> Option<String> {
     let [begin, end] = MARKS;
     let (before, rest) = page.split_once(begin)?;

@@ -1,4 +1,5 @@
-//! The backend's connections, as the kernel's lists of sockets have them: which are in use, which only stay open.
+//! The backend's connections, from the kernel's lists of sockets: which are in use, and which are
+//! only open.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -10,25 +11,26 @@ use lb_diag::{SocketEntry, SocketLists};
 /// Where the backend listens, in this network namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendListener {
-    /// By which protocol.
     pub protocol: Protocol,
-    /// Its address for clients, which need not be one of this namespace, and the port that it listens at here.
+    /// The address that clients use, which may not exist in this namespace, and the port at which
+    /// the backend listens here.
     pub address: SocketAddr,
-    /// Whether its address has a socket of its own at this port: connections to other addresses are then somebody else's.
+    /// Whether the address has a socket of its own at this port. If so, connections to other
+    /// addresses do not belong to the backend.
     pub is_alone: bool,
 }
 
-/// How many connections there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Connections {
     /// In use: data moves, waits to be read or sent, or has moved a moment ago.
     pub busy: usize,
-    /// Open and idle for as long as was said.
+    /// Open, and idle for at least the given time.
     pub idle: usize,
 }
 
 impl BackendListener {
-    /// Looks whether somebody listens (TCP), or has a socket at the port (UDP), and if so, whether at this address alone.
+    /// Checks whether a socket listens at the port (TCP) or is bound to it (UDP). Sets `is_alone`
+    /// if that is a socket of this very address.
     ///
     /// # Errors
     /// If the kernel's lists cannot be read.
@@ -48,7 +50,7 @@ impl BackendListener {
         Ok(addresses.into_iter().any(|address| self.is_ours(address)))
     }
 
-    /// Counts the connections that clients have with the backend. UDP has none.
+    /// Counts the connections of clients with the backend. UDP has none.
     ///
     /// # Errors
     /// If the kernel's lists cannot be read.
@@ -64,11 +66,12 @@ impl BackendListener {
     }
 
     fn count(self, socket: &SocketEntry, idle_after: Duration, connections: &mut Connections) {
-        // What the application has closed, the kernel brings to its end, whether the application runs or not.
+        // After the application has closed a connection, the kernel completes its end, whether the
+        // application still runs or not.
         if socket.listens || socket.is_closed || !self.is_ours(socket.local.ip()) {
             return;
         }
-        // A handshake that is not complete has no times: somebody is about to use it.
+        // An incomplete handshake has no times: a client is about to use the connection.
         let is_idle = socket.queued == 0 && socket.idle.is_some_and(|idle| idle >= idle_after);
         if is_idle {
             connections.idle += 1;
@@ -81,8 +84,9 @@ impl BackendListener {
         !self.is_alone || local == self.address.ip()
     }
 
-    /// Where the application can be reached from here: its address, or if that is not one of this namespace (as behind
-    /// address translation), loopback.
+    /// The address at which the application can be reached from here: the backend's address, or
+    /// loopback if that address does not exist in this namespace (for example because of address
+    /// translation).
     pub fn address_here(self) -> IpAddr {
         let ip = self.address.ip();
         let is_here = std::net::UdpSocket::bind(SocketAddr::new(ip, 0)).is_ok();
@@ -116,16 +120,16 @@ mod tests {
         let look = |idle_after| here.connections(idle_after).unwrap();
         assert_eq!(look(Duration::ZERO), of(0, 0));
         let client = TcpStream::connect(here.address).unwrap();
-        // Not accepted yet, which the application is to do.
+        // The application has not accepted the connection yet.
         assert_eq!(look(Duration::from_mins(1)), of(1, 0));
         let (accepted, _) = socket.accept().unwrap();
         assert_eq!(look(Duration::from_mins(1)), of(1, 0));
         assert_eq!(look(Duration::ZERO), of(0, 1));
-        // A request that nobody has read.
+        // A request that the application has not read.
         io::Write::write_all(&mut &client, b"GET").unwrap();
         assert_eq!(look(Duration::ZERO), of(1, 0));
         io::Read::read_exact(&mut &accepted, &mut [0; 3]).unwrap();
-        // The client has ended its side, and the application may be answering.
+        // The client has shut down its side, and the application may still be answering.
         client.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(look(Duration::from_mins(1)), of(1, 0));
         drop(accepted);
@@ -137,7 +141,7 @@ mod tests {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
         let mut other = listener(SocketAddr::new([127, 0, 0, 9].into(), address.port()));
-        // Behind address translation, as far as anybody knows.
+        // As far as is known, the backend is behind address translation.
         assert!(other.find().unwrap() && !other.is_alone);
         let alone = TcpListener::bind(other.address).unwrap();
         assert!(other.find().unwrap() && other.is_alone);

@@ -1,4 +1,5 @@
-//! The one loop of a run: takes in what happens, asks the [lifecycle](super::lifecycle) what is to be done, and does it.
+//! The one loop of a run: receives events, passes them to the [lifecycle](super::lifecycle), and
+//! carries out the actions that it returns.
 
 mod checks;
 
@@ -21,7 +22,6 @@ use super::status::ProcessStatus;
 use super::terminal::Terminal;
 use crate::voice::Voice;
 
-/// A run, and all that it has.
 pub struct RunDriver {
     args: Args,
     listener: BackendListener,
@@ -31,21 +31,21 @@ pub struct RunDriver {
     lifecycle: Lifecycle,
     events: mpsc::Sender<RunEvent>,
     began: Instant,
-    /// What finds out whether the application can serve.
+    /// The task that checks whether the application can serve.
     check: Option<JoinHandle<()>>,
-    /// How many commands that check were started.
+    /// Number of readiness checks that were started.
     checks: u64,
-    /// When the next look at the connections is due; `None` while there is one.
+    /// When the next look at the connections is due; `None` during a look.
     look_at: Option<Instant>,
-    /// Connections could not be looked at, which has been said.
+    /// A look at the connections has failed, and that was logged.
     is_blind: bool,
-    /// The application is being killed, which has been logged.
+    /// The application is being killed, and that was logged.
     is_killing: bool,
     ended: Option<ProcessStatus>,
 }
 
 impl RunDriver {
-    /// The command was started.
+    /// `processes` must have started the command.
     pub fn new<V: Voice + 'static>(
         args: Args,
         listener: BackendListener,
@@ -81,12 +81,13 @@ impl RunDriver {
         };
         driver.carry_out(actions);
         driver.start_check();
-        // Whoever ended before SIGCHLD was waited for.
+        // A process may have ended before SIGCHLD was awaited.
         driver.reap();
         driver
     }
 
-    /// Runs until the command and all that it has left behind have ended. `signals` are taken as long.
+    /// Runs until the command and all processes that it has left behind have ended. The tasks of
+    /// `signals` receive signals until then.
     pub async fn run(mut self, mut events: mpsc::Receiver<RunEvent>, signals: JoinSet<()>) -> ProcessStatus {
         let status = loop {
             if let Some(status) = self.ended {
@@ -124,7 +125,7 @@ impl RunDriver {
     fn event(&mut self, event: RunEvent) {
         match event {
             RunEvent::Signal(signal) => {
-                // The shell that has this process go on may have given it the terminal.
+                // The shell that continues this process may have given it the terminal.
                 if let Some(terminal) = self.terminal.as_ref().filter(|_| signal == Signal::CONT) {
                     terminal.give(self.processes.group());
                 }
@@ -174,7 +175,7 @@ impl RunDriver {
                     self.processes.stop(signal);
                 }
                 Action::Kill => {
-                    // Again for each process that ends and leaves others.
+                    // The action repeats for each process that ends and leaves others.
                     if !std::mem::replace(&mut self.is_killing, true) {
                         tracing::warn!(kill_after = ?self.args.kill_after, "the application did not end and is killed");
                     }
@@ -193,7 +194,7 @@ impl RunDriver {
         started.is_ok()
     }
 
-    /// What the state asks for, whatever led to it.
+    /// The work that the current state requires, whatever event led to it.
     fn go_on(&mut self) {
         if !self.lifecycle.is_starting() {
             self.stop_checking();

@@ -1,4 +1,4 @@
-//! What a run waits for, and the signals among it.
+//! The events that a run waits for, signals included.
 
 use std::io;
 use std::time::Duration;
@@ -10,49 +10,48 @@ use tokio::task::JoinSet;
 use super::connections::Connections;
 use super::signal::Signal;
 
-/// Events that wait for the loop; who has more waits for it.
+/// Capacity of the queue of events. If the queue is full, a sender waits.
 const EVENTS: usize = 64;
 
-/// What the loop waits for.
 #[derive(Debug)]
 pub enum RunEvent {
-    /// This process was sent a signal.
+    /// This process received a signal.
     Signal(Signal),
-    /// Something has become of a child.
+    /// The state of a child has changed.
     Child,
     /// The application can serve.
     Ready,
-    /// It is time for the next command that checks.
+    /// The next readiness command is due.
     Check,
-    /// The command that checks, by its number, has had its time.
+    /// The time limit of the readiness command with this number is over.
     CheckOverdue(u64),
-    /// The application has had long enough to become ready.
+    /// It is time to log that the application is not ready, if it is not.
     Late,
-    /// So many clients have not acknowledged.
+    /// The number of clients that have not acknowledged.
     Unheard(usize),
-    /// A look at the connections is over.
+    /// A look at the connections has ended: when it began, since the start of the run, and its
+    /// result.
     Looked(Duration, io::Result<Connections>),
 }
 
-/// Where events come in.
+/// The queue of events.
 pub struct Events {
-    /// For whoever has one.
     pub sender: mpsc::Sender<RunEvent>,
-    /// For the loop.
     pub receiver: mpsc::Receiver<RunEvent>,
 }
 
-/// The signals of this process, which are taken before anything else is done: the first process of a container that does not take
-/// them loses them.
+/// The signals of this process. Handlers are installed before anything else is done: without them,
+/// the first process of a container loses its signals.
 pub struct Signals {
-    /// Where they come in.
+    /// The queue that signals arrive in.
     pub(super) events: Events,
-    /// Who takes them, for as long as these live.
+    /// The tasks that receive the signals, as long as this set exists.
     pub(super) tasks: JoinSet<()>,
 }
 
 impl Signals {
-    /// Takes them from now on, but for those that this process was started to ignore, which the command shall ignore as well.
+    /// Receives signals from now on, except for those that this process was started to ignore: the
+    /// command must ignore them as well. SIGTERM is received in any case.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -61,7 +60,8 @@ impl Signals {
         Ok(Self { events, tasks })
     }
 
-    /// Waits for one that asks to end, before there is a command. Others are nobody's.
+    /// Waits for a signal that requests the end, before there is a command. Other signals have no
+    /// effect.
     pub async fn asked_to_end(&mut self) -> Signal {
         loop {
             let event = self.events.receiver.recv().await.expect("this process has a sender itself");
@@ -98,7 +98,7 @@ fn take_signals() -> io::Result<(Events, JoinSet<()>)> {
     Ok((Events { sender, receiver }, tasks))
 }
 
-/// A bit for each signal, the lowest for signal 1.
+/// One bit per signal; the lowest bit is for signal 1.
 fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,24 +1,27 @@
-//! Process groups and sessions by their leaders. A leader has no number here if it is outside this process's PID namespace, as
-//! in a container that was entered: the kernel says 0 then, for which rustix panics.
+//! Process groups and sessions, by their leaders.
+//!
+//! If a leader is outside of this process's PID namespace, it has no number here; that happens in a
+//! container that was entered. The kernel then returns 0, for which rustix panics.
 
 use rustix::process::Pid;
 
-/// The leader of this process's own group, if it has a number.
+/// The leader of this process's own group, if it has a number here.
 pub fn own_group() -> Option<Pid> {
-    // SAFETY: takes nothing and gives a number.
+    // SAFETY: takes no argument and returns a number.
     Pid::from_raw(unsafe { libc::getpgrp() })
 }
 
-/// The leader of a process's group, if there is such a process and its leader has a number.
+/// The leader of a process's group, if the process exists and the leader has a number here.
 pub fn group_of(process: Pid) -> Option<Pid> {
-    // SAFETY: takes a number and gives one.
+    // SAFETY: takes a number and returns one.
     leader(unsafe { libc::getpgid(process.as_raw_nonzero().get()) })
 }
 
-/// The leader of the session of a process, or with `None` of this process's own; as for [`group_of`].
+/// The leader of a process's session, or of this process's own session for `None`. Returns `None`
+/// in the same cases as [`group_of`].
 pub fn session_of(process: Option<Pid>) -> Option<Pid> {
     let process = process.map_or(0, |process| process.as_raw_nonzero().get());
-    // SAFETY: takes a number and gives one.
+    // SAFETY: takes a number and returns one.
     leader(unsafe { libc::getsid(process) })
 }
 

@@ -1,7 +1,8 @@
-//! What a run does when: from its command's start to its end, as states, inputs and actions.
+//! The state machine of a run, from the start of its command to its end: states, inputs and
+//! actions.
 //!
-//! Pure: time is an argument, counted since the run began, and every action is carried out by the driver. It knows neither
-//! processes nor sockets.
+//! It is pure: time is an argument, counted since the run began, and the driver carries out every
+//! action. It does not know processes or sockets.
 
 use std::time::Duration;
 
@@ -10,137 +11,134 @@ use lb_report::wire::Readiness;
 use super::signal::Signal;
 use super::status::ProcessStatus;
 
-/// How long clients that have probed may take to acknowledge that the backend is a lame duck. One that runs does so within
-/// a few round trips; one whose host has died never does.
+/// How long clients that have requested reports may take to acknowledge that the backend is a lame
+/// duck. A running client does so within a few round trips; a client on a dead host never does.
 pub const HEARING: Duration = Duration::from_secs(5);
 
-/// How long after all have heard a connection of theirs may still arrive: its SYN was under way, or was lost, even twice. Kernel fact:
-/// it is sent again after a second, and after three seconds (after two, since Linux 6.5: tcp_syn_linear_timeouts).
+/// How long a client's connection may still arrive after all clients have acknowledged: its SYN was
+/// in flight, or was lost, even twice. Kernel fact: a SYN is sent again after one second, and after
+/// three seconds (after two, since Linux 6.5: tcp_syn_linear_timeouts).
 pub const SETTLE: Duration = Duration::from_millis(3200);
 
-/// Between two attempts of a prewarming that fails.
+/// Pause after a failed prewarm, before the next attempt.
 pub const PREWARM_PAUSE: Duration = Duration::from_secs(5);
 
-/// Between two attempts to kill what does not end.
+/// Pause between two attempts to kill processes that do not end.
 pub const KILL_PAUSE: Duration = Duration::from_secs(1);
 
-/// What the operator has asked for.
 #[derive(Clone, Copy, Debug)]
 pub struct LifecycleOptions {
     /// How long connections may take to end.
     pub grace: Duration,
     /// How long the application may take to end.
     pub kill_after: Duration,
-    /// Whether it is prewarmed before it is announced.
+    /// Whether the application is prewarmed before it is announced as ready.
     pub prewarms: bool,
-    /// Whether the application is told that it is a lame duck.
+    /// Whether the application is notified that it is a lame duck.
     pub tells_application: bool,
 }
 
-/// A look at the backend's connections.
+/// The result of a look at the backend's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionSnapshot {
-    /// When it began.
+    /// When the look began.
     pub began: Duration,
-    /// Connections that are in use.
+    /// Connections in use.
     pub busy: usize,
-    /// Connections that are open and have been idle for long enough not to be waited for.
+    /// Open connections that have been idle for so long that the run does not wait for them.
     pub idle: usize,
 }
 
-/// Which descendants are left when one has ended.
+/// Which descendants are left after a process has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// None.
+    /// No descendant is left.
     Nobody,
-    /// Some, and the backend's port is listened at.
+    /// Some are left, and a socket listens at the backend's port.
     Serving,
-    /// Some, and nobody listens.
+    /// Some are left, and no socket listens.
     Others,
 }
 
-/// What has happened.
 #[derive(Clone, Copy, Debug)]
 pub enum Input {
     /// The application can serve.
     Ready,
-    /// The prewarming has ended, well or not.
+    /// The prewarm command has ended. `true`: with exit code 0.
     Prewarmed(bool),
-    /// This process was sent a signal.
+    /// This process received a signal.
     Signal(Signal),
-    /// The command was stopped by a signal.
+    /// A signal stopped the command.
     Stopped,
-    /// The command goes on.
+    /// The command continues after a stop.
     Continued,
-    /// The agent says how many clients have not acknowledged that the backend is a lame duck.
+    /// The agent reports how many clients have not acknowledged that the backend is a lame duck.
     Unheard(usize),
-    /// A look at the connections is over.
+    /// A look at the connections has ended.
     Looked(ConnectionSnapshot),
     /// A process has ended.
     Ended {
-        /// Whether it was the command itself, and not a descendant of it.
+        /// Whether the process is the command itself, not a descendant.
         is_command: bool,
-        /// How.
         status: ProcessStatus,
-        /// Who is left.
         left: Left,
     },
-    /// The [`deadline`](Lifecycle::deadline) has come.
+    /// The [`deadline`](Lifecycle::deadline) has passed.
     Elapsed,
 }
 
 /// Why the wait for connections is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// All clients were told, and none has a connection in use.
+    /// All clients have acknowledged, or have had their time to, and none has a connection in use.
     Quiet,
     /// The grace is over.
     Grace,
-    /// A second signal asked to end.
+    /// A second signal requested the end.
     SecondSignal,
 }
 
 /// How the wait for connections went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
-    /// Why it is over.
     pub cause: Cause,
-    /// How long it took.
+    /// How long the wait took.
     pub waited: Duration,
-    /// Clients that had not acknowledged; `None` if the agent never said.
+    /// Clients that had not acknowledged; `None` if the agent never reported their number.
     pub unheard: Option<usize>,
     /// The last look; `None` if there was none.
     pub look: Option<ConnectionSnapshot>,
 }
 
-/// What is to be done.
+/// An action for the driver to carry out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Has the agent say from now on how the backend is.
+    /// Has the agent report this readiness from now on.
     Say(Readiness),
-    /// Starts the prewarming.
+    /// Starts the prewarm command.
     Prewarm,
-    /// Tells the application that it is a lame duck.
+    /// Notifies the application that it is a lame duck.
     TellApplication,
-    /// Sends a signal to the command, or to what is left of it.
+    /// Sends a signal to the command, or to the processes that it has left behind.
     PassOn(Signal),
     /// Logs how the wait went.
     Report(Wait),
-    /// Sends a signal to the command's process group, or to what is left of it, and has it go on if it was stopped.
+    /// Sends a signal to the command's process group, or to the processes that it has left behind,
+    /// and continues them if they are stopped.
     Stop(Signal),
-    /// Kills all that is left.
+    /// Kills all processes that are left.
     Kill,
     /// Ends the run.
     End(ProcessStatus),
 }
 
-/// Waiting for connections to end.
+/// The wait for connections to end.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     since: Duration,
     signal: Signal,
     unheard: Option<usize>,
-    /// When all had heard.
+    /// When all clients had acknowledged.
     heard: Option<Duration>,
     look: Option<ConnectionSnapshot>,
 }
@@ -148,7 +146,7 @@ struct Waiting {
 #[derive(Clone, Copy, Debug)]
 enum State {
     Starting,
-    /// With when to try again, after a failure.
+    /// After a failure: with the time of the next attempt.
     Prewarming(Option<Duration>),
     Serving,
     Waiting(Waiting),
@@ -160,25 +158,25 @@ enum State {
     Ended,
 }
 
-/// A run.
 #[derive(Debug)]
 pub struct Lifecycle {
     rules: LifecycleOptions,
     state: State,
-    /// What was said last.
+    /// The readiness that was reported last.
     said: Option<Readiness>,
-    /// The command is stopped: it serves nobody.
+    /// The command is stopped and serves no client.
     stopped: bool,
-    /// How the command itself ended, or the application that it has left behind.
+    /// How the command itself has ended, or the application that it left behind.
     status: Option<ProcessStatus>,
-    /// The command has ended well, and its descendants went on: they are the application.
+    /// The command has ended with exit code 0, and its descendants continue: they are the
+    /// application.
     forked_away: bool,
-    /// It has ended, and nobody had asked for it.
+    /// The application has ended or stopped serving without a request to end.
     down: bool,
 }
 
 impl Lifecycle {
-    /// The command was started. What is to be said first is in the second part.
+    /// To be called when the command has started. Also returns the first actions.
     pub fn new(rules: LifecycleOptions) -> (Self, Vec<Action>) {
         let mut lifecycle = Self {
             rules,
@@ -194,12 +192,12 @@ impl Lifecycle {
         (lifecycle, actions)
     }
 
-    /// Whether it is to be found out if the application can serve.
+    /// Whether the driver has to check if the application can serve.
     pub fn is_starting(&self) -> bool {
         matches!(self.state, State::Starting)
     }
 
-    /// Whether clients and connections are waited for.
+    /// Whether the run waits for clients and connections.
     pub fn is_waiting(&self) -> bool {
         matches!(self.state, State::Waiting(_))
     }
@@ -209,7 +207,7 @@ impl Lifecycle {
         self.status.is_some()
     }
 
-    /// When it wants [`Input::Elapsed`].
+    /// When the lifecycle needs [`Input::Elapsed`].
     pub fn deadline(&self) -> Option<Duration> {
         match self.state {
             State::Starting | State::Serving | State::Ended => None,
@@ -219,7 +217,7 @@ impl Lifecycle {
         }
     }
 
-    /// Takes in what has happened at `now`, and says what is to be done, in this order.
+    /// Handles an input at time `now`. Returns the actions to carry out, in this order.
     pub fn handle(&mut self, now: Duration, input: Input) -> Vec<Action> {
         let mut actions = Vec::new();
         if matches!(self.state, State::Ended) {
@@ -238,7 +236,8 @@ impl Lifecycle {
             }
             Input::Elapsed => self.elapsed(now, &mut actions),
         }
-        // What is announced comes before what is done: nobody shall be stopped who is still said to be ready.
+        // Reports come before other actions: the backend must not be stopped while it is still
+        // reported as ready.
         let mut announced = Vec::new();
         self.say(&mut announced);
         announced.extend(actions);
@@ -251,7 +250,7 @@ impl Lifecycle {
             State::Serving if self.stopped => Readiness::Down,
             State::Serving => Readiness::Ready,
             State::Starting | State::Prewarming(_) | State::Waiting(_) => Readiness::LameDuck,
-            // A lame duck that has ended stays one: another run of it is to follow.
+            // A lame duck that has ended stays a lame duck, because another run of it will follow.
             State::Stopping { .. } | State::Ended => self.said.unwrap_or(Readiness::LameDuck),
         }
     }
@@ -330,7 +329,8 @@ impl Lifecycle {
     }
 
     fn stop(&mut self, now: Duration, signal: Signal, actions: &mut Vec<Action>) {
-        // Said before, as what is said of one that stops is what was said last.
+        // Report first: a backend that is being stopped continues with the readiness that was
+        // reported last.
         self.say(actions);
         self.state = State::Stopping { signal, kill_at: now + self.rules.kill_after, killing: false };
         actions.push(Action::Stop(signal));
@@ -349,7 +349,7 @@ impl Lifecycle {
             self.stopped = false;
             self.forked_away = !is_requested && status == ProcessStatus::Exited(0) && left != Left::Nobody;
         }
-        // Of a command that has forked away the last one to end is the application.
+        // If the command has forked away, the last process to end is the application.
         if is_command || self.forked_away {
             self.status = Some(status);
         }
@@ -368,15 +368,17 @@ impl Lifecycle {
                     self.has_lost_command() && left == Left::Others && matches!(self.state, State::Serving);
                 if has_failed || serves_no_more {
                     self.down = true;
-                    // What is left is not the application, and how it ends says nothing of that.
+                    // The processes that are left are not the application, and their exit status
+                    // does not count.
                     self.forked_away = false;
                     self.stop(now, Signal::TERM, actions);
                 }
             }
-            // The wait goes on as long as connections of what is left do.
+            // The wait continues as long as connections of the remaining processes do.
             State::Waiting(_) => {}
             State::Stopping { killing: true, .. } => actions.push(Action::Kill),
-            // What is left is perhaps not in the command's process group, and has not been told.
+            // The remaining processes may be outside of the command's process group, and then have
+            // not received the signal.
             State::Stopping { signal, .. } if is_command => actions.push(Action::Stop(signal)),
             State::Stopping { .. } | State::Ended => {}
         }

@@ -1,4 +1,4 @@
-//! The options of `socklb agent run`, and what their texts mean.
+//! The options of `socklb agent run`, and the parsers of their values.
 
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -8,41 +8,45 @@ use lb_document::{in_units, parse_duration};
 
 use super::signal::Signal;
 
-/// The book's range: from 10 to 150 seconds.
+/// The range in the book: 10 to 150 seconds.
 const GRACE: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(150);
-/// As long as the longest grace: a connection that is idle for longer holds nothing anyway.
+/// At most the longest grace: a longer idle time would make no difference.
 const IDLE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(150);
 /// An hour is more than a service manager waits.
 const KILL_AFTER: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
 
-/// How a backend's command is run.
+/// Options of a run
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Run this by /bin/sh when the application can serve, and announce it once that has ended with exit code 0
+    /// Run CMD with /bin/sh when the application can serve, and announce it as ready after exit
+    /// code 0
     ///
-    /// If it fails, it is run again after 5 s.
+    /// If CMD fails, it is run again after 5 s.
     #[arg(long, value_name = "CMD")]
     pub prewarm: Option<String>,
-    /// How the application shows that it can serve: tcp:PORT accepts a connection, http:PORT/PATH answers with 2xx, cmd:CMD
-    /// ends with exit code 0 [default: it accepts a connection at its port]
+    /// How the application shows that it can serve: tcp:PORT accepts a connection, http:PORT/PATH
+    /// answers with 2xx, cmd:CMD ends with exit code 0 [default: it accepts a connection at its
+    /// port]
     #[arg(long, value_name = "CHECK", value_parser = check)]
     pub ready: Option<ReadinessMethod>,
     /// How long connections may take to end after SIGTERM (10s to 150s)
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = grace)]
     pub grace: Duration,
-    /// Connections on which nothing moves for so long are not waited for: longer than the application thinks about a request
+    /// Do not wait for connections without traffic for this time: longer than the application takes
+    /// to process a request
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = idle)]
     pub idle: Duration,
-    /// Tell the application that it is a lame duck: a signal by its name (USR1), or a command, run by /bin/sh with SOCKLB_PID
+    /// Notify the application that it is a lame duck: with a signal by its name (USR1), or with a
+    /// command, run by /bin/sh with SOCKLB_PID
     #[arg(long, value_name = "CMD|SIGNAL", value_parser = telling)]
     pub on_lame_duck: Option<Telling>,
-    /// How long the application may take to end after the signal was passed on, before it is killed
+    /// How long the application may take to end after it received the signal, before it is killed
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = kill_after)]
     pub kill_after: Duration,
-    /// The port that the application listens at here, if clients know it by another one
+    /// Port that the application listens at here, if clients use another one
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub port: Option<u16>,
-    /// The command and its arguments
+    /// Command and its arguments
     #[arg(last = true, required = true)]
     pub command: Vec<OsString>,
 }
@@ -52,18 +56,19 @@ pub struct Args {
 pub enum ReadinessMethod {
     /// It accepts a TCP connection at this port.
     Tcp(u16),
-    /// It answers a GET of the path, which begins with a slash, with a status from 200 to 299. Redirects are not followed.
+    /// It answers a GET of the path, which begins with a slash, with a status from 200 to 299.
+    /// Redirects are not followed.
     Http(u16, String),
-    /// This command of the shell ends with exit code 0.
+    /// This shell command ends with exit code 0.
     Command(String),
 }
 
-/// How an application is told that it is a lame duck.
+/// How an application is notified that it is a lame duck.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Telling {
-    /// By a signal to the command.
+    /// With a signal to the command.
     Signal(Signal),
-    /// By a command of the shell.
+    /// With a shell command.
     Command(String),
 }
 
@@ -76,7 +81,7 @@ fn check(text: &str) -> Result<ReadinessMethod, String> {
         Some(("tcp", rest)) => Ok(ReadinessMethod::Tcp(port(rest)?)),
         Some(("http", rest)) => {
             let (number, path) = rest.split_once('/').unwrap_or((rest, ""));
-            // It becomes a line of the request.
+            // The path becomes part of the request line.
             if path.bytes().any(|byte| !byte.is_ascii_graphic()) {
                 return Err("a path has neither blanks nor control characters".to_owned());
             }

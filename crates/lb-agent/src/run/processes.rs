@@ -1,8 +1,10 @@
-//! The command, its descendants, and the commands of the shell that help with them: started, told by signals, reaped.
+//! The command, its descendants, and the shell commands that assist it: starts them, sends them
+//! signals, and reaps them.
 //!
-//! Every child of this process is reaped here by waitpid(2), so nothing else in it may start children. What the command
-//! leaves behind becomes a child of this process: it is process 1, or a subreaper. A child's number is nobody else's until it
-//! has been reaped, so only children and their groups are sent signals.
+//! This module reaps every child of this process with waitpid(2), so nothing else in the process
+//! may start children. A process that the command leaves behind becomes a child of this process,
+//! which is process 1 or a subreaper. A child's process ID is not reused until the child has been
+//! reaped, so signals are sent only to children and their groups.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -19,50 +21,51 @@ use super::signal::{Signal, keep_pipe};
 use super::status::ProcessStatus;
 use super::terminal::Terminal;
 
-/// What a command of the shell is for.
+/// What a shell command is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandPurpose {
-    /// Whether the application can serve.
+    /// To check whether the application can serve.
     Check,
-    /// Prewarming.
+    /// To prewarm the application.
     Prewarm,
-    /// To tell the application that it is a lame duck.
+    /// To notify the application that it is a lame duck.
     LameDuck,
 }
 
-/// What has become of a child.
+/// A change in the state of a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChildChange {
     /// The command has ended.
     Command(ProcessStatus),
-    /// A descendant that the command, or a command of the shell, has left behind has ended.
+    /// A descendant has ended that the command or a shell command had left behind.
     Descendant(ProcessStatus),
-    /// A command of the shell has ended.
+    /// A shell command has ended.
     Shell(CommandPurpose, ProcessStatus),
     /// The command was stopped.
     Stopped,
-    /// The command goes on.
+    /// The command continues after a stop.
     Continued,
 }
 
 /// The children of this process.
 #[derive(Debug)]
 pub struct Processes {
-    /// The command's number, which is also that of its process group.
+    /// The command's process ID, which is also the ID of its process group.
     command: Pid,
     has_ended: bool,
     shells: BTreeMap<i32, CommandPurpose>,
-    /// Whether the last look found no child at all.
+    /// Whether the last wait found no child at all.
     is_childless: bool,
 }
 
 impl Processes {
-    /// Starts the command in a process group of its own, which gets the terminal, if there is one.
+    /// Starts the command in a process group of its own, and gives that group the terminal, if
+    /// there is one.
     ///
     /// # Errors
-    /// If it is not there, or cannot be started.
+    /// If the command does not exist or cannot be started.
     pub fn start(command: &[OsString], terminal: Option<&Terminal>) -> io::Result<Self> {
-        // Process 1 gets them anyway.
+        // Process 1 inherits orphans even without this.
         set_child_subreaper(Some(getpid()))?;
         let mut command = prepare(command)?;
         command.process_group(0);
@@ -78,13 +81,13 @@ impl Processes {
         self.command
     }
 
-    /// Starts a command of the shell, which finds the number of the application's process in `SOCKLB_PID`.
+    /// Starts a shell command. It has the application's process ID in `SOCKLB_PID`.
     ///
     /// # Errors
     /// If it cannot be started.
     pub fn start_shell(&mut self, purpose: CommandPurpose, line: &str) -> io::Result<()> {
         let mut command = Command::new("/bin/sh");
-        // It is not the command that what systemd gives along is meant for.
+        // The notification socket of systemd is for the command, not for shell commands.
         command.args(["-c", line]).stdin(Stdio::null()).process_group(0).env_remove("NOTIFY_SOCKET");
         command.env("SOCKLB_PID", self.application().as_raw_nonzero().to_string());
         let id = pid(command.spawn()?.id());
@@ -92,16 +95,17 @@ impl Processes {
         Ok(())
     }
 
-    /// The process that is the application: the command, or the first of what it has left behind.
+    /// The application's process: the command, or the first process that it has left behind.
     fn application(&self) -> Pid {
         let first = || self.left().first().copied();
         Some(self.command).filter(|_| !self.has_ended).or_else(first).unwrap_or(self.command)
     }
 
-    /// Reaps whoever has ended and hears of whoever was stopped. To be called whenever SIGCHLD has come.
+    /// Reaps children that have ended, and collects stops and continuations. To be called at each
+    /// SIGCHLD.
     pub fn changes(&mut self) -> Vec<ChildChange> {
         let mut changes = Vec::new();
-        // Bound: each turn takes one change of one child.
+        // Bound: each iteration handles one change of one child.
         loop {
             let options = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
             match wait(options) {
@@ -111,7 +115,7 @@ impl Processes {
                     return changes;
                 }
                 Err(Errno::INTR) => {}
-                // There is no other error than that there is no child.
+                // The only other error is that there is no child.
                 Err(_) => {
                     self.is_childless = true;
                     return changes;
@@ -137,16 +141,19 @@ impl Processes {
         Some(shell.map_or(ChildChange::Descendant(ended), |purpose| ChildChange::Shell(purpose, ended)))
     }
 
-    /// Whether, when [`changes`](Self::changes) returned last, there was somebody else than the commands of the shell.
+    /// Whether there were other children than shell commands when [`changes`](Self::changes) last
+    /// returned.
     pub fn is_anybody_left(&self) -> bool {
         if self.is_childless {
             return false;
         }
-        // Where the kernel does not list children, that of a shell is taken for the application's until it has ended.
+        // If no shell command runs, every child counts, also one that a shell command has left
+        // behind. If one runs, the kernel's list of children decides.
         !self.has_ended || self.shells.is_empty() || !self.left().is_empty()
     }
 
-    /// Children that are no commands of the shell. None if the kernel does not list them (`CONFIG_PROC_CHILDREN`).
+    /// Children that are not shell commands. Empty if the kernel does not list children
+    /// (`CONFIG_PROC_CHILDREN`).
     fn left(&self) -> Vec<Pid> {
         let mut left = Vec::new();
         for task in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
@@ -157,8 +164,8 @@ impl Processes {
         left
     }
 
-    /// Sends a signal to the command, or if that has ended, to each process that it has left behind. Going on is for the
-    /// whole group, which a terminal stops as a whole.
+    /// Sends a signal to the command or, if the command has ended, to each process that it has left
+    /// behind. SIGCONT goes to the whole group, because a terminal stops the whole group.
     pub fn pass_on(&self, signal: Signal) {
         if !self.has_ended {
             if signal == Signal::CONT {
@@ -172,8 +179,9 @@ impl Processes {
         }
     }
 
-    /// Sends a signal to the command's process group, or if the command has ended, to the groups of what it has left
-    /// behind; then has them go on, since one that is stopped takes no signal but that.
+    /// Sends a signal to the command's process group or, if the command has ended, to the groups of
+    /// the processes that it has left behind. Then continues them, because a stopped process
+    /// handles no other signal.
     pub fn stop(&self, signal: Signal) {
         let groups = if self.has_ended { self.left() } else { vec![self.command] };
         for id in groups {
@@ -183,15 +191,15 @@ impl Processes {
         }
     }
 
-    /// Kills the command's process group and what it has left behind. Children of these become children of this process,
-    /// to be killed next.
+    /// Kills the command's process group and the processes that it has left behind. Their children
+    /// become children of this process, and are killed next.
     pub fn kill(&self) {
         for id in self.left().into_iter().chain((!self.has_ended).then_some(self.command)) {
             send_to_group_of(id, Signal::KILL);
         }
     }
 
-    /// Kills the commands of the shell for one purpose, or for any.
+    /// Kills the shell commands for one purpose, or for any.
     pub fn kill_shells(&self, purpose: Option<CommandPurpose>) {
         for (id, _) in self.shells.iter().filter(|(_, of)| purpose.is_none_or(|purpose| **of == purpose)) {
             if let Some(id) = Pid::from_raw(*id) {
@@ -201,7 +209,7 @@ impl Processes {
     }
 }
 
-/// To a child's group, but never to this process's own.
+/// Sends a signal to a child's group, but never to this process's own group.
 fn send_to_group_of(child: Pid, signal: Signal) {
     let _ = match group_of(child) {
         Some(group) if Some(group) != own_group() => signal.send_to_group(group),
@@ -209,15 +217,16 @@ fn send_to_group_of(child: Pid, signal: Signal) {
     };
 }
 
-/// The command as if it had been started directly: what systemd says to the process that it has started, it says to the
-/// command.
+/// Prepares the command as if it had been started directly: the command receives what systemd
+/// passes to the process that it started.
 fn prepare(words: &[OsString]) -> io::Result<Command> {
     let (program, arguments) =
         words.split_first().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no command is given"))?;
     let own = getpid().as_raw_nonzero().to_string();
     let is_own = |variable: &str| std::env::var_os(variable).as_deref() == Some(OsStr::new(&own));
     let mut command = if is_own("LISTEN_PID") {
-        // Sockets are for the process with this number, which the command's is only known to be once it is there.
+        // The sockets are for the process whose ID is in LISTEN_PID. The command's ID is not known
+        // before it runs, so a shell sets the variable.
         let mut shell = Command::new("/bin/sh");
         shell.args(["-c", r#"LISTEN_PID=$$ exec "$0" "$@""#]).arg(program);
         shell
@@ -227,7 +236,7 @@ fn prepare(words: &[OsString]) -> io::Result<Command> {
     command.args(arguments);
     keep_pipe(&mut command);
     if is_own("WATCHDOG_PID") {
-        // Without it the watchdog is for whoever finds WATCHDOG_USEC.
+        // Without WATCHDOG_PID, the watchdog is for any process that finds WATCHDOG_USEC.
         command.env_remove("WATCHDOG_PID");
     }
     Ok(command)

@@ -1,4 +1,4 @@
-//! Whether the application can serve: one attempt after the other, until one shows it.
+//! Checks repeatedly whether the application can serve, until an attempt succeeds.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,20 +8,21 @@ use lb_http::probe::probe;
 use super::connections::BackendListener;
 use crate::check::connect;
 
-/// Between two attempts: a restart takes little longer than the application does.
+/// Pause between two attempts: short, so that a restart takes little longer than the application
+/// itself does.
 pub const PAUSE: Duration = Duration::from_millis(100);
 
 /// How long an attempt may take.
 pub const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What shows it.
+/// How an application shows that it can serve.
 #[derive(Clone, Debug)]
 pub enum ReadinessProbe {
     /// A TCP connection to the port is accepted.
     Tcp(u16),
     /// A GET of the path is answered with a status from 200 to 299.
     Http(u16, String),
-    /// Somebody has a socket where the backend listens.
+    /// A socket exists where the backend listens.
     Socket,
 }
 
@@ -34,7 +35,8 @@ impl ReadinessProbe {
     }
 
     async fn succeeds(&self, listener: &mut BackendListener) -> bool {
-        // Asked each time: the address may be given to this host while the application starts.
+        // Determined for each attempt: this host may receive the address while the application
+        // starts.
         let address = listener.address_here();
         let attempt = async {
             match self {
@@ -47,7 +49,7 @@ impl ReadinessProbe {
     }
 }
 
-/// Whether a page is answered with success.
+/// Whether a GET of the page succeeds.
 async fn is_served(at: SocketAddr, path: &str) -> bool {
     let Ok(stream) = connect(at).await else { return false };
     probe(stream, at, path, "socklb-agent").await.is_ok()
@@ -66,7 +68,7 @@ mod tests {
         BackendListener { protocol: Protocol::Tcp, address, is_alone: false }
     }
 
-    /// What a server that answers with this makes of the check.
+    /// Checks a server that sends `answer`. Returns whether the attempt succeeded, and the request.
     async fn check(answer: &'static str) -> (bool, String) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -1,4 +1,5 @@
-//! Signals by their numbers and names, those that are passed on, and what of them only libc offers.
+//! Signals by their numbers and names, the signals that are passed on, and calls that only libc
+//! offers.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -6,11 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::Pid;
 
-/// A signal's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Signal(i32);
 
-/// The signals that have a name, without what is no signal to send.
+/// The signals that have a name, except for those that are not meant to be sent.
 const NAMES: [(&str, i32); 22] = [
     ("HUP", libc::SIGHUP),
     ("INT", libc::SIGINT),
@@ -36,44 +36,42 @@ const NAMES: [(&str, i32); 22] = [
     ("IO", libc::SIGIO),
 ];
 
-/// Real-time signals, as far as a program may use them.
+/// The real-time signals that a program may use.
 const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
 
 impl Signal {
-    /// Hang-up: reload, to many programs.
+    /// Hang-up; many programs reload on it.
     pub const HUP: Self = Self(libc::SIGHUP);
-    /// From a terminal: end.
+    /// End; sent by a terminal.
     pub const INT: Self = Self(libc::SIGINT);
     /// End at once.
     pub const KILL: Self = Self(libc::SIGKILL);
     /// End.
     pub const TERM: Self = Self(libc::SIGTERM);
-    /// Go on.
+    /// Continue.
     pub const CONT: Self = Self(libc::SIGCONT);
-    /// From a terminal: stop.
+    /// Stop; sent by a terminal.
     pub const TSTP: Self = Self(libc::SIGTSTP);
     /// Stop; cannot be caught.
     pub const STOP: Self = Self(libc::SIGSTOP);
-    /// For the application to define.
+    /// Has the meaning that the application gives it.
     pub const USR1: Self = Self(libc::SIGUSR1);
 
-    /// Of this number.
     pub fn from_raw(number: i32) -> Self {
         Self(number)
     }
 
-    /// Its number.
     pub fn as_raw(self) -> i32 {
         self.0
     }
 
-    /// By its name, with or without `SIG`.
+    /// Finds a signal by its name, with or without `SIG`.
     pub fn from_name(name: &str) -> Option<Self> {
         let name = name.strip_prefix("SIG").unwrap_or(name);
         NAMES.into_iter().find(|(known, _)| *known == name).map(|(_, number)| Self(number))
     }
 
-    /// Whether it asks a process to end, and the application may take its time.
+    /// Whether the signal requests the end of a process and leaves the application time for it.
     pub fn is_request_to_end(self) -> bool {
         [Self::TERM, Self::INT].contains(&self)
     }
@@ -83,9 +81,10 @@ impl Signal {
         REAL_TIME.contains(&self.0)
     }
 
-    /// Those that this process takes, to pass them on or to act on them, with SIGCHLD not among them. Signals by which the
-    /// kernel says that this process itself is at fault are not, nor those of job control that concern only whoever reads
-    /// or writes the terminal.
+    /// The signals that this process receives, to pass them on or to act on them; SIGCHLD is not
+    /// among them. Signals by which the kernel reports a fault of this process itself are excluded,
+    /// and so are signals of job control that concern only a process that reads or writes the
+    /// terminal.
     pub(super) fn taken() -> impl Iterator<Item = Self> {
         let named = [
             libc::SIGHUP,
@@ -105,32 +104,34 @@ impl Signal {
         named.into_iter().chain(REAL_TIME).map(Self)
     }
 
-    /// Sends it to a process that is a child of this one and has not been reaped, so that its number is nobody else's.
+    /// Sends the signal to a child of this process that has not been reaped, so its process ID is
+    /// not reused.
     pub(super) fn send(self, to: Pid) -> io::Result<()> {
         self.send_raw(to.as_raw_nonzero().get())
     }
 
-    /// Sends it to a process group that has such a child in it.
+    /// Sends the signal to a process group that contains such a child.
     pub(super) fn send_to_group(self, group: Pid) -> io::Result<()> {
         self.send_raw(-group.as_raw_nonzero().get())
     }
 
-    /// Sends it to this process's own group.
+    /// Sends the signal to this process's own group.
     pub(super) fn send_to_own_group(self) -> io::Result<()> {
         self.send_raw(0)
     }
 
     fn send_raw(self, to: i32) -> io::Result<()> {
         // rustix has no real-time signals.
-        // SAFETY: takes two numbers, and refuses those that are none of its own.
+        // SAFETY: takes two numbers, and rejects invalid ones.
         let result = unsafe { libc::kill(to, self.0) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Ends this process by the signal, if that is what it does unless it is caught.
+    /// Ends this process by the signal, if that is the signal's default action.
     pub(super) fn end_this_process(self) {
-        // SAFETY: the default disposition is valid for every signal; no code of this process is called by it. The set is
-        // written by sigemptyset before it is read. This thread alone is sent the signal.
+        // SAFETY: the default disposition is valid for every signal, and calls no code of this
+        // process. sigemptyset writes the set before it is read. The signal is sent only to this
+        // thread.
         unsafe {
             let mut set = MaybeUninit::uninit();
             libc::sigemptyset(set.as_mut_ptr());
@@ -151,11 +152,11 @@ impl std::fmt::Display for Signal {
     }
 }
 
-/// Calls `act` with SIGTTOU blocked in this thread: who is not in the foreground and sets a terminal's foreground group is
-/// stopped by it otherwise. It may be called between fork and exec.
+/// Calls `act` with SIGTTOU blocked in this thread. Otherwise SIGTTOU stops a process that is not
+/// in the foreground and sets a terminal's foreground group. May be called between fork and exec.
 pub(super) fn without_ttou<T>(act: impl FnOnce() -> T) -> T {
-    // SAFETY: sets of plain numbers, written by the calls before they are read; with these arguments they cannot fail, and
-    // all of them may be called between fork and exec.
+    // SAFETY: the sets are plain numbers, and the calls write them before they are read. With these
+    // arguments the calls cannot fail, and all of them may be called between fork and exec.
     let before = unsafe {
         let mut set = MaybeUninit::uninit();
         let mut before: libc::sigset_t = std::mem::zeroed();
@@ -165,15 +166,16 @@ pub(super) fn without_ttou<T>(act: impl FnOnce() -> T) -> T {
         before
     };
     let result = act();
-    // SAFETY: the set was filled in above; the former one is not asked for.
+    // SAFETY: the set was filled above; the previous set is not requested.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
     result
 }
 
-/// Has `act` called in the process that `command` starts, before it becomes the command.
+/// Calls `act` in the process that `command` starts, before that process becomes the command.
 ///
 /// # Safety
-/// As of [`std::os::unix::process::CommandExt::pre_exec`]: `act` makes system calls and nothing else.
+/// As for [`std::os::unix::process::CommandExt::pre_exec`]: `act` makes system calls and nothing
+/// else.
 pub(super) unsafe fn before_exec(
     command: &mut std::process::Command,
     act: impl FnMut() -> io::Result<()> + Send + Sync + 'static,
@@ -182,17 +184,19 @@ pub(super) unsafe fn before_exec(
     unsafe { std::os::unix::process::CommandExt::pre_exec(command, act) };
 }
 
-/// Whether SIGPIPE was ignored when this process was started, as systemd has it (`IgnoreSIGPIPE=`).
+/// Whether SIGPIPE was ignored when this process was started, as systemd does (`IgnoreSIGPIPE=`).
 static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
-/// Called by the C library before `main`, because Rust's start-up, which comes next, has SIGPIPE ignored and forgets what it
-/// did before.
+/// The C library calls this before `main`. Rust's start-up code, which runs next, ignores SIGPIPE
+/// and does not record the disposition before.
 #[used]
-// SAFETY: the section holds pointers to functions of this type, which are called once, by one thread.
+// SAFETY: the section holds pointers to functions of this type, which are called once, by one
+// thread.
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = {
     extern "C" fn remember() {
-        // SAFETY: with no new disposition the call only writes the present one, whose zeroed form is valid.
+        // SAFETY: without a new disposition the call only writes the current one, for which all
+        // zeros are a valid value.
         let disposition = unsafe {
             let mut disposition: libc::sigaction = std::mem::zeroed();
             libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut disposition);
@@ -203,12 +207,13 @@ static BEFORE_MAIN: extern "C" fn() = {
     remember
 };
 
-/// Has SIGPIPE do in the process that `command` starts what it did in this one when that was started. The standard library
-/// has it end the process.
+/// Gives SIGPIPE, in the process that `command` starts, the disposition that it had when this
+/// process was started. The standard library would let SIGPIPE end the process.
 pub(super) fn keep_pipe(command: &mut std::process::Command) {
     if PIPE_WAS_IGNORED.load(Ordering::Relaxed) {
         let ignore = || {
-            // SAFETY: a disposition that calls no code; the call may be made between fork and exec.
+            // SAFETY: the disposition calls no code, and the call may be made between fork and
+            // exec.
             unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
             Ok(())
         };

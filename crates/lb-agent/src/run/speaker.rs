@@ -1,4 +1,5 @@
-//! Has the agent say how the backend is, beside the run: an agent that fails or hangs holds up nobody, and is tried again.
+//! Reports the backend's readiness to the agent, in a task beside the run: an agent that fails or
+//! hangs delays nothing, and is tried again.
 
 use std::time::Duration;
 
@@ -12,17 +13,18 @@ use crate::voice::Voice;
 /// How long the agent may take for one answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Before the first attempt after one that failed; doubled up to `LONGEST_PAUSE`.
+/// Pause before the first retry; it doubles up to `LONGEST_PAUSE`.
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Between two questions who has not heard: a lame duck's clients hear within a few round trips.
+/// Pause between two requests for the number of clients that have not acknowledged. Clients of a
+/// lame duck acknowledge within a few round trips.
 const ASK: Duration = Duration::from_millis(50);
 
-/// How long the last word may take, when the run is over.
+/// How long the last report may take after the end of the run.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// What is to be said, to the task that says it.
+/// Sends the wishes of the run to the task that reports to the agent.
 pub struct Speaker {
     wish: watch::Sender<Wish>,
     task: JoinHandle<()>,
@@ -31,7 +33,7 @@ pub struct Speaker {
 #[derive(Clone, Copy, Default)]
 struct Wish {
     readiness: Option<Readiness>,
-    /// Whether it is asked who has not heard.
+    /// Whether to request the number of clients that have not acknowledged.
     asks: bool,
 }
 
@@ -42,17 +44,18 @@ impl Speaker {
         Self { wish, task: tokio::spawn(speak(voice, wishes, events)) }
     }
 
-    /// Has the agent say this from now on.
+    /// Makes the agent report this readiness from now on.
     pub fn say(&self, readiness: Readiness) {
         self.wish.send_modify(|wish| wish.readiness = Some(readiness));
     }
 
-    /// Asks from now on who has not heard what was said last, until nobody is left.
+    /// From now on requests the number of clients that have not acknowledged the last report, until
+    /// it is zero.
     pub fn ask(&self) {
         self.wish.send_if_modified(|wish| !std::mem::replace(&mut wish.asks, true));
     }
 
-    /// Waits for the last word, but not for long, and lets the agent go.
+    /// Waits for the last report, but not for long, and releases the agent.
     pub async fn finish(self) {
         let Self { wish, mut task } = self;
         drop(wish);
@@ -68,7 +71,7 @@ async fn speak<V: Voice>(mut voice: V, mut wishes: watch::Receiver<Wish>, events
     let mut has_everybody_heard = false;
     let mut pause = PAUSE;
     loop {
-        // Before the wish, so that the last one is seen.
+        // Checked before the wish is read, so that the last wish is not missed.
         let is_over = wishes.has_changed().is_err();
         let wish = *wishes.borrow_and_update();
         let result = match wish.readiness.filter(|readiness| said != Some(*readiness)) {
@@ -80,7 +83,7 @@ async fn speak<V: Voice>(mut voice: V, mut wishes: watch::Receiver<Wish>, events
             None if wish.asks && !has_everybody_heard => match bounded(voice.unheard()).await {
                 Ok(count) => {
                     has_everybody_heard = count == 0;
-                    // Nobody listens when the run is over.
+                    // After the run there is no receiver.
                     let _ = events.send(RunEvent::Unheard(count)).await;
                     wait(&mut wishes, ASK).await;
                     Ok(())
@@ -103,7 +106,7 @@ async fn speak<V: Voice>(mut voice: V, mut wishes: watch::Receiver<Wish>, events
     }
 }
 
-/// Waits so long, or until something else is to be said.
+/// Waits for `pause`, or until there is another wish.
 async fn wait(wishes: &mut watch::Receiver<Wish>, pause: Duration) {
     let changed = async {
         if wishes.changed().await.is_err() {
@@ -124,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// Fails at first, and writes down what it was told.
+    /// Fails at first, and records the readiness that it receives.
     struct Flaky {
         failures: usize,
         unheard: usize,

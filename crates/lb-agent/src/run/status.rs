@@ -1,4 +1,4 @@
-//! How a command ended, and that the run ends in the same way.
+//! How a command ended, and how this process ends in the same way.
 
 use std::process::ExitCode;
 
@@ -16,19 +16,19 @@ pub enum ProcessStatus {
 }
 
 impl ProcessStatus {
-    /// The command is not there: as shells and env(1) have it.
+    /// The command does not exist. Shells and env(1) use the same code.
     pub const NOT_FOUND: Self = Self::Exited(127);
     /// The command cannot be started.
     pub const NOT_STARTED: Self = Self::Exited(126);
 
-    /// What waitpid(2) says, of a process that has ended.
+    /// Converts a status of waitpid(2); `None` if the process has not ended.
     pub(super) fn ended(status: WaitStatus) -> Option<Self> {
         let killed = status.terminating_signal().map(|number| Self::Killed(Signal::from_raw(number)));
-        // The kernel keeps eight bits of an exit code.
+        // The kernel retains eight bits of an exit code.
         killed.or_else(|| u8::try_from(status.exit_status()?).ok().map(Self::Exited))
     }
 
-    /// The exit code that shells give it: 128 and the signal's number if it was killed.
+    /// The exit code that shells report: 128 plus the signal's number if the process was killed.
     pub fn code(self) -> u8 {
         match self {
             Self::Exited(code) => code,
@@ -36,14 +36,15 @@ impl ProcessStatus {
         }
     }
 
-    /// Ends this process as the command ended. A service manager tells a unit that was killed by the signal that it has sent
-    /// from one that failed with an exit code, so a signal ends this process by the same one. Returns with the exit code if
-    /// that is not possible: process 1 of a container is not killed by signals of its own.
+    /// Ends this process in the same way as the command. A service manager distinguishes a unit
+    /// that was killed by the signal it has sent from one that failed with an exit code, so after a
+    /// signal this process ends by the same signal. Returns the exit code if that is not possible:
+    /// process 1 of a container is not killed by its own signals.
     pub fn end(self) -> ExitCode {
         if let Self::Killed(signal) = self
             && !rustix::process::getpid().is_init()
         {
-            // The command has left its core dump; this process has nothing to add.
+            // The command has left its core dump; one of this process would add nothing.
             let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
             signal.end_this_process();
         }

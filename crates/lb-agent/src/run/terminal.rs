@@ -1,5 +1,5 @@
-//! The controlling terminal, which the command gets: it has a process group of its own, and only the foreground group may
-//! read the terminal and is sent the signals of its keys.
+//! The controlling terminal, which is given to the command: the command has a process group of its
+//! own, and only the foreground group may read the terminal and receives the signals of its keys.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -13,7 +13,7 @@ use rustix::termios::{tcgetpgrp, tcsetpgrp};
 use super::group::{group_of, own_group, session_of};
 use super::signal::{Signal, before_exec, without_ttou};
 
-/// A terminal in whose foreground this process was started.
+/// A terminal that had this process in its foreground at the start.
 #[derive(Debug)]
 pub struct Terminal {
     file: File,
@@ -29,15 +29,16 @@ impl Terminal {
         (tcgetpgrp(&file).ok()? == own_group).then_some(Self { file, own_group })
     }
 
-    /// Has the process that `command` starts, in a group of its own, take the foreground before it is the command: it may
-    /// read at once.
+    /// Makes the process that `command` starts, in a group of its own, take the foreground before
+    /// it becomes the command, because the command may read at once.
     ///
     /// # Errors
-    /// If there are no more descriptors.
+    /// If no descriptor is free.
     pub fn give_to_child(&self, command: &mut Command) -> io::Result<()> {
         let file = self.file.try_clone()?;
         let take = move || {
-            // If somebody has taken the terminal meanwhile, the command begins in the background.
+            // If another process has taken the terminal meanwhile, the command begins in the
+            // background.
             let _ = without_ttou(|| tcsetpgrp(file.as_fd(), getpid()));
             Ok(())
         };
@@ -46,7 +47,8 @@ impl Terminal {
         Ok(())
     }
 
-    /// Gives the foreground to the command's group, if this process has it: a shell has just given it (`fg`).
+    /// Gives the foreground to the command's group, if this process has it: a shell has just given
+    /// it (`fg`).
     pub fn give(&self, group: Pid) {
         self.hand_over(self.own_group, group);
     }
@@ -62,8 +64,9 @@ impl Terminal {
         }
     }
 
-    /// Stops this process and the others of its job, as a shell expects of a job whose command was stopped. Returns when
-    /// the shell has it go on. Returns `false` if there is no shell that would: nothing was stopped then.
+    /// Stops this process and the others of its job, as a shell expects when the command of a job
+    /// was stopped. Returns `true` when the shell has continued the job. Returns `false`, and stops
+    /// nothing, if there is no shell that would continue it.
     pub fn stop_job() -> bool {
         let has_shell = getppid().is_some_and(|parent| {
             let session = session_of(Some(parent));

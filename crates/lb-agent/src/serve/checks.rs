@@ -1,4 +1,5 @@
-//! The health checks of all backends, each in a task of its own: none waits for another, and the event loop for none.
+//! The health checks of all backends. Each runs in a task of its own, so that it delays neither
+//! other checks nor the event loop.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,7 +12,6 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::AgentEvent;
 use crate::config::HealthCheck;
 
-/// The checks.
 pub struct Checks {
     tasks: JoinSet<()>,
     by_name: BTreeMap<Name, RunningCheck>,
@@ -22,20 +22,21 @@ pub struct Checks {
 struct RunningCheck {
     check: HealthCheck,
     task: AbortHandle,
-    /// Tells its results from those of a check before it.
+    /// Distinguishes the results of this check from those of an earlier one.
     number: u64,
     last: Option<(Outcome, Instant)>,
 }
 
 impl Checks {
-    /// None yet; results come as events.
+    /// There are no checks yet. Results arrive as events.
     pub fn new(events: mpsc::Sender<AgentEvent>) -> Self {
         Self { tasks: JoinSet::new(), by_name: BTreeMap::new(), events, begun: 0 }
     }
 
-    /// Checks a backend like this from now on. Returns whether that is another check than before.
+    /// Checks a backend in this way from now on. Returns whether the method of the check has
+    /// changed.
     pub fn set(&mut self, name: Name, check: Option<&HealthCheck>) -> bool {
-        // A task that was ended gives its place back.
+        // Removes the tasks that have ended.
         while self.tasks.try_join_next().is_some() {}
         let before = self.by_name.get(&name);
         if before.map(|running| &running.check) == check {
@@ -52,7 +53,8 @@ impl Checks {
         is_another
     }
 
-    /// Begins anew: what was found before, or is being found now, does not count.
+    /// Starts the check again: earlier results, and the result of a check that runs now, do not
+    /// count.
     pub fn restart(&mut self, name: Name) {
         if let Some(RunningCheck { check, .. }) = self.by_name.get(&name) {
             let check = check.clone();
@@ -61,14 +63,14 @@ impl Checks {
         }
     }
 
-    /// Checks a backend no more.
+    /// Stops checking a backend.
     pub fn remove(&mut self, name: Name) {
         if let Some(running) = self.by_name.remove(&name) {
             running.task.abort();
         }
     }
 
-    /// A result has come in. Returns whether it is of a check that there still is.
+    /// A result has arrived. Returns whether its check still exists.
     pub fn ended(&mut self, name: Name, number: u64, outcome: &Outcome, now: Instant) -> bool {
         let Some(running) = self.by_name.get_mut(&name).filter(|running| running.number == number) else {
             return false;
@@ -77,13 +79,13 @@ impl Checks {
         true
     }
 
-    /// How a backend is checked, and the last result.
+    /// The check of a backend, and its last result.
     pub fn get(&self, name: Name) -> Option<(&HealthCheck, Option<&(Outcome, Instant)>)> {
         self.by_name.get(&name).map(|running| (&running.check, running.last.as_ref()))
     }
 }
 
-/// Until the task is aborted.
+/// Runs until the task is aborted.
 async fn repeat(name: Name, number: u64, check: HealthCheck, events: mpsc::Sender<AgentEvent>) {
     loop {
         let next = tokio::time::Instant::now() + jittered(check.interval, random());
@@ -95,15 +97,15 @@ async fn repeat(name: Name, number: u64, check: HealthCheck, events: mpsc::Sende
     }
 }
 
-/// A tenth more or less, so that checks of many hosts do not come together.
+/// Varies the interval by up to a tenth, so that the checks of many hosts do not coincide.
 fn jittered(interval: Duration, random: u8) -> Duration {
     interval * (900 + 200 * u32::from(random) / 255) / 1000
 }
 
-/// A random number, of which nothing secret depends.
+/// A random number; nothing secret depends on it.
 fn random() -> u8 {
     let mut bytes = [127];
-    // Without one the interval is what is configured.
+    // If the kernel provides no number, the interval is the configured one.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
     bytes[0]
 }

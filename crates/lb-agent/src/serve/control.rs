@@ -1,7 +1,9 @@
-//! The control socket: HTTP with JSON, by which the agent's commands, applications and programs that run backends speak to it.
+//! The control socket: HTTP with JSON, for the agent's commands, for applications, and for programs
+//! that run backends.
 //!
-//! Whoever may open the socket may ask; what changes something is for root, the agent's own user, and the members of one group. What is
-//! said stands in the query of the address: requests have no body.
+//! A user who may open the socket may read the status. Requests that change something are only for
+//! root, the agent's own user, and the members of two groups: the agent's own, and the configured
+//! one. The parameters are in the query of the URL: requests have no body.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -28,10 +30,11 @@ use crate::utilization;
 /// The socket's name in its directory.
 pub const SOCKET: &str = "agent.sock";
 
-/// The longest time for which an application's word is believed.
+/// The longest time for which an application's report can be valid, and over which it can be
+/// measured.
 const LONGEST_BELIEF: Duration = Duration::from_hours(1);
 
-/// Where the socket is.
+/// The path of the socket.
 pub fn socket(run: &Path) -> PathBuf {
     run.join(SOCKET)
 }
@@ -39,11 +42,11 @@ pub fn socket(run: &Path) -> PathBuf {
 #[derive(Clone)]
 struct Desk {
     queries: mpsc::Sender<Query>,
-    /// The groups whose members may change something: the agent's own, and the one that is configured.
+    /// Members of these groups may change something: the agent's own group, and the configured one.
     groups: Vec<u32>,
 }
 
-/// What is answered there. Members of the agent's own group may change something, and those of another one that is named.
+/// The routes of the socket. Members of the agent's own group and of `group` may change something.
 pub fn router(queries: &mpsc::Sender<Query>, group: Option<u32>) -> Router {
     let groups = [Some(rustix::process::getegid().as_raw()), group].into_iter().flatten().collect();
     Router::new()
@@ -136,9 +139,9 @@ fn load(said: ReportRequest) -> Result<Verb, QueryRefusal> {
 struct Registering {
     backend: String,
     registration: u64,
-    /// Relative to the mount.
+    /// Relative to the mount of the cgroups.
     cgroup: Option<String>,
-    /// Whose cgroup that is: the program's cgroup namespace.
+    /// The program's cgroup namespace, which `cgroup` belongs to.
     cgroup_tree: Option<String>,
     /// Lines of a key file.
     keys: Option<String>,
@@ -203,7 +206,7 @@ fn readiness_word(text: &str) -> Result<lb_report::wire::Readiness, QueryRefusal
 }
 
 impl Desk {
-    /// Has the event loop take something in, if this peer may say it.
+    /// Sends a request to the event loop, if this peer has permission.
     async fn take(&self, peer: PeerOfIt, verb: Result<Verb, QueryRefusal>) -> Response {
         let Some(Extension(peer)) = peer else {
             return (StatusCode::FORBIDDEN, "it cannot be told who asks").into_response();

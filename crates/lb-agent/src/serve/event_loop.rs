@@ -1,4 +1,6 @@
-//! The event loop: takes in what comes, sends what is due, and waits for nothing else. Alone here the clock is read for what is reported.
+//! The event loop: receives queries, events and packets, sends what is due, and waits for nothing
+//! else. After the start, only this module reads the clock for reports; a reading of a cgroup has a
+//! time of its own.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -23,7 +25,7 @@ use super::responding::Responding;
 use super::udp::BoundSockets;
 use crate::config::AgentConfig;
 
-/// All that an agent knows.
+/// The whole state of an agent.
 pub struct Server {
     pub reports: Reports,
     pub sockets: BoundSockets,
@@ -31,9 +33,9 @@ pub struct Server {
     pub registrations: Registrations,
     pub checks: Checks,
     pub measuring: Measuring,
-    /// Who answers in its place, if somebody is to.
+    /// The kernel's answers in the agent's place, if they are configured.
     pub responding: Option<Responding>,
-    /// Backends that the operator calls lame ducks, those included that are not here now.
+    /// Backends that the operator has made lame ducks, including those that are not here now.
     pub lame_ducks: BTreeSet<Name>,
     pub keeper: Keeper,
     pub reload: ConfigReload,
@@ -46,7 +48,8 @@ impl Server {
     /// Runs until the task is aborted.
     pub async fn run(mut self, mut queries: mpsc::Receiver<Query>, mut events: mpsc::Receiver<AgentEvent>) {
         let mut watchdog = self.notifier.as_ref().and_then(Notifier::watchdog).map(tokio::time::interval);
-        // Until the agent ends. Each turn takes one batch of packets, one query or one event.
+        // Runs until the agent ends. Each iteration handles one batch of packets, one query or one
+        // event.
         loop {
             let now = Instant::now();
             self.let_pass(now);
@@ -90,13 +93,13 @@ impl Server {
     fn asked(&mut self, query: Query, now: Instant) {
         match query {
             Query::Status(answer) => {
-                // Who asks may wait for the last client to hear.
+                // The sender of the query may be waiting for the last client to acknowledge.
                 self.prepare(true, now);
                 let _ = answer.send(self.status(now));
             }
             Query::Verb { verb, who, answer } => {
                 self.prepare(true, now);
-                // A program says it again to the next agent; an operator does not.
+                // A program repeats its report to the next agent; an operator does not.
                 let is_said_once = matches!(verb, Verb::Operator { .. });
                 let told = self.told(verb, who, now);
                 let receipt = self.keep().filter(|_| is_said_once);
@@ -108,8 +111,9 @@ impl Server {
         self.notify_status();
     }
 
-    /// Prepares what the kernel answers, and takes over who has asked it. In this order: whoever is told of a change and asks is answered
-    /// by what was prepared after it.
+    /// Prepares the kernel's answers, then takes over the clients that have sent requests to the
+    /// kernel. The order matters: if a client is notified of a change and then sends a request, it
+    /// must receive an answer that was prepared after the change.
     fn prepare(&mut self, is_urgent: bool, now: Instant) {
         let Self { responding, reports, sockets, .. } = self;
         if let Some(responding) = responding {
@@ -164,9 +168,10 @@ impl Server {
         self.reload_if_due(now);
     }
 
-    /// What is said of a backend whose program is dead: what its health check shows from now on, or that it is not known whether it
-    /// is still ready. One that was a lame duck or down stays that for as long as it is spoken of without its program: a check that
-    /// passes may be of an application that is ending.
+    /// Decides the readiness of a backend after its program has died. From now on, the health check
+    /// decides if the backend is configured. If it is not, it is unknown whether the backend is
+    /// still ready. A backend that was a lame duck or down stays so for as long as it is reported
+    /// without its program, because a check that passes may be of an application that is ending.
     fn without_runner(&mut self, name: Name, now: Instant) {
         let is_configured = self.is_configured(name);
         let Some(entry) = self.reports.get_mut(name) else { return };
@@ -180,8 +185,9 @@ impl Server {
         }
     }
 
-    /// Takes up what an earlier agent knew: these were lame ducks by a program that has to register anew.
-    /// Without that they stay as they were for a minute, as they do where their program dies.
+    /// Restores the state of an earlier agent: these backends were lame ducks by a program, which
+    /// has to register again. If it does not, they stay lame ducks for a minute, as after the death
+    /// of their program.
     pub fn remember(&mut self, by_run: &BTreeSet<Name>, now: Instant) {
         let configured = self.config.backends.iter().map(|backend| backend.name);
         for name in &configured.filter(|name| by_run.contains(name)).collect::<Vec<_>>() {
@@ -193,7 +199,7 @@ impl Server {
         }
     }
 
-    /// Keeps which backends take no more, if they are others than before.
+    /// Stores which backends are lame ducks, if that has changed.
     fn keep(&mut self) -> Option<Receipt> {
         let by_run =
             self.reports.iter().filter(|(_, entry)| entry.runner_says() == Some(Readiness::LameDuck));

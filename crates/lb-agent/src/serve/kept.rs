@@ -1,5 +1,6 @@
-//! What is kept in the state directory of backends that take no more: a restart of the agent must not return one that an operator
-//! has taken out, nor one that is draining, or is not prewarmed yet, by a health check that passes.
+//! The lame ducks that are stored in the state directory: backends that an operator has taken out,
+//! that are draining, or that are not prewarmed yet. After a restart of the agent, a health check
+//! that passes must not make them ready.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -13,27 +14,29 @@ use tracing::warn;
 
 use crate::name;
 
-/// The files in the state directory: a name in each line.
+/// The files in the state directory: one name per line.
 const LAME_DUCKS: &str = "lame-ducks";
 const BY_RUN: &str = "lame-ducks-by-run";
 
-/// Names of 60 bytes for more backends than any host has.
+/// Maximum size of a file, in bytes: room for names of 60 bytes for more backends than any host
+/// has.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Backends that take no more.
+/// Backends that are lame ducks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// Those that the operator calls lame ducks, also if they are not here now.
+    /// Lame ducks by an operator's command, including backends that are not here now.
     pub lame_ducks: BTreeSet<Name>,
-    /// Those that are lame ducks by the program that runs them.
+    /// Lame ducks by a report of the program that runs them.
     pub by_run: BTreeSet<Name>,
 }
 
 impl Kept {
-    /// What was kept. What is no name is left out.
+    /// Reads the stored state. Skips lines that are not names.
     ///
     /// # Errors
-    /// If a file that is there cannot be read. It must not be written then: nobody knows what would be lost.
+    /// If an existing file cannot be read. It must then not be written, because it is unknown what
+    /// would be lost.
     pub fn read(store: &StateDirectory) -> Result<Self, StoreError> {
         let names = |file| names(store, file);
         Ok(Self { lame_ducks: names(LAME_DUCKS)?, by_run: names(BY_RUN)? })
@@ -46,25 +49,26 @@ fn names(store: &StateDirectory, file: &str) -> Result<BTreeSet<Name>, StoreErro
     Ok(text.lines().filter_map(|line| name::parse(line.trim()).ok()).collect())
 }
 
-/// For how long the end of the agent waits for the disk.
+/// How long the end of the agent waits for the disk.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// Between two attempts to write what could not be written.
+/// Pause before a failed write is tried again.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// For how long an answer waits for the disk.
+/// How long an answer waits for the disk.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
-/// Keeps it, by a thread of its own: a disk may be slow. Its drop waits for what is still to be kept, within bounds.
+/// Stores the state on a separate thread, because a disk may be slow. Dropping it waits for pending
+/// writes, within bounds.
 pub struct Keeper {
     thread: Option<WriterThread>,
     fault: Arc<Mutex<Option<String>>>,
 }
 
 struct WriterThread {
-    /// What is kept, or is being.
+    /// The state that is stored, or is being stored.
     last: Kept,
-    /// The number of that change.
+    /// The number of the change to that state.
     number: u64,
     inbox: Option<mpsc::Sender<(u64, Kept)>>,
     /// The last change that the thread has tried to write.
@@ -73,7 +77,7 @@ struct WriterThread {
     end: mpsc::Receiver<()>,
 }
 
-/// Whether a change is on the disk yet.
+/// Shows whether a change is on the disk yet.
 #[derive(Debug)]
 pub struct Receipt {
     number: u64,
@@ -81,7 +85,8 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// Waits until the change is written, or cannot be, which [`Keeper::fault`] says; for a second at most.
+    /// Waits until the change is written or has failed, for at most a second. [`Keeper::fault`] has
+    /// the failure.
     pub async fn settled(mut self) {
         let settled = self.tried.wait_for(|tried| *tried >= self.number);
         if tokio::time::timeout(ANSWERED_WITHIN, settled).await.is_err() {
@@ -91,12 +96,12 @@ impl Receipt {
 }
 
 impl Keeper {
-    /// Keeps nothing, for this reason if there is one.
+    /// Stores nothing. `fault` is the reason, if there is one.
     pub fn none(fault: Option<String>) -> Self {
         Self { thread: None, fault: Arc::new(Mutex::new(fault)) }
     }
 
-    /// Keeps it in the state directory, which has this.
+    /// Stores changes in the state directory. `last` is what the directory has now.
     pub fn new(store: &StateDirectory, last: Kept) -> Self {
         let (sender, inbox) = mpsc::channel();
         let (running, end) = mpsc::channel::<()>();
@@ -117,7 +122,8 @@ impl Keeper {
         }
     }
 
-    /// Keeps this from now on. The receipt shows when it is on the disk; `None` if nothing is kept here.
+    /// Stores this state from now on. The receipt shows when it is on the disk; `None` if nothing
+    /// is stored.
     pub fn keep(&mut self, kept: Kept) -> Option<Receipt> {
         let Some(WriterThread { last, number, inbox: Some(inbox), tried, .. }) = &mut self.thread else {
             return None;
@@ -130,7 +136,7 @@ impl Keeper {
         Some(Receipt { number: *number, tried: tried.clone() })
     }
 
-    /// Why a restart of the agent would forget something, if it would.
+    /// Why a restart of the agent would lose a change, if it would.
     pub fn fault(&self) -> Option<String> {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -151,12 +157,12 @@ struct Writer {
     store: StateDirectory,
     written: Kept,
     fault: Arc<Mutex<Option<String>>>,
-    /// The last change that it has tried to write.
+    /// The number of the last change that the thread has tried to write.
     trying: watch::Sender<u64>,
 }
 
 impl Writer {
-    /// Until the agent ends. What cannot be written is tried again.
+    /// Runs until the agent ends. Retries a failed write.
     fn run(&mut self, inbox: &mpsc::Receiver<(u64, Kept)>) {
         let mut unwritten: Option<(u64, Kept)> = None;
         loop {
@@ -169,7 +175,7 @@ impl Writer {
                 (Err(mpsc::RecvTimeoutError::Timeout), Some(change)) => change,
                 (Err(_), _) => return,
             };
-            // Only the last counts.
+            // Only the last change counts.
             let (number, kept) = inbox.try_iter().last().unwrap_or(change);
             let result = self.write(&kept);
             let fault = result.as_ref().err().map(|error| chain(error));
@@ -187,7 +193,7 @@ impl Writer {
         }
     }
 
-    /// Writes what is not written yet.
+    /// Writes each file that has changed.
     fn write(&mut self, kept: &Kept) -> Result<(), StoreError> {
         let Self { store, written, .. } = self;
         let files = [
@@ -198,7 +204,7 @@ impl Writer {
             if names != written {
                 let text: String = names.iter().map(|name| format!("{name}\n")).collect();
                 store.write(file, &[text.as_bytes()])?;
-                // Each by itself: the other may fail.
+                // Recorded for each file, because the other write may fail.
                 written.clone_from(names);
             }
         }
@@ -229,7 +235,7 @@ mod tests {
         }
         drop(keeper);
         assert_eq!(Kept::read(&state).unwrap(), last);
-        // The next agent knows what there is, and forgets it.
+        // The next agent reads the state and clears it.
         let mut keeper = Keeper::new(&state, Kept::read(&state).unwrap());
         keeper.keep(Kept::default());
         drop(keeper);
@@ -242,7 +248,7 @@ mod tests {
         let mut keeper = Keeper::new(&StateDirectory::at(folder.path()), Kept::default());
         let kept = Kept { lame_ducks: of("10.0.0.1:80"), ..Kept::default() };
         let first = keeper.keep(kept.clone()).unwrap();
-        // The same word again is the same change.
+        // Storing the same state again is the same change.
         let second = keeper.keep(kept.clone()).unwrap();
         second.settled().await;
         assert_eq!(Kept::read(&StateDirectory::at(folder.path())).unwrap(), kept);
@@ -264,7 +270,7 @@ mod tests {
         assert_eq!(keeper.fault(), None);
         keeper.keep(Kept { by_run: of("10.0.0.1:80"), ..Kept::default() });
         let fault = Arc::clone(&keeper.fault);
-        // It waits for the thread, which has tried then.
+        // The drop waits for the thread, which has tried to write by then.
         drop(keeper);
         assert!(fault.lock().unwrap().as_ref().is_some_and(|fault| fault.contains("directory")), "{fault:?}");
     }

@@ -1,5 +1,5 @@
-//! What backends' cgroups have used, read every two seconds by a thread beside the event loop: of those that are configured, and of
-//! the programs that run backends.
+//! Measures the cgroups of backends every two seconds, on a thread beside the event loop: the
+//! configured cgroups, and those of programs that run backends.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,16 +14,15 @@ use super::AgentEvent;
 use crate::config::{BackendConfig, Utilization};
 use crate::utilization::{Measured, Mounts, Usage, measure};
 
-/// From one reading to the next, and so the time over which utilization is told.
+/// Time between two readings, and so the time over which utilization is reported.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// The cgroup of a backend, and what it can use, in thousandths of a processor.
+/// A backend, its cgroup, and the processors that the cgroup can use, in thousandths.
 type Cgroup = (Name, PathBuf, Option<u32>);
 
-/// What is measured.
 pub struct Measuring {
     cgroups: Vec<Cgroup>,
-    /// So many of them are configured; they come first.
+    /// The number of configured cgroups, which come first.
     configured: usize,
     task: Option<JoinHandle<()>>,
     events: mpsc::Sender<AgentEvent>,
@@ -33,14 +32,14 @@ pub struct Measuring {
 }
 
 impl Measuring {
-    /// Nothing yet; readings come as events.
+    /// Nothing is measured yet. Readings arrive as events.
     pub fn new(events: mpsc::Sender<AgentEvent>) -> Self {
         let (before, errors) = (BTreeMap::new(), BTreeMap::new());
         Self { cgroups: Vec::new(), configured: 0, task: None, events, before, errors }
     }
 
-    /// Measures the cgroups of these backends from now on, and those in which these are run, unless the configuration says
-    /// otherwise. Returns whether that is something else than before.
+    /// From now on measures the configured cgroups of `backends`, and the cgroups of `runs`, unless
+    /// the configuration of the backend says otherwise. Returns whether the cgroups have changed.
     pub fn set<'r>(
         &mut self,
         backends: &[BackendConfig],
@@ -80,10 +79,8 @@ impl Measuring {
         self.cgroups.iter().any(|(of, ..)| *of == name)
     }
 
-    /// A reading has come in: the load that follows, if it is not the first.
-    ///
-    /// # Errors
-    /// Why there is none.
+    /// A reading has arrived. Returns the load since the reading before; `None` if this is the
+    /// first reading or one that failed.
     pub fn measured(&mut self, name: Name, measured: Measured) -> Option<Load> {
         if !self.has(name) {
             // It was read before the configuration changed.
@@ -93,7 +90,8 @@ impl Measuring {
             Ok(usage) => usage,
             Err(why) => {
                 self.before.remove(&name);
-                // Nobody has asked for that of a program.
+                // The configuration does not request the measurement of a program's cgroup, so a
+                // failure is not a fault.
                 if self.cgroups.iter().take(self.configured).any(|(of, ..)| *of == name) {
                     self.errors.insert(name, why);
                 }
@@ -115,7 +113,7 @@ impl Drop for Measuring {
     }
 }
 
-/// Until the task is aborted.
+/// Runs until the task is aborted.
 async fn repeat(cgroups: Vec<Cgroup>, events: mpsc::Sender<AgentEvent>) {
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -123,7 +121,7 @@ async fn repeat(cgroups: Vec<Cgroup>, events: mpsc::Sender<AgentEvent>) {
         ticks.tick().await;
         let cgroups = cgroups.clone();
         let read = tokio::task::spawn_blocking(move || {
-            // Looked for each time: they may be mounted later.
+            // Read each time: the cgroups may be mounted later.
             let mounts = Mounts::read().unwrap_or_default();
             let measured = cgroups.into_iter();
             measured

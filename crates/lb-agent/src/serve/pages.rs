@@ -1,4 +1,5 @@
-//! What everybody may read by HTTP: whether backends are ready, whether they live, and metrics.
+//! HTTP pages that every client may read: whether backends are ready, whether they are alive, and
+//! metrics.
 
 use axum::Router;
 use axum::extract::{Query as UrlQuery, State};
@@ -14,7 +15,6 @@ use crate::metrics;
 use crate::name;
 use crate::status::ServedBackendStatus;
 
-/// The pages.
 pub fn router(queries: &mpsc::Sender<Query>) -> Router {
     Router::new()
         .route("/readyz", get(ready))
@@ -33,13 +33,15 @@ async fn ready(State(queries): State<mpsc::Sender<Query>>, UrlQuery(which): UrlQ
     judge(&queries, which, |backend| backend.readiness == "ready", false).await
 }
 
-/// Only what is known to be down does not live: whoever restarts what is not alive must not do that because nothing is known.
+/// A backend counts as dead only if it is known to be down: a supervisor that restarts dead
+/// backends must not restart one of unknown state.
 async fn live(State(queries): State<mpsc::Sender<Query>>, UrlQuery(which): UrlQuery<PageQuery>) -> Response {
     judge(&queries, which, |backend| backend.readiness != "down", true).await
 }
 
-/// 200 if all backends that are asked for are good, else 503; a line for each says how it is, and why. Where there is none at all,
-/// `is_good_without` decides: a host whose backends have not registered yet is not ready, and nothing on it is dead.
+/// Answers 200 if all requested backends are good, else 503, with one line per backend: its
+/// readiness and the reason. If there is no backend at all, `is_good_without` decides: a host
+/// without registered backends is not ready, but nothing on it is dead.
 async fn judge(
     queries: &mpsc::Sender<Query>,
     which: PageQuery,

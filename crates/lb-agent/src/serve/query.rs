@@ -1,4 +1,4 @@
-//! What the event loop is asked: how all is, and to take in what somebody says of a backend.
+//! The queries to the event loop: for the status, and for reports about backends.
 
 use std::time::Duration;
 
@@ -12,121 +12,118 @@ use super::kept::Receipt;
 use super::registrations::{Claim, Registrant};
 use crate::status::AgentStatus;
 
-/// A query.
 #[derive(Debug)]
 pub enum Query {
-    /// How all backends are.
+    /// Requests the status of all backends.
     Status(oneshot::Sender<AgentStatus>),
-    /// Somebody says something.
+    /// A report or a command about backends.
     Verb {
-        /// What.
         verb: Verb,
-        /// Who.
+        /// The process that sent it.
         who: Registrant,
-        /// Whether it was taken in; and, of an operator, when a restart of the agent no longer forgets it.
+        /// Whether it was accepted. For an operator's command, also the receipt that shows when a
+        /// restart of the agent no longer loses it.
         answer: oneshot::Sender<(Result<AcceptedReport, QueryRefusal>, Option<Receipt>)>,
     },
-    /// To read the configuration again.
+    /// Requests that the configuration is read again.
     Reload,
-    /// The end has begun.
+    /// The agent is about to end.
     Stopping,
 }
 
-/// What somebody says.
+/// A report or a command about backends.
 #[derive(Debug)]
 pub enum Verb {
-    /// The operator: these backends are lame ducks, or no more.
+    /// From the operator: these backends are lame ducks, or are no longer lame ducks.
     Operator {
-        /// Which; `None` is all.
+        /// The backend; `None` for all.
         backend: Option<Name>,
-        /// Whether they are.
         lame_duck: bool,
     },
-    /// An application: how loaded it is.
+    /// From an application: its load.
     Load {
-        /// Which; `None` is the only one.
+        /// The backend; `None` for the only one.
         backend: Option<Name>,
-        /// How loaded.
         load: SaidLoad,
     },
-    /// A program: it runs this backend.
+    /// From a program: it runs this backend.
     Register {
-        /// Which.
         backend: Name,
-        /// What the program says of itself.
         claim: Claim,
-        /// Its keys, where the configuration does not have it.
+        /// The backend's keys, if the configuration does not have the backend.
         keys: Option<Keys<BackendKey>>,
-        /// How it is.
         readiness: Readiness,
     },
-    /// A program shows that it lives.
+    /// From a program: it is alive.
     Readiness {
-        /// The number by which it has registered.
+        /// The number with which the program has registered.
         registration: u64,
-        /// How the backend is from now on, if that is another than before.
+        /// The new readiness of the backend, if it has changed.
         readiness: Option<Readiness>,
     },
-    /// A program gives its backend back.
+    /// From a program: it releases its backend.
     Unregister {
-        /// The number by which it has registered.
+        /// The number with which the program has registered.
         registration: u64,
     },
 }
 
-/// What an application says of its load. Numbers are in thousandths.
+/// The load that an application reports. Numbers are in thousandths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SaidLoad {
-    /// Requests a second.
+    /// Requests per second.
     pub qps: Option<u32>,
-    /// Errors a second.
+    /// Errors per second.
     pub eps: Option<u32>,
-    /// Of what it can do.
+    /// Used part of the capacity.
     pub utilization: Option<u32>,
     /// Over how long it was measured.
     pub window: Duration,
-    /// How long it is believed.
+    /// How long the report is valid.
     pub valid_for: Duration,
 }
 
-/// What was taken in.
+/// The answer to an accepted report or command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceptedReport {
     /// The version of this structure.
     pub schema: u32,
-    /// The backends that it is about.
+    /// The backends that the report or command is about.
     pub backends: Vec<String>,
-    /// Clients that have asked lately and have not acknowledged what was said last, of these backends together.
+    /// The number of clients, of these backends together, that have sent a request recently and
+    /// have not acknowledged the last change.
     pub unheard: usize,
-    /// Whether there may be more of them: the agent has spoken for one of these backends for a shorter time than clients take to ask.
+    /// Whether there may be more such clients: the agent has reported one of these backends for a
+    /// shorter time than clients take to send a request.
     pub is_new: bool,
 }
 
 impl AcceptedReport {
-    /// How many clients there are to wait for, as far as that is known: one if there may be some.
+    /// The number of clients to wait for, as far as it is known. At least one if there may be some.
     pub fn awaited(&self) -> usize {
         self.unheard.max(usize::from(self.is_new))
     }
 }
 
-/// Why something was not taken in.
+/// Why a report or command was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueryRefusal {
     /// There is no such backend or registration here.
     #[error("{0}")]
     Absent(String),
-    /// Somebody else has it.
+    /// Another program has the backend.
     #[error("{0}")]
     Taken(String),
-    /// It makes no sense.
+    /// It is invalid.
     #[error("{0}")]
     Wrong(String),
 }
 
-/// Has the event loop take something in. What an operator says outlives the agent from then on, if the disk keeps it in time.
+/// Sends a report or command to the event loop. For an operator's command, also waits for the disk,
+/// within a limit, so that the command outlives the agent.
 ///
 /// # Errors
-/// The refusal; or that the agent is stopping.
+/// The inner error is the refusal; the outer one means that the agent is stopping.
 pub async fn tell(
     queries: &mpsc::Sender<Query>,
     verb: Verb,
@@ -142,7 +139,7 @@ pub async fn tell(
     Ok(told)
 }
 
-/// How all backends are; nothing if the agent is stopping.
+/// The status of all backends; `None` if the agent is stopping.
 pub async fn status(queries: &mpsc::Sender<Query>) -> Option<AgentStatus> {
     let (answer, status) = oneshot::channel();
     queries.send(Query::Status(answer)).await.ok()?;

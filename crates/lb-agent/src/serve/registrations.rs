@@ -1,4 +1,5 @@
-//! Programs that run a backend and speak for it: one for each backend, for as long as it shows that it lives.
+//! Programs that run a backend and report its readiness: one for each backend, for as long as the
+//! program shows that it is alive.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,28 +8,30 @@ use std::time::{Duration, Instant};
 
 use lb_report::agent::name::Name;
 
-/// A program that has not shown itself for so long is taken for dead. It shows itself three times in that.
+/// A program that has not shown itself for this time counts as dead. A program shows itself three
+/// times within it.
 pub const LEASE: Duration = Duration::from_secs(5);
 
-/// How long a backend is spoken of whose program is dead, if nothing else is known of it: until every client has asked.
+/// How long a backend is still reported after its program has died, if nothing else is known of it:
+/// until every client has sent a request.
 const LINGER: Duration = Duration::from_mins(1);
 
-/// A number for a program to register by, that nobody can guess. Those of JSON are exact up to 53 bits.
+/// Draws a number for a program's registration that cannot be guessed. It has 53 bits, because
+/// larger numbers in JSON are not exact.
 ///
 /// # Errors
-/// If the kernel gives no random numbers.
+/// If the kernel provides no random numbers.
 pub fn draw() -> anyhow::Result<u64> {
     let mut bytes = [0; 8];
     crate::keys::fill(&mut bytes)?;
     Ok(u64::from_le_bytes(bytes) >> 11)
 }
 
-/// A process that has asked the agent for something.
+/// A process that has sent a request to the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registrant {
-    /// Its user.
     pub user: u32,
-    /// Its number; 0 if it is of another PID namespace.
+    /// Process ID; 0 if the process is in another PID namespace.
     pub process: u32,
 }
 
@@ -49,48 +52,48 @@ impl fmt::Display for Registrant {
 enum RegistrationLife {
     /// For as long as this process lives.
     Unlimited,
-    /// Until then, unless it shows itself.
+    /// Until this time, unless the program shows itself.
     Until(Instant),
-    /// It is dead; the backend is spoken of until then.
+    /// The program is dead; its backend is reported until this time.
     Dead(Instant),
 }
 
-/// A program that runs a backend: the process, and the number that it alone knows.
+/// A program that runs a backend: the process, and the number that only the program knows.
 #[derive(Clone, Copy, Debug)]
 struct Program {
     number: u64,
     who: Registrant,
 }
 
-/// What a program says of itself when it takes a backend.
+/// What a program states when it claims a backend.
 #[derive(Clone, Debug)]
 pub struct Claim {
-    /// A number that it has drawn, by which it is known from now on ([`draw`]).
+    /// A number that the program has drawn ([`draw`]), which identifies it from now on.
     pub number: u64,
-    /// Whether it has to show itself again and again.
+    /// Whether the program has to show itself regularly.
     pub is_leased: bool,
-    /// The cgroup that it runs the backend in, relative to the mount.
+    /// The cgroup in which the program runs the backend, relative to the mount.
     pub cgroup: Option<PathBuf>,
 }
 
-/// That a program runs a backend.
+/// The registration of a program that runs a backend.
 #[derive(Clone, Debug)]
 pub struct Registration {
-    /// `None` if an earlier agent knew it, of which that alone is known.
+    /// `None` if the program has registered only with an earlier agent.
     program: Option<Program>,
     life: RegistrationLife,
     cgroup: Option<PathBuf>,
-    /// How often others wanted the backend meanwhile, and who was the last.
+    /// How often other processes have claimed the backend meanwhile, and the last of them.
     pub refused: Option<(u64, Registrant)>,
 }
 
 impl Registration {
-    /// Whether the program lives, as far as is known.
+    /// Whether the program is alive, as far as is known.
     pub const fn is_alive(&self) -> bool {
         !matches!(self.life, RegistrationLife::Dead(_))
     }
 
-    /// The process; `None` if an earlier agent knew it.
+    /// The process; `None` if it has registered only with an earlier agent.
     pub fn who(&self) -> Option<Registrant> {
         self.program.map(|program| program.who)
     }
@@ -100,43 +103,44 @@ impl Registration {
     }
 }
 
-/// What has become of a registration.
+/// The end of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegistrationEnd {
     /// The program is dead.
     Died(Name),
-    /// And the backend need not be spoken of any more.
+    /// The program is dead, and its backend need not be reported any more.
     Gone(Name),
 }
 
-/// Why a program is not registered.
+/// Why a program cannot register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claimed {
     /// This process runs the backend.
     Backend(Registrant),
-    /// The number is that of whoever runs this other backend.
+    /// The number belongs to the program that runs this other backend.
     Number(Name),
     /// Without a key, only programs of this user and of root may claim the backend.
     User(u32),
 }
 
-/// The registrations of an agent.
 #[derive(Debug, Default)]
 pub struct Registrations {
     by_name: BTreeMap<Name, Registration>,
-    /// The user whose program was the first to claim a backend without a key for it. Bounded by the configured backends.
+    /// For each backend, the user of the program that was the first to claim it without a key.
+    /// Bounded by the number of configured backends.
     first_users: BTreeMap<Name, u32>,
 }
 
 impl Registrations {
-    /// A program takes a backend, under a number that it has drawn and nobody else knows. It may do so again with the same number:
-    /// it may not have heard the first answer.
+    /// A program claims a backend, with a number that it has drawn and that no other program knows.
+    /// It may claim it again with the same number, because it may not have received the first
+    /// answer.
     ///
-    /// `has_key`: whether it has a key of the backend.
+    /// `has_key`: whether the program has a key of the backend.
     ///
     /// # Errors
-    /// The process that has the backend already, the backend that has the number, or the user that alone may claim the backend without a
-    /// key.
+    /// The process that already has the backend, the backend that has the number, or the only user
+    /// that may claim the backend without a key.
     pub fn register(
         &mut self,
         name: Name,
@@ -174,13 +178,14 @@ impl Registrations {
         Ok(())
     }
 
-    /// A backend has a program of which an earlier agent knew, and which has to show itself: until it does it is taken for dead.
+    /// Records that a backend has a program that registered with an earlier agent. The program
+    /// counts as dead until it registers again.
     pub fn remember(&mut self, name: Name, now: Instant) {
         let life = RegistrationLife::Dead(now + LINGER);
         self.by_name.entry(name).or_insert(Registration { program: None, life, cgroup: None, refused: None });
     }
 
-    /// A program shows that it lives. Returns its backend, if it has one.
+    /// A program shows that it is alive. Returns its backend, if it has one.
     pub fn refresh(&mut self, number: u64, now: Instant) -> Option<Name> {
         let (name, registration) =
             self.by_name.iter_mut().find(|(_, one)| one.is_of(number) && one.is_alive())?;
@@ -190,25 +195,25 @@ impl Registrations {
         Some(*name)
     }
 
-    /// A program gives its backend back.
+    /// A program releases its backend.
     pub fn unregister(&mut self, number: u64) -> Option<Name> {
         let name = *self.by_name.iter().find(|(_, one)| one.is_of(number))?.0;
         self.by_name.remove(&name);
         Some(name)
     }
 
-    /// The program of a backend.
+    /// The registration of a backend's program.
     pub fn get(&self, name: Name) -> Option<&Registration> {
         self.by_name.get(&name)
     }
 
-    /// The cgroups of those that live.
+    /// The cgroups of the programs that are alive.
     pub fn cgroups(&self) -> impl Iterator<Item = (Name, &Path)> {
         let alive = self.by_name.iter().filter(|(_, registration)| registration.is_alive());
         alive.filter_map(|(name, registration)| Some((*name, registration.cgroup.as_deref()?)))
     }
 
-    /// Lets time pass.
+    /// Ends the registrations that are overdue at `now`, and returns what has ended.
     pub fn expire(&mut self, now: Instant) -> Vec<RegistrationEnd> {
         let mut ends = Vec::new();
         self.by_name.retain(|name, registration| match registration.life {
@@ -314,7 +319,7 @@ mod tests {
         all.register(name, claim(2, true), true, who(2), start).unwrap_err();
         assert_eq!(all.register(name, claim(1, true), true, who(1), at(4)), Ok(()));
         assert_eq!((all.next_at(), all.get(name).unwrap().refused), (Some(at(9)), Some((1, who(2)))));
-        // A number stands for one backend.
+        // A number identifies one backend.
         assert_eq!(all.register(other, claim(1, true), true, who(1), at(4)), Err(Claimed::Number(name)));
     }
 
@@ -328,7 +333,7 @@ mod tests {
         assert_eq!((all.refresh(0, start), all.unregister(0)), (None, None));
         assert_eq!(all.register(name, claim(1, true), true, who(1), start), Ok(()));
         assert_eq!(all.get(name).unwrap().who(), Some(who(1)));
-        // Whoever has shown itself is not forgotten for that.
+        // A program that has registered is not replaced.
         all.remember(name, start);
         assert!(all.get(name).unwrap().is_alive());
         let mut all = Registrations::default();

@@ -1,4 +1,5 @@
-//! Another configuration while running: read and checked beside the loop, then taken on whole. One with a fault changes nothing.
+//! Applies a changed configuration to the running agent: it is read and checked beside the event
+//! loop, then applied as a whole. A configuration with a fault changes nothing.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,32 +14,33 @@ use super::Reread;
 use super::event_loop::Server;
 use crate::config::{AgentConfig, BackendConfig};
 
-/// How long a file has to be left alone: whoever writes several of them is given the time.
+/// How long the files must be unchanged before they are read, so that a program that writes several
+/// of them can finish.
 const SETTLED: Duration = Duration::from_millis(200);
 
-/// But no longer than this: somebody else may write beside it all the time.
+/// The longest delay of a read, because another program may write to the directory all the time.
 const LONGEST: Duration = Duration::from_secs(2);
 
 /// The state of the configuration file.
 pub struct ConfigReload {
     /// The file, if one is followed.
     pub file: Option<PathBuf>,
-    /// Why it cannot be used, if it cannot.
+    /// Why the file cannot be used, if it cannot.
     pub error: Option<String>,
-    /// What it says and takes a restart.
+    /// The keys that have changed in the file and need a restart.
     pub fixed: Vec<&'static str>,
     reread: Option<Reread>,
     /// The directories that are watched.
     watched: BTreeSet<PathBuf>,
     events: mpsc::Sender<AgentEvent>,
-    /// When something has changed that was not read yet: first, and last.
+    /// The times of the first and the last change that has not been read yet.
     changed_at: Option<(Instant, Instant)>,
     is_read: bool,
     is_asked: bool,
 }
 
 impl ConfigReload {
-    /// Of a file that is in force, and how it is read again.
+    /// `file` is in force; `reread` reads it again.
     pub const fn new(
         file: Option<PathBuf>,
         reread: Option<Reread>,
@@ -57,13 +59,13 @@ impl ConfigReload {
         }
     }
 
-    /// Something has changed beside the file, or itself.
+    /// The file has changed, or something beside it.
     pub fn changed(&mut self, now: Instant) {
         let (first, _) = self.changed_at.unwrap_or((now, now));
         self.changed_at = Some((first, now));
     }
 
-    /// When it is to be read.
+    /// When the file is to be read.
     pub fn due_at(&self) -> Option<Instant> {
         let (first, last) = self.changed_at.filter(|_| !self.is_read)?;
         Some((last + SETTLED).min(first + LONGEST))
@@ -71,7 +73,7 @@ impl ConfigReload {
 }
 
 impl Server {
-    /// SIGHUP: reads at once, and says what came of it.
+    /// SIGHUP: reads the file at once, and logs the result.
     pub fn reload_now(&mut self, now: Instant) {
         if self.reload.reread.is_none() {
             info!("there is no configuration file to read again");
@@ -79,14 +81,14 @@ impl Server {
         }
         self.reload.is_asked = true;
         if self.reload.is_read {
-            // What is being read may be what was there before.
+            // The read that is under way may have the content from before.
             self.reload.changed(now);
         } else {
             self.read();
         }
     }
 
-    /// Reads a file that has changed, once it is left alone.
+    /// Reads a file that has changed, once it has been unchanged for long enough.
     pub fn reload_if_due(&mut self, now: Instant) {
         if self.reload.due_at().is_some_and(|at| at <= now) {
             self.read();
@@ -110,7 +112,7 @@ impl Server {
         });
     }
 
-    /// The configuration was read.
+    /// Applies the configuration that was read, or records why it cannot be used.
     pub fn loaded(&mut self, read: Result<AgentConfig, String>, now: Instant) {
         let is_asked = std::mem::take(&mut self.reload.is_asked);
         self.reload.is_read = false;
@@ -141,7 +143,8 @@ impl Server {
         self.notify_ready();
     }
 
-    /// Has the backends of another configuration. What takes a restart stays as it is.
+    /// Replaces the backends by those of another configuration. Keys that need a restart stay
+    /// unchanged.
     pub fn take_on(&mut self, config: AgentConfig, now: Instant) {
         let before: Vec<Name> = self.config.backends.iter().map(|backend| backend.name).collect();
         self.config.backends = config.backends;
@@ -150,7 +153,8 @@ impl Server {
                 continue;
             }
             self.checks.remove(name);
-            // A program that runs it goes on to speak for it, and of one that has died what was said last holds for a while.
+            // A program that runs the backend continues to report its readiness. If the program has
+            // died, its last report holds for a while.
             if self.registrations.get(name).is_none() {
                 self.reports.remove(name);
             }
@@ -161,7 +165,8 @@ impl Server {
         self.measure(now);
     }
 
-    /// Measures what is configured, and the programs that run backends; of others nothing is measured any more.
+    /// Measures the configured cgroups and those of programs that run backends. Removes the
+    /// measured load of all other backends.
     pub fn measure(&mut self, now: Instant) {
         if !self.measuring.set(&self.config.backends, self.registrations.cgroups()) {
             return;
@@ -174,7 +179,7 @@ impl Server {
         }
     }
 
-    /// Has a backend, or has it otherwise than before.
+    /// Adds a backend, or applies changes to it.
     pub fn have(&mut self, backend: &BackendConfig, now: Instant) {
         let name = backend.name;
         self.reports.set(name, backend.keys.clone(), backend.rules(), now);
@@ -189,8 +194,9 @@ impl Server {
         }
     }
 
-    /// Watches the directories of the file and of the key files, beside the loop: a file system may not answer. What has changed
-    /// before a directory was watched is seen by reading once more.
+    /// Watches the directories of the file and of the key files, beside the loop because a file
+    /// system may not answer. Changes from before a directory was watched are found by one more
+    /// read.
     pub fn follow_files(&mut self) {
         let (Some(watcher), Some(file)) = (self.watch.watcher(), &self.reload.file) else { return };
         let directory = |path: &Path| path.parent().map(Path::to_owned);

@@ -1,5 +1,6 @@
-//! Answers that the kernel gives in the agent's place (XDP), on the network interfaces that the configuration names: as fast as ever
-//! also while the agent gets no processor. The agent prepares them, and learns from the kernel who has asked.
+//! Answers that the kernel gives in the agent's place (XDP), on the configured network interfaces:
+//! they are as fast as ever even while the agent gets no processor. The agent prepares them, and
+//! learns from the kernel which clients have sent requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -20,33 +21,34 @@ use tracing::{info, warn};
 use super::udp::BoundSockets;
 use crate::config::PORT;
 
-/// While clients are told of a change, who has acknowledged it is looked for more often, but not more often than this.
+/// While clients are notified of a change, the least time between two looks for their
+/// acknowledgements.
 const APART: Duration = Duration::from_millis(5);
 
-/// Who answers in the agent's place.
+/// The kernel's answers in the agent's place.
 pub struct Responding {
     place: Place,
-    /// Why nobody does, if the program cannot be loaded.
+    /// The loaded program, or why it cannot be loaded.
     loaded: Result<LoadedResponder, String>,
-    /// Why something could not be prepared, if the last time that all was to be, or one since, it could not.
+    /// Why an answer could not be prepared, in the last complete preparation or since then.
     unprepared: Option<String>,
-    /// Why it could not be read last who has asked.
+    /// Why the last read of the clients that have sent requests failed, if it did.
     unread: Option<String>,
 }
 
 struct LoadedResponder {
     answers: Answers,
     follower: Follower<Attaching>,
-    /// The version of the report that was prepared last.
+    /// The version of the report that was prepared last, by backend.
     prepared: BTreeMap<Name, u64>,
-    /// When all were.
+    /// When all answers were prepared last.
     prepared_at: Instant,
-    /// When those that had asked were taken over; `None` if some are left.
+    /// When the clients that had sent requests were taken over last; `None` if some are left.
     looked_at: Option<Instant>,
 }
 
 impl Responding {
-    /// Loads the program, prepares what it answers, and has it attached.
+    /// Loads the program, prepares its answers, and attaches it.
     pub fn start(
         place: Place,
         listen: &[SocketAddr],
@@ -61,7 +63,8 @@ impl Responding {
         Self { place, loaded, unprepared: None, unread: None }
     }
 
-    /// Prepares what is answered from now on: what has changed, and every [`PREPARED_EVERY`] all of it.
+    /// Prepares the answers from now on: those that have changed, and every [`PREPARED_EVERY`] all
+    /// of them.
     pub fn prepare(&mut self, reports: &Reports, now: Instant) {
         let Ok(loaded) = &mut self.loaded else { return };
         let all = now.saturating_duration_since(loaded.prepared_at) >= PREPARED_EVERY;
@@ -74,7 +77,8 @@ impl Responding {
         }
     }
 
-    /// Takes over who has asked it, at most every second, or every few milliseconds where `is_urgent`.
+    /// Takes over the clients that have sent requests to the kernel, at most once per second, or
+    /// every few milliseconds if `is_urgent`.
     pub fn look(&mut self, reports: &mut Reports, sockets: &BoundSockets, is_urgent: bool, now: Instant) {
         let Ok(loaded) = &mut self.loaded else { return };
         let apart = if is_urgent { APART } else { PREPARED_EVERY };
@@ -92,25 +96,25 @@ impl Responding {
             let asked = now.checked_sub(ago).unwrap_or(now);
             reports.subscribe(name, Asker { address, via }, subscriber.key_id, subscriber.heard, asked);
         });
-        // What is left is taken in the next turn of the loop, which others have before.
+        // Clients that are left are taken over in the next iteration of the loop, after other work.
         loaded.looked_at = (!matches!(taken, Ok(false))).then_some(now);
         note(&mut self.unread, "who has asked cannot be read", taken.err());
     }
 
-    /// When there is something to do, if nothing comes in before.
+    /// When there is work to do, if nothing arrives before.
     pub fn next_at(&self, now: Instant) -> Option<Instant> {
         let loaded = self.loaded.as_ref().ok()?;
         let last = loaded.looked_at.map(|looked_at| looked_at.min(loaded.prepared_at));
         Some(last.map_or(now, |last| last + PREPARED_EVERY))
     }
 
-    /// How many requests it has answered, and how many it has not, by why.
+    /// How many requests the kernel has answered, and how many it has not, by reason.
     pub fn counts(&self) -> (u64, [u64; REFUSALS]) {
         let counts = self.loaded.as_ref().ok().and_then(|loaded| loaded.answers.counts().ok());
         counts.unwrap_or_default()
     }
 
-    /// How it is on the interfaces of the configuration.
+    /// The state of the program on the configured interfaces.
     pub fn found(&self) -> Found {
         match &self.loaded {
             Ok(loaded) => loaded.follower.found(),
@@ -121,7 +125,7 @@ impl Responding {
         }
     }
 
-    /// What is wrong with it.
+    /// The faults of the program and its answers.
     pub fn faults(&self) -> Vec<String> {
         let Found { interfaces, error } = self.found();
         let errors = [&self.unprepared, &self.unread].into_iter().flatten().cloned();
@@ -138,7 +142,7 @@ impl Responding {
     }
 }
 
-/// Says what is wrong, in the log if it is news.
+/// Records an error, and logs it if it is new.
 fn note(place: &mut Option<String>, what: &str, error: Option<DatapathError>) {
     let error = error.map(|error| format!("of the kernel's answers, {what}: {}", chain(&error)));
     if let Some(error) = error.as_ref().filter(|error| place.as_ref() != Some(error)) {
@@ -147,7 +151,7 @@ fn note(place: &mut Option<String>, what: &str, error: Option<DatapathError>) {
     *place = error;
 }
 
-/// A moment that has passed, by the clock of the kernel programs.
+/// Converts a past moment to nanoseconds of the clock of the kernel programs.
 fn ns_at(moment: Instant) -> u64 {
     let ago = u64::try_from(moment.elapsed().as_nanos()).unwrap_or(u64::MAX);
     monotonic_ns().saturating_sub(ago)
@@ -163,7 +167,7 @@ fn load(
     let port = port_of(listen);
     let secret = Secret { bytes: secret, drawn_ns: ns_at(now) };
     let (responder, answers) = responder::load(port, secret).map_err(|error| chain(&error))?;
-    // Before it is attached: it drops requests for what it does not know.
+    // Before the program is attached, because it drops requests for backends that it does not know.
     let mut prepared = BTreeMap::new();
     prepare(&answers, &mut prepared, reports, true, now).map_err(|error| chain(&error))?;
     let wanted = WantedResponder { place: place.clone(), listen: listen.to_vec() };
@@ -172,7 +176,8 @@ fn load(
     Ok(LoadedResponder { answers, follower, prepared, prepared_at: now, looked_at: None })
 }
 
-/// Prepares what is answered: `all` of it, or what is another report than the one that was `prepared` last.
+/// Prepares answers: `all` of them, or those for which the report has changed since they were
+/// `prepared`.
 fn prepare(
     answers: &Answers,
     prepared: &mut BTreeMap<Name, u64>,
@@ -181,7 +186,7 @@ fn prepare(
     now: Instant,
 ) -> Result<(), DatapathError> {
     let (mut now_ns, mut result) = (None, Ok(()));
-    // First those that are no more: they make room.
+    // Backends that are gone come first, to make room.
     let gone: Vec<Name> = prepared.keys().copied().filter(|name| reports.get(*name).is_none()).collect();
     for name in gone {
         match answers.remove(&name.to_sender()) {
@@ -194,7 +199,7 @@ fn prepare(
             let now_ns = *now_ns.get_or_insert_with(|| ns_at(now));
             match answers.set(&name.to_sender(), entry.prepared(now, now_ns)) {
                 Ok(()) => drop(prepared.insert(name, entry.version())),
-                // One that cannot be written keeps no other from being.
+                // A failed write does not prevent the others.
                 Err(error) => result = Err(error),
             }
         }
@@ -202,7 +207,8 @@ fn prepare(
     result
 }
 
-/// The program's port: that of the first address, and of all if the configuration was read from a file.
+/// The program's port is that of the first address. If the configuration was read from a file, all
+/// addresses have this port.
 fn port_of(listen: &[SocketAddr]) -> u16 {
     listen.first().map_or(PORT, SocketAddr::port)
 }
@@ -213,7 +219,7 @@ struct WantedResponder {
     listen: Vec<SocketAddr>,
 }
 
-/// What the thread that follows interfaces does for answers.
+/// The work for answers on the thread that follows interfaces.
 struct Attaching {
     responder: Responder,
 }
@@ -266,9 +272,10 @@ impl Work for Attaching {
     }
 }
 
-/// The addresses at which the kernel answers: those of the interfaces that are named, as far as the agent listens there, at the port that
-/// the program has. What comes to an address of another interface may have to be answered another way. A VLAN's is not answered at: the
-/// device below takes the tag off before its program sees the frame, which would answer without one.
+/// The addresses at which the kernel answers: those addresses of the named interfaces at which the
+/// agent listens with the program's port. A request to an address of another interface may need an
+/// answer on another path. Addresses of a VLAN are excluded: the device below it removes the tag
+/// before its program receives the frame, and the program would answer without a tag.
 fn asked_at(listen: &[SocketAddr], named: &[&Interface]) -> Vec<IpAddr> {
     let port = port_of(listen);
     let is_listened_at =

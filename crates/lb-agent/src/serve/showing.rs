@@ -1,4 +1,4 @@
-//! How all is: for who asks, and for the service manager.
+//! The status of the agent, for queries and for the service manager.
 
 use std::time::Instant;
 
@@ -15,7 +15,6 @@ use super::responding::Responding;
 use crate::status::{self, AgentStatus, SCHEMA};
 
 impl Server {
-    /// How all is.
     pub fn status(&self, now: Instant) -> AgentStatus {
         let counts = self.reports.counts();
         let (by_kernel, refused_by_kernel) =
@@ -48,7 +47,7 @@ impl Server {
         }
     }
 
-    /// Who answers on the interfaces that the configuration names.
+    /// Whether the kernel or the agent's socket answers, for each configured interface.
     fn interfaces(&self) -> Vec<InterfaceStatus> {
         let found = self.responding.as_ref().map(Responding::found).unwrap_or_default();
         let interfaces = found.interfaces.into_iter().map(|one| InterfaceStatus {
@@ -131,7 +130,7 @@ impl Server {
         faults
     }
 
-    /// Tells the service manager that the agent answers, or has read its configuration.
+    /// Notifies the service manager that the agent answers, or has read its configuration.
     pub fn notify_ready(&mut self) {
         let summary = self.summary();
         if let Some(notifier) = &mut self.notifier {
@@ -139,7 +138,7 @@ impl Server {
         }
     }
 
-    /// Tells the service manager how all is, if that has changed.
+    /// Notifies the service manager of the status, if it has changed.
     pub fn notify_status(&mut self) {
         if self.notifier.is_some() {
             let summary = self.summary();

@@ -1,4 +1,4 @@
-//! The sockets that reports are asked of, and the ports for HTTP that have the same numbers.
+//! The sockets that receive requests for reports, and the HTTP ports with the same numbers.
 
 use std::future::poll_fn;
 use std::io;
@@ -20,33 +20,33 @@ mod packets;
 
 use packets::{PacketBatch, send, tell_destinations};
 
-/// Bytes that may wait in a socket, if the host allows so many: those of some thousand requests.
+/// Size of a socket's receive buffer in bytes, if the host allows it: room for some thousand
+/// requests.
 const BUFFER: usize = 4 << 20;
 
-/// Connections that may wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// The sockets.
 pub struct BoundSockets {
     sockets: Vec<BoundSocket>,
     batch: PacketBatch,
-    /// The socket that is looked at first: each in turn.
+    /// The socket that is checked first; each socket in turn.
     next: usize,
-    /// Packets that the kernel did not take.
+    /// Packets that the kernel refused to send.
     pub unsent: u64,
 }
 
 struct BoundSocket {
     socket: UdpSocket,
     is_v6: bool,
-    /// Whether it has all addresses of this host.
+    /// Whether it is bound to all addresses of this host.
     is_wildcard: bool,
 }
 
 /// Binds the sockets and the ports. `None` is all addresses of both families.
 ///
 /// # Errors
-/// If an address is not this host's, or its port is taken.
+/// If an address does not belong to this host, or its port is taken.
 pub fn listen_at(addresses: Option<&[SocketAddr]>) -> Result<(BoundSockets, Vec<TcpListener>)> {
     let bound = match addresses {
         Some(addresses) => bind_all(addresses)?,
@@ -71,7 +71,8 @@ fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<(BoundSocket, TcpListener)>>
     addresses.iter().map(|address| bind_both(*address, addresses)).collect()
 }
 
-/// The socket and the port of an address. Where the number is the kernel's choice, it has to be free for both.
+/// Binds the UDP socket and the TCP port of an address. If the kernel chooses the number, it must
+/// be free for both.
 fn bind_both(address: SocketAddr, all: &[SocketAddr]) -> Result<(BoundSocket, TcpListener)> {
     const ATTEMPTS: usize = 16;
     let is_taken = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;
@@ -105,11 +106,11 @@ fn bound(address: SocketAddr, kind: SocketType, is_split: bool) -> io::Result<Ow
     let protocol = if kind == SocketType::DGRAM { ipproto::UDP } else { ipproto::TCP };
     let socket = socket_with(family, kind, flags, Some(protocol))?;
     if address.is_ipv6() {
-        // What the host is configured to do by default does not matter here.
+        // Set in any case, so that the host's default does not matter.
         sockopt::set_ipv6_v6only(&socket, is_split || !address.ip().is_unspecified())?;
     }
     if kind == SocketType::STREAM {
-        // Connections of an agent before, which are closed and wait, do not keep the port.
+        // Closed connections of an earlier agent that still wait must not block the port.
         sockopt::set_socket_reuseaddr(&socket, true)?;
     }
     bind(&socket, &address)?;
@@ -127,7 +128,7 @@ impl BoundSocket {
         if is_wildcard {
             tell_destinations(socket.as_fd(), address.is_ipv6())?;
         }
-        // As many as the host allows, if not so many.
+        // The host may limit the size to a smaller one.
         let _ = sockopt::set_socket_recv_buffer_size(&socket, BUFFER);
         let socket = UdpSocket::from_std(socket.into())?;
         Ok(Self { socket, is_v6: address.is_ipv6(), is_wildcard })
@@ -135,15 +136,16 @@ impl BoundSocket {
 }
 
 impl BoundSockets {
-    /// Where they listen.
+    /// The addresses at which the sockets listen.
     ///
     /// # Errors
-    /// If the kernel does not say.
+    /// If the kernel does not report them.
     pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
         self.sockets.iter().map(|socket| socket.socket.local_addr()).collect()
     }
 
-    /// The way back to an asker that has asked this address of the host: the socket that has it alone, or one that has all.
+    /// The way back to a client that has sent its request to this address of the host: the socket
+    /// that is bound to it alone, or one that is bound to all.
     pub fn via(&self, local: IpAddr) -> Option<Via> {
         let address = |socket: &BoundSocket| socket.socket.local_addr().ok().map(|at| at.ip());
         let find = |is_it: &dyn Fn(&BoundSocket) -> bool| self.sockets.iter().position(is_it);
@@ -155,7 +157,8 @@ impl BoundSockets {
         Some(Via { socket, local: Some(local) })
     }
 
-    /// Waits until one of them has packets. May be dropped at any time.
+    /// Waits until a socket has packets, and returns its number. The future may be dropped at any
+    /// time.
     pub async fn readable(&mut self) -> io::Result<usize> {
         poll_fn(|waker| self.poll_readable(waker)).await
     }
@@ -176,7 +179,8 @@ impl BoundSockets {
         Poll::Pending
     }
 
-    /// Takes the packets of one socket, no more than one batch, and sends what `answer` says to each.
+    /// Receives at most one batch of packets from a socket, and sends the result of `answer` for
+    /// each of them.
     pub fn answer(&mut self, number: usize, mut answer: impl FnMut(&[u8], Asker) -> Option<Datagram>) {
         let BoundSocket { socket, is_wildcard, is_v6 } = &self.sockets[number];
         let (batch, fd) = (&mut self.batch, socket.as_fd());
@@ -184,7 +188,7 @@ impl BoundSockets {
             for packet in batch.receive(fd)? {
                 let local = packet.to.filter(|_| *is_wildcard);
                 let address = match packet.from {
-                    // Also which link an address of a link is of.
+                    // Includes the link of a link-local address.
                     SocketAddr::V6(from) if from.ip().to_ipv4_mapped().is_none() => packet.from,
                     from => SocketAddr::new(from.ip().to_canonical(), from.port()),
                 };
@@ -195,7 +199,7 @@ impl BoundSockets {
             }
             Ok(())
         });
-        // An ICMP error for an answer comes here, too: it is its client's.
+        // An ICMP error for an answer arrives here, too; it concerns only that answer's client.
         if let Err(error) = received
             && error.kind() != io::ErrorKind::WouldBlock
         {
@@ -203,7 +207,7 @@ impl BoundSockets {
         }
     }
 
-    /// Sends a datagram to a subscriber, the way that it has asked.
+    /// Sends a datagram to a subscriber, on the way by which its request arrived.
     pub fn send(&mut self, to: Asker, datagram: &Datagram) {
         let Some(socket) = self.sockets.get(to.via.socket) else { return };
         let address = of_family(to.address, socket.is_v6);
@@ -212,7 +216,7 @@ impl BoundSockets {
     }
 }
 
-/// An address as a socket of this family takes it.
+/// The form of an address that a socket of this family accepts.
 fn of_family(address: SocketAddr, is_v6: bool) -> SocketAddr {
     match address.ip() {
         IpAddr::V4(v4) if is_v6 => SocketAddr::new(v4.to_ipv6_mapped().into(), address.port()),

@@ -1,4 +1,4 @@
-//! How the event loop takes in what somebody says of a backend, or refuses it.
+//! How the event loop applies reports and commands about backends, or refuses them.
 
 use std::time::Instant;
 
@@ -16,10 +16,10 @@ use crate::config::{BackendConfig, Utilization};
 use crate::status::SCHEMA;
 
 impl Server {
-    /// Takes in what somebody says.
+    /// Applies a report or a command.
     ///
     /// # Errors
-    /// Why it is not taken in.
+    /// Why it is refused.
     pub fn told(
         &mut self,
         verb: Verb,
@@ -50,7 +50,8 @@ impl Server {
                 info!(backend = %name, "a program gives its backend back");
                 let says = self.reports.get(name).and_then(lb_report::agent::entry::Entry::runner_says);
                 if says == Some(Readiness::Down) && self.checks.get(name).is_none() {
-                    // Nobody else knows that it has ended, and its clients are just being told.
+                    // Nothing else shows that the backend has ended, and its clients are being
+                    // notified now.
                     self.registrations.remember(name, now);
                 } else if self.is_configured(name) {
                     self.by_check_alone(name, now);
@@ -111,7 +112,7 @@ impl Server {
         Ok(self.about(&[name], now))
     }
 
-    /// Whether there can be this backend, with what a program wants for it.
+    /// Whether the agent can have this backend, with the keys that a program gives for it.
     fn can_have(&self, name: Name, wanted: Option<&BackendConfig>) -> Result<(), QueryRefusal> {
         let configured = self.config.backends.iter().find(|backend| backend.name == name);
         match (configured, wanted) {
@@ -148,7 +149,7 @@ impl Server {
         let refused = self.registrations.get(name).and_then(|registration| registration.refused);
         self.registrations.register(name, claim, has_key, who, now).map_err(|claimed| match claimed {
             Claimed::Backend(first) => {
-                // Whoever is refused tries on for a while.
+                // A refused program retries for a while.
                 if refused.is_none_or(|(_, last)| last != who) {
                     warn!(backend = %name, first = %first, refused = %who, "two programs claim one backend; the first keeps it");
                 }
@@ -163,8 +164,8 @@ impl Server {
         })
     }
 
-    /// A configured backend has no program any more that runs it. Its check may have passed while that still ran, and must not make a
-    /// backend ready that has just ended.
+    /// A configured backend no longer has a program that runs it. The check may have passed while
+    /// the program still ran, and must not make a backend ready that has just ended.
     pub fn by_check_alone(&mut self, name: Name, now: Instant) {
         self.checks.restart(name);
         self.said(name, |server| {
@@ -194,7 +195,7 @@ impl Server {
         }
     }
 
-    /// Does something that may change a backend's readiness, and logs that.
+    /// Applies a change that may affect a backend's readiness, and logs the new readiness.
     fn said(&mut self, name: Name, change: impl FnOnce(&mut Self)) {
         let readiness =
             |server: &Self| server.reports.get(name).map(lb_report::agent::entry::Entry::readiness);
@@ -211,7 +212,7 @@ impl Server {
     fn names(&self, backend: Option<Name>) -> Result<Vec<Name>, QueryRefusal> {
         let all: Vec<Name> = self.reports.iter().map(|(name, _)| name).collect();
         match backend {
-            // What an operator has said of one that has gone can be taken back.
+            // An operator's command for a backend that is gone can be undone.
             Some(name) if all.contains(&name) || self.lame_ducks.contains(&name) => Ok(vec![name]),
             Some(name) => {
                 Err(QueryRefusal::Absent(format!("there is no backend {name} here, only {}", list(&all))))
@@ -232,13 +233,14 @@ impl Server {
     }
 }
 
-/// Whether no key of these is another one there. One of them may have been replaced in the one file and not yet in the other; what is
-/// configured counts.
+/// Whether each given key equals the configured key of the same ID, if there is one. While keys are
+/// replaced, one of the two files may already have the new key; the configured keys count.
 fn agree(configured: &Keys<BackendKey>, given: &Keys<BackendKey>) -> bool {
     given.all().iter().all(|key| configured.get(key.id).is_none_or(|known| known == key.key))
 }
 
-/// Whether one of these is a key of the backend: a configured one, or any if the backend is not configured.
+/// Whether one of the given keys belongs to the backend: a configured key, or any key if the
+/// backend is not configured.
 fn has_a_key(configured: Option<&Keys<BackendKey>>, given: &Keys<BackendKey>) -> bool {
     configured.is_none_or(|configured| {
         let is_known = |key: &BackendKey, id| configured.get(id).is_some_and(|known| known == *key);
@@ -252,7 +254,7 @@ fn no_registration() -> QueryRefusal {
     )
 }
 
-/// Names in a sentence.
+/// A list of names for a sentence.
 pub fn list(names: &[impl ToString]) -> String {
     if names.is_empty() {
         return "none".to_owned();

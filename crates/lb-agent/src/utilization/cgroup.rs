@@ -1,4 +1,4 @@
-//! What the files of a cgroup say of processors, in both versions of cgroups.
+//! Reads from the files of a cgroup how it uses processors, in both versions of cgroups.
 
 use std::fs;
 use std::io;
@@ -8,15 +8,16 @@ use std::time::{Duration, Instant};
 
 use super::{Mounts, Usage};
 
-/// What was read, or why nothing.
+/// A reading, or why there is none.
 pub type Measured = Result<Usage, String>;
 
-/// Reads what a cgroup has used. `cores` is what it can use, in thousandths, where that is configured.
+/// Reads what a cgroup has used. `cores`: the processors that it can use, in thousandths, if that
+/// is configured.
 ///
 /// # Errors
-/// If it is not there or says nothing of processors, in words.
+/// A text, if the cgroup does not exist or its files have no figures of processors.
 pub fn measure(mounts: &Mounts, cgroup: &Path, cores: Option<u32>, now: Instant) -> Measured {
-    // Where version 1 has the controller, it has the limits as well, whatever version 2 counts.
+    // If version 1 has the controller, it has the limits as well, whatever version 2 counts.
     let first = mounts.cpu.as_ref().map(|cpu| (cpu, mounts.cpuacct.as_ref().unwrap_or(cpu)));
     match (first, &mounts.unified) {
         (Some((cpu, cpuacct)), _) if cpu.join(cgroup).is_dir() => {
@@ -32,7 +33,7 @@ fn version_2(mount: &Path, cgroup: &Path, cores: Option<u32>, now: Instant) -> M
     let directory = mount.join(cgroup);
     let stat = read(&directory.join("cpu.stat"))?;
     let used = field(&stat, "usage_usec").ok_or("its cpu.stat has no usage_usec")?;
-    // Without pressure stall information (psi=0) what a limit has cost is known at least.
+    // Without pressure stall information (psi=0), at least the cost of a limit is known.
     let pressure = fs::read_to_string(directory.join("cpu.pressure")).ok();
     let waited = pressure.as_deref().and_then(some_total).or_else(|| field(&stat, "throttled_usec"));
     let limit = || least(mount, cgroup, |directory| quota_2(&read(&directory.join("cpu.max")).ok()?));
@@ -51,7 +52,7 @@ fn version_1(cpu: &Path, acct: &Path, cgroup: &Path, cores: Option<u32>, now: In
     let limit = || {
         least(cpu, cgroup, |directory| {
             let number = |file: &str| read(&directory.join(file)).ok()?.trim().parse::<u64>().ok();
-            // No limit is written as -1, which is no such number.
+            // No limit is written as -1, which does not parse as this type.
             ratio(number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?)
         })
     };
@@ -70,38 +71,38 @@ fn read(path: &Path) -> Result<String, String> {
     })
 }
 
-/// The smallest limit of a cgroup and those above it, up to the mount.
+/// The smallest limit of a cgroup and of those above it, up to the mount.
 fn least(mount: &Path, cgroup: &Path, limit: impl Fn(&Path) -> Option<u32>) -> Option<u32> {
     let levels = cgroup.ancestors().take_while(|level| !level.as_os_str().is_empty());
     let directories = levels.map(|level| -> PathBuf { mount.join(level) });
     directories.filter_map(|directory| limit(&directory)).min()
 }
 
-/// The number behind a word, in a file of such lines.
+/// The number after a word, in a file with such a pair per line.
 fn field(text: &str, name: &str) -> Option<u64> {
     let lines = text.lines().filter_map(|line| line.split_once(' '));
     lines.filter(|(word, _)| *word == name).find_map(|(_, number)| number.trim().parse().ok())
 }
 
-/// Microseconds in which some task waited, of a file of pressure.
+/// Microseconds in which at least one task waited, from a pressure file.
 fn some_total(text: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.starts_with("some "))?;
     line.split(' ').find_map(|word| word.strip_prefix("total="))?.parse().ok()
 }
 
-/// The limit in `cpu.max`.
+/// The limit in `cpu.max`, in thousandths of a processor.
 fn quota_2(text: &str) -> Option<u32> {
     let (quota, period) = text.trim().split_once(' ')?;
     ratio(quota.parse().ok()?, period.parse().ok()?)
 }
 
-/// In thousandths of a processor.
+/// Returns thousandths of a processor.
 fn ratio(quota: u64, period: u64) -> Option<u32> {
     let thousandths = quota.checked_mul(1000)?.checked_div(period)?;
     u32::try_from(thousandths.max(1)).ok()
 }
 
-/// The processors of this host that this process may use.
+/// The processors of this host that this process may use, in thousandths.
 fn host() -> u32 {
     let processors = available_parallelism().map_or(1, usize::from);
     u32::try_from(processors).unwrap_or(1).saturating_mul(1000)

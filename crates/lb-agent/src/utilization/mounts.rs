@@ -1,4 +1,4 @@
-//! Where cgroups are mounted, by the type of the file system, wherever that is.
+//! Finds the mounts of cgroups by the type of the file system, wherever they are.
 
 use std::ffi::OsString;
 use std::fs;
@@ -6,19 +6,19 @@ use std::io;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
-/// Where which cgroups are.
+/// Where cgroups are mounted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mounts {
     /// Version 2.
     pub unified: Option<PathBuf>,
     /// The controller `cpu` of version 1.
     pub cpu: Option<PathBuf>,
-    /// The controller `cpuacct` of version 1, mostly the same place.
+    /// The controller `cpuacct` of version 1, usually the same mount.
     pub cpuacct: Option<PathBuf>,
 }
 
 impl Mounts {
-    /// Those of this process's mount namespace.
+    /// Reads the mounts of this process's mount namespace.
     ///
     /// # Errors
     /// If they cannot be read.
@@ -26,7 +26,7 @@ impl Mounts {
         Ok(Self::parse(&fs::read("/proc/self/mountinfo")?))
     }
 
-    /// From the text of `mountinfo` (proc_pid_mountinfo(5)). The first of each kind is taken.
+    /// Parses the text of `mountinfo` (proc_pid_mountinfo(5)). The first mount of each kind counts.
     fn parse(text: &[u8]) -> Self {
         let mut mounts = Self::default();
         for line in text.split(|byte| *byte == b'\n') {
@@ -50,11 +50,11 @@ impl Mounts {
     }
 }
 
-/// A path whose blanks and line ends are written in octal.
+/// Decodes a path with blanks and line ends in octal.
 fn unescaped(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
-    // Bound: each turn takes a byte at least.
+    // Bound: each iteration takes at least one byte.
     while let Some((first, tail)) = rest.split_first() {
         let octal = tail.get(..3).filter(|_| *first == b'\\');
         let octal = octal.and_then(|digits| u8::from_str_radix(str::from_utf8(digits).ok()?, 8).ok());

@@ -1,27 +1,31 @@
-//! In which cgroup this process is, for a program that runs a backend: its command is in the same one.
+//! The cgroup of this process, for a program that runs a backend: its command is in the same
+//! cgroup.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{Mounts, below_the_mount};
 
-/// The cgroup of this process, relative to the mount, and so empty in a container that sees its own as the root; `None` if it is
-/// in the host's root, whose figure would be the host's.
+/// The cgroup of this process, relative to the mount. It is empty in a container that sees its own
+/// cgroup as the root. `None` if the process is in the host's root, because the figures would be
+/// those of the host.
 pub fn own_cgroup() -> Option<PathBuf> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mounts = Mounts::read().ok()?;
-    // Kernel fact: every cgroup of version 2 has this file but the root of the host's tree.
+    // Kernel fact: every cgroup of version 2 has this file, except for the root of the host's tree.
     let is_below = |mount: &Path| mount.join("cgroup.type").exists();
     own(&text, mounts.unified.as_deref().is_some_and(is_below))
 }
 
-/// The tree of cgroups that this process sees: its cgroup namespace. A path means the same to all that see the same.
+/// The tree of cgroups that this process sees, by its cgroup namespace. A path means the same to
+/// all processes that see the same tree.
 pub fn own_tree() -> Option<String> {
     fs::read_link("/proc/self/ns/cgroup").ok()?.into_os_string().into_string().ok()
 }
 
-/// From the text of cgroups(7): of version 1 the one of the controller `cpu`, where the process is below its root, else that of
-/// version 2. `is_rooted_below`: its root here is a cgroup below the host's.
+/// Parses the text of cgroups(7). Returns the cgroup of the version 1 controller `cpu` if the
+/// process is below its root, else the cgroup of version 2. `is_rooted_below`: the root that this
+/// process sees is a cgroup below the host's root.
 fn own(text: &str, is_rooted_below: bool) -> Option<PathBuf> {
     let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
     let of_cpu = lines().find(|(controllers, _)| controllers.split(',').any(|one| one == "cpu"));

@@ -1,4 +1,4 @@
-//! A voice by an agent within this process.
+//! Reports through an agent within this process.
 
 use lb_report::agent::name::Name;
 use lb_report::wire::Readiness;
@@ -10,14 +10,15 @@ use crate::serve::query::{AcceptedReport, Query, Verb, tell};
 use crate::serve::registrations::{Claim, Registrant, draw};
 use crate::utilization::own_cgroup;
 
-/// Speaks for one backend of an agent within this process.
+/// Reports the readiness of one backend through an agent within this process.
 pub struct LocalVoice {
     queries: mpsc::Sender<Query>,
     registration: u64,
 }
 
 impl LocalVoice {
-    /// Speaks for a backend that the agent is configured with, which is like this now.
+    /// Registers for a backend in the agent's configuration. `readiness` is the backend's state
+    /// now.
     ///
     /// # Errors
     /// If the agent does not have the backend.

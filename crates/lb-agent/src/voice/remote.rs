@@ -1,7 +1,8 @@
-//! A voice by the host's agent: a registration, and a task that shows again and again that this program lives.
+//! Reports through the host's agent: a registration, and a task that shows regularly that this
+//! program is alive.
 //!
-//! An agent that is started anew has forgotten who is registered. The task tells it what was said last, so that a restart of the
-//! agent is no event for the program.
+//! An agent that was restarted has no registrations. The task repeats the last report to it, so
+//! that a restart of the agent does not affect the program.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,39 +26,42 @@ use crate::serve::query::AcceptedReport;
 use crate::serve::registrations::{LEASE, draw};
 use crate::utilization::{own_cgroup, own_tree};
 
-/// Speaks for one backend by the host's agent. Without a farewell ([`RemoteVoice::leave`]) the agent takes the program for dead.
+/// Reports the readiness of one backend through the host's agent. If the program ends without
+/// [`RemoteVoice::leave`], the agent treats it as dead.
 pub struct RemoteVoice {
     link: Arc<Mutex<Link>>,
     showing: JoinHandle<()>,
     following: Option<JoinHandle<()>>,
 }
 
-/// How often the program shows that it lives, and looks at its file of keys.
+/// How often the program shows that it is alive, and reads its key file.
 const SHOWN: Duration = Duration::from_millis(LEASE.as_secs() * 1000 / 3);
 
-/// For how long a program tries to register a backend: longer than the agent takes to notice that a program was killed, and than a
-/// service manager takes to start an agent again.
+/// How long a program tries to register a backend: longer than the agent takes to notice that a
+/// program was killed, and longer than a service manager takes to restart an agent.
 pub const CLAIM: Duration = Duration::from_secs(LEASE.as_secs() + 1);
 
-/// Between two attempts.
+/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What is known of the registration. One request at a time.
+/// The state of the registration. Its lock allows one request at a time.
 struct Link {
     client: Client,
     backend: Name,
     keys: Option<Keys<BackendKey>>,
-    /// What is wrong with the file of keys, if it is followed.
+    /// The fault of the key file, if the file is followed and has one.
     key_fault: Option<String>,
     said: Readiness,
-    /// Drawn once: who registers again because an answer was lost is known by it.
+    /// Drawn once: if an answer was lost and the program registers again, the agent recognizes it
+    /// by this number.
     registration: u64,
     is_registered: bool,
 }
 
 impl RemoteVoice {
-    /// Registers with the agent that has this directory. The keys are for a backend that the agent's configuration does not have.
-    /// Where it may succeed later it is tried on for so long.
+    /// Registers with the agent that has its control socket in the directory `run`. `keys` are for
+    /// a backend that the agent's configuration does not have. Retries for up to `patience` if a
+    /// later attempt may succeed.
     ///
     /// # Errors
     /// If no agent answers there, it refuses, or another program runs the backend.
@@ -96,7 +100,7 @@ impl RemoteVoice {
         Ok(Self { link, showing, following: None })
     }
 
-    /// Gives the agent other keys as soon as the file has others, from now on.
+    /// From now on gives the agent the keys in the file whenever they change.
     pub async fn follow(&mut self, key_file: PathBuf) {
         let read = keys_in(key_file.clone()).await;
         self.link.lock().await.take_keys(read).await;
@@ -111,15 +115,15 @@ impl RemoteVoice {
         self.following.iter().for_each(JoinHandle::abort);
     }
 
-    /// Gives the backend back. What was said last is what clients remember.
+    /// Releases the backend. Clients remember its last report.
     ///
     /// # Errors
-    /// If the agent cannot be told; it then takes this program for dead.
+    /// If the agent does not accept the release; it then treats this program as dead.
     pub async fn leave(self) -> Result<(), ClientError> {
         self.stop_showing();
         let mut link = self.link.lock().await;
         link.is_registered = false;
-        // Also if it is not known to be registered: an answer may have been lost.
+        // Sent even if the registration is uncertain: an answer may have been lost.
         let said = [("registration", link.registration.to_string())];
         match link.client.tell::<AcceptedReport>("/v1/unregister", &said).await {
             Err(ClientError::Absent(_)) => Ok(()),
@@ -137,7 +141,8 @@ impl Drop for RemoteVoice {
 impl Voice for RemoteVoice {
     async fn say(&mut self, readiness: Readiness) -> anyhow::Result<()> {
         let mut link = self.link.lock().await;
-        // Also if it fails now: then the task says it as soon as the agent answers.
+        // Stored even if the request fails now: the task then reports it as soon as the agent
+        // answers.
         link.said = readiness;
         link.tell().await?;
         Ok(())
@@ -149,8 +154,9 @@ impl Voice for RemoteVoice {
 }
 
 impl Link {
-    /// Whether what failed may succeed in a moment: a program that was killed has its backend until the agent notices, and an agent
-    /// that is expected here, or without which nobody can speak for the backend, is perhaps being started.
+    /// Whether a failed request may succeed in a moment. A program that was killed has its backend
+    /// until the agent notices. An agent may be starting if one is expected here, or if nothing
+    /// else can report for the backend.
     fn may_succeed_later(&self, error: &ClientError) -> bool {
         match error {
             ClientError::Taken(_)
@@ -173,7 +179,8 @@ impl Link {
             ("registration", self.registration.to_string()),
             ("readiness", word(self.said).to_owned()),
         ];
-        // The root of a container's own tree is another cgroup for the agent, and so is what has the same path in another tree.
+        // The root of a container's own tree is another cgroup for the agent, and so is the same
+        // path in another tree.
         let cgroup = own_cgroup().filter(|cgroup| !cgroup.as_os_str().is_empty());
         let cgroup = cgroup.and_then(|cgroup| cgroup.into_os_string().into_string().ok());
         if let (Some(cgroup), Some(tree)) = (cgroup, own_tree()) {
@@ -185,8 +192,8 @@ impl Link {
         Ok(told)
     }
 
-    /// The file of keys was read again. Others are given to the agent by registering again; a fault of the file, or an agent that
-    /// refuses them, changes nothing.
+    /// Handles a read of the key file. If the keys have changed, registers again to give them to
+    /// the agent. If the file has a fault or the agent refuses the keys, nothing changes.
     async fn take_keys(&mut self, read: Result<Keys<BackendKey>, String>) {
         let fault = match read {
             Ok(keys) if self.keys.as_ref() == Some(&keys) => None,
@@ -200,7 +207,7 @@ impl Link {
                         Some(why)
                     }
                     Err(_) => {
-                        // It is told them when it answers.
+                        // The agent receives the keys when it answers.
                         self.is_registered = false;
                         None
                     }
@@ -214,7 +221,8 @@ impl Link {
         self.key_fault = fault;
     }
 
-    /// Says what holds, which also shows that this program lives; registers anew where the agent does not know it.
+    /// Reports the current readiness, which also shows that this program is alive. Registers again
+    /// if the agent has no such registration.
     async fn tell(&mut self) -> Result<AcceptedReport, ClientError> {
         if !self.is_registered {
             return self.register().await;
@@ -233,7 +241,7 @@ impl Link {
     }
 }
 
-/// Until the voice is dropped.
+/// Runs until the voice is dropped.
 async fn show(link: Arc<Mutex<Link>>) {
     let mut ticks = tokio::time::interval(SHOWN);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -253,7 +261,8 @@ async fn show(link: Arc<Mutex<Link>>) {
     }
 }
 
-/// Until the voice is dropped. A task of its own, which keeps nobody waiting while it reads: a file system may not answer.
+/// Runs until the voice is dropped. This is a separate task that holds no lock while it reads,
+/// because a file system may not answer.
 async fn follow(link: Arc<Mutex<Link>>, key_file: PathBuf) {
     let mut ticks = tokio::time::interval(SHOWN);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -264,7 +273,7 @@ async fn follow(link: Arc<Mutex<Link>>, key_file: PathBuf) {
     }
 }
 
-/// The keys in a file, or why there are none.
+/// The keys in a file, or why they cannot be used.
 async fn keys_in(file: PathBuf) -> Result<Keys<BackendKey>, String> {
     let read = tokio::task::spawn_blocking(move || read_key_file(&file).map_err(|error| chain(&error)));
     read.await.unwrap_or_else(|error| Err(error.to_string()))

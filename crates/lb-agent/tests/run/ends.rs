@@ -1,4 +1,4 @@
-//! A run ends as its command does.
+//! A run ends in the same way as its command.
 
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -91,7 +91,7 @@ fn orphans_are_reaped_and_what_a_crash_leaves_behind_is_ended() {
     let stage = Stage::new();
     let program = stage.program(&["serve"]);
     let words: Vec<String> = program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    // Three that end at once, and one that stays; none of them is waited for by the application.
+    // Three processes that end at once, and one that stays; the application waits for none of them.
     let line = format!(
         "(exit 1 &) ; (exit 2 &) ; (exit 3 &) ; (setsid /bin/sleep 600 &) ; exec {}",
         words.join(" ")
@@ -110,9 +110,10 @@ fn as_process_1_it_reaps_orphans_and_its_exit_code_tells_of_a_signal() {
     let stage = Stage::new();
     for (line, code) in [
         ("exit 7", 7),
-        // Process 1 is not killed by a signal of its own.
+        // Process 1 is not killed by its own signals.
         ("kill -TERM $$", 143),
-        // The application is what it has left behind, and ends once the command has been reaped.
+        // The application is the process that the command has left behind. It ends once the command
+        // has been reaped.
         (r#"(setsid /bin/sh -c "while kill -0 $$ 2>/dev/null; do :; done; exit 3" &) ; exit 0"#, 3),
     ] {
         let program = stage.program(&["run", "--", "/bin/sh", "-c", line]);
@@ -124,7 +125,7 @@ fn as_process_1_it_reaps_orphans_and_its_exit_code_tells_of_a_signal() {
 
 #[test]
 fn the_application_outlives_a_run_that_is_killed() {
-    /// Nobody else ends it.
+    /// Kills the application at the end of the test, because nothing else does.
     struct Application(rustix::process::Pid);
     impl Drop for Application {
         fn drop(&mut self) {

@@ -1,4 +1,5 @@
-//! `socklb agent run` with real processes, sockets and terminals, and an agent that writes down what it is told.
+//! `socklb agent run` with real processes, sockets and terminals, and an agent that records the
+//! reports it receives.
 
 mod stage;
 

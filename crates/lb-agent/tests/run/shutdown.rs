@@ -1,4 +1,4 @@
-//! From SIGTERM to the end.
+//! The shutdown of a run, from SIGTERM to its end.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use super::stage::{Stage, within};
 
-/// Longer than it takes where nobody is waited for.
+/// How long a test checks that the application has not received SIGTERM.
 const LONG: Duration = Duration::from_millis(2500);
 
 #[test]
@@ -23,7 +23,7 @@ fn a_connection_in_use_is_waited_for() {
     stage.write("test closes");
     drop(client);
     assert_eq!(run.end().code(), Some(0));
-    // The agent is told beside the application.
+    // The agent and the application are notified in any order.
     let story = stage.story();
     assert_eq!(story[..2], ["said LameDuck", "said Ready"]);
     let mut asked = story[2..4].to_vec();
@@ -41,7 +41,7 @@ fn a_connection_that_is_idle_is_not_waited_for() {
     run.signal(Signal::INT);
     assert_eq!(run.end().code(), Some(0));
     assert!(stage.file("lame").exists());
-    // What asked it to end is what it gets.
+    // The application receives the signal that requested the end.
     assert_eq!(stage.story().last().unwrap(), "app got INT");
     assert!(stage.story().contains(&"app got USR2".to_owned()));
 }

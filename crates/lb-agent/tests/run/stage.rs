@@ -1,4 +1,5 @@
-//! A run with its command, and what may be asked of both. Whatever a test leaves is ended with it.
+//! A run with its command, and functions to observe both. When a test ends, its remaining processes
+//! are killed.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -12,23 +13,23 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// What any fact may take, on a machine that does much else.
+/// How long a fact may take, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Starts what follows as the first process of a PID namespace, as a container does. Its group and its session have no
-/// number there.
+/// Starts the following command as the first process of a PID namespace, as a container does. Its
+/// group and its session have no number there.
 pub const IN_PID_NAMESPACE: [&str; 6] =
     ["/usr/bin/unshare", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"];
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_agent-stage");
 
-/// Looks until the fact is there.
+/// Looks until `fact` is true.
 #[track_caller]
 pub fn eventually<T: std::fmt::Debug>(what: &str, look: impl FnMut() -> T, fact: impl Fn(&T) -> bool) -> T {
     within(PATIENCE, look, fact).unwrap_or_else(|seen| panic!("{what}: {seen:?}"))
 }
 
-/// The same with a time of one's own, and the last look as an error.
+/// The same with a given time limit. The last look is the error.
 pub fn within<T>(time: Duration, mut look: impl FnMut() -> T, fact: impl Fn(&T) -> bool) -> Result<T, T> {
     let deadline = Instant::now() + time;
     loop {
@@ -43,7 +44,7 @@ pub fn within<T>(time: Duration, mut look: impl FnMut() -> T, fact: impl Fn(&T) 
     }
 }
 
-/// Where a run takes place: a folder, and an address that nobody else has.
+/// Where a run takes place: a folder, and an address that nothing else uses.
 pub struct Stage {
     folder: TempDir,
     pub address: SocketAddr,
@@ -68,7 +69,7 @@ impl Stage {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Without what only the stage needs to know.
+    /// The log without the lines that only the stage needs.
     pub fn story(&self) -> Vec<String> {
         let is_told = |line: &String| {
             line.starts_with("said") || line.starts_with("app got") || line.starts_with("test")
@@ -91,13 +92,13 @@ impl Stage {
         TcpStream::connect(self.address).expect("the application accepts")
     }
 
-    /// `agent-stage` with a role.
+    /// The command line of `agent-stage` with a role.
     pub fn program(&self, role: &[&str]) -> Vec<OsString> {
         let first = [PROGRAM.into(), self.file("log").into(), self.address.to_string().into()];
         first.into_iter().chain(role.iter().map(OsString::from)).collect()
     }
 
-    /// A run of this command.
+    /// A run of `words`.
     pub fn command(&self, options: &[&str], words: &[impl AsRef<OsStr>]) -> Command {
         let program = self.program(&[&["run"], options, &["--"]].concat());
         let mut command = Command::new(&program[0]);
@@ -109,7 +110,7 @@ impl Stage {
         Run::start(&mut self.command(options, words))
     }
 
-    /// A run of an application that serves and is announced.
+    /// A run of an application that serves and is announced as ready.
     pub fn serve(&self, options: &[&str], application: &[&str]) -> Run {
         let run = self.start(options, &self.program(&[&["serve"], application].concat()));
         self.until("app takes signals");
@@ -125,7 +126,8 @@ impl Stage {
     }
 }
 
-/// Starts a command with the usual effect of signals: what a shell runs in the background ignores some, and so do all that it starts.
+/// Gives signals their usual effect: a command that a shell runs in the background ignores some,
+/// and so do all its descendants.
 fn with_usual_signals(command: &mut Command) {
     // SAFETY: the closure makes system calls only and allocates nothing.
     unsafe {
@@ -138,7 +140,7 @@ fn with_usual_signals(command: &mut Command) {
     }
 }
 
-/// A run that is ended, with what belongs to it, whatever becomes of the test.
+/// A run that is ended with all its descendants, whatever the result of the test is.
 pub struct Run {
     pub child: Child,
     has_ended: bool,
@@ -158,7 +160,7 @@ impl Run {
         kill_process(self.pid(), signal).expect("it runs");
     }
 
-    /// How it ends.
+    /// Waits for the end, and returns how the run ended.
     #[track_caller]
     pub fn end(&mut self) -> ExitStatus {
         let look = || self.child.try_wait().expect("its parent may ask");
@@ -167,7 +169,7 @@ impl Run {
         status.expect("it has ended")
     }
 
-    /// Its children, and theirs.
+    /// Its children and all their descendants.
     pub fn descendants(&self) -> Vec<Pid> {
         let mut all = vec![self.pid()];
         let mut next = 0;
@@ -188,7 +190,7 @@ impl Drop for Run {
         if self.has_ended {
             return;
         }
-        // While it is stopped it reaps nobody, so their numbers stay theirs.
+        // While the run is stopped, it reaps no child, so process IDs are not reused.
         let _ = kill_process(self.pid(), Signal::STOP);
         for pid in self.descendants() {
             let _ = kill_process(pid, Signal::KILL);

@@ -1,4 +1,4 @@
-//! From its start until it is announced, and signals meanwhile.
+//! The start of a run until it is announced as ready, and signals meanwhile.
 
 use std::fs;
 use std::process::Command;
@@ -31,7 +31,7 @@ fn an_agent_that_fails_is_told_later_and_the_application_runs_meanwhile() {
     fs::remove_file(stage.file("broken")).unwrap();
     stage.until("said Ready");
     fs::write(stage.file("broken"), "").unwrap();
-    // Nobody hears of it, and it ends nevertheless.
+    // The agent receives no report, and the run ends nevertheless.
     run.signal(Signal::TERM);
     assert_eq!(run.end().code(), Some(0));
 }
@@ -43,7 +43,7 @@ fn other_signals_are_passed_on() {
     passes_signals_on(&stage, run.pid());
 }
 
-/// Its own group has no number there, the command's has one.
+/// The group of the run has no number there; the group of the command has one.
 #[test]
 fn the_first_process_of_a_pid_namespace_passes_signals_on() {
     let stage = Stage::new();

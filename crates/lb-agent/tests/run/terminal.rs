@@ -1,4 +1,5 @@
-//! On a terminal the command is in the foreground, and a shell's job control works as it does without the run.
+//! On a terminal the command is in the foreground, and a shell's job control works as it does
+//! without the run.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -11,7 +12,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use super::stage::{IN_PID_NAMESPACE, Run, Stage};
 
-/// A terminal: what is typed, and what it shows.
+/// A terminal: its keys, and what it shows.
 struct Terminal {
     keyboard: File,
     screen: Receiver<Vec<u8>>,
@@ -19,7 +20,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    /// Has the command lead a session on a new terminal, and be started by `starter`.
+    /// Makes the command the leader of a session on a new terminal, started by `starter`.
     fn start(starter: &[&str], words: &[impl AsRef<std::ffi::OsStr>]) -> (Self, Run) {
         let keyboard =
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
@@ -36,7 +37,7 @@ impl Terminal {
         let (lines, screen) = channel();
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // It ends when nobody has the terminal any more.
+            // The loop ends when no process has the terminal any more.
             while let Ok(length @ 1..) = output.read(&mut bytes) {
                 if lines.send(bytes[..length].to_vec()).is_err() {
                     return;
@@ -50,7 +51,7 @@ impl Terminal {
         self.keyboard.write_all(text.as_bytes()).expect("keys");
     }
 
-    /// Waits until it shows this, and forgets what came before.
+    /// Waits until the terminal shows this text, and discards what came before.
     #[track_caller]
     fn until(&mut self, text: &str) {
         while !self.shown.contains(text) {
@@ -64,15 +65,16 @@ impl Terminal {
     }
 }
 
-/// Has a run on a terminal read, be stopped where nobody would have it go on, and be ended by a key.
+/// A run on a terminal reads input, receives the stop key where no shell would continue it, and is
+/// ended by a key.
 fn read_and_end_by_a_key(starter: &[&str]) -> std::process::ExitStatus {
     let stage = Stage::new();
     let (mut terminal, mut run) = Terminal::start(starter, &stage.program(&["run", "--", "/bin/cat"]));
     terminal.type_in("hello\n");
-    // Once by the terminal, once by the command.
+    // Once from the terminal, once from the command.
     terminal.until("hello");
     terminal.until("hello");
-    // Nobody could have it go on: it is not stopped.
+    // No shell could continue the run, so it is not stopped.
     terminal.type_in("\u{1a}");
     terminal.type_in("again\n");
     terminal.until("again");
@@ -86,7 +88,8 @@ fn the_command_reads_the_terminal_and_gets_its_keys() {
     assert_eq!(read_and_end_by_a_key(&[]).signal(), Some(2));
 }
 
-/// The session and the group of whoever starts the run have no number in its PID namespace.
+/// The session and the group of the process that starts the run have no number in the run's PID
+/// namespace.
 #[test]
 fn in_a_pid_namespace_the_command_gets_the_keys_as_well() {
     let shell = ["/bin/sh", "-c", r#""$@"; exit $?"#, "sh"];
@@ -102,8 +105,8 @@ fn a_shell_stops_it_and_has_it_go_on() {
         stage.program(&["run", "--"]).iter().map(|word| word.to_string_lossy().into_owned()).collect();
     terminal.type_in("PS1='prompt-$? '\n");
     terminal.until("prompt-0 ");
-    // What is typed before the shell has left the terminal to the command is not echoed. The quotes tell what the command
-    // says from what the terminal echoes.
+    // Input that is typed before the shell has given the terminal to the command is not echoed. The
+    // quotes distinguish the output of the command from the echo of the terminal.
     terminal.type_in(&format!("{} /bin/sh -c 'echo be\"\"gun; exec /bin/cat'\n", run_of.join(" ")));
     terminal.until("begun");
     terminal.type_in("hello\n");

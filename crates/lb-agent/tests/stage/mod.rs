@@ -1,4 +1,5 @@
-//! What the tests of agents share: an agent over real sockets on loopback, a client that asks it, and waiting for facts.
+//! Shared by the tests of agents: an agent over real sockets on loopback, a client that sends
+//! requests to it, and waits for facts.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -18,12 +19,12 @@ use tokio::net::UdpSocket;
 /// Longer than any fact takes that a test waits for.
 pub const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The backend of most tests. Nobody runs it.
+/// The backend of most tests. No program runs it.
 pub fn name() -> Name {
     lb_agent::name::parse("10.0.0.1:80").expect("a name")
 }
 
-/// Its keys.
+/// The keys of that backend.
 pub fn keys() -> Keys<BackendKey> {
     Keys::parse(&format!("7 {}", "0f".repeat(16))).expect("a key")
 }
@@ -35,14 +36,12 @@ pub fn backend() -> BackendConfig {
 
 /// An agent on a free port, with directories of its own.
 pub struct Stage {
-    /// Its directories.
+    /// Contains the agent's directories.
     pub folder: TempDir,
-    /// The agent.
     pub agent: Agent,
 }
 
 impl Stage {
-    /// With these backends.
     pub async fn with(backends: Vec<BackendConfig>) -> Self {
         let folder = tempfile::tempdir().expect("loopback and the agent work");
         let agent = start(config(folder.path(), backends), Role::Host, None)
@@ -51,17 +50,16 @@ impl Stage {
         Self { folder, agent }
     }
 
-    /// The agent's control socket.
+    /// A client of the agent's control socket.
     pub fn client(&self) -> Client {
         Client::new(&self.folder.path().join("run"))
     }
 
-    /// How all is.
     pub async fn status(&self) -> AgentStatus {
         self.client().ask("/v1/status").await.expect("loopback and the agent work")
     }
 
-    /// Waits until the status is as asked for.
+    /// Waits until `is_so` accepts the status.
     pub async fn until(&self, is_so: impl Fn(&AgentStatus) -> bool) -> AgentStatus {
         let mut last = None;
         let waited = tokio::time::timeout(DEADLINE, async {
@@ -78,7 +76,7 @@ impl Stage {
         waited.await.unwrap_or_else(|_| panic!("{last:#?}"))
     }
 
-    /// Says something to the agent.
+    /// Sends a report or a command to the agent.
     pub async fn tell(
         &self,
         path: &str,
@@ -94,7 +92,7 @@ impl Stage {
     }
 }
 
-/// A configuration with these directories.
+/// A configuration with directories in `folder`.
 pub fn config(folder: &Path, backends: Vec<BackendConfig>) -> AgentConfig {
     AgentConfig {
         listen: Some(vec!["127.0.0.1:0".parse().expect("an address")]),
@@ -126,21 +124,19 @@ pub async fn page(at: SocketAddr, path: &str) -> (u16, String) {
     )
 }
 
-/// A client that asks an agent, as the daemon does.
+/// A client that sends requests to an agent, as the daemon does.
 pub struct Asker {
     socket: UdpSocket,
     nonce: u64,
 }
 
 impl Asker {
-    /// Of this agent.
     pub async fn of(agent: &Agent) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").await.expect("loopback and the agent work");
         socket.connect(agent.addresses()[0]).await.expect("loopback and the agent work");
         Self { socket, nonce: 0 }
     }
 
-    /// Sends bytes.
     pub async fn send(&self, bytes: &[u8]) {
         self.socket.send(bytes).await.expect("loopback and the agent work");
     }
@@ -155,7 +151,7 @@ impl Asker {
         request.sealed(keys().current().key.wire())
     }
 
-    /// The next report, which has to be authentic.
+    /// The next report, which must be authentic.
     pub async fn hear(&self) -> Datagram {
         let mut bytes = [0; 2 * BYTES];
         let length = tokio::time::timeout(DEADLINE, self.socket.recv(&mut bytes))
@@ -167,7 +163,7 @@ impl Asker {
         report
     }
 
-    /// Asks, and hears the answer; what is pushed meanwhile is not heard.
+    /// Sends a request and returns its answer. Pushes that arrive meanwhile are dropped.
     pub async fn ask(&mut self, cookie: u64) -> Datagram {
         let request = self.request(cookie);
         self.send(request.bytes()).await;

@@ -1,4 +1,4 @@
-//! Finds out whether the application can serve.
+//! Checks whether the application can serve.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::run::options::ReadinessMethod;
 use crate::run::processes::CommandPurpose;
 use crate::run::readiness_check::{PAUSE, ReadinessProbe};
 
-/// How long a command that checks may take.
+/// Time limit of a readiness command.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// After how long it is said that the application is not ready.
+/// Time after which a warning is logged if the application is not ready.
 const LATE: Duration = Duration::from_secs(30);
 
 impl RunDriver {
@@ -48,7 +48,7 @@ impl RunDriver {
         }));
     }
 
-    /// A command that checks has had its time.
+    /// The time limit of readiness command `number` is over.
     pub(super) fn check_overdue(&mut self, number: u64) {
         if self.lifecycle.is_starting() && number == self.checks {
             self.processes.kill_shells(Some(CommandPurpose::Check));
@@ -69,7 +69,7 @@ impl RunDriver {
     }
 
     pub(super) fn ready(&mut self) {
-        // Now that it listens: whether at its own address alone.
+        // The application listens now: check whether it has a socket at its own address.
         if let Err(error) = self.listener.find() {
             tracing::warn!(%error, "the kernel's list of sockets cannot be read");
         }
@@ -80,7 +80,7 @@ impl RunDriver {
         let events = self.events.clone();
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
-            // Nobody waits for it when the run is over.
+            // After the run there is no receiver.
             let _ = events.send(event).await;
         });
     }

@@ -1,4 +1,4 @@
-//! What becomes of children, and what that means for the run.
+//! Changes of child processes, and their consequences for the run.
 
 use super::{RunDriver, RunEvent};
 use crate::run::lifecycle::{Input, Left};
@@ -11,14 +11,15 @@ use crate::run::terminal::Terminal;
 impl RunDriver {
     pub(super) fn reap(&mut self) {
         let mut changes = self.processes.changes();
-        // All that has ended is told with who is left after all of it, the command first: what ends with it is not what it
+        // `left` describes the processes that remain after all of these changes. The end of the
+        // command is handled first, because a process that ends together with it is not one that it
         // leaves behind.
         changes.sort_by_key(|change| !matches!(change, ChildChange::Command(_)));
         let has_ended = changes
             .iter()
             .any(|change| matches!(change, ChildChange::Command(_) | ChildChange::Descendant(_)));
         let is_shell = |change: &ChildChange| matches!(change, ChildChange::Shell(..));
-        // The end of a command of the shell may show that nobody else is left.
+        // The end of a shell command may show that no other process is left.
         let asks = has_ended || self.lifecycle.has_lost_command() && changes.iter().any(is_shell);
         let left = if asks { self.left() } else { Left::Serving };
         for change in changes {
@@ -44,7 +45,8 @@ impl RunDriver {
     fn left(&mut self) -> Left {
         match self.processes.is_anybody_left() {
             false => Left::Nobody,
-            // If it cannot be seen, nobody is ended for it.
+            // If the sockets cannot be read, assume that the application serves, so that it is not
+            // stopped.
             true if self.listener.find().unwrap_or(true) => Left::Serving,
             true => Left::Others,
         }
@@ -74,7 +76,8 @@ impl RunDriver {
         let group = self.processes.group();
         terminal.take_back(group);
         if !Terminal::stop_job() {
-            // Nobody would have it go on: a session's leader is not stopped by its terminal either.
+            // No shell would continue the job, so it was not stopped. A terminal does not stop the
+            // leader of a session either.
             terminal.give(group);
             self.processes.pass_on(Signal::CONT);
         }

@@ -1,4 +1,4 @@
-//! Looks at the connections while they are waited for, and says how that went.
+//! Looks at the connections while the run waits for them to end, and logs how the wait went.
 
 use std::io;
 use std::time::Duration;
@@ -9,7 +9,8 @@ use super::{RunDriver, RunEvent};
 use crate::run::connections::Connections;
 use crate::run::lifecycle::{Cause, ConnectionSnapshot, Input, Wait};
 
-/// Between two looks at the connections; more if a look takes long, so that looks are a tenth of the time at most.
+/// Pause between two looks at the connections. If a look takes long, the pause is longer, so that
+/// looks take at most a tenth of the time.
 const LOOK: Duration = Duration::from_millis(100);
 const LOOK_SHARE: u32 = 10;
 
@@ -19,9 +20,9 @@ impl RunDriver {
             self.look_at = None;
             let (listener, idle, events) = (self.listener, self.args.idle, self.events.clone());
             let began = self.began.elapsed();
-            // A table of a million connections takes its time to read.
+            // Reading a table of a million connections takes time.
             tokio::task::spawn_blocking(move || {
-                // Nobody waits for it when the run is over.
+                // After the run there is no receiver.
                 let _ = events.blocking_send(RunEvent::Looked(began, listener.connections(idle)));
             });
         }
@@ -34,7 +35,7 @@ impl RunDriver {
             Ok(Connections { busy, idle }) => {
                 self.input(Input::Looked(ConnectionSnapshot { began, busy, idle }));
             }
-            // The list changes while it is read; the next look is soon.
+            // The list changed while it was read; the next look follows soon.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
                 if !std::mem::replace(&mut self.is_blind, true) {

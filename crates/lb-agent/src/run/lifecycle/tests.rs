@@ -1,4 +1,4 @@
-//! Every way of a run, and what holds on all of them.
+//! Every path of a run, and the properties that hold on all of them.
 
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ fn ended(code: u8) -> Input {
     Input::Ended { is_command: true, status: ProcessStatus::Exited(code), left: Left::Nobody }
 }
 
-/// A backend that serves since second 1.
+/// A backend that has served since second 1.
 fn serving(rules: LifecycleOptions) -> Lifecycle {
     let (mut lifecycle, actions) = Lifecycle::new(rules);
     assert_eq!(actions, [Action::Say(Readiness::LameDuck)]);
@@ -33,7 +33,7 @@ fn serving(rules: LifecycleOptions) -> Lifecycle {
     lifecycle
 }
 
-/// One that was asked to end in second 10, and whose clients have heard of it.
+/// A backend that received SIGTERM in second 10, which all clients have acknowledged.
 fn waiting() -> Lifecycle {
     let mut lifecycle = serving(RULES);
     let actions = lifecycle.handle(s(10), Input::Signal(Signal::TERM));
@@ -79,7 +79,7 @@ fn it_ends_when_all_have_heard_and_a_later_look_shows_no_connection_in_use() {
     let mut lifecycle = waiting();
     let busy = ConnectionSnapshot { began: s(12), busy: 1, idle: 3 };
     assert_eq!(lifecycle.handle(s(12), Input::Looked(busy)), []);
-    // What began before late connections had their time proves nothing.
+    // A look that began before late connections could arrive proves nothing.
     assert_eq!(lifecycle.handle(s(13), Input::Looked(ConnectionSnapshot { began: s(13), ..QUIET })), []);
     let idle = ConnectionSnapshot { began: s(14), busy: 0, idle: 3 };
     let actions = lifecycle.handle(s(14), Input::Looked(idle));
@@ -125,10 +125,10 @@ fn one_that_is_not_announced_yet_ends_in_the_same_way() {
         if prewarms {
             lifecycle.handle(s(1), Input::Ready);
         }
-        // What clients were told stays as it is.
+        // The readiness that clients know stays the same.
         assert_eq!(lifecycle.handle(s(2), Input::Signal(Signal::TERM)), []);
         assert!(lifecycle.is_waiting() && !lifecycle.is_starting());
-        // A check or a prewarming that ends now announces nobody.
+        // If a check or a prewarm ends now, the backend is not announced as ready.
         assert_eq!(lifecycle.handle(s(3), Input::Ready), []);
         assert_eq!(lifecycle.handle(s(3), Input::Prewarmed(true)), []);
     }
@@ -140,7 +140,7 @@ fn a_second_request_is_passed_on_at_once_and_every_further_one() {
     let actions = lifecycle.handle(s(11), Input::Signal(Signal::INT));
     assert_eq!(actions, [report(Cause::SecondSignal, 1, Some(0), None), Action::Stop(Signal::INT)]);
     assert_eq!(lifecycle.handle(s(12), Input::Signal(Signal::TERM)), [Action::Stop(Signal::TERM)]);
-    // That does not give it more time.
+    // The further signal does not extend the time until the kill.
     assert_eq!(lifecycle.deadline(), Some(s(21)));
 }
 
@@ -171,7 +171,7 @@ fn one_that_ends_by_itself_is_down() {
     let (mut lifecycle, _) = Lifecycle::new(RULES);
     assert_eq!(lifecycle.handle(s(1), ended(3)), [say, Action::End(ProcessStatus::Exited(3))]);
     assert_eq!(serving(RULES).handle(s(2), ended(0)), [say, Action::End(ProcessStatus::Exited(0))]);
-    // One that was asked to end stays a lame duck, however it ends.
+    // A backend that received a request to end stays a lame duck, however it ends.
     assert_eq!(waiting().handle(s(11), ended(1)), [Action::End(ProcessStatus::Exited(1))]);
 }
 
@@ -191,7 +191,7 @@ fn what_a_crash_leaves_behind_is_ended_with_the_crashs_status() {
 #[test]
 fn a_command_that_forks_away_is_followed() {
     let well = |is_command, left| Input::Ended { is_command, status: ProcessStatus::Exited(0), left };
-    // Before it can serve, and after.
+    // The command forks away before the application can serve, or after.
     let (mut lifecycle, _) = Lifecycle::new(RULES);
     assert_eq!(lifecycle.handle(s(1), well(true, Left::Others)), []);
     assert!(lifecycle.has_lost_command());
@@ -199,7 +199,7 @@ fn a_command_that_forks_away_is_followed() {
     assert_eq!(lifecycle.handle(s(3), well(false, Left::Serving)), []);
     let mut late = serving(RULES);
     assert_eq!(late.handle(s(2), well(true, Left::Serving)), []);
-    // Its end is the application's.
+    // The end of the application is the end of the run.
     let crash = Input::Ended { is_command: false, status: ProcessStatus::Exited(7), left: Left::Nobody };
     let expected = [Action::Say(Readiness::Down), Action::End(ProcessStatus::Exited(7))];
     assert_eq!(lifecycle.handle(s(4), crash), expected);
@@ -271,7 +271,7 @@ proptest! {
             now += s(pause);
             was_ready |= matches!(input, Input::Ready);
             was_prewarmed |= was_ready && matches!(input, Input::Prewarmed(true));
-            // A deadline that has come is told before anything else.
+            // A deadline that has passed is handled before other inputs.
             for input in [Input::Elapsed, input] {
                 let actions = lifecycle.handle(now, input);
                 if is_over {

@@ -1,7 +1,9 @@
-//! Packets as the kernel gives and takes them, with the address of this host that they came to or are to come from.
+//! Receives and sends packets, with the address of this host that they arrived at or have to come
+//! from.
 //!
-//! The standard library tells no such address. Where an agent listens at all addresses, an answer has to come from the one that was
-//! asked: a client that is connected to it, a firewall and a NAT take no other.
+//! The standard library does not report that address. If an agent listens at all addresses, an
+//! answer must come from the address that the request was sent to: a client that is connected to
+//! it, a firewall and a NAT accept no other.
 
 use std::io;
 use std::mem::{self, MaybeUninit};
@@ -14,16 +16,16 @@ use libc::{
     sockaddr_storage,
 };
 
-/// Packets that one call takes: as much work as one turn of the loop does.
+/// Maximum number of packets per call: the work of one iteration of the loop.
 pub const BATCH: usize = 32;
 
-/// Bytes of a packet that are read: more than a datagram has, so that a longer one shows.
+/// Bytes that are read of a packet: more than a datagram has, so that a longer one is detected.
 const BYTES: usize = 128;
 
-/// Words of ancillary data: there is one message in it, of at most 40 bytes.
+/// Words of ancillary data: it has one message of at most 40 bytes.
 const CONTROL_WORDS: usize = 16;
 
-/// What packets are received in.
+/// The buffers that packets are received in.
 pub struct PacketBatch {
     places: Vec<PacketSlot>,
 }
@@ -36,23 +38,20 @@ struct PacketSlot {
     to: Option<IpAddr>,
 }
 
-/// A packet.
 pub struct ReceivedPacket<'b> {
-    /// What is in it, or as much as shows that it is too long.
+    /// The content, or as much of it as shows that it is too long.
     pub bytes: &'b [u8],
-    /// Where it came from.
     pub from: SocketAddr,
-    /// Where it came to, if the socket tells.
+    /// The address of this host that it arrived at, if the socket reports it.
     pub to: Option<IpAddr>,
 }
 
 impl PacketBatch {
-    /// Room for packets.
     pub fn new() -> Self {
         Self { places: vec![PacketSlot { bytes: [0; BYTES], length: 0, from: None, to: None }; BATCH] }
     }
 
-    /// Takes as many packets as there are, up to [`BATCH`], and waits for none.
+    /// Receives the packets that have arrived, at most [`BATCH`], and does not wait.
     ///
     /// # Errors
     /// Of the kind `WouldBlock` if there is none.
@@ -78,7 +77,8 @@ impl PacketBatch {
             header.msg_controllen = size_of_val(control);
             headers.push(mmsghdr { msg_hdr: header, msg_len: 0 });
         }
-        // SAFETY: each header points to a name, a part and ancillary data that outlive the call and are as long as it says.
+        // SAFETY: each header points to a name, a part and ancillary data, which outlive the call
+        // and have the lengths in the header.
         let count = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
@@ -91,7 +91,8 @@ impl PacketBatch {
         let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
         for ((header, name), place) in headers.iter().zip(&names).zip(&mut self.places).take(count) {
             place.length = usize::try_from(header.msg_len).unwrap_or(BYTES).min(BYTES);
-            // SAFETY: it was all zero, which is a value of it, before the kernel wrote to it.
+            // SAFETY: the storage was all zeros, which is a valid value, before the kernel wrote to
+            // it.
             place.from = address(unsafe { name.assume_init_ref() });
             place.to = destination(&header.msg_hdr);
         }
@@ -102,10 +103,10 @@ impl PacketBatch {
     }
 }
 
-/// Sends a packet, from an address of this host if one is named, and does not wait.
+/// Sends a packet, from the given address of this host if there is one, and does not wait.
 ///
 /// # Errors
-/// If the kernel does not take it.
+/// If the kernel refuses it.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, from: Option<IpAddr>) -> io::Result<()> {
     let mut control = [0u64; CONTROL_WORDS];
     let mut part = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -144,7 +145,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, from: Option<I
             let info = in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: libc::in_addr { s_addr }, ipi_addr: any };
             attach(&mut header, &mut control, libc::IPPROTO_IP, libc::IP_PKTINFO, info);
         }
-        // An IPv6 socket takes IPv4 addresses in mapped form, here too.
+        // An IPv6 socket requires IPv4 addresses in mapped form, here too.
         (_, Some(from)) => {
             let octets = match from {
                 IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -154,15 +155,16 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, from: Option<I
             attach(&mut header, &mut control, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
         }
     }
-    // SAFETY: the header points to an address, a part and ancillary data that outlive the call and are as long as it says.
+    // SAFETY: the header points to an address, a part and ancillary data, which outlive the call
+    // and have the lengths in the header.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_DONTWAIT) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Has the socket tell to which address each packet came.
+/// Makes the socket report the address that each packet arrived at.
 ///
 /// # Errors
-/// If the kernel does not.
+/// If the kernel refuses.
 pub fn tell_destinations(socket: BorrowedFd<'_>, is_v6: bool) -> io::Result<()> {
     let (level, option) = if is_v6 {
         (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)
@@ -170,7 +172,7 @@ pub fn tell_destinations(socket: BorrowedFd<'_>, is_v6: bool) -> io::Result<()> 
         (libc::IPPROTO_IP, libc::IP_PKTINFO)
     };
     let on: c_int = 1;
-    // SAFETY: the value is a number of the size that is said.
+    // SAFETY: the value is a number of the given size.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -184,7 +186,7 @@ pub fn tell_destinations(socket: BorrowedFd<'_>, is_v6: bool) -> io::Result<()> 
 }
 
 fn empty_header() -> msghdr {
-    // SAFETY: all zero is a value of this structure of numbers and pointers.
+    // SAFETY: all zeros are a valid value of this structure, which has only numbers and pointers.
     unsafe { mem::zeroed() }
 }
 
@@ -204,7 +206,8 @@ fn attach<T>(header: &mut msghdr, control: &mut [u64; CONTROL_WORDS], level: c_i
     let (space, length) = unsafe { (libc::CMSG_SPACE(bytes), libc::CMSG_LEN(bytes)) };
     header.msg_controllen = space as usize;
     assert!(space as usize <= size_of_val(control), "there is room for one message");
-    // SAFETY: the header's ancillary data has room for one message with such a value, and words are aligned as its header is.
+    // SAFETY: the header's ancillary data has room for one message with such a value, and words
+    // have the alignment that the message's header needs.
     unsafe {
         let message: *mut cmsghdr = libc::CMSG_FIRSTHDR(header);
         (*message).cmsg_level = level;
@@ -214,10 +217,10 @@ fn attach<T>(header: &mut msghdr, control: &mut [u64; CONTROL_WORDS], level: c_i
     }
 }
 
-/// The address that a packet came to, by its ancillary data.
+/// The address of this host that a packet arrived at, from its ancillary data.
 fn destination(header: &msghdr) -> Option<IpAddr> {
-    // SAFETY: the kernel has written the header's ancillary data, and its length, which the macros keep to. A message of these kinds has a
-    // value of that type.
+    // SAFETY: the kernel has written the header's ancillary data and its length, and the macros
+    // stay within that length. A message of these kinds has a value of that type.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(header);
         // Bound: the messages in a few words.
@@ -225,7 +228,7 @@ fn destination(header: &msghdr) -> Option<IpAddr> {
             match ((*message).cmsg_level, (*message).cmsg_type) {
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                     let info: in_pktinfo = ptr::read_unaligned(libc::CMSG_DATA(message).cast());
-                    // Of a broadcast this is the address of the interface.
+                    // For a broadcast, this is the address of the interface.
                     return Some(Ipv4Addr::from(info.ipi_spec_dst.s_addr.to_ne_bytes()).into());
                 }
                 (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
@@ -243,7 +246,8 @@ fn address(storage: &sockaddr_storage) -> Option<SocketAddr> {
     let pointer: *const sockaddr_storage = storage;
     match c_int::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: of this family the storage, which has room for all and is aligned for all, has this type.
+            // SAFETY: for this family the storage has this type; it has room and alignment for all
+            // types.
             let v4 = unsafe { &*pointer.cast::<sockaddr_in>() };
             let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
             Some(SocketAddr::new(ip.into(), u16::from_be(v4.sin_port)))
@@ -279,7 +283,7 @@ mod tests {
             tell_destinations(socket.as_fd(), listen.starts_with('[')).unwrap();
             let asked = SocketAddr::new(asked.parse().unwrap(), socket.local_addr().unwrap().port());
             let client = UdpSocket::bind(if asked.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" }).unwrap();
-            // A connected socket takes packets of that address alone.
+            // A connected socket accepts only packets from that address.
             client.connect(asked).unwrap();
             client.send(b"request").unwrap();
             readable(&socket);
