@@ -1,19 +1,20 @@
-//! The `[admin]` table: who may change what the daemon does, besides root and its own user.
+//! The `[admin]` table: which group may change what the daemon does, besides root and the daemon's
+//! own user.
 
 use super::keys::admin::{GROUP, SECTION};
 use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::kind::Refusal;
 
-/// Reads the group, if one is named. Whether the host has it is looked up when the daemon starts.
+/// Reads the group; `None` if none is named. The daemon checks at its start whether the host has
+/// this group.
 pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<String> {
     let table = root.table(&SECTION, report);
     GROUP.take_written(&table, report).flatten()
 }
 
-/// Reads a group's name or number.
 pub fn group(text: &str) -> Result<String, Refusal> {
-    // What useradd(8) and its likes allow, and no more than 32 of them.
+    // The characters that useradd(8) and similar tools allow, at most 32 of them.
     let is_name = !text.is_empty()
         && text.len() <= 32
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte));

@@ -1,6 +1,7 @@
-//! The cgroup of a client: a path below the cgroup2 mount, beside those of the other clients.
+//! The cgroup of a client: a path below the cgroup2 mount, not nested with the cgroups of other
+//! clients.
 //!
-//! Whether it exists is not for this file to know: it may appear while the daemon runs.
+//! This module does not check whether the cgroup exists: it may appear while the daemon runs.
 
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
@@ -8,10 +9,10 @@ use std::path::{Component, Path, PathBuf};
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::Refusal;
 
-/// Hierarchies of cgroup version 1 on a hybrid host. Programs cannot be attached to their cgroups.
+/// Hierarchies of cgroup version 1 on a hybrid host. Programs cannot attach to cgroups in them.
 const CONTROLLERS_V1: &str = "blkio cpu cpuacct cpuset devices freezer hugetlb memory misc net_cls net_prio perf_event pids rdma systemd";
 
-/// Reads the path of a cgroup below the mount, written in one way.
+/// Reads the path of a cgroup below the mount, in its one normal form.
 pub fn parse(text: &str) -> Result<String, Refusal> {
     let cgroup = below_mount(text);
     cgroup.map_err(|(why, help)| (format!("{} {why}", quote(text)), Some(help)))
@@ -46,7 +47,7 @@ fn below_mount(text: &str) -> Result<String, (&'static str, String)> {
     if components().any(|component| component == Component::ParentDir) {
         return Err(("contains \"..\"", example()));
     }
-    // A "." changes nothing, and two spellings of one path would hide that it is the same.
+    // A "." has no effect, and two spellings of one path would hide that both are the same cgroup.
     let names = components().filter(|component| *component != Component::CurDir);
     let cgroup = names.collect::<PathBuf>().to_string_lossy().into_owned();
     if cgroup.is_empty() {
@@ -55,13 +56,14 @@ fn below_mount(text: &str) -> Result<String, (&'static str, String)> {
     Ok(cgroup)
 }
 
-/// The cgroups of clients, each with its client and where it stands.
+/// The cgroup, client name and position of each client.
 #[derive(Default)]
 pub struct ClientCgroups(Vec<(PathBuf, String, Range<usize>)>);
 
 impl ClientCgroups {
-    /// Refuses a cgroup that lies in another client's or holds it. The programs of both would run for the inner one,
-    /// and each would balance what the other had rewritten.
+    /// Refuses a cgroup that is inside another client's cgroup or contains it. The programs of both
+    /// clients would run for the inner cgroup, and each would balance addresses that the other had
+    /// rewritten.
     pub fn add(
         &mut self,
         cgroup: &str,

@@ -1,7 +1,8 @@
 //! The `[[client]]` tables.
 //!
-//! Which task of its job a client is decides its subsets, so the number must be the right one on every host: it is
-//! written, or taken from the environment or the host name. Whether a cgroup exists is not for this file to know.
+//! A client's task number decides its subsets, so it must be right on every host. The number is
+//! written, or read from the environment or the host name. This module does not check whether a
+//! cgroup exists.
 
 use lb_core::limits::Limits;
 use lb_core::service::Task;
@@ -16,7 +17,6 @@ use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::ValueKind as _;
 use lb_document::{Table, Unique, did_you_mean};
 
-/// Reads the clients.
 pub fn read(
     tables: &[Table<'_>],
     services: &DeclaredServices<'_>,
@@ -91,7 +91,8 @@ fn read_services<'s>(
         let Some(declared) = find(services.as_slice(), name) else {
             let known: Vec<_> = services.as_slice().iter().filter_map(|declared| declared.name).collect();
             let help = format!("{}services: {}", did_you_mean(name, &known), known.join(", "));
-            // The table of that service may be what could not be parsed.
+            // `add_absent` drops this fault if any line could not be parsed: the service's table
+            // may begin in that line.
             report.add_absent(item.span(), format!("no service is named {}", quote(name)), help);
             continue;
         };
@@ -106,7 +107,8 @@ fn find<'s, 't>(services: &'s [Declared<'t>], name: &str) -> Option<&'s Declared
     services.iter().find(|declared| declared.name == Some(name))
 }
 
-// What is certain before any endpoint file is read must fit.
+// Checks that the map entries that the client needs at least fit the limits. No endpoint file has
+// been read yet, so the final need may be larger.
 fn check_limits(
     table: &Table<'_>,
     name: Option<&str>,

@@ -5,16 +5,14 @@ use lb_document::{LogFormat, Table};
 
 use super::keys::daemon::{LOG_FORMAT, SECTION, WATCH};
 
-/// How the daemon itself works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DaemonConfig {
-    /// Whether it reads the configuration and endpoint files when they change; if not, at a start and at SIGHUP only.
+    /// Whether the daemon reads the configuration and endpoint files when they change. If not, it
+    /// reads them only at a start and at SIGHUP.
     pub watch: bool,
-    /// How it logs.
     pub log_format: LogFormat,
 }
 
-/// Reads the table, if there is one.
 pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> DaemonConfig {
     let table = root.table(&SECTION, report);
     DaemonConfig {

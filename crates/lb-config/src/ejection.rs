@@ -1,4 +1,5 @@
-//! The `ejection` of a `[[service]]`: when a backend is ejected for failures in a row, and for how long.
+//! The `ejection` of a `[[service]]`: after how many failures in a row a backend is ejected, and
+//! for how long.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -11,19 +12,20 @@ use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::in_units;
 
-/// The word that turns ejection off.
+/// The value that turns ejection off.
 const OFF: &str = "off";
 
-/// What is written.
+/// The value of a written `ejection` key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EjectionSetting {
-    /// When a backend is ejected; `None` if none ever is.
+    /// `None` if no backend is ever ejected.
     pub ejection: Option<Ejection>,
-    /// Where it is written.
+    /// Where the key is written.
     pub span: Range<usize>,
 }
 
-/// Reads the key of a service's table: the inner `None` if it is not written, the outer one if it is wrong.
+/// Reads the key of a service's table: the inner `None` if it is not written, the outer one if it
+/// is wrong.
 pub fn read(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Option<EjectionSetting>> {
     let Some(item) = EJECTION.item(table, report) else { return Some(None) };
     let span = item.span();
@@ -44,13 +46,14 @@ pub fn read(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<O
     let failures = FAILURES.take(&keys, report);
     let (base, max, hangs) = (BASE.take(&keys, report), MAX.take(&keys, report), HANGS.take(&keys, report));
     check_order(&keys, base?, max?, report);
-    // The row bounds it to a byte.
+    // The key's row limits the value to a byte.
     let failures = u8::try_from(failures?).unwrap_or(u8::MAX);
     let ejection = Ejection { failures, base: base?, max: max?, hangs: hangs? };
     Some(Some(EjectionSetting { ejection: Some(ejection), span }))
 }
 
-/// Refuses a first ejection that is longer than the longest, at the one of the two that is written.
+/// Refuses a first ejection that is longer than the longest one. Reports the fault at `base` if
+/// that is written, else at `max`.
 fn check_order(table: &Table<'_>, base: Duration, max: Duration, report: &mut DiagnosticCollector<'_>) {
     if base <= max {
         return;

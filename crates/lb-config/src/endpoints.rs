@@ -1,7 +1,9 @@
-//! Reads the endpoints of one service from a file: our own TOML, or what others write in JSON or YAML.
+//! Parses the endpoints of one service from a file: socklb's own TOML, or the JSON or YAML that
+//! other programs write.
 //!
-//! A file is complete or refused: a file that is half written must not take backends away from the service. Reads text
-//! only; when to read it, and that the last good list stays when this refuses, is for the caller.
+//! A file is accepted as a whole or refused as a whole: a half-written file must not remove
+//! backends from the service. This module parses text only. The caller decides when to read the
+//! file, and retains the last good list if this module refuses the new one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -39,8 +41,8 @@ mod yaml;
 
 use json::JsonDocument;
 
-/// The largest endpoint file that is read, to bound memory and time when the wrong file is named: 16,384 endpoints
-/// in TOML need about 2 MiB.
+/// The largest endpoint file that is read, which bounds memory and time when the operator names the
+/// wrong file: 16,384 endpoints in TOML need about 2 MiB.
 pub const MAX_FILE_BYTES: usize = 4 << 20;
 
 section! {
@@ -57,16 +59,15 @@ section! {
         "where the agent listens that reports of it";
 }
 
-/// What a file holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parsed {
-    /// The list.
     pub list: EndpointList,
-    /// What of the file is ignored, and why: sentences without a full stop.
+    /// The ignored parts of the file and the reasons: sentences without a full stop.
     pub notes: Vec<String>,
 }
 
-/// Whether a text is JSON, by its first bytes that are not blank. No list in TOML begins so: `[[endpoint]]` has two brackets.
+/// Returns whether a text is JSON, by its first non-blank bytes. No list in TOML begins in this
+/// way: `[[endpoint]]` has two brackets.
 pub fn is_json(text: &[u8]) -> bool {
     let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
     let mut bytes = text.iter().filter(|byte| !byte.is_ascii_whitespace());
@@ -77,7 +78,8 @@ pub fn is_json(text: &[u8]) -> bool {
     }
 }
 
-/// Whether a text is YAML, by its first line that is neither blank nor a comment: TOML has neither `- ` nor `key: ` there.
+/// Returns whether a text is YAML, by its first line that is neither blank nor a comment. In TOML,
+/// that line has neither `- ` nor `key: `.
 fn is_yaml(text: &str) -> bool {
     let lines = text.trim_start_matches('\u{feff}').lines().map(str::trim);
     let first = lines.clone().find(|line| !line.is_empty() && !line.starts_with('#')).unwrap_or_default();
@@ -88,21 +90,21 @@ fn is_yaml(text: &str) -> bool {
         || key.is_some_and(|(key, _)| is_key(key))
 }
 
-/// A file that is read, and what is known of what it is for.
+/// An endpoint file that is being read, and what its reader knows about its purpose.
 #[derive(Clone, Copy, Debug)]
 pub struct ListContext<'a> {
-    /// Where it is. A name that ends in `.json`, `.yaml` or `.yml` tells how it is written, if the text does not.
+    /// A name that ends in `.json`, `.yaml` or `.yml` decides the format if the text does not.
     pub path: &'a Path,
-    /// Which port of the endpoints is meant, where they have several with names.
+    /// The port to use if the endpoints have several named ports.
     pub port_name: Option<&'a str>,
-    /// Where the service is dialled, if that is known.
+    /// The address at which clients dial the service, if it is known.
     pub service: Option<SocketAddr>,
-    /// Where all services are dialled.
+    /// The addresses at which clients dial all services.
     pub services: &'a [SocketAddr],
 }
 
 impl ListContext<'_> {
-    /// Notes that the name of a port means nothing for these entries, whose ports have no names.
+    /// Notes that `port_name` has no effect for these entries, because their ports have no names.
     fn note_port_name(&self, entries: &[ListEntry], notes: &mut Vec<String>) {
         if let Some(port_name) = self.port_name.filter(|_| !entries.is_empty()) {
             notes.push(format!(
@@ -113,10 +115,11 @@ impl ListContext<'_> {
     }
 }
 
-/// Reads the content of an endpoint file: JSON or YAML, told by how it begins or else by its name, and TOML otherwise.
+/// Parses the content of an endpoint file. The beginning of the text, or else the file name, shows
+/// whether it is JSON or YAML; otherwise it is TOML.
 ///
 /// # Errors
-/// All faults of the file. A file without any endpoint is one.
+/// All faults of the file. A file without any endpoint is a fault.
 pub fn parse(text: &[u8], reading: &ListContext<'_>) -> Result<Parsed, Diagnostics> {
     let path = reading.path;
     if text.len() > MAX_FILE_BYTES {
@@ -153,7 +156,8 @@ pub fn parse(text: &[u8], reading: &ListContext<'_>) -> Result<Parsed, Diagnosti
     report.finish(list.map(|list| Parsed { list, notes }))
 }
 
-/// The text as JSON, if it is JSON or YAML; `None` if it is TOML, or if something is wrong with it, which is reported.
+/// Returns the text as JSON if it is JSON or YAML. Returns `None` if it is TOML, or if its YAML has
+/// faults, which are reported.
 fn document<'t>(
     text: &'t str,
     path: &Path,
@@ -161,7 +165,7 @@ fn document<'t>(
 ) -> Option<JsonDocument<'t>> {
     let named_yaml = format_of(path) == "yaml";
     let json = JsonDocument::json(text, named_yaml);
-    // JSON is YAML, but its reader knows its faults better.
+    // JSON is also valid YAML, but the JSON reader reports faults of JSON better.
     if is_json(text.as_bytes()) && !(named_yaml && json.root().is_err()) {
         Some(json)
     } else if named_yaml || is_yaml(text) {
@@ -171,7 +175,7 @@ fn document<'t>(
     }
 }
 
-/// The format that the name of a file gives: `json`, `yaml`, and otherwise `toml`.
+/// The format that a file name implies: `json`, `yaml`, or else `toml`.
 pub fn format_of(path: &Path) -> &'static str {
     let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
     match ending.to_ascii_lowercase().as_str() {
@@ -199,10 +203,11 @@ fn read_document(
     Vec::new()
 }
 
-/// Refuses a list without indexes for an algorithm that goes by them, see [`lb_core::service::Subset::needs_indexes`].
+/// Refuses a list without indexes for an algorithm that needs them, see
+/// [`lb_core::service::Subset::needs_indexes`].
 ///
 /// # Errors
-/// The fault of the file at `path`.
+/// The fault, reported for the file at `path`.
 pub fn check_indexes(list: &EndpointList, needs: Option<Algorithm>, path: &Path) -> Result<(), Diagnostics> {
     let Some((message, help)) = without_indexes(list, needs) else { return Ok(()) };
     let mut report = DiagnosticCollector::new(path, "");
@@ -210,7 +215,7 @@ pub fn check_indexes(list: &EndpointList, needs: Option<Algorithm>, path: &Path)
     report.finish(Some(()))
 }
 
-/// Why an algorithm cannot take subsets of a list, and what would be right.
+/// Returns why an algorithm cannot compute subsets of a list, and a correction.
 pub fn without_indexes(list: &EndpointList, needs: Option<Algorithm>) -> Option<(String, String)> {
     let algorithm = needs.filter(|_| list.has_address_indexes())?;
     let message =
@@ -226,8 +231,8 @@ fn read_toml(text: &str, report: &mut DiagnosticCollector<'_>) -> Vec<ListEntry>
     tables.iter().filter_map(|table| read_table(table, report)).collect()
 }
 
-// One fault of an entry hides no other: all that can be read goes on to be checked. An entry with neither address nor
-// index, as at the end of a file that is cut off, gives no further fault.
+// One fault of an entry does not hide another: every part that can be read is checked. An entry
+// with neither address nor index, as at the end of a truncated file, causes no further fault.
 fn read_table(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<ListEntry> {
     let address = keys::ADDRESS.item(table, report);
     let is_cut = address.is_none() && table.get(keys::INDEX.name).is_none();
@@ -244,18 +249,18 @@ fn read_table(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option
     (!is_cut).then_some(ListEntry { span, address, index, weight, state, zone, agent })
 }
 
-/// What a file says of an endpoint's index.
+/// The index that a file gives an endpoint.
 pub enum Index {
-    /// Nothing.
+    /// The file gives no index.
     Absent,
-    /// Something else than an index; that is reported.
+    /// The value is not an index; this fault is already reported.
     Wrong(Range<usize>),
-    /// This, and where.
+    /// The index, and where it is written.
     Given(Range<usize>, u32),
 }
 
 impl Index {
-    /// An index that stands somewhere, if it could be read.
+    /// An index written at `span`; `value` is `None` if it could not be read.
     pub fn read(span: Range<usize>, value: Option<u32>) -> Self {
         match value {
             Some(value) => Self::Given(span, value),
@@ -263,7 +268,6 @@ impl Index {
         }
     }
 
-    /// The number, if there is one.
     pub const fn number(&self) -> Option<u32> {
         match self {
             Self::Absent | Self::Wrong(_) => None,
@@ -279,26 +283,24 @@ impl Index {
     }
 }
 
-/// An endpoint as a file has it. What could not be read is reported, and stands here as if it had not been written.
+/// An endpoint as written in a file. A part that could not be read has been reported, and is
+/// treated here as if it were not written.
 pub struct ListEntry {
-    /// Where it stands: its address, if it has one.
+    /// The position of its address, or of the whole entry if it has no address.
     pub span: Range<usize>,
-    /// Where it listens.
+    /// The address at which it listens.
     pub address: Option<SocketAddr>,
-    /// Its number.
     pub index: Index,
-    /// Its capacity.
     pub weight: u16,
-    /// What its owner says of it.
+    /// The state that the list gives it.
     pub state: EndpointState,
-    /// Where it runs.
     pub zone: Option<String>,
-    /// Where its agent listens.
+    /// The address at which its agent listens.
     pub agent: Option<SocketAddr>,
 }
 
 impl ListEntry {
-    /// An endpoint that is known by its address alone.
+    /// An endpoint with this address and otherwise default values.
     pub fn bare(span: Range<usize>, address: Option<SocketAddr>) -> Self {
         Self {
             span,
@@ -312,8 +314,9 @@ impl ListEntry {
     }
 }
 
-/// Checks the entries of a file or a static list together. `None` if they make no valid list, which is reported.
-/// Without the address of the service families are not checked.
+/// Checks the entries of a file or a static list together. Returns `None` if they do not form a
+/// valid list, which is reported. If the address of the service is not known, address families are
+/// not checked.
 pub fn check(
     entries: Vec<ListEntry>,
     service: Option<SocketAddr>,
@@ -331,8 +334,9 @@ pub fn check(
     }
     check_indexes_without_address(&entries, report);
     let given: BTreeSet<u32> = entries.iter().filter_map(|entry| entry.index.number()).collect();
-    // An entry whose fault is reported needs some index for the rest to be checked: one that no other entry has. Without indexes the list
-    // gives them.
+    // An entry with a reported fault needs an index so that the remaining entries can be checked;
+    // it receives one that no other entry has. If the list has no indexes, the list assigns them
+    // later.
     let mut free = (0..MAX_INDEXES).filter(|index| !given.contains(index));
     let mut spans = Vec::with_capacity(entries.len());
     let mut endpoints = Vec::with_capacity(entries.len());
@@ -354,10 +358,10 @@ pub fn check(
     }
 }
 
-// An entry whose address cannot be read comes into no list, but another entry may have its index all the same. Two
-// entries with addresses and one index are found by the list.
+// An entry with an unreadable address is not part of any list, but another entry may still have the
+// same index. The list itself detects two entries that have addresses and the same index.
 fn check_indexes_without_address(entries: &[ListEntry], report: &mut DiagnosticCollector<'_>) {
-    // By index: where it stood first, and whether an entry with an address had it.
+    // By index: its first position, and whether an entry with an address had it.
     let mut seen: BTreeMap<u32, (&Range<usize>, bool)> = BTreeMap::new();
     for entry in entries {
         let Index::Given(span, index) = &entry.index else { continue };
@@ -384,8 +388,9 @@ fn new_list(
     if let Some(service) = service {
         return make(endpoints, service, services);
     }
-    // An address of another family than its service's is not checked further, so each family is checked as if the
-    // service were of it. Faults that do not depend on the family are told once.
+    // The list does not check an address further if its family differs from the service's. So all
+    // addresses are checked twice, once as if the service were IPv4 and once as if it were IPv6.
+    // Faults that do not depend on the family are reported once.
     let v4 = make(endpoints.clone(), (Ipv4Addr::LOCALHOST, 0).into(), services);
     let v6 = make(endpoints, (Ipv6Addr::LOCALHOST, 0).into(), services);
     let (mut faults, of_v6) = match (v4, v6) {
@@ -408,7 +413,7 @@ fn new_list(
     Err(faults)
 }
 
-// A position in the list says little to an operator: name the line instead.
+// A position in the list does not help an operator, so the message names the line instead.
 fn add_fault(
     position: usize,
     fault: &EndpointFault,

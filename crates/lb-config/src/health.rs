@@ -1,4 +1,5 @@
-//! The `health` of a `[[service]]`: how backends are probed, and what follows when they are unavailable.
+//! The `health` of a `[[service]]`: how backends are probed, and the consequences when they are
+//! unavailable.
 
 use lb_core::service::{HealthRules, Protocol};
 use lb_document::Table;
@@ -8,7 +9,8 @@ use super::keys::health::{PANIC_THRESHOLD, REPLACE_AFTER, SECTION};
 use super::keys::service::HEALTH;
 use super::probe::{self, Around, ProbeConfig, ProbeKind};
 
-/// Reads the key of a service's table, if it is written; `None` if it is wrong.
+/// Reads the key of a service's table; `None` if it is wrong. If it is not written, every default
+/// applies.
 pub fn read(
     table: &Table<'_>,
     protocol: Option<Protocol>,
@@ -20,7 +22,7 @@ pub fn read(
     let panic_threshold = PANIC_THRESHOLD.take(&keys, report);
     let replace_after = REPLACE_AFTER.take(&keys, report);
     let probe = probe::read(&keys, protocol, around, report);
-    // The row bounds it to a byte.
+    // The key's row limits the value to a byte.
     let panic_threshold = u8::try_from(panic_threshold?).unwrap_or(u8::MAX);
     let probe = probe?;
     let first_look = probe.as_ref().and_then(|probe| match probe.kind {

@@ -1,7 +1,8 @@
-//! Every key of the configuration: what it may be, what it is if it is not written, and what it decides.
+//! Every key of the configuration: its allowed values, its default, and its effect.
 //!
-//! These rows give the checks of each value alone, the messages about them, docs/reference/configuration.md and
-//! socklb.toml(5). What keys mean together is for the readers beside this file.
+//! These rows define the checks of each single value, the messages of these checks,
+//! docs/reference/configuration.md and socklb.toml(5). The reader modules beside this file decide
+//! what keys mean together.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -30,7 +31,7 @@ use lb_document::{
     section,
 };
 
-/// All top-level sections, each followed by the sections that are values in it.
+/// All top-level sections, each followed by the sections that are values of its keys.
 pub static SECTIONS: [&[&Section]; 9] = [
     &[&client::SECTION, &index::SECTION],
     &[
@@ -52,7 +53,6 @@ pub static SECTIONS: [&[&Section]; 9] = [
     &[&admin::SECTION],
 ];
 
-/// The names of the top-level sections.
 pub fn names() -> [&'static str; 9] {
     SECTIONS.map(|sections| sections[0].name())
 }
@@ -68,7 +68,7 @@ section! {
         "relative to the cgroup2 mount; clients may not nest";
     INDEX "index": FreeForm(&["13", "{ env = \"TASK\" }", "{ hostname = true }"]), Means("`0`"),
         "this task's number among its job's, below 65,536";
-    // As many tasks as endpoint indexes: the subset algorithms number both alike.
+    // As many tasks as endpoint indexes, because the subset algorithms number both in the same way.
     COUNT "count": Number(1..=MAX_INDEXES), Is(1), "how many tasks the job has; `index` is below it";
     SERVICES "services": FreeForm(&["[\"users\"]"]), Means("all"), "the services it dials";
     ACCOUNTING "accounting": Keyword<Accounting>(&Accounting::ALL, Accounting::name), Is(Accounting::Full),
@@ -100,18 +100,21 @@ section! {
     OVERFLOW "overflow": Keyword<Overflow>(&Overflow::ALL, Overflow::name), Is(Overflow::LeastLoaded),
         "when every backend is at its `active_limit`: `least-loaded` takes the one with the fewest all the same, `refuse` \
          fails the connect with `on_no_backend`";
-    // An error that counts for hours says nothing of now. By default one counts for as long as the first ejection lasts: for
-    // longer it would keep connects from a backend after an outage for which nobody is ejected.
+    // An error from hours ago does not describe the backend now. The default equals the length of
+    // the first ejection: with a longer one, errors would still divert connects from a backend
+    // after an outage in which no backend was ejected.
     ERROR_DECAY "error_decay": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)),
         Is(Some(Duration::from_secs(5))),
         "half-life of an error, which counts as an open flow for `least-loaded` and `p2c`, so that a backend that fails fast \
          does not look idle; `off`: errors do not count";
-    // The kernel's steps begin at about a second, and without a limit the kernel gives up after 127.
+    // The kernel first retransmits a SYN after about a second, and without a limit gives up after
+    // 127 s.
     CONNECT_TIMEOUT "connect_timeout": Time(Duration::from_secs(1)..=Duration::from_secs(127)),
         Means("the kernel's, about 127 s"),
         "`tcp` only: about how long a connect waits for a backend that does not answer, by the steps in which the kernel \
          repeats itself. Never over what the application has set";
-    // The programs' clock moves in steps of up to 10 ms; after a minute no application waits for an answer any more.
+    // The programs' clock advances in steps of up to 10 ms. No application waits longer than a
+    // minute for an answer.
     UNANSWERED_AFTER "unanswered_after": Time(Duration::from_millis(10)..=Duration::from_secs(60)),
         Is(lb_core::service::UNANSWERED_AFTER),
         "`tcp` only: when an answer to a SYN is due. If the application gives up after that, or after a SYN was sent again, \
@@ -126,7 +129,8 @@ section! {
     LOAD "load": FreeForm(&["{ control = \"feedback\" }"]), Means("none"),
         "weights follow what backends report of their load: see [follow-load.md](../guide/follow-load.md). Needs `health = { probe = \"report\" }`, with an \
          `interval` of 20 s at most, and a policy that heeds weights";
-    // Shorter, the first tables of a backend would be its whole start; after an hour nobody waits for it any more.
+    // With a shorter time, the backend's first tables would already cover its whole slow start.
+    // After more than an hour, no operator still waits for the backend.
     SLOW_START "slow_start": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)), Is(None),
         "over how long an endpoint that is new, or available again, comes to its share: from a tenth on, in proportion to the time. Needs \
          a policy that heeds weights";
@@ -147,7 +151,8 @@ section! {
 
     FAILURES "failures": Number(1..=255), Is(5),
         "failures in a row that eject; each connection that is established takes one away";
-    // Shorter than the kernel's clock can tell well, or longer than anybody waits for a backend that is well again.
+    // The kernel's clock does not measure shorter times well. No operator waits longer than an hour
+    // for a backend that has recovered.
     BASE "base": Time(Duration::from_millis(100)..=Duration::from_hours(1)), Is(Duration::from_secs(5)),
         "how long the first ejection lasts; each that follows without recovery lasts twice as long";
     MAX "max": Time(Duration::from_millis(100)..=Duration::from_hours(1)), Is(Duration::from_mins(5)),
@@ -165,7 +170,8 @@ section! {
     PANIC_THRESHOLD "panic_threshold": Number(0..=100), Is(50),
         "percent of the backends that a task has tried: if fewer are available, and none of these has served lately, ejected ones \
          are chosen as well, because so many failures at once are rarely each backend's own; `0`: never";
-    // Below a second every hiccup would change tables; after a day nobody waits for a backend.
+    // With less than a second, every brief failure would change tables. After more than a day, no
+    // operator still waits for the backend.
     REPLACE_AFTER "replace_after": Time(Duration::from_secs(1)..=Duration::from_hours(24)),
         Is(Duration::from_secs(10)),
         "after how long the next endpoint of the task's order stands in for a member that is unavailable";
@@ -177,7 +183,8 @@ section! {
         "where probes go; of `report` an endpoint may name another (`agent`)";
     PATH "path": Text<String>(&["/healthz"], request_path), Means("`\"/\"`"),
         "`http` only: what is asked for. 2xx is well; redirects are not followed";
-    // Below a tenth of a second probes would be load; above a minute nobody would hear of anything in time.
+    // With less than a tenth of a second, probes would be load. With more than a minute, no change
+    // would be detected in time.
     INTERVAL "interval": Time(Duration::from_millis(100)..=Duration::from_mins(1)), Is(Duration::from_secs(2)),
         "how often a backend is probed, jittered by a tenth";
     IDLE_INTERVAL "idle_interval": Time(Duration::from_millis(100)..=Duration::from_mins(10)), Is(Duration::from_secs(15)),
@@ -205,7 +212,8 @@ section! {
 section! {
     udp, "udp", "udp", "";
 
-    // A shorter time would make a choice for nearly each datagram, a longer one hardly ever another choice.
+    // With a shorter time, nearly every datagram would cause a new choice; with a longer one, there
+    // would hardly ever be a new choice.
     REBIND "rebind": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Means("never"),
         "after how long a flow chooses again";
 }
@@ -225,7 +233,7 @@ section! {
 
     MIN "min": Number(1..=MAX_SUBSET), Required,
         "as `\"auto\"`, which has 12, but at least so many; beside `low` or `high` it may be left out, and is 12";
-    // The most is far more flows than a host has ports to one backend.
+    // The maximum is far more flows than a host has ports to one backend.
     LOW "low": Thousandths(LOADS), Means("`0.875` beside `high`"),
         "with `algorithm = \"random\"`: the size follows the task's own load, and shrinks by one where so many flows are open for each of \
          its endpoints, or fewer";
@@ -259,15 +267,15 @@ section! {
     "the sizes of every client task's maps; [limits.md](limits.md) has the bytes and all fixed limits. They are fixed while \
      the daemon runs; to change one for a client that is attached, stop it and `detach` the client first";
 
-    // At most eight times the default, 16 MiB of kernel memory.
+    // The maximum is eight times the default: 16 MiB of kernel memory.
     SCHEDULE_ENTRIES "schedule_entries":
         PowerOfTwo(1 << abi::MIN_SCHEDULE_LOG2..=8 * abi::SCHEDULE_ENTRIES), Is(abi::SCHEDULE_ENTRIES),
         "entries of the schedules of all services together";
-    // At most 352 MiB of kernel memory, 88 bytes for each, before anything is in the tables of collisions and of
-    // datagrams.
+    // The maximum takes 352 MiB of kernel memory (88 bytes for each record) before the tables of
+    // collisions and of datagrams hold anything.
     FLOW_RECORDS "flow_records": PowerOfTwo(64..=1 << 22), Is(abi::FLOW_RECORDS),
         "sockets that are remembered, and as many again on collisions";
-    // At most what a schedule entry can name.
+    // The maximum is the largest slot number that a schedule entry can hold.
     SLOTS "slots": Number(64..=abi::MAX_SLOTS), Is(abi::SLOTS),
         "backends of all services together, removed ones with open connections included; each takes half a kilobyte of \
          counters on every CPU";
@@ -298,8 +306,9 @@ section! {
 section! {
     accounting, "[accounting]", "[accounting]", "how flows are counted";
 
-    // A pass reads all flow records and lists of sockets, so it is made seldom. Two passes lie at least a second apart,
-    // because a socket that is being passed from one process to another is for a moment in no list and in no process.
+    // A pass reads all flow records and lists of sockets, so it runs rarely. Two passes are at
+    // least a second apart, because a socket that moves from one process to another is briefly in
+    // no list and in no process.
     RECLAIM_INTERVAL "reclaim_interval": Time(Duration::from_secs(1)..=Duration::from_hours(1)),
         Is(Duration::from_secs(60)),
         "how far apart two passes over the flow records are. A flow whose end no program saw is reclaimed once two of them \
@@ -330,17 +339,19 @@ section! {
          which may ask. Fixed while the daemon runs";
 }
 
-/// How many flows may be open for each backend of a subset that grows or shrinks by them, in thousandths.
+/// How many flows may be open for each backend of a subset that grows and shrinks with load, in
+/// thousandths.
 pub const LOADS: RangeInclusive<u32> = 1..=1_000_000_000;
 
-/// An errno by its name.
+/// An errno: its name and its number.
 pub type Errno = (&'static str, i32);
 
 const EHOSTUNREACH: Errno = ("EHOSTUNREACH", 113);
 
-/// Errors that connect(2) gives by itself, so that callers handle them. EPERM is not among them: a hook that refuses
-/// gives it where the kernel has no `bpf_set_retval` (before 5.18), and callers take it for a firewall. The numbers are those of
-/// Linux (`asm-generic/errno.h`), whatever machine reads the file.
+/// Errors that connect(2) itself returns, so that callers handle them. EPERM is not among them: a
+/// hook that refuses a connect returns EPERM if the kernel has no `bpf_set_retval` (before 5.18),
+/// and callers attribute it to a firewall. The numbers are those of Linux (`asm-generic/errno.h`),
+/// whichever machine reads the file.
 pub const ERRNOS: [Errno; 11] = [
     ("ECONNREFUSED", 111),
     EHOSTUNREACH,
@@ -355,14 +366,13 @@ pub const ERRNOS: [Errno; 11] = [
     ("EACCES", 13),
 ];
 
-/// The longest name of a job, client or service in bytes: the kernel's copy ends with a zero.
+/// The longest name of a job, client or service in bytes: the kernel's copy ends with a zero byte.
 pub const MAX_NAME_BYTES: usize = abi::NAME_BYTES - 1;
 
 fn job_name(text: &str) -> Result<String, Refusal> {
     name(text, |byte| !byte.is_ascii_control(), "printable characters")
 }
 
-/// Reads the name of a client.
 pub fn client_name(text: &str) -> Result<String, Refusal> {
     name(text, |byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte), "letters, digits, _ and -")
 }
@@ -381,7 +391,7 @@ fn name(text: &str, allowed: fn(u8) -> bool, letters: &str) -> Result<String, Re
     Err((why, Some(format!("write 1 to {MAX_NAME_BYTES} of {letters}"))))
 }
 
-/// Reads a path: a file system cannot have a zero byte in one, and none is empty.
+/// Reads a path. A path in a file system has no zero byte, and no path is empty.
 pub fn path(text: &str) -> Result<Cow<'static, str>, Refusal> {
     match text {
         "" => Err(("is empty".to_owned(), None)),
@@ -394,7 +404,7 @@ fn port_name(text: &str) -> Result<String, Refusal> {
     if text.is_empty() { Err(("is empty".to_owned(), None)) } else { Ok(text.to_owned()) }
 }
 
-/// Reads digits only, of up to 64 bits.
+/// Reads a number of up to 64 bits that consists of digits only.
 fn seed(text: &str) -> Result<u64, Refusal> {
     let seed = text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
     seed.ok_or_else(|| (format!("is {}", quote(text)), Some(format!("write \"0\" to \"{}\"", u64::MAX))))

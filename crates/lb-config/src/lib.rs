@@ -1,9 +1,11 @@
-//! Turns the configuration file into values that cannot be wrong.
+//! Turns the configuration file into values that are known to be valid.
 //!
-//! Everything that the text alone decides is decided here, and all faults are reported at once, so that nothing behind
-//! it checks again; so with the text of an endpoint file ([`endpoints`]). The daemon reads both, and so does the planner, which runs
-//! where there is neither kernel nor cgroup. Must not look at the host: whether a cgroup exists is for the datapath. Variables, the
-//! host name and files of keys come in through [`ProcessEnvironment`].
+//! This crate makes every check that needs only the text, and reports all faults of the text at
+//! once, so later code does not check again. The same holds for the text of an endpoint file
+//! ([`endpoints`]). The daemon uses this crate, and so does the planner, which runs without a
+//! kernel or cgroups. The crate must not look at the host: the datapath checks whether a cgroup
+//! exists. Environment variables, the host name and key files come in through
+//! [`ProcessEnvironment`].
 #![forbid(unsafe_code)]
 
 use std::net::SocketAddr;
@@ -69,83 +71,74 @@ pub use paths::Paths;
 pub use probe::{AGENT_PORT, ProbeConfig, ProbeKind};
 pub use reports::ReportsConfig;
 
-/// The longest configuration that is read, to bound memory and time when the wrong file is named: every service with
-/// a hundred static endpoints needs less than 1 MiB.
+/// The longest configuration file that is read, which bounds memory and time when the operator
+/// names the wrong file. A configuration with the maximum number of services, each with a hundred
+/// static endpoints, needs less than 1 MiB.
 pub const MAX_FILE_BYTES: usize = 16 << 20;
 
-/// What the operator configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The configuration file.
     pub path: PathBuf,
-    /// The client tasks, in the order of the file; at least one.
+    /// In file order; at least one.
     pub clients: Vec<ClientConfig>,
-    /// The addresses of all services, used by a client or not: no backend may have one.
+    /// The addresses of all services, whether a client uses them or not. No backend may have one of
+    /// these addresses.
     pub addresses: Vec<SocketAddr>,
-    /// Where state is kept.
     pub paths: Paths,
-    /// Sizes of every client task's maps.
+    /// Sizes of each client task's maps.
     pub limits: Limits,
-    /// How the daemon itself works.
     pub daemon: DaemonConfig,
-    /// Where metrics are read.
     pub metrics: Metrics,
-    /// The group whose members may change what the daemon does, by name or number.
+    /// The group, by name or number. Its members may change what the daemon does.
     pub admins: Option<String>,
-    /// How far apart two passes over the flow records are.
+    /// Time between two passes over the flow records.
     pub reclaim_interval: Duration,
-    /// How backends' agents are asked.
+    /// How the daemon requests reports from the backends' agents.
     pub reports: ReportsConfig,
 }
 
-/// One cgroup whose connects are balanced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
-    /// The job it is a task of.
     pub job: String,
     /// Unique among the clients; letters, digits, `_` and `-`.
     pub name: String,
-    /// Relative to the cgroup2 mount; not below that of another client.
+    /// Relative to the cgroup2 mount; neither inside another client's cgroup nor around one.
     pub cgroup: PathBuf,
-    /// Which task of its job it is.
     pub task: Task,
-    /// The services that it dials, at least one.
+    /// The services that it dials; at least one.
     pub services: Vec<ClientService>,
-    /// How much is recorded of its flows.
     pub accounting: Accounting,
 }
 
-/// A service as one client task sees it, and where its endpoints come from.
+/// A service as one client task sees it, and the source of its endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientService {
-    /// The service; its seed is that of the client's job.
+    /// The seed in it is derived from the client's job, unless the configuration sets one.
     pub service: Service,
-    /// Where its endpoints come from.
     pub source: EndpointSource,
-    /// How its backends are probed, if they are.
+    /// `None` if its backends are not probed.
     pub probe: Option<ProbeConfig>,
 }
 
-/// Where the endpoints of a service come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndpointSource {
-    /// The configuration itself.
+    /// The list is in the configuration itself.
     Static(EndpointList),
-    /// A file that is watched.
+    /// The daemon watches this file.
     File(ListFile),
 }
 
-/// An endpoint file, and what the configuration says of what is in it.
+/// An endpoint file, and the settings that the configuration gives for reading it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ListFile {
-    /// Where it is.
     pub path: PathBuf,
-    /// Which port of the endpoints is meant, where they have several with names.
+    /// The port to use if the endpoints have several named ports.
     pub port_name: Option<String>,
 }
 
 impl ListFile {
-    /// Reads a text of this file, of the service that is dialled there; `services` are the addresses of all.
+    /// Parses the text of this file. `service` is the address at which clients dial the service;
+    /// `services` are the addresses of all services.
     ///
     /// # Errors
     /// All faults of the text, see [`endpoints::parse`].
@@ -163,33 +156,33 @@ impl ListFile {
     }
 }
 
-/// An endpoint file that a configuration names, right or wrong.
+/// An endpoint file that a configuration names, even if that configuration has faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedFile {
-    /// The name of its service, if that can be read.
+    /// `None` if the name of the service cannot be read.
     pub name: Option<String>,
-    /// The address of its service, if that can be read.
     pub service: Option<SocketAddr>,
-    /// The file.
+    /// `None` if the address of the service cannot be read.
     pub file: ListFile,
     /// Where the configuration names it.
     pub span: Range<usize>,
 }
 
-/// What a configuration may ask about the process that reads it.
+/// The facts about the running process that a configuration depends on.
 pub trait ProcessEnvironment {
-    /// The value of an environment variable, if it is set.
+    /// `None` if the environment variable is not set.
     fn variable(&self, name: &str) -> Option<String>;
-    /// The name of the host, if the kernel tells it.
+    /// `None` if the kernel does not report a host name.
     fn host_name(&self) -> Option<String>;
-    /// The keys in a file.
+    /// Reads the keys in a file.
     ///
     /// # Errors
-    /// Why there are none, in words that name the file and hold nothing of a key.
+    /// A message that names the file and contains no part of a key.
     fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String>;
 }
 
-/// Reads the text of a configuration; `path` is where it stands, and what the paths in it are relative to.
+/// Parses the text of a configuration. `path` is the location of the file; relative paths in the
+/// text are relative to its directory.
 ///
 /// # Errors
 /// All faults of the text.
@@ -197,8 +190,9 @@ pub fn parse(text: &str, path: &Path, env: &dyn ProcessEnvironment) -> Result<Co
     parse_with(text, path, env, |_, _, _| ())
 }
 
-/// As [`parse`], and shows to `look` the endpoint files that the text names, whatever else is wrong with it, and the
-/// addresses of all services. What `look` reports is a fault of the configuration.
+/// As [`parse`], and calls `look` with the endpoint files that the text names and with the
+/// addresses of all services, even if the text has faults. What `look` reports becomes a fault of
+/// the configuration.
 ///
 /// # Errors
 /// All faults of the text.
@@ -217,10 +211,12 @@ pub fn parse_with(
     report.finish(Some(config))
 }
 
-/// Reads `[paths]` of the text of a configuration, whatever else is wrong with it, for commands that need no more.
+/// Reads only the table `[paths]`, whatever faults the rest of the text has, for commands that need
+/// nothing else.
 ///
 /// # Errors
-/// The faults of that table. If there is none, and the text cannot be parsed, the faults of the text.
+/// The faults of that table. If there is no such table and the text cannot be parsed, the faults of
+/// the text.
 pub fn parse_paths(text: &str, path: &Path) -> Result<Paths, Diagnostics> {
     let mut syntax = DiagnosticCollector::new(path, text);
     let root = document::read(text, &mut syntax);
@@ -233,7 +229,7 @@ pub fn parse_paths(text: &str, path: &Path) -> Result<Paths, Diagnostics> {
     report.finish(Some(paths))
 }
 
-// Returns what could be read: it is a configuration only if nothing was reported.
+// The returned value is a valid configuration only if `report` is empty.
 fn read_root(
     root: &Table<'_>,
     path: &Path,

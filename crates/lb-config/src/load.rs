@@ -1,6 +1,7 @@
-//! What changes the weights of a `[[service]]`: its `load`, and its `slow_start`.
+//! The keys of a `[[service]]` that change weights: `load` and `slow_start`.
 //!
-//! Both work by weights, so policies that ignore these are refused, at the value that has no effect.
+//! Both act through weights. So a policy that ignores weights is refused with them, and the fault
+//! is reported at the value that would have no effect.
 
 use std::time::Duration;
 
@@ -13,10 +14,12 @@ use super::keys::load::{CONTROL, MODE, SECTION};
 use super::keys::service::{HEALTH, LOAD, POLICY, SLOW_START};
 use super::probe::ProbeConfig;
 
-/// With a longer interval of reports a change is seen after more than a minute, and nothing is learnt from what is as old.
+/// With a longer report interval, a change becomes visible only after more than a minute, and
+/// feedback does not learn from data that old.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
 
-/// Reads the keys of a service's table; `None` if any is wrong. `policy` and `probe` are the service's, if they can be read.
+/// Reads the keys of a service's table; `None` if any is wrong. `policy` and `probe` are those of
+/// the service, or `None` if they cannot be read.
 pub fn read(
     table: &Table<'_>,
     policy: Option<Policy>,
@@ -50,7 +53,7 @@ pub fn read(
     Some(ControlRules { law: Some(control?), mode: mode?, slow_start: slow_start? })
 }
 
-/// Refuses both where weights have no effect.
+/// Refuses `load` and `slow_start` if the policy ignores weights.
 fn check_policy(table: &Table<'_>, policy: Option<Policy>, report: &mut DiagnosticCollector<'_>) {
     let why = match policy {
         Some(Policy::RoundRobin) => "ignores weights",

@@ -1,6 +1,7 @@
-//! The `[metrics]` table: where metrics are read besides the daemon's own socket.
+//! The `[metrics]` table: an address for metrics besides the daemon's own socket.
 //!
-//! The mode of its file decides which users may open a Unix socket; a TCP port has no mode, so it is on loopback only.
+//! The mode of a Unix socket's file decides which users may open it. A TCP port has no mode, so it
+//! must be on loopback.
 
 use std::net::SocketAddr;
 
@@ -9,16 +10,15 @@ use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::kind::Refusal;
 use lb_document::{Table, address, hosts};
 
-/// Where metrics are read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metrics {
-    /// A TCP address on loopback, if there is to be one besides the daemon's own socket.
+    /// A TCP address on loopback; `None` if only the daemon's own socket serves metrics.
     pub listen: Option<SocketAddr>,
     /// Names of that port besides `localhost` and its address, in lower case.
     pub hosts: Vec<String>,
 }
 
-/// Reads the table, if there is one.
+/// Reads the table, which may be absent.
 pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Metrics {
     let table = root.table(&SECTION, report);
     let listen = LISTEN.take_written(&table, report).flatten();
@@ -33,7 +33,7 @@ pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Metrics {
     Metrics { listen, hosts }
 }
 
-/// Reads an address that only this host reaches.
+/// Reads an address and refuses it unless it is on loopback.
 pub fn loopback(text: &str) -> Result<SocketAddr, Refusal> {
     let address = address(text)?;
     let (why, help) = if !address.ip().is_loopback() {

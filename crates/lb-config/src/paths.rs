@@ -1,6 +1,6 @@
 //! The `[paths]` table: the directories that outlive the daemon.
 //!
-//! Every command has options that override them. Whether they exist is not for this file to know.
+//! Every command has options that override them. This module does not check whether they exist.
 
 use std::path::{Path, PathBuf};
 
@@ -8,14 +8,13 @@ use super::keys::paths::{PINS, RUN, SECTION, STATE};
 use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
 
-/// Directories that outlive the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Paths {
     /// Pinned maps and links; a directory in a bpffs.
     pub pins: PathBuf,
-    /// The daemon's socket.
+    /// The directory of the daemon's socket.
     pub run: PathBuf,
-    /// Last good endpoint lists.
+    /// The last good endpoint lists.
     pub state: PathBuf,
 }
 
@@ -26,7 +25,7 @@ impl Default for Paths {
     }
 }
 
-/// Reads the table, if there is one; relative paths are relative to `directory`.
+/// Reads the table, which may be absent; relative paths are relative to `directory`.
 pub fn read(root: &Table<'_>, directory: &Path, report: &mut DiagnosticCollector<'_>) -> Paths {
     let table = root.table(&SECTION, report);
     let [pins, run, state] =

@@ -1,7 +1,8 @@
-//! How a `[[service]]` wants its backends chosen: policy, limit of open flows, and times.
+//! How a `[[service]]` chooses its backends: policy, limit of open flows, and times.
 //!
-//! Combinations that cannot work, or that say something without effect, are refused here, each at the value that should
-//! change. Knows nothing of clients: what a client's accounting rules out is checked where clients are read.
+//! This module refuses combinations that cannot work and keys that have no effect, each at the
+//! value that should change. It does not know clients: the client reader checks combinations that a
+//! client's accounting rules out.
 
 use std::time::Duration;
 
@@ -15,28 +16,26 @@ use super::{EndpointSource, ejection};
 use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
 
-/// How backends are chosen.
 pub struct PolicyConfig {
-    /// The policy.
     pub policy: Policy,
-    /// The limit of open flows of a backend.
+    /// The number of open flows at which a backend is skipped.
     pub active_limit: Option<u32>,
-    /// What happens when all backends are at the limit.
+    /// Applies when all backends are at the limit.
     pub overflow: Overflow,
-    /// The half-life of errors, or `None` if they do not count.
+    /// The half-life of errors; `None` if errors do not count.
     pub error_decay: Option<Duration>,
-    /// When a backend is ejected, if that is written.
+    /// `None` if `ejection` is not written.
     pub ejection: Option<ejection::EjectionSetting>,
-    /// After how long a connect gives up.
+    /// A connect fails after this time. `None`: the kernel's own limit.
     pub connect_timeout: Option<Duration>,
-    /// After how long a SYN counts as unanswered if the application gives up.
+    /// A SYN counts as unanswered if the application gives up after this time.
     pub unanswered_after: Duration,
-    /// After how long a flow of an unconnected socket chooses anew.
+    /// A flow of an unconnected socket chooses a backend again after this time. `None`: never.
     pub rebind: Option<Duration>,
 }
 
-/// Reads these keys of a service's table; `None` if any of them is wrong. `protocol` is the service's, if that can be
-/// read.
+/// Reads these keys of a service's table; `None` if any of them is wrong. `protocol` is the
+/// service's, or `None` if it cannot be read.
 pub fn read(
     table: &Table<'_>,
     protocol: Option<Protocol>,
@@ -70,7 +69,6 @@ pub fn read(
     })
 }
 
-/// Refuses `overflow` without `active_limit`.
 fn check_overflow(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) {
     let Some(item) = OVERFLOW.item(table, report) else { return };
     if table.get(ACTIVE_LIMIT.name).is_none() {
@@ -79,7 +77,7 @@ fn check_overflow(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) {
     }
 }
 
-/// Refuses a key that has a meaning for another protocol only.
+/// Refuses a key that has a meaning only for another protocol.
 fn check_protocol(
     table: &Table<'_>,
     key: &'static str,
@@ -96,7 +94,7 @@ fn check_protocol(
     }
 }
 
-/// Refuses a choice that may look at more backends than one run of a kernel program can afford.
+/// Refuses a choice that may examine more backends than one run of a kernel program can process.
 pub fn check_scan(
     table: &Table<'_>,
     choice: &PolicyConfig,
@@ -261,7 +259,7 @@ mod tests {
         for (lines, expected) in cases {
             check(&with_line(lines), &[expected]);
         }
-        // One fault hides no other, and a protocol that cannot be read rules nothing out.
+        // One fault does not hide another, and an unreadable protocol does not rule out any key.
         check(
             &with_line("udp = { rebind = '0s' }\noverflow = 'x'"),
             &[
@@ -279,7 +277,8 @@ mod tests {
         );
     }
 
-    /// A service that scans, by each way to ask for it; with the column of what asks, and what else would help.
+    /// Each way to request a scan: the line, the position and name of the key that causes the scan,
+    /// and another remedy for the help text.
     const SCANS: [(&str, &str, &str); 3] = [
         ("policy = 'least-loaded'", "8:10: policy \"least-loaded\"", ""),
         ("active_limit = 9", "8:16: overflow \"least-loaded\", the default,", ", or overflow = \"refuse\""),
@@ -318,7 +317,7 @@ mod tests {
                 );
                 let lines = format!("{scan}\n{subset}");
                 check(&with_backends(None, &lines), &[&expected]);
-                // An arc of a list without indexes is refused for itself.
+                // An arc of a list without indexes has a fault of its own.
                 if algorithm.is_empty() {
                     check(&with_backends(Some(257), &lines), &[&expected]);
                     assert_eq!(services(&with_backends(Some(256), &lines)).len(), 1, "{lines}");

@@ -1,4 +1,4 @@
-//! How the daemon finds out how a service's backends are: the keys of `health` that are about probes.
+//! The keys of `health` for probes, by which the daemon learns the health of a service's backends.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,25 +15,24 @@ use super::ProcessEnvironment;
 use super::keys::health::{FALL, IDLE_INTERVAL, INTERVAL, KEY, PATH, PORT, PROBE, RISE, TIMEOUT};
 use super::reports::{self, ReportsConfig};
 
-/// The port of agents, unless another is named.
+/// The default port of agents.
 pub const AGENT_PORT: u16 = 9465;
 
-/// The kinds of probes, as they are written.
+/// The kinds of probes, as the configuration spells them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeWord {
-    /// Asks the agent.
+    /// Requests a report from the agent.
     Report,
-    /// Connects.
+    /// Opens a connection.
     Tcp,
-    /// Asks for a path.
+    /// Requests a path by HTTP.
     Http,
 }
 
 impl ProbeWord {
-    /// All of them, in the order in which the documentation has them.
+    /// In the order of the documentation.
     pub const ALL: [Self; 3] = [Self::Report, Self::Tcp, Self::Http];
 
-    /// The word for it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Report => "report",
@@ -43,52 +42,49 @@ impl ProbeWord {
     }
 }
 
-/// How a service's backends are probed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeConfig {
-    /// By what.
     pub kind: ProbeKind,
-    /// Where probes go; `None` for the backend's own port.
+    /// The port that probes go to; `None` for the backend's own port.
     pub port: Option<u16>,
-    /// How often.
+    /// Time between two probes of a backend.
     pub interval: Duration,
 }
 
-/// By what backends are probed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeKind {
-    /// By the reports of their agents.
+    /// Requests reports from the backends' agents.
     Report {
         /// The keys of the service.
         keys: Keys<ServiceKey>,
-        /// How often one is asked that no client task has an open flow to, or has chosen lately.
+        /// Time between two requests to a backend to which no client task has an open flow and
+        /// which none has chosen recently.
         idle_interval: Duration,
     },
-    /// By a connection, and what is asked for over it, if anything.
+    /// Opens a connection, and may send an HTTP request over it.
     Connect {
-        /// The path that is asked for by HTTP.
+        /// The path of the HTTP request; `None` if the probe sends none.
         path: Option<String>,
-        /// After how long it has failed.
+        /// A probe without an answer fails after this time.
         timeout: Duration,
-        /// Successes in a row before it is well again.
+        /// Successes in a row after which the backend is healthy again.
         rise: u32,
-        /// Failures in a row before it is refusing connections.
+        /// Failures in a row after which the backend counts as refusing connections.
         fall: u32,
     },
 }
 
 impl ProbeConfig {
-    /// Where a backend is probed.
+    /// The address to probe for this backend.
     pub fn at(&self, backend: SocketAddr) -> SocketAddr {
         SocketAddr::new(backend.ip(), self.port.unwrap_or(backend.port()))
     }
 
-    /// Whether a backend's agent is asked for reports.
+    /// Returns whether the daemon requests reports from the backends' agents.
     pub fn is_by_report(&self) -> bool {
         matches!(self.kind, ProbeKind::Report { .. })
     }
 
-    /// The word for it.
     pub fn name(&self) -> &'static str {
         match &self.kind {
             ProbeKind::Report { .. } => "report",
@@ -98,18 +94,18 @@ impl ProbeConfig {
     }
 }
 
-/// What a reader of the keys has beside the table.
+/// The inputs that the reader of these keys needs besides the table.
 #[derive(Clone, Copy)]
 pub struct Around<'a> {
-    /// What paths are relative to.
+    /// Relative paths are relative to this directory.
     pub directory: &'a Path,
-    /// The host.
     pub env: &'a dyn ProcessEnvironment,
-    /// The table `[reports]`.
+    /// The settings of the table `[reports]`.
     pub reports: &'a ReportsConfig,
 }
 
-/// Reads the keys of a `health` table that are about probes: the inner `None` if there are none, the outer one if they are wrong.
+/// Reads the keys for probes of a `health` table: the inner `None` if there are none, the outer one
+/// if they are wrong.
 pub fn read(
     keys: &Table<'_>,
     protocol: Option<Protocol>,
@@ -186,7 +182,8 @@ pub fn read(
     Some(Some(ProbeConfig { kind, port, interval: interval? }))
 }
 
-/// An idle backend is not asked more often than one in use.
+/// Refuses an `idle_interval` below `interval`: an idle backend must not receive more requests than
+/// one in use.
 fn read_idle(
     keys: &Table<'_>,
     interval: Option<Duration>,
@@ -200,7 +197,8 @@ fn read_idle(
             report.add(item.span(), message, format!("write at least \"{interval}\""));
             None
         }
-        // Where only the other is written, it is the longer one of both.
+        // If only `interval` is written, the idle interval is the longer of the default and
+        // `interval`.
         _ => Some(idle.max(interval)),
     }
 }
@@ -213,7 +211,7 @@ fn check_unused(keys: &Table<'_>, names: &[&'static str], why: &str, report: &mu
     }
 }
 
-/// Reads what an HTTP request asks for.
+/// Reads the path of an HTTP request.
 pub fn request_path(text: &str) -> Result<String, Refusal> {
     let is_path = text.starts_with('/')
         && text.len() <= 1_024

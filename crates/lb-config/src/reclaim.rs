@@ -1,4 +1,5 @@
-//! The `[accounting]` table: how soon flows are given back whose end no program saw.
+//! The `[accounting]` table: how soon the daemon reclaims flows that ended without any program
+//! seeing it.
 
 use std::time::Duration;
 
@@ -6,7 +7,7 @@ use super::keys::accounting::{RECLAIM_INTERVAL, SECTION};
 use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
 
-/// Reads how far apart two passes over the flow records are; there may be no such table.
+/// Reads the time between two passes over the flow records. The table may be absent.
 pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Duration {
     RECLAIM_INTERVAL.take_or_default(&root.table(&SECTION, report), report)
 }

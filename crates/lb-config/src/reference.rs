@@ -1,16 +1,15 @@
-//! The page docs/reference/configuration.md, made of the rows of [`keys`](super::keys).
+//! Generates the page docs/reference/configuration.md from the rows of [`keys`](super::keys).
 //!
-//! socklb.toml(5) is made of them too, by an example that has a writer of manual pages.
+//! An example program that can write manual pages generates socklb.toml(5) from the same rows.
 
 use super::keys::SECTIONS;
 use lb_document::key::{Section, markdown};
 
-/// What holds for all keys.
+/// The text before the tables: rules that hold for all keys.
 pub const INTRODUCTION: &str = "TOML. Unknown keys are refused. All faults of a file are reported at once. Paths in it are \
      relative to its own\ndirectory. Times are whole numbers with a unit: `\"50ms\"`, `\"90s\"`, `\"2m\"`, `\"1h\"`. Without \
      `--config` and\n`SOCKLB_CONFIG` the file is `/etc/socklb/socklb.toml`; `check FILE` looks at another.";
 
-/// The page.
 pub fn page() -> String {
     let mut page = format!(
         "# Configuration: every key of `socklb.toml`\n\n{INTRODUCTION}\n\n\

@@ -1,4 +1,5 @@
-//! The `[reports]` table: how the daemon asks backends' agents, and the keys by which it believes them.
+//! The `[reports]` table: how the daemon requests reports from the backends' agents, and the keys
+//! that authenticate them.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -11,28 +12,29 @@ use lb_report::keys::{Keys, ServiceKey};
 use super::ProcessEnvironment;
 use super::keys::reports::{KEY, LISTEN, SECTION, XDP, XDP_GENERIC};
 
-/// The port that agents are asked from: not the agents' own, so that a host can be both.
+/// The default source port of requests to agents. It differs from the agents' own port, so that one
+/// host can run both.
 pub const PORT: u16 = 9467;
 
-/// How agents are asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportsConfig {
-    /// The UDP address.
+    /// The UDP address from which the daemon sends requests.
     pub listen: Option<SocketAddr>,
-    /// The keys of services that name none of their own.
+    /// The keys of services that do not name their own.
     pub keys: Option<Keys<ServiceKey>>,
-    /// The network interfaces on which the kernel takes reports in by itself.
+    /// The network interfaces on which the receiver (XDP) processes reports in the kernel.
     pub xdp: Vec<String>,
-    /// Whether the network stack may run the program on interfaces whose driver cannot.
+    /// Whether the receiver may run in the network stack on interfaces with a driver that does not
+    /// support XDP.
     pub xdp_generic: bool,
 }
 
 impl ReportsConfig {
-    /// Both families, at the default port.
+    /// All addresses of both families, at the default port.
     pub const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(Ipv6Addr::UNSPECIFIED), PORT);
 }
 
-/// Reads the table, if there is one; relative paths are relative to `directory`.
+/// Reads the table, which may be absent; relative paths are relative to `directory`.
 pub fn read(
     root: &Table<'_>,
     directory: &Path,
@@ -47,7 +49,8 @@ pub fn read(
         && listen.is_some_and(|address| address.port() == 0)
         && let Some(item) = LISTEN.item(&table, report)
     {
-        // Agents know it beyond a restart, and what is sent there meanwhile is dropped unless it is a report.
+        // Agents remember the port beyond a restart of the daemon. While the daemon is down, the
+        // receiver drops every datagram to this port that is not a report.
         let help = format!("name a port that is the daemon's alone, such as {PORT}");
         report.add(item.span(), "with `xdp` the port must stay the same over restarts", help);
     }
@@ -55,7 +58,7 @@ pub fn read(
     ReportsConfig { listen, keys, xdp, xdp_generic }
 }
 
-/// Reads the file of keys that a key of the configuration names.
+/// Reads the key file that a key of the configuration names.
 pub fn read_keys(
     item: &Item<'_>,
     directory: &Path,

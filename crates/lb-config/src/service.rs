@@ -1,7 +1,7 @@
 //! The `[[service]]` tables.
 //!
-//! A service is read once and then given to each client task that dials it, with the seed of that client's job. Knows
-//! nothing of clients.
+//! Each service is read once. Each client task that dials it then receives a copy with the seed of
+//! that client's job. This module does not know clients.
 
 use std::net::SocketAddr;
 
@@ -16,39 +16,38 @@ use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::kind::Refusal;
 use lb_document::{Table, Unique, address};
 
-/// The services of a configuration, in the order of the file.
+/// In file order.
 pub struct DeclaredServices<'t>(Vec<Declared<'t>>);
 
-/// A service as the file has it; what could not be read is `None`.
+/// A service as written in the file. A part that could not be read is `None`.
 pub struct Declared<'t> {
-    /// Its name as written, right or wrong, so that a client that names it is not reported as well.
+    /// The name as written, valid or not, so that a client that names this service causes no second
+    /// fault.
     pub name: Option<&'t str>,
     address: Option<SocketAddr>,
     protocol: Option<Protocol>,
-    /// The endpoint file that it names.
     file: Option<NamedFile>,
-    /// The rest, if nothing is wrong with it.
+    /// `None` if any other part has a fault.
     pub template: Option<ServiceTemplate>,
 }
 
 impl<'t> DeclaredServices<'t> {
-    /// All of them.
     pub fn as_slice(&self) -> &[Declared<'t>] {
         &self.0
     }
 
-    /// The addresses of all services.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.0.iter().filter_map(|declared| declared.address).collect()
     }
 
-    /// The endpoint files, also of services with faults.
+    /// The endpoint files, including those of services with faults.
     pub fn into_files(self) -> Vec<NamedFile> {
         self.0.into_iter().filter_map(|declared| declared.file).collect()
     }
 }
 
-/// Reads the services. Addresses first: no static endpoint may have that of any service.
+/// Reads the services, their addresses first, because no static endpoint may have the address of
+/// any service.
 pub fn read<'t>(
     tables: &[Table<'t>],
     around: Around<'_>,
@@ -87,7 +86,7 @@ fn read_identity<'t>(
     Declared { name, address, protocol, file: None, template: None }
 }
 
-/// Reads the address of a service. Addresses of endpoints are checked in the core, and have other faults.
+/// Reads the address of a service. lb-core checks addresses of endpoints, which have other faults.
 pub fn service_address(text: &str) -> Result<SocketAddr, Refusal> {
     let address = address(text)?;
     let mapped = match address {

@@ -1,6 +1,6 @@
 //! The `backends` of a `[[service]]`: a file, or a list in the configuration itself.
 //!
-//! A list is checked as a file is. Reads no file.
+//! A static list is checked in the same way as a file. This module reads no file.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -17,7 +17,8 @@ use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::ValueKind as _;
 use lb_document::{Item, Table, address};
 
-/// Reads where the endpoints of the service at `service` come from; `services` are the addresses of all.
+/// Reads the source of the endpoints of the service at `service`; `services` are the addresses of
+/// all services.
 pub fn read(
     item: &Item<'_>,
     service: Option<SocketAddr>,
@@ -25,7 +26,7 @@ pub fn read(
     directory: &Path,
     report: &mut DiagnosticCollector<'_>,
 ) -> Option<EndpointSource> {
-    // Both show what was meant, so the help can spell it out.
+    // Both wrong forms show what the operator meant, so the help can name the right form.
     let instead = match item.value() {
         DeValue::String(file) => Some(format!("write {{ file = {} }}", quote(file))),
         DeValue::Array(_) => Some("write { static = [..] }".to_owned()),
@@ -66,7 +67,7 @@ pub fn read(
     }
 }
 
-/// The endpoint file of a service, as far as it can be read; what is wrong with it is reported elsewhere.
+/// The endpoint file of a service, as far as it can be read. Its faults are reported elsewhere.
 pub fn named_file(
     table: &Table<'_>,
     name: Option<&str>,

@@ -1,6 +1,6 @@
 //! The subset of a `[[service]]`: which of its endpoints a client task may use.
 //!
-//! What an algorithm makes of size and seed is for the core to know.
+//! This module reads size and seed; lb-core computes subsets from them.
 
 use lb_core::load_band::LoadBand;
 use lb_core::service::{Size, Subset};
@@ -14,15 +14,15 @@ use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::{ValueKind as _, write};
 use lb_document::{Item, Table};
 
-/// The default size; docs/reference/subsets.md tells why.
+/// The default size; docs/reference/subsets.md gives the reason.
 const AUTO: Size = Size::Auto { min: MIN_AUTO_SIZE };
 
-/// The subset of a service that does not mention it.
+/// The subset of a service without the key.
 pub fn default() -> Subset {
     Subset::Sized { algorithm: ALGORITHM.default(), size: AUTO }
 }
 
-/// Reads a subset, and the seed if it has one.
+/// Reads the subset, and the seed if one is written.
 pub fn read(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<(Subset, Option<u64>)> {
     match item.value() {
         DeValue::String(text) if text == "all" => return Some((Subset::All, None)),
@@ -75,7 +75,8 @@ fn read_size(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Si
     }
 }
 
-/// The size follows the task's own load. What is left out is as usual.
+/// Reads a size that follows the task's own load. Keys that are not written have their usual
+/// defaults.
 fn read_band(item: &Item<'_>, table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<LoadBand> {
     let usual = LoadBand::default();
     let (low, high) = (LOW.take_written(table, report), HIGH.take_written(table, report));
@@ -95,7 +96,7 @@ fn read_band(item: &Item<'_>, table: &Table<'_>, report: &mut DiagnosticCollecto
     Some(LoadBand { low_thousandths, high_thousandths, min: min?.unwrap_or(usual.min) })
 }
 
-/// Refuses a size that follows load where subsets are fitted to each other.
+/// Refuses a size that follows load if the algorithm computes the subsets of all tasks together.
 fn check_follows_load(item: &Item<'_>, algorithm: Algorithm, report: &mut DiagnosticCollector<'_>) {
     if algorithm != Algorithm::Random {
         let message = format!(
@@ -107,7 +108,7 @@ fn check_follows_load(item: &Item<'_>, algorithm: Algorithm, report: &mut Diagno
     }
 }
 
-// A string, because the numbers of most readers of TOML and JSON do not hold 64 bits.
+// The seed is a string because numbers in most TOML and JSON parsers do not hold 64 bits.
 fn read_seed(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Option<u64>> {
     if let Some(item) = SEED.item(table, report)
         && let DeValue::Integer(_) = item.value()

@@ -1,6 +1,7 @@
-//! Which task of its job a client is: the number decides its subsets, so it must be the right one on every host.
+//! Which task of its job a client is. The number decides the client's subsets, so it must be right
+//! on every host.
 //!
-//! It is written, or taken from the environment or the host name.
+//! The number is written, or read from the environment or the host name.
 
 use lb_core::endpoint::MAX_INDEXES;
 use lb_core::service::Task;
@@ -13,10 +14,9 @@ use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::{Number, ValueKind as _};
 use lb_document::{Item, Table};
 
-/// The last task that a job can have.
+/// The highest task number that a job can have.
 const LAST: u32 = MAX_INDEXES - 1;
 
-/// Reads `index` and `count` of a client.
 pub fn read(
     table: &Table<'_>,
     env: &dyn ProcessEnvironment,
@@ -94,7 +94,8 @@ fn index_of_host(
         report.add(item.span(), "the host name cannot be read", help);
         return None;
     };
-    // What follows the first dot is the domain: a number there would be that of every host in it.
+    // The domain follows the first dot. A number in it would be the same for every host of the
+    // domain.
     let label = name.split('.').next().unwrap_or_default();
     let start = label.trim_end_matches(|character: char| character.is_ascii_digit()).len();
     let index = parse_index(&label[start..]);

@@ -1,7 +1,8 @@
-//! A service before a client's job gives it its seed, and the client's accounting says whether errors are known.
+//! A service before it has the seed of a client's job, and before the client's accounting decides
+//! whether causes of failures are known.
 //!
-//! It also tells what a client task needs for the service, as far as the text of the configuration tells that: endpoint
-//! files are not read.
+//! The template also computes how many map entries a client task needs for the service, as far as
+//! the text of the configuration shows: endpoint files are not read.
 
 use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, SCHEDULE_ENTRIES_PER_BACKEND};
 use lb_core::service::{Ejection, Protocol, Service, Size, Subset, Task, seed};
@@ -10,17 +11,15 @@ use lb_core::weights;
 
 use super::{Accounting, ClientService, EndpointSource, ProbeConfig};
 
-/// A service before a client's job gives it its seed, and the client's accounting says whether causes of failures are known.
 pub struct ServiceTemplate {
-    /// With neither seed nor ejection.
+    /// Without a seed and without ejection; [`Self::of_job`] sets both.
     pub service: Service,
-    /// The seed, if it is written.
+    /// `None` if the configuration sets no seed.
     pub seed: Option<u64>,
-    /// If `ejection` is written: what, `None` for `"off"`.
+    /// The outer `None` if `ejection` is not written; the inner `None` if it is `"off"`.
     pub ejection: Option<Option<Ejection>>,
-    /// Where its endpoints come from.
     pub source: EndpointSource,
-    /// How its backends are probed, if they are.
+    /// `None` if its backends are not probed.
     pub probe: Option<ProbeConfig>,
 }
 
@@ -31,15 +30,16 @@ impl ServiceTemplate {
         let ejection = match (self.ejection, accounting, self.service.protocol) {
             (Some(written), _, _) => written,
             (None, Accounting::Full, Protocol::Tcp) => Some(Ejection::default()),
-            // Most causes are not known with the one; of the other nothing is.
+            // With accounting `active` most causes of failures are unknown, with UDP all of them.
             (None, Accounting::Active, _) | (None, _, Protocol::Udp) => None,
         };
         let service = Service { seed, ejection, ..self.service.clone() };
         ClientService { service, source: self.source.clone(), probe: self.probe.clone() }
     }
 
-    /// The fewest backends that a client task takes of it, as far as the text tells. Of a file, which is not read: as
-    /// many as were asked for, and at least one. The size that `auto` chooses is computed only once there is a list.
+    /// The smallest number of backends that a client task uses of this service, as far as the text
+    /// shows. For an endpoint file, which is not read, it is the configured size, and at least one.
+    /// The size that `auto` chooses is computed only once there is a list.
     pub fn backends(&self, task: Task) -> u32 {
         let count = match &self.source {
             EndpointSource::Static(list) => Some(list.count()),
@@ -52,7 +52,7 @@ impl ServiceTemplate {
             (Subset::Sized { size: Size::Auto { .. }, .. }, None) => return 1,
             (Subset::Sized { algorithm, size }, Some(_)) => (algorithm, size),
         };
-        // All weights of a list in the configuration are 1.
+        // All weights of a static list are 1.
         let backends = count.unwrap_or(0);
         let position = Position { client: task.index, clients: task.count, backends, size: 0, seed: 0 };
         let size = match size {
@@ -63,7 +63,7 @@ impl ServiceTemplate {
         length(algorithm, Position { size, ..position })
     }
 
-    /// The entries of a schedule over [`Self::backends`].
+    /// The number of schedule entries for [`Self::backends`].
     pub fn schedule_entries(&self, task: Task) -> u32 {
         let wanted = self.backends(task).saturating_mul(SCHEDULE_ENTRIES_PER_BACKEND);
         wanted.clamp(1 << MIN_SCHEDULE_LOG2, 1 << MAX_SCHEDULE_LOG2).next_power_of_two()
@@ -97,16 +97,16 @@ mod tests {
 
     #[test]
     fn what_a_subset_takes_is_known_as_far_as_the_text_tells() {
-        // From a file: what was asked for.
+        // From a file: the configured size.
         check_least("'all'", None, (0, 1), 1, 1024);
         check_least("{}", None, (0, 1), 1, 1024);
         check_least("{ size = 200 }", None, (0, 9), 200, 8192);
         check_least("{ size = { min = 200 } }", None, (0, 9), 1, 1024);
-        // Listed: all that there are, but for those whom a size leaves out.
+        // Static: all endpoints, except those that a size leaves out.
         check_least("'all'", Some(300), (0, 9), 300, 16_384);
         check_least("{ size = 200 }", Some(300), (0, 9), 200, 8192);
         check_least("{ size = 200 }", Some(33), (0, 9), 33, 2048);
-        // A lone task takes all; of several each takes its part at least.
+        // A lone task uses all endpoints; each of several tasks uses at least its part.
         check_least("{}", Some(300), (0, 1), 300, 16_384);
         check_least("{}", Some(300), (2, 5), 60, 2048);
         check_least("{}", Some(300), (2, 100), 12, 1024);

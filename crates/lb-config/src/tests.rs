@@ -1,4 +1,4 @@
-//! Tests of whole configurations, and what the tests of the parts share.
+//! Tests of whole configurations, and helpers for the tests of the other modules.
 
 use std::time::Duration;
 
@@ -12,11 +12,10 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// An environment of one variable and a host name.
+/// An environment with one variable and a host name.
 pub struct Fake {
     /// Name and value.
     pub variable: Option<(&'static str, &'static str)>,
-    /// The host name.
     pub host_name: Option<&'static str>,
 }
 
@@ -35,7 +34,7 @@ impl ProcessEnvironment for Fake {
     }
 }
 
-/// The keys of a file whose name says the number of its one key.
+/// The key that [`Fake`] reads from a file whose name contains the key's number.
 pub fn key(id: u16) -> Keys<ServiceKey> {
     Keys::new(Numbered { id, key: ServiceKey::from_bytes([7; 32]) }, None)
 }
@@ -43,12 +42,12 @@ pub fn key(id: u16) -> Keys<ServiceKey> {
 const NOTHING: Fake = Fake { variable: None, host_name: None };
 const PATH: &str = "/etc/socklb/socklb.toml";
 
-/// Reads a configuration that must be right.
+/// Parses a configuration that must be valid.
 pub fn good_in(text: &str, env: &dyn ProcessEnvironment) -> Config {
     parse(text, Path::new(PATH), env).unwrap_or_else(|faults| panic!("{faults}\nin\n{text}"))
 }
 
-/// Reads a configuration that must be right, without an environment.
+/// Parses a configuration that must be valid, with an empty environment.
 pub fn good(text: &str) -> Config {
     good_in(text, &NOTHING)
 }
@@ -61,41 +60,40 @@ pub fn faults_in(text: &str, env: &dyn ProcessEnvironment) -> Vec<String> {
     text.lines().map(|line| line.strip_prefix(&prefix).unwrap_or(line).to_owned()).collect()
 }
 
-/// The faults of a configuration without an environment.
+/// The faults of a configuration, with an empty environment.
 pub fn faults(text: &str) -> Vec<String> {
     faults_in(text, &NOTHING)
 }
 
-/// Compares the faults of a configuration.
 #[track_caller]
 pub fn check(text: &str, expected: &[&str]) {
     assert_eq!(faults(text), expected, "{text}");
 }
 
-/// A configuration whose one client is the given lines; they begin at line 6.
+/// A configuration with one client, which consists of these lines; they begin at line 6.
 pub fn with_client(lines: &str) -> String {
     format!("{SERVICE}[[client]]\n{lines}\n")
 }
 
-/// A configuration whose one client has one more line, the 8th.
+/// A configuration with one client, which has one additional line, the 8th.
 pub fn with_client_line(line: &str) -> String {
     with_client(&format!("job = 'j'\ncgroup = 'c'\n{line}"))
 }
 
-/// A service, 4 lines.
+/// A service in 4 lines.
 pub const SERVICE: &str = "[[service]]\nname = 's'\naddress = '10.96.0.10:80'\nbackends = { static = [] }\n";
 
-/// A configuration whose one service is the given lines; they begin at line 5.
+/// A configuration with one service, which consists of these lines; they begin at line 5.
 pub fn with_service(lines: &str) -> String {
     format!("[[client]]\njob = 'j'\ncgroup = 'c'\n[[service]]\n{lines}\n")
 }
 
-/// A configuration whose one service has one more line, the 8th.
+/// A configuration with one service, which has one additional line, the 8th.
 pub fn with_line(line: &str) -> String {
     with_service(&format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {{ static = [] }}\n{line}"))
 }
 
-/// The services of a configuration that must be right, as its first client sees them.
+/// The services of a configuration that must be valid, as its first client sees them.
 pub fn services(text: &str) -> Vec<ClientService> {
     good(text).clients.remove(0).services
 }
@@ -244,7 +242,8 @@ fn a_good_file_is_read_whole() {
     assert_eq!(good(GOOD), expected);
 }
 
-/// An operator who removes the `# ` before a key of the packaged example gets what that key says.
+/// If an operator removes the `# ` before a key of the packaged example, the resulting
+/// configuration is valid and contains the value of that key.
 #[test]
 fn the_packaged_example_is_right_with_all_that_it_suggests() {
     let text = include_str!("../../../packaging/examples/socklb.toml");
@@ -287,7 +286,7 @@ fn an_empty_file_says_what_to_write() {
     }
 }
 
-/// The shortest configuration, 7 lines.
+/// The shortest configuration, in 7 lines.
 pub const LEAST: &str = "[[client]]\njob = 'j'\ncgroup = 'c'\n\
      [[service]]\nname = 's'\naddress = '10.96.0.10:80'\nbackends = { static = [] }\n";
 

@@ -1,7 +1,8 @@
-//! Endpoint lists in the shapes that others write: what is taken of each, and what is left out with which words.
+//! Endpoint lists in the shapes that other programs write: which parts are used, and which are left
+//! out with which notes.
 //!
-//! The files in `lists` are what Consul 1.8.7, kubectl 1.20.2 (behind it an API that answers as v1 does), Prometheus 2.42 and Envoy 1.40
-//! have written or taken, with other values.
+//! Consul 1.8.7, kubectl 1.20.2 (with an API server that answers as v1 does), Prometheus 2.42 and
+//! Envoy 1.40 have written or accepted the files in `lists`, with other values.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -22,7 +23,7 @@ fn read(text: &str, path: &str) -> Result<Parsed, String> {
     parse(text.as_bytes(), &reading(path, None)).map_err(|faults| faults.to_string())
 }
 
-/// Address, index, weight, state and zone of each, as one line.
+/// Address, index, weight, state and zone of each endpoint, one line each.
 fn lines(list: &EndpointList) -> Vec<String> {
     let line = |Endpoint { address, index, weight, state, zone, agent }: &Endpoint| {
         assert_eq!(*agent, None);
@@ -90,7 +91,7 @@ fn an_instance_of_consul_is_as_its_checks_say() {
         let expected = format!("10.0.0.1:80 12823 {expected} -");
         assert_eq!(read(checks.clone(), weights.clone()).unwrap(), expected, "{checks}");
     }
-    // Of {"Passing": 5} alone Consul says that a warning weighs 0.
+    // For {"Passing": 5} alone, Consul reports a warning weight of 0.
     let warning = json!([check("a", "warning")]);
     let unset = read(warning, json!({ "Passing": 5, "Warning": 0 }));
     assert_eq!(unset.unwrap(), "10.0.0.1:80 12823 1 Healthy -");
@@ -185,10 +186,10 @@ fn targets_in_yaml_are_read_as_prometheus_reads_them() {
     check(&parsed, &expected, &[note]);
 }
 
-/// A list as the tests have it: by port the index, weight, state and zone.
+/// A list as these tests write it: port, index, weight, state and zone of each endpoint.
 type Rows = Vec<(u16, u32, u16, EndpointState, u8)>;
 
-/// Lists that every shape can say: weights from 1 on, indexes for all.
+/// Lists that every shape can express: weights from 1, and an index for every endpoint.
 fn rows() -> impl Strategy<Value = Rows> {
     let state = prop_oneof![Just(EndpointState::Healthy), Just(EndpointState::LameDuck)];
     proptest::collection::btree_map(1..2000_u16, (0..300_u32, 1..=9_u16, state, 0..3_u8), 1..20).prop_map(
@@ -241,7 +242,7 @@ fn toml(rows: &Rows) -> String {
     rows.iter().map(entry).collect()
 }
 
-/// The same by an instance of Consul for each; it knows no lame ducks.
+/// The same list as Consul instances, one for each endpoint; Consul has no lame ducks.
 fn instances(rows: &Rows) -> Value {
     let instance = |(port, index, weight, _, zone): &(u16, u32, u16, EndpointState, u8)| {
         json!({
@@ -256,7 +257,7 @@ fn instances(rows: &Rows) -> Value {
     rows.iter().map(instance).collect()
 }
 
-/// YAML in block form of a value that has neither empty lists nor texts that need quotes.
+/// Writes a value as block YAML. It must not contain empty lists or texts that need quotes.
 fn yaml(value: &Value, indent: usize, text: &mut String) {
     let pad = " ".repeat(indent);
     match value {
@@ -278,7 +279,7 @@ fn yaml(value: &Value, indent: usize, text: &mut String) {
 }
 
 proptest! {
-    // The failures that it would keep are no names of this tree.
+    // Proptest would store failures in files that do not belong in this tree.
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
@@ -306,7 +307,6 @@ proptest! {
     }
 }
 
-/// An endpoint of a slice.
 fn pod(address: &str, conditions: &Value) -> Value {
     json!({ "addresses": [address], "conditions": conditions })
 }
@@ -332,7 +332,7 @@ fn a_pod_is_as_its_conditions_say() {
     let cases = [
         (json!(null), Some(EndpointState::Healthy)),
         (json!({ "ready": null }), Some(EndpointState::Healthy)),
-        // So says a Service that publishes addresses that are not ready.
+        // A Service with `publishNotReadyAddresses` has these conditions.
         (json!({ "ready": true, "serving": false, "terminating": true }), Some(EndpointState::Healthy)),
         (json!({ "ready": false, "serving": true, "terminating": true }), Some(EndpointState::LameDuck)),
         (json!({ "ready": false, "terminating": true }), Some(EndpointState::LameDuck)),
@@ -397,7 +397,7 @@ fn slices_without_a_kind_or_in_a_plain_list_are_known() {
     {
         assert_eq!(read(&value.to_string(), "users").as_ref(), Ok(&expected), "{value}");
     }
-    // Without a service IPv4 goes before IPv6, whatever is first.
+    // Without a known service, IPv4 is preferred to IPv6, whatever the order.
     let mut other = slice("b", &json!([pod("fd00::1", &json!({}))]));
     other["addressType"] = json!("IPv6");
     for slices in [json!([whole, other]), json!([other, whole])] {
@@ -461,14 +461,15 @@ fn localities_weigh_as_envoy_has_it() {
         (weights.collect::<Vec<_>>(), parsed.notes)
     };
     const WELL: &str = "HEALTHY";
-    // A locality's weight is shared out among its endpoints. A control plane may have set it to their sum.
+    // The endpoints of a locality share its weight. A control plane may have set it to the sum of
+    // their weights.
     let of_sums = read(&[(0, Some(3), &[(1, WELL), (2, WELL)]), (0, Some(4), &[(4, WELL)])]);
     assert_eq!(of_sums, (vec![(1, 1), (2, 2), (3, 4)], vec![]));
     let shared = read(&[(0, Some(4), &[(1, WELL); 4]), (0, Some(1), &[(9, WELL)])]);
     assert_eq!(shared, (vec![(1, 1), (2, 1), (3, 1), (4, 1), (5, 1)], vec![]));
     let parts = read(&[(0, Some(1), &[(1, WELL); 2]), (0, Some(1), &[(1, WELL)])]);
     assert_eq!(parts, (vec![(1, 32768), (2, 32768), (3, 65535)], vec![]));
-    // Without a weight for each locality, none counts; 0 is what Envoy prints for none.
+    // If any locality has no weight, no locality's weight counts. Envoy prints 0 for no weight.
     for other in [None, Some(0)] {
         let own = read(&[(0, Some(4), &[(1, WELL), (2, WELL)]), (0, other, &[(5, WELL)])]);
         assert_eq!(own, (vec![(1, 1), (2, 2), (3, 5)], vec![]));
@@ -609,7 +610,7 @@ fn slices_that_do_not_fit_are_refused_or_left_out() {
     for (text, expected) in cases {
         refused(&text, &expected);
     }
-    // A slice that has no endpoints may have any ports.
+    // A slice without endpoints may have any ports.
     let mut empty = slice("b", &json!([]));
     empty["ports"] = json!([{ "name": "a", "port": 1 }, { "name": "b", "port": 2 }]);
     let parsed = read(&list(json!([slice("a", &one()), empty])), "users").unwrap();
@@ -620,12 +621,10 @@ fn slices_that_do_not_fit_are_refused_or_left_out() {
     assert_eq!(other.unwrap_err().to_string(), expected);
 }
 
-/// An assignment with this endpoint.
 fn of_envoy(endpoint: &str) -> String {
     format!("{{\"cluster_name\":\"u\",\"endpoints\":[{{\"lb_endpoints\":[\n{endpoint}]}}]}}")
 }
 
-/// An instance of Consul with this service.
 fn of_consul(service: &str) -> String {
     format!("[{{\"Node\":{{}},\"Service\":{{{service}}}}}]")
 }
@@ -749,7 +748,7 @@ fn yaml_is_known_by_how_it_begins_or_by_its_name() {
             assert_eq!(read(text, name).as_ref(), Ok(&expected), "{name}: {text:?}");
         }
     }
-    // In YAML labels need no quotes, and keep what is written.
+    // In YAML, labels need no quotes, and retain the text as written.
     let labels = "\"labels\": {\"zone\": 7.50, \"socklb_weight\": 3}";
     let group = format!("[{{\"targets\": [\"10.0.0.1:1\"], {labels}}}]");
     for (text, name) in [(&group, "users.YAML"), (&format!("# x\n{group}"), "users.yml")] {
@@ -769,7 +768,7 @@ fn yaml_is_known_by_how_it_begins_or_by_its_name() {
         ["True", "true", "0x10", "-"]
     );
     assert_eq!(read("# nothing\n", "users.yaml").unwrap_err(), read("", "users.yaml").unwrap_err());
-    // JSON is YAML, and so is JSON without quotes.
+    // JSON is valid YAML, and so is JSON without quotes.
     for text in ["[10.0.0.1:1]", "[\"10.0.0.1:1\", ]", "[\"10.0.0.1:1\"]"] {
         assert_eq!(read(text, "users.yml").as_ref(), Ok(&expected), "{text:?}");
     }

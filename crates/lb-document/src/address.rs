@@ -1,25 +1,23 @@
-//! Addresses as text, and why a text is none.
+//! Parses addresses, and describes why a text is not an address.
 
 use std::net::{IpAddr, SocketAddr};
 
 use super::kind::Refusal;
 use crate::diagnostic::quote;
 
-/// Why a text is not an address, and what to write.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NotAnAddress {
-    /// Follows the quoted text in a message.
+    /// The reason; follows the quoted text in a message.
     pub why: &'static str,
-    /// What to write.
     pub help: String,
 }
 
-/// As [`parse_address`], with the text in the message.
+/// As [`parse_address`], with the quoted text in the message.
 pub fn address(text: &str) -> Result<SocketAddr, Refusal> {
     parse_address(text).map_err(|NotAnAddress { why, help }| (format!("{} {why}", quote(text)), Some(help)))
 }
 
-/// Reads `IP:port` or `[IPv6]:port`.
+/// Parses `IP:port` or `[IPv6]:port`.
 pub fn parse_address(text: &str) -> Result<SocketAddr, NotAnAddress> {
     let refusal = |why, help: String| Err(NotAnAddress { why, help });
     if let Ok(address) = text.parse() {

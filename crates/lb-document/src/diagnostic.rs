@@ -1,7 +1,8 @@
-//! What is wrong with a file, where, and what would be right.
+//! Faults of a file: what is wrong, where, and the correction.
 //!
-//! An operator who repairs a file wants all of its faults at once, each with line and column: as one line for a log, or
-//! with the source line and a caret for a terminal. Knows nothing of what the files mean; their readers do.
+//! To repair a file, an operator needs all its faults at once, each with line and column: on one
+//! line for a log, or with the source line and a caret for a terminal. This module does not know
+//! what the files mean; their readers do.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -9,28 +10,27 @@ use std::fmt::{self, Display, Formatter};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Faults of one file that are kept. A file with more of them is not what its reader expects at all.
+/// The maximum number of faults stored for one file. A file with more faults is not the kind of
+/// file that its reader expects.
 pub const MAX_FAULTS: usize = 100;
 
-/// One fault of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// The file.
     pub path: PathBuf,
     /// From 1.
     pub line: usize,
     /// In characters, from 1.
     pub column: usize,
-    /// Bytes of the file.
+    /// Byte offsets in the file.
     pub span: Range<usize>,
-    /// What is wrong, naming the value.
+    /// The fault, naming the value.
     pub message: String,
-    /// What would be right.
+    /// The correction, if there is one.
     pub help: Option<String>,
     excerpt: Excerpt,
 }
 
-/// All faults of a file, in its order. Never empty; more than [`MAX_FAULTS`] are counted only.
+/// All faults of a file, in file order. Never empty. Faults beyond [`MAX_FAULTS`] are only counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostics {
     list: Vec<Diagnostic>,
@@ -83,8 +83,9 @@ impl Diagnostic {
         escaped(self.path.to_string_lossy().into_owned())
     }
 
-    // Written here because `annotate-snippets` (0.12) needs the whole source line to tell the column, which takes 40 ms a
-    // fault where a JSON file is one line of 4 MiB, and lets U+009B pass, which begins an escape sequence.
+    // This code does not use `annotate-snippets` (0.12), for two reasons. That crate needs the
+    // whole source line to compute the column, which takes 40 ms per fault if a JSON file is one
+    // line of 4 MiB. It also passes U+009B, which begins an escape sequence, to the terminal.
     fn write_terminal(&self, f: &mut Formatter<'_>, colour: bool) -> fmt::Result {
         let (red, blue, bold, plain) =
             if colour { ("\x1b[1;31m", "\x1b[34m", "\x1b[1m", "\x1b[0m") } else { ("", "", "", "") };
@@ -112,7 +113,8 @@ struct Excerpt {
     width: usize,
 }
 
-/// Bytes of a line that are shown before and after the start of a fault: a JSON file may be a single line.
+/// How many bytes of a line are shown before and after the start of a fault. The limit exists
+/// because a JSON file may be a single line.
 const EXCERPT_BYTES: Range<usize> = 60..100;
 
 impl Excerpt {
@@ -137,13 +139,15 @@ fn printable(character: char) -> char {
     }
 }
 
-/// Whether a terminal does something else than show the character: controls, and what changes the direction of writing.
+/// Returns whether a terminal acts on a character instead of showing it: control characters, and
+/// characters that change the writing direction.
 fn is_obeyed(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// A message without what a terminal would obey: names and keys of a file are put into messages as they are.
+/// Escapes the characters of a message on which a terminal would act: messages contain names and
+/// keys of a file unchanged.
 fn escaped(text: String) -> String {
     if !text.contains(is_obeyed) {
         return text;
@@ -159,7 +163,7 @@ fn escaped(text: String) -> String {
     escaped
 }
 
-/// A value of a file as a message quotes it: escaped, and cut if it is long.
+/// Quotes a value of a file for a message: escaped, and truncated if it is long.
 pub fn quote(text: &str) -> String {
     const LONGEST: usize = 80;
     if text.len() <= LONGEST {
@@ -168,19 +172,19 @@ pub fn quote(text: &str) -> String {
     format!("{:?}…", &text[..text.floor_char_boundary(LONGEST)])
 }
 
-/// Collects the faults of one file while it is read.
+/// Collects the faults of one file while a reader reads it.
 pub struct DiagnosticCollector<'t> {
     path: &'t Path,
     text: &'t str,
     line_starts: Vec<usize>,
-    /// Lines that could not be parsed: other faults in them are dropped.
+    /// Lines that could not be parsed; other faults in them are dropped.
     broken: BTreeSet<usize>,
     faults: Vec<Diagnostic>,
     left_off: usize,
 }
 
 impl<'t> DiagnosticCollector<'t> {
-    /// No fault yet of the file at `path` with the content `text`.
+    /// Starts without faults for the file at `path` with the content `text`.
     pub fn new(path: &'t Path, text: &'t str) -> Self {
         let line_starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
         Self { path, text, line_starts, broken: BTreeSet::new(), faults: Vec::new(), left_off: 0 }
@@ -197,16 +201,17 @@ impl<'t> DiagnosticCollector<'t> {
         self.push(span, message.into(), help);
     }
 
-    /// Reports that a value is wrong. Dropped if it stands in a line that could not be parsed.
+    /// Reports a wrong value. Drops the fault if the value is in a line that could not be parsed.
     pub fn add(&mut self, span: Range<usize>, message: impl Into<String>, help: impl Into<Option<String>>) {
-        // The parser puts an empty span where it made up a value to go on.
+        // The parser uses an empty span for a value that it invented to continue.
         if self.broken.contains(&self.line(&span)) || (span.is_empty() && !self.broken.is_empty()) {
             return;
         }
         self.push(span, message.into(), help.into());
     }
 
-    /// Reports that something is missing. Dropped if any line could not be parsed, because it may be there.
+    /// Reports that something is missing. Drops the fault if any line could not be parsed, because
+    /// the missing part may be in that line.
     pub fn add_absent(
         &mut self,
         span: Range<usize>,
@@ -218,17 +223,17 @@ impl<'t> DiagnosticCollector<'t> {
         }
     }
 
-    /// Counts faults that were found and are not kept.
+    /// Counts faults that were found but are not stored.
     pub fn leave_off(&mut self, faults: usize) {
         self.left_off += faults;
     }
 
-    /// Whether no fault was found so far.
+    /// Returns whether no fault has been found so far.
     pub fn is_clean(&self) -> bool {
         self.faults.is_empty()
     }
 
-    /// `value` if no fault was found.
+    /// Returns `value` if no fault was found.
     ///
     /// # Errors
     /// All faults, in the order of the file.
@@ -265,7 +270,7 @@ impl<'t> DiagnosticCollector<'t> {
     }
 }
 
-/// The bytes of a file as text.
+/// Decodes the bytes of a file as text.
 ///
 /// # Errors
 /// The first byte that is not UTF-8.
@@ -282,14 +287,14 @@ pub fn utf8<'t>(bytes: &'t [u8], path: &Path) -> Result<&'t str, Diagnostics> {
     report.finish(None)
 }
 
-/// An error with its causes on one line.
+/// An error and its causes on one line.
 pub fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
-    // Bound: error chains are a handful of links.
+    // Bound: error chains have only a few links.
     while let Some(cause) = source {
         let cause_text = cause.to_string();
-        // Some libraries repeat their cause in their own text.
+        // Some libraries repeat the cause in their own text.
         if !text.ends_with(&cause_text) {
             text.push_str(": ");
             text.push_str(&cause_text);

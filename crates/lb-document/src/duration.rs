@@ -1,11 +1,11 @@
-//! Times as text: a whole number with its unit, as in `10s` or `200ms`.
+//! Times as text: a whole number with a unit, such as `10s` or `200ms`.
 
 use std::time::Duration;
 
-/// Units of time in milliseconds. `ms` comes before `s`, with which it ends.
+/// Units of time in milliseconds. `ms` precedes `s`, because `ms` also ends with `s`.
 const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("ms", 1), ("s", 1000)];
 
-/// Reads a time; `None` if the text is none, or does not fit.
+/// Parses a time; `None` if the text is not a time, or if the value overflows.
 pub fn parse_duration(text: &str) -> Option<Duration> {
     let (unit, ms) = UNITS.into_iter().find(|(unit, _)| text.ends_with(unit))?;
     let number = text.strip_suffix(unit)?;
@@ -14,7 +14,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
     number.checked_mul(ms).map(Duration::from_millis)
 }
 
-/// A time as configurations have it, in the longest unit of which it is a whole number.
+/// Formats a time as configurations write it, in the longest unit that gives a whole number.
 pub fn in_units(duration: Duration) -> String {
     let ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     let whole = UNITS.into_iter().filter(|(_, unit)| ms >= *unit && ms.is_multiple_of(*unit));

@@ -1,7 +1,8 @@
-//! Keys of a document: one row for each, which gives what is accepted, what is refused, and what the pages say.
+//! Keys of a document. One row for each key defines the accepted values, the refused values, and
+//! the text of the documentation pages.
 //!
-//! The rows of the configuration are in `crates/lb-config/src/keys.rs`, those of endpoint files beside their reader. What a value decides
-//! is not known here.
+//! The rows of the configuration are in `crates/lb-config/src/keys.rs`, those of endpoint files
+//! beside their reader. This module does not know what a value decides.
 
 use std::ops::Range;
 
@@ -9,30 +10,26 @@ use super::kind::ValueKind;
 use super::{Item, Table};
 use crate::diagnostic::DiagnosticCollector;
 
-/// What a key means that is not written.
+/// The meaning of a key that is not written.
 pub enum Unset<V> {
-    /// It must be written.
+    /// The key must be written.
     Required,
-    /// The same as this value.
+    /// The default value.
     Is(V),
-    /// No value, in words.
+    /// There is no default value; the text describes the behaviour.
     Means(&'static str),
 }
 
-/// A key, with all that is to be said of it.
 pub struct ConfigKey<K: ValueKind> {
-    /// As it is written.
     pub name: &'static str,
-    /// What its value may be.
     pub kind: K,
-    /// What it means that it is not written.
     pub unset: Unset<K::Value>,
-    /// What it decides, as pages have it.
+    /// The effect of the key, for documentation pages.
     pub text: &'static str,
 }
 
 impl<K: ValueKind> ConfigKey<K> {
-    /// The item, if the key is written. If it is not and is required, that is reported.
+    /// The item if the key is written. Reports a required key that is not written.
     pub fn item<'t>(&self, table: &Table<'t>, report: &mut DiagnosticCollector<'_>) -> Option<Item<'t>> {
         let item = table.get(self.name);
         if item.is_none() && matches!(self.unset, Unset::Required) {
@@ -43,12 +40,12 @@ impl<K: ValueKind> ConfigKey<K> {
         item
     }
 
-    /// Whether it is written, rightly or not.
+    /// Returns whether the key is written, even with a wrong value.
     pub fn is_written(&self, table: &Table<'_>) -> bool {
         table.get(self.name).is_some()
     }
 
-    /// The value of a key that has one even if it is not written.
+    /// The default value. Panics if the key has none.
     pub fn default(&self) -> K::Value {
         match &self.unset {
             Unset::Is(value) => value.clone(),
@@ -56,7 +53,8 @@ impl<K: ValueKind> ConfigKey<K> {
         }
     }
 
-    /// The value, written or not; `None` if it is wrong or missing, which is reported.
+    /// The written value, or the default. `None` if the value is wrong or a required key is
+    /// missing; both are reported.
     pub fn take(&self, table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<K::Value> {
         match self.item(table, report) {
             Some(item) => self.kind.read(&item, report),
@@ -65,7 +63,7 @@ impl<K: ValueKind> ConfigKey<K> {
         }
     }
 
-    /// The value if it is written, and where it stands; `None` also if it is wrong, which is reported.
+    /// The written value and its position. `None` also if the value is wrong, which is reported.
     pub fn take_at(
         &self,
         table: &Table<'_>,
@@ -75,7 +73,7 @@ impl<K: ValueKind> ConfigKey<K> {
         Some((self.kind.read(&item, report)?, item.span()))
     }
 
-    /// The value if it is written; the outer `None` if it is wrong, which is reported.
+    /// The written value; the outer `None` if it is wrong, which is reported.
     pub fn take_written(
         &self,
         table: &Table<'_>,
@@ -87,17 +85,16 @@ impl<K: ValueKind> ConfigKey<K> {
         }
     }
 
-    /// The value, or its default also where it is wrong, which is reported.
+    /// The written value, or the default. A wrong value is reported, and also gives the default.
     pub fn take_or_default(&self, table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> K::Value {
         self.take(table, report).unwrap_or_else(|| self.default())
     }
 }
 
-/// A key as pages show it.
+/// A key as documentation pages show it.
 pub trait DocumentedKey: Sync {
-    /// As it is written.
     fn name(&self) -> &'static str;
-    /// In Markdown: what may be written, what is the default, and what the key decides.
+    /// Three cells in Markdown: the accepted values, the default, and the effect of the key.
     fn cells(&self) -> [String; 3];
 }
 
@@ -117,28 +114,27 @@ impl<K: ValueKind> DocumentedKey for ConfigKey<K> {
     }
 }
 
-/// A table with its keys.
 pub struct Section {
-    /// Its header, `[[name]]` or `[name]`; or the keys whose value it is, `key` or `key.key`.
+    /// Its header, `[[name]]` or `[name]`; if the section is the value of a key, `key` or
+    /// `key.key`.
     pub header: &'static str,
-    /// What messages call it.
+    /// Its name in messages.
     pub what: &'static str,
-    /// What pages say of it.
+    /// Its description on documentation pages.
     pub text: &'static str,
     /// Its keys, in the order of pages and messages.
     pub rows: &'static [&'static dyn DocumentedKey],
-    /// Keys that it had once, and what to write now.
+    /// Former keys, and what to write instead.
     pub gone: &'static [(&'static str, &'static str)],
 }
 
 impl Section {
-    /// The key whose value it is.
+    /// The name of the table, or of the key whose value this section is.
     pub fn name(&self) -> &'static str {
         let path = self.header.trim_matches(['[', ']']);
         path.rsplit_once('.').map_or(path, |(_, last)| last)
     }
 
-    /// The names of its keys.
     pub fn keys(&self) -> Vec<&'static str> {
         self.rows.iter().map(|row| row.name()).collect()
     }
@@ -150,7 +146,8 @@ impl Section {
     }
 }
 
-/// The keys of a table as pages name them, with their cells; behind a key those of the table that is its value.
+/// The keys of a table as pages name them, with their cells. If the value of a key is a table, that
+/// table's keys follow the key.
 pub fn entries(sections: &[&Section]) -> Vec<(String, [String; 3])> {
     let mut entries: Vec<(String, [String; 3])> = Vec::new();
     for section in sections {
@@ -161,7 +158,7 @@ pub fn entries(sections: &[&Section]) -> Vec<(String, [String; 3])> {
     entries
 }
 
-/// The keys of a table in Markdown.
+/// The keys of a table as a Markdown table.
 pub fn markdown(sections: &[&Section]) -> String {
     let mut text = String::from("| key | value | default | meaning |\n|---|---|---|---|\n");
     for (key, cells) in entries(sections) {

@@ -1,7 +1,8 @@
-//! What the value of a key may be: its kind with what limits it, and how it is read.
+//! The kinds of values that a key may have, with their limits and their parsers.
 //!
-//! A kind tells readers what to refuse and pages what may be written, so that neither can say something else. A value that
-//! takes more than one kind is a [`FreeForm`], which the reader of its key looks at by itself.
+//! A kind defines both what readers refuse and what documentation pages list, so the two cannot
+//! disagree. A value that accepts more than one kind is a [`FreeForm`], which the key's own reader
+//! parses.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -14,19 +15,18 @@ use super::duration::{in_units, parse_duration};
 use super::near::did_you_mean;
 use crate::diagnostic::{DiagnosticCollector, quote};
 
-/// A kind of value.
 pub trait ValueKind: Sync {
-    /// What it is read as.
+    /// The type of the parsed value.
     type Value: Clone + Sync;
-    /// What may be written: examples, or all of it.
+    /// The accepted values: examples, or all of them.
     fn values(&self) -> Vec<String>;
-    /// A value as a file has it.
+    /// Formats a value as a file writes it.
     fn written(&self, value: &Self::Value) -> String;
-    /// The value, if there is nothing wrong with it.
+    /// Parses the value; reports a fault and returns `None` if it is wrong.
     fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Self::Value>;
 }
 
-/// The help for a value that is not of its kind.
+/// The help text for a value of the wrong kind.
 pub fn write<K: ValueKind>(kind: &K) -> String {
     format!("write {}", kind.values().join(" or "))
 }
@@ -92,7 +92,7 @@ impl ValueKind for Thousandths {
     }
 }
 
-/// Digits, and up to three behind a point.
+/// Parses digits, and up to three more after a decimal point.
 fn thousandths(text: &str) -> Option<u32> {
     let (whole, rest) = text.split_once('.').unwrap_or((text, ""));
     let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -128,7 +128,7 @@ impl ValueKind for PowerOfTwo {
     }
 }
 
-/// A time within a range: a whole number with its unit, as in `10s`.
+/// A time within a range: a whole number with its unit, such as `10s`.
 pub struct Time(pub RangeInclusive<Duration>);
 
 impl ValueKind for Time {
@@ -188,7 +188,7 @@ fn read_time(
     duration
 }
 
-/// One of some words: what they stand for, and how to name each.
+/// One of several words: the values, and a function that names each.
 pub struct Keyword<T: 'static>(pub &'static [T], pub fn(T) -> &'static str);
 
 impl<T: Copy + Sync> ValueKind for Keyword<T> {
@@ -215,10 +215,10 @@ impl<T: Copy + Sync> ValueKind for Keyword<T> {
     }
 }
 
-/// A string that is read by a function of it alone, as in these examples.
+/// A string that a function parses without further context; with examples.
 pub struct Text<T>(pub &'static [&'static str], pub fn(&str) -> Result<T, Refusal>);
 
-/// What is wrong with a text, after the name of its key; and what would be right.
+/// The fault of a text, which follows the name of its key in a message; and the correction.
 pub type Refusal = (String, Option<String>);
 
 impl<T: Clone + Sync + Display> ValueKind for Text<T> {
@@ -237,7 +237,6 @@ impl<T: Clone + Sync + Display> ValueKind for Text<T> {
     }
 }
 
-/// `true` or `false`.
 pub struct Boolean();
 
 impl ValueKind for Boolean {
@@ -260,7 +259,7 @@ impl ValueKind for Boolean {
     }
 }
 
-/// Something that the reader of its key looks at by itself, as in these examples.
+/// A value that the key's own reader parses; with examples.
 pub struct FreeForm(pub &'static [&'static str]);
 
 impl ValueKind for FreeForm {

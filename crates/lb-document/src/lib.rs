@@ -1,7 +1,8 @@
-//! Documents: TOML as a tree of values that know where they stand, and every fault of a file at once.
+//! Documents: TOML as a tree of values with their positions, and all faults of a file at once.
 //!
-//! A derived reader would stop at its first fault, and an operator would repair a file by one fault per attempt. What
-//! keys and values mean is for the callers to know; here are only tables of keys, and kinds of values.
+//! A derived deserializer stops at the first fault, so an operator would repair one fault per
+//! attempt. This crate knows only tables of keys and kinds of values; its callers know what keys
+//! and values mean.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -37,10 +38,12 @@ pub use near::did_you_mean;
 use key::Section;
 use kind::Refusal;
 
-/// Of a longer text only the first syntax fault is reported: a file that is not TOML may give a fault per byte.
+/// For a longer text, only the first syntax fault is reported: a file that is not TOML may cause a
+/// fault for every byte.
 pub const MAX_RECOVERED_BYTES: usize = 1 << 20;
 
-/// Parses a document. Faults of syntax are reported, and as much as could be read is returned.
+/// Parses a document. Syntax faults are reported; the return value holds everything that could be
+/// read.
 pub fn read<'t>(text: &'t str, report: &mut DiagnosticCollector<'_>) -> DeTable<'t> {
     let first = match DeTable::parse(text) {
         Ok(root) => return root.into_inner(),
@@ -58,7 +61,7 @@ pub fn read<'t>(text: &'t str, report: &mut DiagnosticCollector<'_>) -> DeTable<
     root
 }
 
-/// Reports a fault of syntax in the words of the library, with help where there is some.
+/// Reports a syntax fault in the library's words, with a correction if one is known.
 pub fn add_syntax(span: Range<usize>, message: &str, report: &mut DiagnosticCollector<'_>) {
     let message = message.strip_suffix(", expected nothing").unwrap_or(message);
     // An address without quotes begins like a number.
@@ -68,7 +71,7 @@ pub fn add_syntax(span: Range<usize>, message: &str, report: &mut DiagnosticColl
     report.add_syntax(span, message, help);
 }
 
-/// A table of a document, or none.
+/// A table of a document, which may be absent.
 #[derive(Clone)]
 pub struct Table<'t> {
     what: &'static str,
@@ -77,12 +80,11 @@ pub struct Table<'t> {
 }
 
 impl<'t> Table<'t> {
-    /// The document itself; `what` names it in messages.
+    /// The document itself; `what` is its name in messages.
     pub fn root(what: &'static str, entries: &'t DeTable<'t>) -> Self {
         Self { what, span: 0..0, entries: Some(entries) }
     }
 
-    /// Where it begins.
     pub fn span(&self) -> Range<usize> {
         self.span.clone()
     }
@@ -92,7 +94,7 @@ impl<'t> Table<'t> {
         self.check_keys_and_former(known, &[], report);
     }
 
-    /// The same; of keys that there were once (`gone`) it says what to write now.
+    /// As `check_keys`, but for a former key (in `gone`) the message names the replacement.
     fn check_keys_and_former(
         &self,
         known: &[&str],
@@ -110,12 +112,11 @@ impl<'t> Table<'t> {
         }
     }
 
-    /// The value of a key, if there is one.
     pub fn get(&self, key: &'static str) -> Option<Item<'t>> {
         self.entries?.get(key).map(|value| Item { name: Cow::Borrowed(key), value })
     }
 
-    /// The table headed `[name]`; one without keys if there is none.
+    /// The table headed `[name]`; an absent one has no keys.
     pub fn table(&self, section: &Section, report: &mut DiagnosticCollector<'_>) -> Self {
         let table = self.get(section.name()).and_then(|item| item.table(section, report));
         table.unwrap_or(Self { what: section.what, span: 0..0, entries: None })
@@ -137,34 +138,31 @@ impl<'t> Table<'t> {
     }
 }
 
-/// A value of a document, with the name that messages call it by.
+/// A value of a document, with its name in messages.
 pub struct Item<'t> {
     name: Cow<'t, str>,
     value: &'t Spanned<DeValue<'t>>,
 }
 
 impl<'t> Item<'t> {
-    /// Where it stands.
     pub fn span(&self) -> Range<usize> {
         self.value.span()
     }
 
-    /// What messages call it.
+    /// Its name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether it is a list without entries.
     pub fn is_empty_list(&self) -> bool {
         matches!(self.value(), DeValue::Array(elements) if elements.is_empty())
     }
 
-    /// The string, if it is one.
     pub fn as_str(&self) -> Option<&'t str> {
         self.value().as_str()
     }
 
-    /// The value itself, for keys that take more than one kind.
+    /// The raw value, for keys that accept more than one kind.
     pub fn value(&self) -> &'t DeValue<'t> {
         self.value.get_ref()
     }
@@ -174,7 +172,7 @@ impl<'t> Item<'t> {
         self.wrong_kind_but(expected, None, report);
     }
 
-    /// As [`Item::wrong_kind`], with what to write instead.
+    /// As [`Item::wrong_kind`], with the correction.
     pub fn wrong_kind_but(
         &self,
         expected: &str,
@@ -185,7 +183,7 @@ impl<'t> Item<'t> {
         report.add(self.span(), message, help);
     }
 
-    /// Whether it is `true`.
+    /// Returns whether it is `true`; reports a value that is not a truth value.
     pub fn is_true(&self, report: &mut DiagnosticCollector<'_>) -> bool {
         match self.value() {
             DeValue::Boolean(is_true) => *is_true,
@@ -196,7 +194,7 @@ impl<'t> Item<'t> {
         }
     }
 
-    /// A string.
+    /// The string; reports a value of another kind.
     pub fn text(&self, report: &mut DiagnosticCollector<'_>) -> Option<&'t str> {
         let DeValue::String(text) = self.value() else {
             self.wrong_kind("a string", report);
@@ -205,7 +203,7 @@ impl<'t> Item<'t> {
         Some(text)
     }
 
-    /// A list.
+    /// The elements of the list; reports a value of another kind.
     pub fn list(&self, report: &mut DiagnosticCollector<'_>) -> Option<Vec<Self>> {
         let DeValue::Array(elements) = self.value() else {
             self.wrong_kind("a list", report);
@@ -218,7 +216,7 @@ impl<'t> Item<'t> {
         elements.iter().map(|value| Self { name: Cow::Owned(format!("an entry of {}", self.name)), value })
     }
 
-    /// A table with the keys of a section.
+    /// The table, with its keys checked against the section.
     pub fn table(&self, section: &Section, report: &mut DiagnosticCollector<'_>) -> Option<Table<'t>> {
         let DeValue::Table(entries) = self.value() else {
             self.wrong_kind("a table", report);
@@ -229,7 +227,7 @@ impl<'t> Item<'t> {
         Some(table)
     }
 
-    /// What a function makes of the string.
+    /// Applies a parser to the string, and reports its refusal.
     pub fn parse<T>(
         &self,
         parse: fn(&str) -> Result<T, Refusal>,
@@ -257,7 +255,7 @@ fn kind(value: &DeValue<'_>) -> &'static str {
     }
 }
 
-/// Where values that may occur once stand already.
+/// The positions of values that may occur only once.
 pub struct Unique<K>(BTreeMap<K, Range<usize>>);
 
 impl<K> Default for Unique<K> {
@@ -267,7 +265,7 @@ impl<K> Default for Unique<K> {
 }
 
 impl<K: Ord> Unique<K> {
-    /// Refuses `key` at `span` if it was seen before; `what` names it.
+    /// Refuses `key` at `span` if it was claimed before; `what` names it in the message.
     pub fn claim(
         &mut self,
         key: K,

@@ -1,8 +1,8 @@
-//! How a resident program writes its log, as its configuration names it.
+//! The log formats of the resident programs, as their configurations name them.
 
 use std::str::FromStr;
 
-/// The form of each line.
+/// The format of a log line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
     /// Time, level, place, message, and fields as `name=value`.
@@ -13,10 +13,9 @@ pub enum LogFormat {
 }
 
 impl LogFormat {
-    /// All of them.
     pub const ALL: [Self; 2] = [Self::Text, Self::Json];
 
-    /// The word for it.
+    /// The name in configurations.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Text => "text",

@@ -3,25 +3,25 @@
 use crate::diagnostic::{DiagnosticCollector, quote};
 use crate::{Item, Unique};
 
-/// Names that a list may have.
+/// The maximum number of names in a list.
 const MAX_NAMES: usize = 64;
 
-/// What a list names.
+/// The rule for the names of one list.
 struct NameRule {
-    /// One of them, as in "interface".
+    /// The kind of name, such as "interface".
     what: &'static str,
-    /// What is right.
+    /// The correction for a wrong name.
     help: &'static str,
     is_name: fn(&str) -> bool,
 }
 
-/// The names of network interfaces in a list.
+/// Reads a list of network interfaces.
 pub fn interfaces(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Vec<String> {
     let help = "write the name of a network interface, as `ip link` has it: 1 to 15 characters";
     read(item, &NameRule { what: "interface", help, is_name: is_interface }, report)
 }
 
-/// The names of hosts in a list, in lower case.
+/// Reads a list of host names, and converts them to lower case.
 pub fn hosts(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Vec<String> {
     let help = "write the name of a host without a port, as in \"metrics.example\", or an IP address";
     let names = read(item, &NameRule { what: "host", help, is_name: is_host }, report);
@@ -54,7 +54,8 @@ fn article(what: &str) -> String {
     format!("{article} {what}")
 }
 
-/// Whether it is the name of a host (RFC 1123 section 2.1; an underscore is allowed, as resolvers do), or an IP address.
+/// Returns whether it is a host name (RFC 1123 section 2.1; an underscore is also allowed, as in
+/// resolvers), or an IP address.
 fn is_host(name: &str) -> bool {
     let is_label = |label: &str| {
         (1..=63).contains(&label.len())
@@ -63,7 +64,7 @@ fn is_host(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label) || name.parse::<std::net::IpAddr>().is_ok()
 }
 
-/// Whether the kernel would give an interface this name.
+/// Returns whether the kernel accepts this name for an interface.
 fn is_interface(name: &str) -> bool {
     let is_odd = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
     (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(is_odd)

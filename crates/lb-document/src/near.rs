@@ -1,6 +1,6 @@
-//! What a misspelt word may have meant.
+//! Suggests the word that a misspelt word may stand for.
 
-/// Words of other load balancers (HAProxy, nginx, Envoy, IPVS) and what they are called here.
+/// Words of other load balancers (HAProxy, nginx, Envoy, IPVS), and socklb's words for them.
 const ELSEWHERE: [(&str, &str); 16] = [
     ("leastconn", "least-loaded"),
     ("least_conn", "least-loaded"),
@@ -20,20 +20,21 @@ const ELSEWHERE: [(&str, &str); 16] = [
     ("ready", "healthy"),
 ];
 
-/// `did you mean x? ` or nothing.
+/// Returns `did you mean x? `, or an empty text.
 pub fn did_you_mean(word: &str, known: &[&str]) -> String {
     let elsewhere = ELSEWHERE.iter().find(|(other, ours)| *other == word && known.contains(ours));
     if let Some((_, ours)) = elsewhere {
         return format!("did you mean {ours}? ");
     }
-    // Two slips are a typing error, but in a short word only one: short words are all near each other.
+    // Up to two wrong letters count as a typing error, but only one in a short word, because short
+    // words are all similar.
     let near = |candidate: &&&str| distance(word, candidate) <= (candidate.len() / 3).min(2);
     let best = known.iter().filter(near).min_by_key(|candidate| distance(word, candidate));
     best.map_or_else(String::new, |best| format!("did you mean {best}? "))
 }
 
-/// The letters to insert, delete, replace or swap with their neighbour. A word of more than 64 bytes is not compared:
-/// no known word is that long.
+/// Counts the letters to insert, delete, replace or swap with their neighbour. A word of more than
+/// 64 bytes is not compared, because no known word is that long.
 fn distance(left: &str, right: &str) -> usize {
     if left.len() > 64 { usize::MAX } else { strsim::osa_distance(left, right) }
 }

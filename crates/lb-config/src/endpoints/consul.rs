@@ -1,7 +1,9 @@
-//! Reads what Consul answers to `/v1/health/service/NAME`: instances with their checks, as of Consul 1.8 and later.
+//! Reads Consul's answer to `/v1/health/service/NAME`: instances with their checks, as of Consul
+//! 1.8 and later.
 //!
-//! Asked without `passing`, it names those that fail as well: they are down, and get connections only while no other endpoint has a
-//! weight. So checks that fail all at once do not empty the list.
+//! A request without `passing` also returns failing instances. They count as down, and receive
+//! connections only while no other endpoint has a weight. So the list does not become empty when
+//! all checks fail at once.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -62,14 +64,14 @@ struct ConsulCheck {
 }
 
 impl ConsulCheck {
-    /// Consul marks what is under maintenance by a check of this name that is critical.
+    /// During maintenance, Consul adds a critical check with one of these names.
     fn is_maintenance(&self) -> bool {
         let id = self.id.as_deref().unwrap_or_default();
         id == "_node_maintenance" || id.starts_with("_service_maintenance:")
     }
 }
 
-/// The entries of all instances. Adds to `notes` which are there more than once.
+/// Returns the entries of all instances. Adds a note about instances that appear more than once.
 pub fn read(
     root: &JsonValue<'_>,
     report: &mut DiagnosticCollector<'_>,
@@ -91,7 +93,7 @@ fn entry(
     if !one.accepts(value, name, "write the instances of one service", report) {
         return None;
     }
-    // An instance that names no address is where its node is.
+    // An instance without an address has the address of its node.
     let is_named = |raw: &&RawValue| !matches!(raw.get(), "\"\"" | "null");
     let Some(raw) = service.address.filter(is_named).or(node.address) else {
         report.add_absent(value.span(), "an instance without an address", "write Service.Address".to_owned());
@@ -104,7 +106,8 @@ fn entry(
     let is_any = |status: &str| checks.iter().any(|check| check.status == status);
     let weight = match &service.weights {
         _ if checks.iter().any(ConsulCheck::is_maintenance) => 0,
-        // Of a service that names the other alone Consul says 0, which in its SRV records is a small chance and not none.
+        // If a service sets only `Passing`, Consul reports a warning weight of 0. Consul's SRV
+        // records treat that 0 as a small chance, not as none.
         Some(weights) if is_any("warning") => weights.warning.max(1),
         Some(weights) => weights.passing,
         None => 1,

@@ -1,8 +1,9 @@
-//! Reads an endpoint file in TOML as events, into no more than its entries need.
+//! Reads an endpoint file in TOML as events, using only as much memory as its entries need.
 //!
-//! A tree of a whole file takes a hundred bytes for each of its bytes, whatever is in it. So only values of entries are
-//! kept, at most one entry more than a service may have, and of what no entry can hold only that it is there. What keys
-//! and values mean is not known here.
+//! A tree of a whole file takes a hundred bytes for each byte of the file, whatever the content. So
+//! this reader stores only values of entries, and at most one entry more than a service may have.
+//! For a value that no entry can hold, it records only that the value exists. The callers know what
+//! keys and values mean.
 
 use std::ops::Range;
 
@@ -18,17 +19,19 @@ use lb_document::diagnostic::{DiagnosticCollector, MAX_FAULTS};
 /// The key of the list of entries.
 const ENTRIES: &str = "endpoint";
 
-/// Words and signs of a file. As many endpoints as a service may have, with all their keys, need 650,000.
+/// The maximum number of tokens in a file. A file with as many endpoints as a service may have,
+/// each with all keys, has 650,000.
 const MAX_TOKENS: usize = 1 << 20;
 
-/// Keys of one table that are kept: a table with more of them is not what its reader expects at all.
+/// The maximum number of keys stored for one table. A table with more keys is not the kind of table
+/// that its reader expects.
 const MAX_KEYS: usize = 32;
 
-/// Nested lists and tables that are followed, as the library does for whole trees.
+/// The maximum nesting of lists and tables, the same as the TOML library's for whole trees.
 const MAX_DEPTH: u32 = 80;
 
-/// Parses a file, of which at most `limit` entries and one more are kept. Faults of syntax are reported, and as much as
-/// could be read is returned.
+/// Parses a file and stores at most `limit` + 1 entries. Syntax faults are reported; the return
+/// value holds everything that could be read.
 pub fn read<'t>(text: &'t str, limit: usize, report: &mut DiagnosticCollector<'_>) -> DeTable<'t> {
     let source = Source::new(text);
     let mut tokens = Vec::new();
@@ -50,7 +53,7 @@ pub fn read<'t>(text: &'t str, limit: usize, report: &mut DiagnosticCollector<'_
     }
     drop(tokens);
     let root = reader.finish();
-    // A file that is no endpoint file may give a fault per byte.
+    // A file that is not an endpoint file may cause a fault for every byte.
     let is_long = text.len() > document::MAX_RECOVERED_BYTES && !errors.list.is_empty();
     if is_long {
         errors.list.truncate(1);
@@ -64,7 +67,7 @@ pub fn read<'t>(text: &'t str, limit: usize, report: &mut DiagnosticCollector<'_
     if is_long { DeTable::new() } else { root }
 }
 
-/// The faults of syntax that are told; the others are counted.
+/// The reported syntax faults, and a count of those not reported.
 #[derive(Default)]
 struct SyntaxErrors {
     list: Vec<ParseError>,
@@ -81,7 +84,7 @@ impl ErrorSink for SyntaxErrors {
     }
 }
 
-/// What a fault of syntax is, in the words of the library's own errors.
+/// Describes a syntax fault in the same words as the library's own errors.
 fn message(error: &ParseError) -> String {
     let literal = |literal: &str| match literal {
         "\n" => "newline".to_owned(),
@@ -109,19 +112,18 @@ fn range(span: Span) -> Range<usize> {
 
 type Key = Spanned<String>;
 
-/// A table or a list that is open, within a value.
+/// An unfinished table or list within a value.
 enum OpenContainer<'t> {
     /// The list of entries.
     Entries(usize),
-    /// An entry of it, and the key whose value comes next.
+    /// An entry in that list, and the key of the value that comes next.
     Entry(usize, DeTable<'t>, Vec<Key>),
-    /// Anything else: what is in it does not matter.
+    /// Any other container; its content does not matter.
     Other(usize, DeValue<'t>),
 }
 
-/// What the keys at the level of the document belong to.
+/// The table to which keys at document level belong.
 enum CurrentTable<'t> {
-    /// The document itself.
     Root,
     /// An entry with this header.
     Entry(Range<usize>, DeTable<'t>),
@@ -132,17 +134,17 @@ enum CurrentTable<'t> {
 struct Reader<'t> {
     source: Source<'t>,
     limit: usize,
-    /// Everything but the entries.
+    /// Everything except the entries.
     root: DeTable<'t>,
     entries: Option<(Range<usize>, DeArray<'t>)>,
-    /// Whether the entries are a value, `endpoint = [..]`, and have no headers.
+    /// Whether the entries are the value of a key, `endpoint = [..]`, and have no headers.
     is_value: bool,
     section: CurrentTable<'t>,
-    /// A header that is being read: where it begins, whether it is of a list of tables, and its keys.
+    /// An unfinished header: its start, whether it is of an array of tables, and its keys.
     header: Option<(Span, bool, Vec<Key>)>,
-    /// The key at the level of the document whose value comes next.
+    /// The key at document level of the value that comes next.
     key: Vec<Key>,
-    /// Whether the next key belongs to the one before.
+    /// Whether the next key continues the previous one after a dot.
     is_dotted: bool,
     open: Vec<OpenContainer<'t>>,
 }
@@ -163,10 +165,10 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// What was read. What a cut file has left open ends here.
+    /// Returns what was read, and closes every container that a truncated file left open.
     fn finish(mut self) -> DeTable<'t> {
         let end = self.source.input().len();
-        // Bound: each turn closes one.
+        // Bound: each iteration closes one container.
         while !self.open.is_empty() {
             self.close(Span::new_unchecked(end, end), &mut ());
         }
@@ -186,13 +188,13 @@ impl<'t> Reader<'t> {
 
     fn add_entry(&mut self, entry: Spanned<DeValue<'t>>) {
         let (_, entries) = self.entries.get_or_insert_with(|| (entry.span(), DeArray::new()));
-        // One more than the limit, to report where it stands.
+        // One entry beyond the limit is stored so that its position can be reported.
         if entries.len() <= self.limit {
             entries.push(entry);
         }
     }
 
-    /// A header is complete.
+    /// Handles a complete header.
     fn begin_section(&mut self, span: Span, is_list: bool, keys: &[Key], error: &mut dyn ErrorSink) {
         self.end_section();
         self.key.clear();
@@ -209,7 +211,7 @@ impl<'t> Reader<'t> {
             [_] if is_entries && is_list && !self.is_value && !self.root.contains_key(ENTRIES) => {
                 self.section = CurrentTable::Entry(range(span), DeTable::new());
             }
-            // Within the entry before: a value that no entry can have.
+            // A table within the previous entry: a value that no entry can have.
             [_, second, ..] if is_entries && self.entries.is_some() => {
                 let entries = self.entries.as_mut().and_then(|(_, entries)| entries.last_mut());
                 if let Some(DeValue::Table(table)) = entries.map(Spanned::get_mut) {
@@ -225,7 +227,7 @@ impl<'t> Reader<'t> {
                     error,
                 );
             }
-            // The table that holds it is there without a header of its own, and may be named again.
+            // The table exists without a header of its own, so another header may name it again.
             _ if self.root.contains_key(first.get_ref().as_str()) => {}
             _ => {
                 let table = DeValue::Table(DeTable::new());
@@ -234,7 +236,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// A value is complete.
+    /// Handles a complete value.
     fn value(&mut self, value: Spanned<DeValue<'t>>, error: &mut dyn ErrorSink) {
         match self.open.last_mut() {
             Some(OpenContainer::Entries(_)) => self.add_entry(value),
@@ -275,7 +277,8 @@ fn duplicate(key: &Key, error: &mut dyn ErrorSink) {
     error.report_error(ParseError::new("duplicate key").with_unexpected(span));
 }
 
-/// Puts a value under a key. Under one with dots there is a table, of which nothing else matters.
+/// Inserts a value under a key. A dotted key inserts an empty table under its first part; nothing
+/// else of that table matters.
 fn insert<'t>(table: &mut DeTable<'t>, key: &[Key], value: Spanned<DeValue<'t>>, error: &mut dyn ErrorSink) {
     let Some(first) = key.first() else { return };
     let name = first.get_ref().as_str();
@@ -362,7 +365,7 @@ impl EventReceiver for Reader<'_> {
         if !is_dotted {
             path.clear();
         }
-        // Of a longer path it matters only that it is longer.
+        // A path of three keys is already too long, so further keys are not stored.
         if path.len() < 3 {
             path.push(Spanned::new(range(span), name.into_owned()));
         }
@@ -377,7 +380,7 @@ impl EventReceiver for Reader<'_> {
         let Some(raw) = self.source.get(span) else { return };
         let written = raw.as_str();
         let kind = toml_parser::Raw::new_unchecked(written, encoding, span).decode_scalar(&mut text, error);
-        // Text that is not a number was reported by the decoder.
+        // The decoder has already reported text that is not a number.
         let parsed = || DeValue::parse(written).map(Spanned::into_inner);
         let value = match kind {
             ScalarKind::String => DeValue::String(text),

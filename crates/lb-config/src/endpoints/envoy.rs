@@ -1,5 +1,6 @@
-//! Reads a ClusterLoadAssignment of Envoy (xDS v3), bare or as the one resource of a DiscoveryResponse, in the JSON form of protobuf:
-//! names of fields in either spelling, 32-bit numbers also as text, enumerations by name in any case or by number.
+//! Reads an Envoy ClusterLoadAssignment (xDS v3), either alone or as the only resource of a
+//! DiscoveryResponse, in protobuf's JSON form: field names in either spelling, 32-bit numbers also
+//! as text, enumerations by name in any case or by number.
 
 use std::net::SocketAddr;
 
@@ -119,10 +120,10 @@ enum HealthStatus {
     Number(usize),
 }
 
-/// By number.
+/// Indexed by the number of the enumeration.
 const STATUSES: [&str; 6] = ["UNKNOWN", "HEALTHY", "UNHEALTHY", "DRAINING", "TIMEOUT", "DEGRADED"];
 
-/// A 32-bit number, as protobuf reads it in JSON: also as text, and wrapped.
+/// A 32-bit number as protobuf reads it from JSON: plain, as text, or wrapped.
 fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "expected a number")]
@@ -142,12 +143,12 @@ fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::
         .ok_or_else(|| D::Error::custom(format!("{} is no whole number below 2^32", quote(&text))))
 }
 
-/// A whole number up to `max`, perhaps written as 7.0.
+/// A whole number up to `max`, which may be written as 7.0.
 fn whole(text: &str, max: u32) -> Option<u32> {
     text.strip_suffix(".0").unwrap_or(text).parse().ok().filter(|number| *number <= max)
 }
 
-/// The entries of the assignment. Adds to `notes` what is left out, and why.
+/// Returns the entries of the assignment. Adds to `notes` which endpoints are left out, and why.
 pub fn read(
     root: &JsonValue<'_>,
     is_response: bool,
@@ -164,7 +165,8 @@ pub fn read(
     let groups = groups.iter().filter_map(|value| group(value, report, &mut left_out));
     let groups: Vec<(u32, WeightedLocality)> =
         groups.filter(|(_, found)| !found.entries.is_empty()).collect();
-    // Envoy goes on to the next priority when too few endpoints of one are healthy; a priority without endpoints is skipped.
+    // Envoy uses the next priority when too few endpoints of a priority are healthy. A priority
+    // without endpoints is skipped.
     let first = groups.iter().map(|(priority, _)| *priority).min();
     let (used, spare): (Vec<_>, Vec<_>) =
         groups.into_iter().partition(|(priority, _)| Some(*priority) == first);
@@ -176,18 +178,19 @@ pub fn read(
     merge(weighted(used, notes), notes)
 }
 
-/// An endpoint in a note.
+/// Names an endpoint in a note.
 fn shown(address: Option<SocketAddr>) -> String {
     address.map_or_else(|| "an endpoint".to_owned(), |address| address.to_string())
 }
 
-/// The endpoints of a locality, each with its own weight, and the weight of the locality, if it has one.
+/// The endpoints of a locality with the weight of each, and the weight of the locality itself if it
+/// has one.
 struct WeightedLocality {
     entries: Vec<(ListEntry, u32)>,
     weight: Option<u32>,
 }
 
-/// A locality and its priority.
+/// Reads a locality and its priority.
 fn group(
     value: &JsonValue<'_>,
     report: &mut DiagnosticCollector<'_>,
@@ -201,12 +204,12 @@ fn group(
         let (entry, weight) = endpoint(value, report, left_out)?;
         Some((ListEntry { zone: zone.clone(), ..entry }, weight))
     });
-    // Envoy prints 0 where no weight is set, and takes none from a file.
+    // Envoy prints 0 if no weight is set, and accepts no 0 from a file.
     let weight = load_balancing_weight.filter(|weight| *weight > 0);
     Some((priority.unwrap_or(0), WeightedLocality { entries: entries.collect(), weight }))
 }
 
-/// The one assignment of a response.
+/// Returns the one assignment of a response.
 fn resource<'t>(root: &JsonValue<'t>, report: &mut DiagnosticCollector<'_>) -> Option<JsonValue<'t>> {
     let DiscoveryResponse { resources } = root.read(report)?;
     let resources = root.of_key("resources", resources?).whole_list("a resource", report)?;
@@ -226,7 +229,7 @@ fn resource<'t>(root: &JsonValue<'t>, report: &mut DiagnosticCollector<'_>) -> O
     Some(*resource)
 }
 
-/// An endpoint and its own weight.
+/// Reads an endpoint and its own weight.
 fn endpoint(
     value: &JsonValue<'_>,
     report: &mut DiagnosticCollector<'_>,
@@ -256,7 +259,7 @@ fn endpoint(
     };
     let state = match &*status {
         "UNKNOWN" | "HEALTHY" => EndpointState::Healthy,
-        // Envoy, too, takes those that are degraded once healthy ones do not suffice.
+        // Envoy also uses degraded endpoints once there are too few healthy ones.
         "DRAINING" | "DEGRADED" => EndpointState::LameDuck,
         "UNHEALTHY" | "TIMEOUT" => {
             left_out.add(format!("health status {status}"), shown(address));
@@ -272,7 +275,7 @@ fn endpoint(
     let index = match index {
         Some(raw) => {
             let value = value.of_key("index", raw);
-            // A number of a protobuf Struct is a double.
+            // A number in a protobuf Struct is a double.
             let number = whole(raw.get(), MAX_INDEXES - 1);
             if number.is_none() {
                 let help = format!("write 0 to {}", MAX_INDEXES - 1);
@@ -282,13 +285,14 @@ fn endpoint(
         }
         None => Index::Absent,
     };
-    // One that sets no weight has that of 1 in its locality.
+    // An endpoint without a weight has weight 1 in its locality.
     let weight = load_balancing_weight.unwrap_or(1);
     Some((ListEntry { index, state, ..ListEntry::bare(span, address) }, weight))
 }
 
-/// The entries with the weights that Envoy makes of theirs: with those of all localities each has its part of its locality's, otherwise
-/// its own. Weights that are not whole numbers up to ours are scaled to the largest.
+/// Computes the weights of the entries as Envoy does. If every locality has a weight, each endpoint
+/// receives its part of its locality's weight; otherwise each has its own weight. Weights that are
+/// not whole numbers, or that exceed our maximum, are scaled so that the largest is the maximum.
 fn weighted(found: Vec<WeightedLocality>, notes: &mut Vec<String>) -> Vec<ListEntry> {
     const MOST: f64 = 65_535.0;
     let by_locality = found.iter().all(|found| found.weight.is_some());

@@ -1,10 +1,12 @@
-//! Reads what Prometheus calls `file_sd`, groups of targets with labels; or a list of addresses alone.
+//! Reads Prometheus `file_sd` files (groups of targets with labels), or a plain list of addresses.
 //!
-//! An operator who already writes such files for Prometheus need not write another. Labels that socklb does not know
-//! are ignored, as the format wants it. Programs in Go write `null` for an empty list or map, which counts as absent.
+//! Files that an operator already writes for Prometheus can be used as they are. As the format
+//! requires, labels that socklb does not know are ignored. Programs in Go write `null` for an empty
+//! list or map, which counts as absent.
 //!
-//! A label `socklb_index` is meant for us, and is heeded or refused. A label `index` may be another's: it is heeded if that makes sense
-//! for all targets, and else ignored for all, with a note.
+//! A label `socklb_index` is meant for socklb, so it is used or refused. A label `index` may have
+//! another purpose: it is used if it is a valid index for all targets, and otherwise ignored for
+//! all, with a note.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -21,13 +23,13 @@ use lb_document::{NotAnAddress, did_you_mean, parse_address};
 
 const KEYS: [&str; 2] = ["targets", "labels"];
 
-/// Labels that mean something here, without their prefix.
+/// The labels that socklb uses, without their prefix.
 const LABELS: [&str; 5] = ["index", "weight", "state", "zone", "agent"];
 
-/// What makes a label unmistakably ours.
+/// The prefix that marks a label as meant for socklb.
 const PREFIX: &str = "socklb_";
 
-/// The entries of a list of addresses.
+/// Returns the entries of a list of addresses.
 pub fn addresses(elements: &[JsonValue<'_>], report: &mut DiagnosticCollector<'_>) -> Vec<ListEntry> {
     let target = |target: &JsonValue<'_>| {
         let target = JsonValue { name: "an address of the file", ..*target };
@@ -36,7 +38,8 @@ pub fn addresses(elements: &[JsonValue<'_>], report: &mut DiagnosticCollector<'_
     elements.iter().map(target).collect()
 }
 
-/// The entries of all groups, in their order. Adds to `notes` which labels are ignored, and why.
+/// Returns the entries of all groups, in their order. Adds to `notes` which labels are ignored, and
+/// why.
 pub fn groups(
     elements: &[JsonValue<'_>],
     report: &mut DiagnosticCollector<'_>,
@@ -53,7 +56,7 @@ pub fn groups(
             break;
         }
     }
-    // Groups may be empty, so their number is limited as well.
+    // Groups may be empty, so their number has its own limit.
     if let Some(group) = elements.get(MAX_BACKENDS as usize).filter(|_| targets <= MAX_BACKENDS as usize) {
         let message = format!("group {} is one too many", MAX_BACKENDS + 1);
         report.add(group.span(), message, format!("at most {MAX_BACKENDS}"));
@@ -68,19 +71,20 @@ pub fn groups(
     groups.iter().flat_map(|group| group.entries(report)).collect()
 }
 
-/// A label as it is written: where, and what.
+/// The position and text of a label.
 type Label = Option<(Range<usize>, String)>;
 
 /// A group of targets and its labels, in the order of [`LABELS`].
 struct TargetGroup<'t> {
     targets: Vec<JsonValue<'t>>,
-    /// Those that have the prefix.
+    /// Labels with the prefix.
     own: [Label; LABELS.len()],
-    /// Those without.
+    /// Labels without the prefix.
     plain: [Label; LABELS.len()],
 }
 
-/// Why a label without the prefix means something else in this file, if it does.
+/// Returns why a label without the prefix must mean something else in this file, or `None` if it is
+/// used.
 fn why_ignored(groups: &[TargetGroup<'_>], label: usize, report: &DiagnosticCollector<'_>) -> Option<String> {
     let mut indexes = BTreeSet::new();
     let (mut with, mut without) = (None, None);
@@ -133,10 +137,10 @@ impl<'t> TargetGroup<'t> {
         Some(read)
     }
 
-    /// Other labels than ours are for other readers of the file.
+    /// Stores the labels that socklb uses; the others are for other readers of the file.
     fn labels(&mut self, labels: &JsonValue<'_>, report: &mut DiagnosticCollector<'_>) {
         for (key, value) in labels.members(report).unwrap_or_default() {
-            // Prometheus takes null as a label that is not there.
+            // Prometheus treats a null label as absent.
             if value.kind() == "null" {
                 continue;
             }
@@ -151,7 +155,8 @@ impl<'t> TargetGroup<'t> {
         }
     }
 
-    /// An entry for each target. Labels that are wrong are reported, and stand there as if they had not been written.
+    /// Returns an entry for each target. A wrong label is reported, and the entry is as if the
+    /// label were absent.
     fn entries(&self, report: &mut DiagnosticCollector<'_>) -> Vec<ListEntry> {
         let mut labels = Labels::default();
         for (label, name) in LABELS.into_iter().enumerate() {
@@ -183,7 +188,7 @@ impl<'t> TargetGroup<'t> {
     }
 }
 
-/// What the labels of a group say.
+/// The values of a group's labels.
 #[derive(Default)]
 struct Labels {
     index_span: Option<Range<usize>>,
@@ -195,7 +200,7 @@ struct Labels {
 }
 
 impl Labels {
-    /// Takes the label of this place in [`LABELS`].
+    /// Parses the label at this position of [`LABELS`] and stores its value.
     fn take(&mut self, label: usize, text: &str) -> Result<(), (String, Option<String>)> {
         match LABELS[label] {
             "index" => self.index = Some(number(text, MAX_INDEXES - 1, "index")?),
@@ -443,7 +448,8 @@ mod tests {
         );
     }
 
-    /// Reads groups with these labels, one target each, on lines of their own. Returns indexes, weights and states, and the notes.
+    /// Reads groups with these labels, each with one target and on its own line. Returns indexes,
+    /// weights and states, and the notes.
     fn labelled(labels: &[&str]) -> (Vec<(u32, u16, EndpointState)>, Vec<String>) {
         let group = |(n, labels): (usize, &&str)| {
             format!("{{\"targets\":[\"10.0.0.1:{}\"],\"labels\":{{{labels}}}}}", n + 1)

@@ -1,4 +1,5 @@
-//! JSON as slices of its text, looked into level by level: a parser into values would forget where each stands.
+//! JSON as slices of its text, parsed level by level. A parser that produces values would lose the
+//! position of each value.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -16,17 +17,17 @@ use lb_document::{NotAnAddress, parse_address};
 
 use super::yaml::{self, SourceMapping};
 
-/// A text in JSON, or one in YAML as JSON.
+/// A JSON text, or a YAML text converted to JSON.
 pub struct JsonDocument<'t> {
     json: Cow<'t, str>,
-    /// Whether text needs no quotes, as in YAML.
+    /// Whether strings need no quotes, as in YAML.
     is_lenient: bool,
-    /// Of YAML: where each value and key stood, in the order of the JSON.
+    /// For YAML: the source position of each value and key, in the order of the JSON.
     places: Option<Vec<SourceMapping>>,
 }
 
 impl<'t> JsonDocument<'t> {
-    /// `is_lenient`: it may be meant as YAML, of which JSON is a part.
+    /// `is_lenient`: the text may be meant as YAML, of which JSON is a subset.
     pub const fn json(text: &'t str, is_lenient: bool) -> Self {
         Self { json: Cow::Borrowed(text), is_lenient, places: None }
     }
@@ -36,10 +37,10 @@ impl<'t> JsonDocument<'t> {
         Some(Self { json: Cow::Owned(text), is_lenient: true, places: Some(places) })
     }
 
-    /// The whole of it as a value; `None` if nothing is in it.
+    /// Returns the whole document as a value; `None` if it is empty.
     ///
     /// # Errors
-    /// What is wrong with its syntax.
+    /// Its first syntax error.
     pub fn root(&self) -> Result<Option<JsonValue<'_>>, serde_json::Error> {
         let body = self.body();
         if body.trim().is_empty() {
@@ -49,12 +50,12 @@ impl<'t> JsonDocument<'t> {
         Ok(Some(JsonValue { name: "the file", document: self, raw }))
     }
 
-    /// Some editors begin a file with a byte order mark; JSON has no place for it.
+    /// Some editors begin a file with a byte order mark, which JSON does not allow.
     fn body(&self) -> &str {
         self.json.strip_prefix('\u{feff}').unwrap_or(&self.json)
     }
 
-    /// Where a part of it stands in the text.
+    /// The position of a part of this document in the source text.
     fn span(&self, part: &str) -> Range<usize> {
         let start = part.as_ptr().addr() - self.json.as_ptr().addr();
         match self.place(start) {
@@ -63,7 +64,7 @@ impl<'t> JsonDocument<'t> {
         }
     }
 
-    /// Of YAML: where the value or key stood in which this offset lies.
+    /// For YAML: the source position of the value or key that contains this offset.
     fn place(&self, offset: usize) -> Option<Range<usize>> {
         let places = self.places.as_ref()?;
         let after = places.partition_point(|place| place.start as usize <= offset);
@@ -71,7 +72,7 @@ impl<'t> JsonDocument<'t> {
         Some(origin.start as usize..origin.end as usize)
     }
 
-    /// Reports what is wrong with its syntax.
+    /// Reports a syntax error of this document.
     pub fn report_syntax(
         &self,
         error: &serde_json::Error,
@@ -81,7 +82,7 @@ impl<'t> JsonDocument<'t> {
         self.report(error, self.body(), help, report);
     }
 
-    /// Reports an error of `serde_json` in a part of it.
+    /// Reports an error of `serde_json` in a part of this document.
     fn report(
         &self,
         error: &serde_json::Error,
@@ -104,7 +105,7 @@ impl<'t> JsonDocument<'t> {
     }
 }
 
-/// A value as a slice of the text, not looked into yet.
+/// A value as a slice of the text, not parsed yet.
 #[derive(Clone, Copy)]
 pub struct JsonValue<'t> {
     pub name: &'static str,
@@ -139,7 +140,8 @@ impl<'t> JsonValue<'t> {
         }
     }
 
-    // The whole text was parsed once, so what fails here is the kind, or a string that is no text.
+    // The whole text has already been parsed once, so this fails only if the value has another type
+    // or is a string that is not valid text.
     pub fn parse<T: Deserialize<'t>>(
         &self,
         name: &str,
@@ -157,8 +159,8 @@ impl<'t> JsonValue<'t> {
         value.ok()
     }
 
-    /// Its text. In YAML a scalar that could be a number or a truth value is the text that was written: the formats that have text
-    /// there need no quotes.
+    /// Its text. In YAML, an unquoted number or truth value yields the text as written: formats
+    /// with a string in that place need no quotes.
     pub fn text_of(&self, name: &str, report: &mut DiagnosticCollector<'_>) -> Option<String> {
         if self.document.is_lenient && matches!(self.kind(), "a number" | "true or false") {
             return Some(self.raw.get().to_owned());
@@ -166,7 +168,7 @@ impl<'t> JsonValue<'t> {
         self.parse(name, "a string", report)
     }
 
-    /// The elements, and of those past the limit the first.
+    /// Its elements. A list that is too long ends with the first element beyond the limit.
     pub fn list(&self, report: &mut DiagnosticCollector<'_>) -> Option<Vec<Self>> {
         let JsonElements(elements) = self.parse(self.name, "a list", report)?;
         Some(elements.into_iter().map(|raw| Self { raw, ..*self }).collect())
@@ -177,7 +179,8 @@ impl<'t> JsonValue<'t> {
         Self { name, raw, ..*self }
     }
 
-    /// As [`Self::list`], with a name for each element; a list of more elements than are read is refused.
+    /// As [`Self::list`], with a name for each element. Refuses a list with more than the maximum
+    /// number of elements.
     pub fn whole_list(
         &self,
         element: &'static str,
@@ -213,7 +216,8 @@ impl<'t> JsonValue<'t> {
         Some(members)
     }
 
-    /// Reads an object as a type of `serde`'s, which would take a list as well.
+    /// Reads an object as a `serde` type. Checks first that it is an object, because `serde` would
+    /// also accept a list.
     pub fn read<T: Deserialize<'t>>(&self, report: &mut DiagnosticCollector<'_>) -> Option<T> {
         let text = self.raw.get();
         if self.kind() != "an object" {
@@ -224,7 +228,7 @@ impl<'t> JsonValue<'t> {
         read.map_err(|error| self.document.report(&error, text, None, report)).ok()
     }
 
-    /// An IP address without a port.
+    /// Reads an IP address without a port.
     pub fn ip(&self, report: &mut DiagnosticCollector<'_>) -> Option<IpAddr> {
         let text = self.text_of(self.name, report)?;
         let ip = text.parse().ok();
@@ -253,10 +257,11 @@ impl<'t> JsonValue<'t> {
     }
 }
 
-/// Keys of one object: labels that socklb does not know are allowed, and a service discovery may give some dozens.
+/// The maximum number of keys of an object. Labels that socklb does not know are allowed, and a
+/// service discovery system may add dozens of them.
 pub const MAX_MEMBERS: usize = 1024;
 
-/// The elements of a list as slices of the text: as many as matter, and one more for its position.
+/// The elements of a list as slices of the text: up to the maximum, and one more for its position.
 pub struct JsonElements<'t>(Vec<&'t RawValue>);
 
 impl<'de> Deserialize<'de> for JsonElements<'de> {
@@ -284,7 +289,8 @@ impl<'de> Deserialize<'de> for JsonElements<'de> {
     }
 }
 
-/// The members of an object, with their keys as slices of the text, in their order: as many as matter, and one more.
+/// The members of an object in their order, with keys as slices of the text: up to the maximum, and
+/// one more for its position.
 pub struct JsonMembers<'t>(Vec<(&'t RawValue, &'t RawValue)>);
 
 impl<'de> Deserialize<'de> for JsonMembers<'de> {

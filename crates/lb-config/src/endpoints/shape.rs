@@ -1,4 +1,5 @@
-//! The shapes of a list in JSON or YAML, told apart by what is in it, and what they have in common.
+//! Detects the shape of a list in JSON or YAML from its content, and holds what the readers of all
+//! shapes share.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +14,8 @@ use serde_json::value::RawValue;
 use super::json::JsonValue;
 use super::{ListContext, ListEntry, consul, envoy, file_sd, slices};
 
-/// What tells the shape of an object, the whole file or the first of a list: which keys it has.
+/// The keys that identify the shape of an object, which is the whole file or the first element of a
+/// list.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Marks<'t> {
@@ -39,13 +41,14 @@ struct Marks<'t> {
     targets: bool,
 }
 
-/// A key is there, whatever its value.
+/// Returns true for a key that exists, whatever its value.
 fn is_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     IgnoredAny::deserialize(deserializer).map(|_| true)
 }
 
 impl<'t> Marks<'t> {
-    /// Of a value that has none there is nothing to tell; what is wrong with one is told by the reader of its shape.
+    /// A value without such keys has no marks. Faults of a value are reported later, by the reader
+    /// of its shape.
     fn of(value: &JsonValue<'t>) -> Self {
         serde_json::from_str(value.raw.get()).unwrap_or_default()
     }
@@ -54,14 +57,15 @@ impl<'t> Marks<'t> {
         self.resources || self.cluster_name || self.camel_cluster_name
     }
 
-    /// The kind of an object of Kubernetes. The API leaves it out in a list.
+    /// The kind of a Kubernetes object. The API leaves the kind out in a list.
     fn kind(&self) -> Option<String> {
         let kind = self.kind.and_then(|kind| serde_json::from_str(kind.get()).ok());
         kind.or_else(|| self.address_type.then(|| slices::KIND.to_owned()))
     }
 }
 
-/// The entries of a list of any shape. Adds to `notes` what is left out or ignored, and why.
+/// Returns the entries of a list of any shape. Adds to `notes` what is left out or ignored, and
+/// why.
 pub fn read(
     root: &JsonValue<'_>,
     reading: &ListContext<'_>,
@@ -109,14 +113,14 @@ pub fn read(
     entries
 }
 
-/// What is left out of a list, by reason: an example, and how many there are.
+/// The parts of a list that are left out: by reason, an example and their number.
 #[derive(Default)]
 pub struct LeftOut(BTreeMap<String, (String, usize)>);
 
-/// Reasons that are told apart.
+/// The maximum number of different reasons; further ones are counted together.
 const MAX_REASONS: usize = 16;
 
-/// The first of these, as text, and how many more there are.
+/// The first few of these names, as text, and the number of the others.
 pub fn some_of(names: impl IntoIterator<Item = String>) -> String {
     const SHOWN: usize = 8;
     let names: Vec<String> = names.into_iter().collect();
@@ -125,21 +129,21 @@ pub fn some_of(names: impl IntoIterator<Item = String>) -> String {
     if more > 0 { format!("{shown} and {more} more") } else { shown }
 }
 
-/// An example, and how many more there are.
+/// An example, and the number of the others.
 fn example(what: &str, count: usize) -> String {
     if count > 1 { format!("{what} and {} more", count - 1) } else { what.to_owned() }
 }
 
 impl LeftOut {
     pub fn add(&mut self, why: impl Into<String>, what: impl Display) {
-        // A reason may hold words of the file.
+        // A reason may contain words of the file, so their number must be limited.
         let why = Some(why.into()).filter(|why| self.0.len() < MAX_REASONS || self.0.contains_key(why));
         let why = why.unwrap_or_else(|| "for other reasons".to_owned());
         let (_, count) = self.0.entry(why).or_insert_with(|| (what.to_string(), 0));
         *count += 1;
     }
 
-    /// One note for each reason.
+    /// Adds one note for each reason.
     pub fn tell(self, notes: &mut Vec<String>) {
         for (why, (what, count)) in self.0 {
             notes.push(format!("left out: {}: {why}", example(&what, count)));
@@ -147,12 +151,14 @@ impl LeftOut {
     }
 }
 
-/// Whose endpoints a list has: those of one service, as the first says, and its line.
+/// Checks that all endpoints of a list belong to one service: stores the service of the first part,
+/// and its line.
 #[derive(Default)]
 pub struct OneService(Option<(String, usize)>);
 
 impl OneService {
-    /// Takes a part of the list in. Returns whether it is of the service that those before are of; if not, that is reported.
+    /// Returns whether a part of the list belongs to the same service as the parts before it; if
+    /// not, reports that.
     pub fn accepts(
         &mut self,
         part: &JsonValue<'_>,
@@ -172,8 +178,9 @@ impl OneService {
     }
 }
 
-/// Leaves one entry for each address, the best: producers name an endpoint twice while it moves from one of their parts to another.
-/// Which one that is does not depend on their order.
+/// Retains only the best entry for each address. A producer lists an endpoint twice while the
+/// endpoint moves from one part of its list to another. The choice does not depend on the order of
+/// the entries.
 pub fn merge(entries: Vec<ListEntry>, notes: &mut Vec<String>) -> Vec<ListEntry> {
     let rank = |entry: &ListEntry| {
         let index = entry.index.number();

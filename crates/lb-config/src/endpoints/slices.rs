@@ -1,7 +1,9 @@
-//! Reads EndpointSlices of Kubernetes (discovery.k8s.io/v1): one, or a list as the API, kubectl or jq gives it.
+//! Reads EndpointSlices of Kubernetes (discovery.k8s.io/v1): one slice, or a list as the API,
+//! kubectl or jq prints it.
 //!
-//! As kube-proxy reads them: an endpoint is ready unless it says that it is not; one that is terminating and still serves is a lame duck;
-//! of its addresses the first counts. The API promises no order, and may name an endpoint in two slices while it moves.
+//! The rules are those of kube-proxy: an endpoint is ready unless the slice states otherwise; an
+//! endpoint that is terminating and still serving is a lame duck; only its first address counts.
+//! The API promises no order, and may list an endpoint in two slices while it moves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +17,7 @@ use super::json::JsonValue;
 use super::shape::{LeftOut, OneService, merge, some_of};
 use super::{Index, ListContext, ListEntry};
 
-/// What a slice calls itself.
+/// The `kind` of a slice.
 pub const KIND: &str = "EndpointSlice";
 
 const VERSION: &str = "discovery.k8s.io/v1";
@@ -75,7 +77,7 @@ struct Conditions {
 }
 
 impl Conditions {
-    /// What nothing means is the API's word: ready, serving, not terminating.
+    /// The API defines the defaults: ready, serving, not terminating.
     fn state(&self) -> Option<EndpointState> {
         let is_ready = self.ready.unwrap_or(true);
         let is_leaving = self.terminating.unwrap_or(false) && self.serving.unwrap_or(true);
@@ -87,7 +89,8 @@ impl Conditions {
     }
 }
 
-/// The entries of a slice, of a list of slices as an object, or of a plain one. Adds to `notes` what is left out, and why.
+/// Returns the entries of a slice, of an object with a list of slices, or of a plain list. Adds to
+/// `notes` what is left out, and why.
 pub fn read(
     root: &JsonValue<'_>,
     reading: &ListContext<'_>,
@@ -99,14 +102,14 @@ pub fn read(
     } else {
         let Some(Root { api_version, items }) = root.read(report) else { return Vec::new() };
         let items = items.map(|raw| root.of_key("items", raw).whole_list("a slice", report));
-        // That of a list of kubectl's is the list's own.
+        // In a list that kubectl prints, the version `v1` is that of the list, not of the slices.
         let one = || Some(vec![JsonValue { name: "a slice", ..*root }]);
         (api_version.filter(|version| version != "v1"), items.unwrap_or_else(one))
     };
     let values = values.unwrap_or_default().into_iter();
     let slices: Vec<(JsonValue<'_>, EndpointSlice<'_>)> =
         values.filter_map(|value| Some((value, value.read(report)?))).collect();
-    // Without a service IPv4 goes before IPv6: what is first in the list says nothing.
+    // Without a known service, IPv4 is preferred to IPv6: the order of the list has no meaning.
     let is_v4 = slices.iter().any(|(_, slice)| slice.address_type.as_deref() == Some("IPv4"));
     let is_v4 = reading.service.map_or(is_v4, |service| service.is_ipv4());
     let mut reader = EndpointSliceReader {
@@ -136,9 +139,9 @@ pub fn read(
 
 struct EndpointSliceReader<'a> {
     port_name: Option<&'a str>,
-    /// The type of the addresses that are read, as slices call it.
+    /// The address type that this reader uses, as slices name it.
     family: &'static str,
-    /// That of slices that do not say it.
+    /// The version of slices that do not state their own.
     version: Option<String>,
     service: OneService,
     /// Host names without their numbers.
@@ -198,7 +201,8 @@ impl EndpointSliceReader<'_> {
         Some(())
     }
 
-    /// The one port that is meant; `None` if there is none, or if that is not clear, which is reported.
+    /// Returns the port to use. Returns `None` if there is none, or if the choice is ambiguous,
+    /// which is reported.
     fn port(
         &mut self,
         ports: &[Port],
@@ -253,7 +257,7 @@ impl EndpointSliceReader<'_> {
             return None;
         };
         let span = first.span();
-        // Kubernetes writes numbers without zeros in front.
+        // Kubernetes writes numbers without leading zeros.
         let number =
             |number: &str| number.parse().ok().filter(|n: &u32| *n < MAX_INDEXES && n.to_string() == number);
         let ordinal = hostname.as_deref().and_then(|name| name.rsplit_once('-'));

@@ -1,4 +1,4 @@
-//! Endpoint files by example: what is taken, and what is refused with which words.
+//! Endpoint files by example: accepted ones, and refused ones with their messages.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use lb_core::service::{Size, Subset};
 use lb_document::key::markdown;
 use proptest::prelude::*;
 
-/// A file of which nothing else is known.
+/// A file about which its reader knows nothing else.
 fn alone() -> ListContext<'static> {
     ListContext { path: Path::new("e.toml"), port_name: None, service: None, services: &[] }
 }

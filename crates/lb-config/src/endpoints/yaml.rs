@@ -1,8 +1,11 @@
-//! YAML as JSON, so that one reader knows both, and where each part of it stood.
+//! Converts YAML to JSON, with the source position of each part, so that one reader handles both
+//! formats.
 //!
-//! saphyr-parser reads the text: events with positions, no recursion, maintained, and one crate besides what is here already. (serde_yaml
-//! and its forks are archived or without positions; serde-saphyr gives values and no events.) What JSON cannot say is refused: tags, keys
-//! that are no scalars, merge keys, a second document. Aliases repeat what they name, up to a bound.
+//! saphyr-parser reads the text: it yields events with positions, does not recurse, is maintained,
+//! and adds only one crate to the dependencies. (serde_yaml and its forks are archived or have no
+//! positions; serde-saphyr yields values and no events.) Anything that JSON cannot express is
+//! refused: tags, keys that are not scalars, merge keys, a second document. An alias repeats the
+//! value that it names, up to a bound.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -14,31 +17,32 @@ use serde_json::Number;
 
 use super::MAX_FILE_BYTES;
 
-/// Nested lists and mappings; an assignment of Envoy has ten levels.
+/// The maximum nesting of lists and mappings. An assignment of Envoy has ten levels.
 const MAX_DEPTH: usize = 64;
 
-/// Bytes of the JSON. Of a list without aliases it has about as many as the text.
+/// The maximum length of the JSON in bytes. Without aliases, the JSON is about as long as the YAML.
 const MAX_BYTES: usize = 2 * MAX_FILE_BYTES;
 
-/// A value or a key: where it begins in the JSON, and where it stood.
+/// A value or a key: its start in the JSON, and its position in the source.
 #[derive(Clone, Debug)]
 pub struct SourceMapping {
     pub start: u32,
     pub origin: Range<u32>,
 }
 
-/// A YAML text as JSON on one line, and its values and keys in the order of the text.
+/// A YAML text as JSON on one line, with its values and keys in the order of the text.
 #[derive(Default)]
 pub struct Json {
     pub text: String,
     pub places: Vec<SourceMapping>,
 }
 
-/// Commas and brackets. The parser queues the tokens of a value in brackets until it ends, which takes 800 bytes for each of these. A
-/// list of 16,384 targets, each in brackets of its own, has 32,768.
+/// The maximum number of commas and brackets. The parser queues the tokens of a bracketed value
+/// until the value ends, which takes 800 bytes for each comma or bracket. A list of 16,384 targets,
+/// each in its own brackets, has 32,768.
 const MAX_IN_BRACKETS: usize = 1 << 17;
 
-/// Parses a text; what is wrong with it is reported.
+/// Parses a text and reports its faults.
 pub fn read(text: &str, report: &mut DiagnosticCollector<'_>) -> Option<Json> {
     let mut signs = text.bytes().enumerate().filter(|(_, byte)| b",[]{}?".contains(byte));
     if let Some((at, _)) = signs.nth(MAX_IN_BRACKETS) {
@@ -69,7 +73,7 @@ pub fn read(text: &str, report: &mut DiagnosticCollector<'_>) -> Option<Json> {
     Some(writer.json)
 }
 
-/// The parser counts characters, a report bytes.
+/// Converts the parser's character offsets to the byte offsets of reports.
 struct ByteOffsets(Option<Vec<u32>>, usize);
 
 impl ByteOffsets {
@@ -92,14 +96,14 @@ impl ByteOffsets {
     }
 }
 
-/// A list or a mapping that is open.
+/// An unfinished list or mapping.
 enum OpenCollection {
     List {
         place: usize,
         anchor: usize,
         is_empty: bool,
     },
-    /// With the keys that it has, and whether a value comes next.
+    /// With its keys so far, and whether a value comes next.
     Mapping {
         place: usize,
         anchor: usize,
@@ -108,11 +112,11 @@ enum OpenCollection {
     },
 }
 
-/// What an anchor names: its places, and its text.
+/// The value that an anchor names: its range of places, and its range of text.
 type Anchor = (Range<usize>, Range<usize>);
 
 struct YamlToJson {
-    /// By number, from 1; the numbers are the parser's.
+    /// Indexed by the parser's number of the anchor, from 1.
     anchors: Vec<Option<Anchor>>,
     open: Vec<OpenCollection>,
     /// Whether the document has ended.
@@ -120,7 +124,7 @@ struct YamlToJson {
     json: Json,
 }
 
-/// What is wrong, and what would be right.
+/// The fault, and the correction.
 type Wrong = (String, Option<&'static str>);
 
 impl YamlToJson {
@@ -173,7 +177,7 @@ impl YamlToJson {
                 let Some((places, text)) = named else {
                     return Err(("an alias stands within what it names".to_owned(), None));
                 };
-                // Also where a short text would be repeated without end.
+                // This also bounds a short text that aliases repeat without end.
                 if self.json.text.len() + text.len() > MAX_BYTES {
                     return Err(too_long());
                 }
@@ -188,7 +192,7 @@ impl YamlToJson {
         }
     }
 
-    /// Writes what stands before a value, and returns where the value begins.
+    /// Writes the separator before a value, and returns the offset at which the value begins.
     fn separate(&mut self) -> Result<usize, Wrong> {
         match self.open.last_mut() {
             Some(OpenCollection::List { is_empty, .. }) => {
@@ -249,9 +253,10 @@ impl YamlToJson {
         match text {
             _ if is_text => self.json.push_string(text),
             "" | "~" | "null" | "Null" | "NULL" => self.json.text.push_str("null"),
-            // Other spellings are text: a label keeps them, and no format here has them elsewhere.
+            // Other spellings of truth values are text. A label retains them, and no format here
+            // has them elsewhere.
             "true" | "false" => self.json.text.push_str(text),
-            // Other numbers of YAML than those of JSON, as 0x10 or .5, are read as text.
+            // Numbers that only YAML has, such as 0x10 or .5, are read as text.
             _ if text.parse::<Number>().is_ok() => self.json.text.push_str(text),
             _ => self.json.push_string(text),
         }
@@ -259,7 +264,7 @@ impl YamlToJson {
         Ok(())
     }
 
-    /// Keeps what an anchor names: the place and all that came after it.
+    /// Stores the value that an anchor names: its place and everything after it.
     fn name(&mut self, anchor: usize, place: usize) {
         if anchor == 0 {
             return;
@@ -278,22 +283,22 @@ impl Json {
     }
 
     fn push_string(&mut self, text: &str) {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(self.text, "{}", serde_json::Value::from(text));
     }
 }
 
-/// An offset in a text of which the length is bounded.
+/// Converts an offset to 32 bits; the length of the text is limited.
 fn short(offset: usize) -> u32 {
     u32::try_from(offset).unwrap_or(u32::MAX)
 }
 
-/// Whether a tag says that a scalar is text.
+/// Returns whether a tag marks a scalar as text.
 fn is_tagged(tag: Option<&Tag>) -> Result<bool, Wrong> {
     match tag {
         None => Ok(false),
         Some(tag) if tag.is_yaml_core_schema() && tag.suffix == "str" => Ok(true),
-        // The mark of text without a tag of its own.
+        // The tag `!` marks text without a tag of its own.
         Some(tag) if tag.handle.is_empty() && tag.suffix == "!" => Ok(true),
         Some(tag) => refuse(Some(tag)).map(|()| false),
     }

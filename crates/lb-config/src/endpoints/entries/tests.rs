@@ -1,4 +1,4 @@
-//! Long and odd TOML files by example.
+//! Long and unusual TOML files by example.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A tree without what is inside of values that no entry can have.
+/// Prints a tree without the content of values that no entry can have.
 fn pruned(table: &DeTable<'_>, is_root: bool) -> String {
     let value = |value: &Spanned<DeValue<'_>>| match value.get_ref() {
         DeValue::Array(list) if is_root => {
@@ -30,7 +30,7 @@ fn both(text: &str) -> [(String, String); 2] {
         let mut report = DiagnosticCollector::new(path, text);
         let tree = read(&mut report);
         let faults = report.finish(Some(())).map_or_else(|faults| faults.to_string(), |()| String::new());
-        // Of a faulty file only the faults are compared.
+        // For a faulty file, only the faults are compared.
         (if faults.is_empty() { tree } else { String::new() }, faults)
     };
     [
@@ -79,14 +79,16 @@ fn a_file_of_words_and_signs_without_end_is_refused_before_it_is_parsed() {
     assert!(faults.contains("more than 1048576 words and signs"), "{faults}");
 }
 
-/// Whether a tree holds a list or a table where no entry can have one: its file is refused for it in any case.
+/// Returns whether a tree holds a list or a table in a place where no entry can have one. Such a
+/// file is refused in any case.
 fn holds_what_is_refused(tree: &str) -> bool {
     ["=a list", "=a table", "array"].iter().any(|kind| tree.contains(kind))
 }
 
 proptest! {
-    /// Both readers agree whether a text is faulty. Inside of a value that no entry can have, ours looks for no key that
-    /// is there twice: that value is the fault.
+    /// Both readers agree whether a text is faulty, with one exception: inside a value that no
+    /// entry can have, our reader does not look for duplicate keys, because that value itself is
+    /// the fault.
     #[test]
     fn a_mutation_is_faulty_for_both_readers_or_for_none(
         which in 0..GOOD.len(), at in 0_usize..120, length in 0_usize..8, put in "[\\[\\]{}=\"',.0-9a-z\n ]{0,4}",
@@ -100,7 +102,7 @@ proptest! {
     }
 }
 
-/// What the random mutations found: a key that is there twice in a table that no entry can have.
+/// The random mutations found this case: a duplicate key in a table that no entry can have.
 #[test]
 fn a_key_twice_in_a_table_that_no_entry_has_is_refused_for_the_table() {
     for text in
