@@ -1,9 +1,11 @@
-//! Which subset to configure for a fleet, and what it is worth beside the other choices.
+//! Recommends a subset for a fleet, and compares it with the other choices.
 //!
-//! Rocksteadier with automatic size, except where so few clients face so many backends that it needs more than twice
-//! the connections that the fleet has to open at least. There it is an aperture, whose fractional edges leave no waste,
-//! but which makes clients reconnect to most of their backends when one is added: hence not for less. Where clients are unequal or
-//! absent, subsets are so large that most of the capacity can be used all the same.
+//! The recommendation is Rocksteadier with automatic size, with one exception. If so few clients
+//! use so many backends that it needs more than twice the fleet's minimum number of connections,
+//! the recommendation is an aperture: its fractional edges leave no waste. But when a backend is
+//! added, the clients of an aperture reconnect to most of their backends, so a smaller saving does
+//! not justify an aperture. If clients are unequal or absent, subsets are so large that most of the
+//! capacity is still usable.
 
 use lb_core::service::{Size, Subset};
 use lb_core::subset::Algorithm;
@@ -15,50 +17,51 @@ use crate::metrics::interval::Interval;
 use crate::metrics::{block_shares, raw_utilization};
 use crate::unequal::{Inequality, UnequalLoads, guarantee, size_for};
 
-/// A subset of fixed size to compare with: the SRE book's example.
+/// A fixed size for comparison: the SRE book's example.
 const BOOK_SIZE: u32 = 20;
 
-/// Most pairs of clients and backends for which algorithms that look at each are compared: a second or two.
+/// The maximum number of client and backend pairs for which algorithms that examine each pair are
+/// compared. This takes a second or two.
 const MAX_PAIRS: u64 = 1 << 28;
 
-/// The fleet for which a subset is sought.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Question {
-    /// M.
+    /// M: the number of client tasks.
     pub clients: u32,
-    /// N.
+    /// N: the number of backends.
     pub backends: u32,
-    /// The job's seed.
     pub seed: u64,
     /// How unequal the clients are, and how many of them are absent.
     pub inequality: Inequality,
 }
 
-/// What one subset is worth for a fleet.
+/// The quality of one subset for a fleet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Assessment {
-    /// Most connections of a client.
+    /// The largest number of connections of a client.
     pub each: u32,
-    /// Connections of all clients.
+    /// The connections of all clients.
     pub all: u64,
-    /// Raw utilization if every client shares its traffic out evenly (an aperture by its own weights).
+    /// Raw utilization if every client divides its traffic evenly (for an aperture, by its own
+    /// weights).
     pub even: f64,
     /// Raw utilization with structural weights.
     pub weighted: f64,
-    /// What one more backend costs.
+    /// The cost of one more backend.
     pub backend: ChangeCost,
-    /// What one more client costs the others.
+    /// The cost of one more client for the other clients.
     pub client: ChangeCost,
-    /// Largest part of a subset within a tenth of the backends.
+    /// The largest part of a subset within a tenth of the backends.
     pub restart: f64,
-    /// How even loads are with structural weights where clients are unequal or absent; `None` where none is.
+    /// How even loads are with structural weights if clients are unequal or absent; `None` if they
+    /// are neither.
     pub unequal: Option<UnequalLoads>,
 }
 
-/// What a change of the fleet costs its clients: parts of their subsets that they drop.
+/// The cost of a change of the fleet for its clients: the parts of their subsets that they drop.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct ChangeCost {
-    /// Mean over the clients.
+    /// The mean over the clients.
     pub mean: f64,
     /// The part of the client that drops most.
     pub worst: f64,
@@ -70,25 +73,24 @@ impl From<Churn> for ChangeCost {
     }
 }
 
-/// A subset, and the fleet that it makes.
+/// A subset, and the fleet that uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubsetChoice {
-    /// What to configure.
     pub subset: Subset,
-    /// The fleet with the size that follows from the subset; `None` if every client uses all backends.
+    /// The fleet with the size that follows from the subset; `None` if every client uses all
+    /// backends.
     pub fleet: Option<Fleet>,
 }
 
-/// What to use, and what else there is.
+/// The recommended choice and its alternatives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
-    /// What to use.
     pub answer: SubsetChoice,
-    /// The other sensible choices.
     pub alternatives: Vec<SubsetChoice>,
-    /// The smallest sensible size: the client's part of the backends, and enough of them to lose some.
+    /// The smallest sensible size: large enough for the client's part of the backends, and for the
+    /// loss of some of them.
     pub least: u32,
-    /// The smallest size that unequal or absent clients ask for; [`MIN_AUTO_SIZE`] where they ask for nothing.
+    /// The smallest size that unequal or absent clients need; [`MIN_AUTO_SIZE`] if there are none.
     pub min: u32,
 }
 
@@ -116,7 +118,7 @@ impl Advice {
         if u64::from(question.clients) * u64::from(question.backends) <= MAX_PAIRS {
             alternatives.push(random);
         }
-        // A subset as large as the service is the choice `all` under another name.
+        // A subset as large as the service is the same as the choice `all`.
         alternatives.retain(|choice| choice.size(question) < question.backends);
         alternatives.push(all);
         alternatives.retain(|choice| *choice != answer);
@@ -125,8 +127,8 @@ impl Advice {
 }
 
 impl SubsetChoice {
-    /// With which size arcs overlap, if those of this choice lie side by side: only then can their shares be fitted to backends of
-    /// unequal weights.
+    /// The smallest size at which arcs overlap, if the arcs of this choice lie side by side. Only
+    /// overlapping arcs allow shares that fit backends of unequal weights.
     pub fn overlapping_size(&self, question: &Question) -> Option<u32> {
         let fleet = self.fleet.filter(|fleet| fleet.algorithm.is_aperture())?;
         let is_side_by_side =
@@ -147,7 +149,7 @@ impl Question {
         Fleet { algorithm, clients, backends, size, seed }
     }
 
-    /// The fleet that a subset makes.
+    /// The fleet that results from a subset.
     fn choice(&self, subset: Subset) -> SubsetChoice {
         let size_of = |algorithm, size| match size {
             Size::Fixed(size) => size,
@@ -161,12 +163,12 @@ impl Question {
         SubsetChoice { subset, fleet }
     }
 
-    /// How many neighbours a restart takes down at once: a tenth of the backends.
+    /// How many neighbouring backends a restart takes down at once: a tenth of the backends.
     pub fn block(&self) -> u32 {
         self.backends.div_ceil(10)
     }
 
-    /// What a choice is worth.
+    /// The quality of a choice.
     pub fn assess(&self, choice: &SubsetChoice) -> Assessment {
         let Some(fleet) = choice.fleet else { return self.assess_all() };
         let graph = fleet.graph();
@@ -176,8 +178,8 @@ impl Question {
             let unequal = inequality.map(|inequality| UnequalLoads::of(&fleet, &graph, &sharing, inequality));
             (raw_utilization(&sharing.loads(&graph)), unequal)
         };
-        // The changed fleet may have another automatic size. The largest fleet there may be has no larger neighbour, so
-        // it is compared with the next smaller one.
+        // The changed fleet may have another automatic size. The largest allowed fleet has no
+        // larger neighbour, so it is compared with the next smaller one.
         let dropped = |other: Self| {
             let Some(other) = other.choice(choice.subset).fleet else {
                 return ChangeCost { mean: 0.0, worst: 0.0 };
@@ -188,7 +190,8 @@ impl Question {
         };
         let backends = if self.backends < MAX_BACKENDS { self.backends + 1 } else { self.backends - 1 };
         let clients = if self.clients < MAX_CLIENTS { self.clients + 1 } else { self.clients - 1 };
-        // Each solves weights of its own, which for the largest fleets takes seconds: hence at the same time.
+        // These run concurrently, because each solves its own weights, which takes seconds for the
+        // largest fleets.
         let ((weighted, unequal), (backend, client)) = rayon::join(weighted, || {
             rayon::join(|| dropped(Self { backends, ..*self }), || dropped(Self { clients, ..*self }))
         });
@@ -205,7 +208,8 @@ impl Question {
         }
     }
 
-    /// Every client uses every backend: nothing to compute, and for large fleets too many connections to keep.
+    /// Every client uses every backend: nothing needs computing, and large fleets have too many
+    /// connections to store.
     fn assess_all(&self) -> Assessment {
         let nothing = ChangeCost { mean: 0.0, worst: 0.0 };
         Assessment {
@@ -216,7 +220,7 @@ impl Question {
             backend: nothing,
             client: nothing,
             restart: f64::from(self.block()) / f64::from(self.backends),
-            // Every backend gets the same part of what each client sends.
+            // Every backend receives the same part of the traffic of each client.
             unequal: (!self.inequality.is_none()).then(|| UnequalLoads {
                 raw: Interval::of([1.0]),
                 rsd: Interval::of([0.0]),
@@ -269,7 +273,8 @@ mod tests {
                 "{clients} and {backends}"
             );
             assert_eq!(choice(Algorithm::Rocksteadier).overlapping_size(&question), None);
-            // With it, every backend is in several arcs, and one less would not do.
+            // With this size every backend is in several arcs; with one less, some backend is in
+            // only one.
             if let Some(size) = expected {
                 let fewest = |size| {
                     let fleet = Fleet { algorithm: Algorithm::Aperture, clients, backends, size, seed: 0 };

@@ -1,39 +1,37 @@
-//! A fleet: one job of client tasks before the backends of one service, the subsets that its tasks take, and how they
-//! share their traffic out among them.
+//! A fleet: one job of client tasks and the backends of one service, the subsets of the tasks, and
+//! how the tasks divide their traffic among their subsets.
 //!
-//! Everything else of the planner is computed from this. Must not know what evenness is worth.
+//! The planner computes everything else from this. Must not know the value of evenness.
 
 use lb_core::endpoint::MAX_INDEXES;
 use lb_core::subset::{self, Algorithm, Position};
 use lb_core::weights::{Graph, Precision, Solution, solve};
 use thiserror::Error;
 
-/// Most client tasks of a job: as many as the daemon's configuration takes.
+/// The maximum number of client tasks of a job, the same as in the daemon's configuration.
 pub const MAX_CLIENTS: u32 = 65_536;
 
-/// Most backends of a service: every order is over at most as many indexes.
+/// The maximum number of backends of a service: no order has more indexes.
 pub const MAX_BACKENDS: u32 = MAX_INDEXES;
 
-/// Largest wanted size. A subset has no more than all backends; the daemon itself takes fixed sizes up to 256, and all
-/// backends.
+/// The largest wanted size. A subset never exceeds the number of backends. The daemon accepts fixed
+/// sizes up to 256, and all backends.
 pub const MAX_SIZE: u32 = MAX_BACKENDS;
 
-/// Most connections of a fleet: each takes four bytes, so 128 MiB. A fleet with subsets of at most 500 backends always
-/// has fewer.
+/// The maximum number of connections of a fleet: each takes four bytes, so 128 MiB in all. A fleet
+/// with subsets of at most 500 backends always has fewer.
 pub const MAX_CONNECTIONS: u64 = 1 << 25;
 
-/// One job before one service: all client tasks and backends run, and their indexes have no gaps.
+/// One job and one service. All client tasks and backends run, and their indexes have no gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fleet {
-    /// How subsets are chosen.
     pub algorithm: Algorithm,
-    /// M: client tasks.
+    /// M: the number of client tasks.
     pub clients: u32,
-    /// N: backends.
+    /// N: the number of backends.
     pub backends: u32,
     /// k: the wanted size of a subset.
     pub size: u32,
-    /// The job's seed.
     pub seed: u64,
 }
 
@@ -51,37 +49,38 @@ pub struct TooManyConnections {
 }
 
 impl Fleet {
-    /// What the algorithms are told of one client.
+    /// The input of the algorithms for one client.
     pub fn position(&self, client: u32) -> Position {
         let Self { clients, backends, size, seed, .. } = *self;
         Position { client, clients, backends, size, seed }
     }
 
-    /// K: the size of a subset where the algorithm takes whole backends.
+    /// K: the size of a subset if the algorithm uses whole backends.
     pub fn wanted(&self) -> u32 {
         self.size.min(self.backends)
     }
 
-    /// The subset of one client, best first.
+    /// The subset of one client, in order of preference.
     pub fn subset(&self, client: u32) -> Vec<u32> {
         subset::subset(self.algorithm, self.position(client)).collect()
     }
 
-    /// The subsets of all clients. Large fleets need [`Self::check_size`] before.
+    /// The subsets of all clients. For a large fleet, call [`Self::check_size`] first.
     pub fn graph(&self) -> Graph {
         Graph::of_job(self.algorithm, self.position(0))
     }
 
-    /// How many pairs of a client and a backend there are.
+    /// The number of pairs of a client and a backend.
     pub fn pairs(&self) -> u64 {
         u64::from(self.clients) * u64::from(self.backends)
     }
 
-    /// How many connections the fleet opens, if each client opens one to each backend of its subset.
+    /// The number of connections of the fleet if each client opens one to each backend of its
+    /// subset.
     pub fn connections(&self) -> u64 {
         let length = |client| u64::from(subset::length(self.algorithm, self.position(client)));
         if self.algorithm.is_aperture() {
-            // The lengths of arcs differ by one backend.
+            // Arcs differ in length by one backend.
             (0..self.clients).map(length).sum()
         } else {
             u64::from(self.clients) * length(0)
@@ -99,20 +98,22 @@ impl Fleet {
     }
 }
 
-/// How the clients of a fleet share their traffic out among their subsets. Every client has the same amount.
+/// How the clients of a fleet divide their traffic among their subsets. Every client sends the same
+/// amount.
 #[derive(Clone, Debug)]
 pub enum Sharing {
-    /// The same to every backend of the subset.
+    /// The same amount to every backend of the subset.
     Even,
-    /// By an aperture's overlaps.
+    /// In proportion to an aperture's overlaps.
     Arcs(Fleet),
     /// By structural weights, as the daemon does.
     Structural(Solution),
 }
 
 impl Sharing {
-    /// How the clients of a fleet share, given its [`Fleet::graph`]: aperture forms bring their own weights in any
-    /// case, the others have structural weights if `weighted`, for backends of equal capacity.
+    /// How the clients of a fleet divide their traffic, given its [`Fleet::graph`]. Aperture
+    /// algorithms always use their own weights. The other algorithms use structural weights for
+    /// backends of equal capacity if `weighted` is set.
     pub fn of(fleet: &Fleet, graph: &Graph, weighted: bool) -> Self {
         if fleet.algorithm.is_aperture() {
             Self::Arcs(*fleet)
@@ -123,8 +124,8 @@ impl Sharing {
         }
     }
 
-    /// What one client, whose subset this is, sends to each of its backends, in the subset's order: in sum 1. `graph`
-    /// is the one of [`Self::of`].
+    /// What one client sends to each backend of its `subset`, in the order of the subset. The sum
+    /// is 1. `graph` is the one passed to [`Self::of`].
     pub fn weights(&self, graph: &Graph, client: u32, subset: &[u32]) -> Vec<f64> {
         match self {
             #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
@@ -140,19 +141,19 @@ impl Sharing {
         }
     }
 
-    /// What every backend gets, by index, in clients' worth of traffic.
+    /// The load of every backend, by index. The unit is the traffic of one client.
     pub fn loads(&self, graph: &Graph) -> Vec<f64> {
         match self {
             Self::Even => {
-                // Whole backends: every subset is as long as the first, so that equal counts are equal loads to the
-                // bit.
+                // Whole backends: every subset is as long as the first, so equal counts give loads
+                // that are equal to the bit.
                 let length = graph.rows().next().map_or(0, <[u32]>::len).max(1);
                 #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
                 let length = length as f64;
                 graph.connections().into_iter().map(|clients| f64::from(clients) / length).collect()
             }
             Self::Arcs(fleet) => {
-                // Added up in whole units, so that loads that are equal come out equal to the bit.
+                // The sum is in whole units, so that equal loads are equal to the bit.
                 let mut units = vec![0_u64; fleet.backends as usize];
                 for (client, row) in (0..fleet.clients).zip(graph.rows()) {
                     for (&backend, overlap) in row.iter().zip(overlaps(fleet, client)) {

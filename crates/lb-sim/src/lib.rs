@@ -1,9 +1,12 @@
-//! The planner: the same decisions as the daemon's ([`lb_core`]), for a whole fleet at once, in numbers and pictures.
+//! The planner makes the same decisions as the daemon ([`lb_core`]), for a whole fleet at once, and
+//! shows them in numbers and pictures.
 //!
-//! In reading order: a fleet and its subsets ([`fleet`]), or a job before a list as a daemon reads it ([`listed`]); what subsets are
-//! worth ([`metrics`]), what is drawn by lot ([`sampling`]), what unequal clients do to subsets ([`unequal`]), and all that over many
-//! fleets ([`sweep`]); which to choose ([`advice`]), a fleet in virtual time ([`traffic`]), and pictures of all of it ([`report`]); then
-//! one module per command. Must not know of kernels, sockets or clocks: the same arguments give the same output on every machine.
+//! In reading order: a fleet and its subsets ([`fleet`]), or a job and a list as a daemon reads it
+//! ([`listed`]); the quality of subsets ([`metrics`]), random draws ([`sampling`]), the effect of
+//! unequal clients on subsets ([`unequal`]), and all of these over many fleets ([`sweep`]); which
+//! subset to choose ([`advice`]), a fleet in virtual time ([`traffic`]), and pictures of everything
+//! ([`report`]); then one module per command. Must not know of kernels, sockets or clocks: the same
+//! arguments give the same output on every machine.
 #![forbid(unsafe_code)]
 
 pub mod fleet;
@@ -56,9 +59,11 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// Plans socklb's subsets: which client tasks use which backends, how even that is, and what a change costs.
+/// Plans socklb's subsets: which client tasks use which backends, how even their load is, and the
+/// cost of a change.
 ///
-/// It computes what the daemons of a whole job would decide, without a kernel, without root and without a network.
+/// Computes what the daemons of a whole job would decide, without a kernel, without root and
+/// without a network.
 #[derive(Debug, Parser)]
 #[command(name = "socklb-sim", version)]
 struct PlannerCli {
@@ -68,31 +73,32 @@ struct PlannerCli {
 
 #[derive(Debug, Subcommand)]
 enum PlannerCommand {
-    /// Who uses whom
+    /// Shows which client tasks use which backends
     Subset(commands::subset::SubsetOptions),
-    /// How Rocksteadier deals backends to ten clients (the ACM article's Tables 2 to 5)
+    /// Shows how Rocksteadier deals backends to ten clients (the ACM article's Tables 2 to 5)
     Lots(commands::lots::LotsOptions),
-    /// How even the subsets are, and how much they have in common
+    /// Measures how even the subsets are, and how much they have in common
     Balance(commands::balance::BalanceOptions),
-    /// What one more client or backend, or another size, costs in connections
+    /// Shows the cost in connections of one more client or backend, or of another size
     Churn(commands::churn::ChurnOptions),
-    /// How even an algorithm is before all numbers of clients and backends (the ACM article's Figure 2)
+    /// Measures how even an algorithm is for all numbers of clients and backends (the ACM article's
+    /// Figure 2)
     Sweep(commands::sweep::SweepOptions),
-    /// What to configure for a fleet, and what that trades for what
+    /// Recommends a subset for a fleet, and compares it with the alternatives
     Advise(commands::advise::AdviseOptions),
-    /// A fleet in virtual time: load, errors and moved connections through restarts and resizes
+    /// Plays a fleet in virtual time: load, errors and moved connections through restarts and
+    /// resizes
     Traffic(commands::traffic::TrafficOptions),
 
-    /// Draws the literature's figures with our own numbers, as one page to look at
+    /// Draws the literature's figures with socklb's own numbers, on one page
     Report(commands::report::ReportOptions),
 }
 
-/// What the command line takes, for its manual pages.
+/// The command line, for the manual pages.
 pub fn command() -> clap::Command {
     PlannerCli::command()
 }
 
-/// Runs the command line.
 pub fn main() -> ExitCode {
     let result = match PlannerCli::parse().command {
         PlannerCommand::Subset(options) => commands::subset::run(&options),

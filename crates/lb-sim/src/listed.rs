@@ -1,7 +1,7 @@
-//! A job before the backends of a list, as a daemon reads it: holes among the indexes, weights, lame ducks.
+//! A job and a list of backends as a daemon reads it: with missing indexes, weights and lame ducks.
 //!
-//! What its tasks use is computed by the daemon's own code, [`Memberships`], so that what a daemon decided comes out again. Must not
-//! know where the list is from.
+//! The daemon's own code, [`Memberships`], computes what the tasks use, so the result equals the
+//! daemon's decision. Must not know the source of the list.
 
 use lb_core::endpoint::EndpointList;
 use lb_core::membership::{Membership, Memberships};
@@ -11,14 +11,12 @@ use thiserror::Error;
 
 use crate::fleet::MAX_CONNECTIONS;
 
-/// A job and its service.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ListedJob {
-    /// The service: how subsets are chosen, how large they are, and the seed.
+    /// The service: how subsets are chosen, their size, and the seed.
     pub service: Service,
-    /// Client tasks of the job.
+    /// The number of client tasks of the job.
     pub tasks: u32,
-    /// The service's endpoints.
     pub list: EndpointList,
 }
 
@@ -33,12 +31,12 @@ pub struct TooManyMembers {
     members: u64,
 }
 
-/// What all tasks of the job use.
+/// The subsets and shares of all tasks of the job.
 #[derive(Clone, Debug)]
 pub struct ListedSubsets {
-    /// Of each task, the indexes of its members.
+    /// The indexes of each task's members.
     pub graph: Graph,
-    /// Of each task, the part of its connects that each member gets.
+    /// For each task, each member's part of its connects.
     pub shares: Vec<Vec<f64>>,
 }
 
@@ -51,10 +49,10 @@ impl ListedJob {
         }
     }
 
-    /// Checks that what all tasks use fits into memory.
+    /// Checks that the members of all tasks fit into memory.
     ///
     /// # Errors
-    /// If it does not.
+    /// They do not fit.
     pub fn check_size(&self) -> Result<(), TooManyMembers> {
         let endpoints = u32::try_from(self.list.as_slice().len()).unwrap_or(u32::MAX);
         let size = self.service.subset.most_members().min(endpoints);
@@ -62,13 +60,12 @@ impl ListedJob {
         if members > MAX_CONNECTIONS { Err(TooManyMembers { tasks: self.tasks, members }) } else { Ok(()) }
     }
 
-    /// What each task uses, task by task.
+    /// The membership of each task, task by task.
     pub fn memberships(&self) -> impl Iterator<Item = Membership> {
         let memberships = Memberships::new(&self.service, self.tasks, &self.list);
         (0..self.tasks).map(move |task| memberships.of(task))
     }
 
-    /// What all tasks use.
     pub fn subsets(&self) -> ListedSubsets {
         let mut graph = Graph::new(self.list.index_space());
         let mut shares = Vec::new();
@@ -79,7 +76,8 @@ impl ListedJob {
         ListedSubsets { graph, shares }
     }
 
-    /// Capacities of the endpoints that ask for connections, by index; 0 for those that do not, and for holes.
+    /// Capacities by index of the endpoints that request connections; 0 for the other endpoints and
+    /// for missing indexes.
     pub fn capacities(&self) -> Vec<u16> {
         let mut capacities = vec![0; self.list.index_space() as usize];
         for endpoint in self.list.as_slice().iter().filter(|endpoint| endpoint.is_wanted()) {
@@ -90,7 +88,8 @@ impl ListedJob {
 }
 
 impl ListedSubsets {
-    /// What each backend gets for its capacity where tasks send at these rates, by index; of those with a capacity.
+    /// The load of each backend over its capacity, if tasks send at these rates, in the order of
+    /// indexes. Backends without a capacity are left out.
     pub fn loads(&self, capacities: &[u16], rates: &[f64]) -> Vec<f64> {
         let mut loads = vec![0.0; capacities.len()];
         for ((row, shares), rate) in self.graph.rows().zip(&self.shares).zip(rates) {

@@ -1,6 +1,6 @@
 //! socklb-sim: plans subsets before they are in production.
 //!
-//! Everything is in the library, so that tests and benchmarks can call it.
+//! All code is in the library, so that tests and benchmarks can call it.
 
 use std::process::ExitCode;
 

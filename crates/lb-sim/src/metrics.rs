@@ -1,12 +1,14 @@
-//! What subsets are worth: how even the load is, how much they have in common, and what a change costs.
+//! The quality of subsets: how even the load is, how much subsets have in common, and the cost of a
+//! change.
 //!
-//! Definitions as in `docs/reference/subsets.md`. Pure functions of subsets and counts.
+//! `docs/reference/subsets.md` has the definitions. All functions are pure functions of subsets and
+//! counts.
 
 use std::collections::HashSet;
 
 use lb_core::weights::Graph;
 use serde::Serialize;
-// The daemon's automatic sizes depend on it, too: one definition.
+// The daemon's automatic sizes use it too, so there is one definition.
 pub use lb_core::weights::raw_utilization;
 
 pub mod overlap;
@@ -15,21 +17,19 @@ pub mod churn;
 
 pub mod interval;
 
-/// Smallest, mean and largest of some numbers, and their relative standard deviation (of the population).
+/// The smallest, mean and largest of some numbers, and their relative standard deviation (of the
+/// population).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spread {
-    /// Smallest.
     pub min: f64,
-    /// Mean.
     pub mean: f64,
-    /// Largest.
     pub max: f64,
     /// Standard deviation over mean; 0 if the mean is 0.
     pub rsd: f64,
 }
 
 impl Spread {
-    /// Of nothing, everything is 0.
+    /// Without values, every field is 0.
     pub fn of(values: &[f64]) -> Self {
         if values.is_empty() {
             return Self::default();
@@ -44,25 +44,25 @@ impl Spread {
         }
     }
 
-    /// The same of whole numbers.
     pub fn of_counts(counts: &[u32]) -> Self {
         Self::of(&counts.iter().copied().map(f64::from).collect::<Vec<f64>>())
     }
 }
 
-/// A count as a number to reckon with, to 16 digits.
+/// Converts a count to a number for calculations, exact to 16 digits.
 #[expect(clippy::cast_precision_loss, reason = "figures have fewer digits")]
 pub const fn float(count: u64) -> f64 {
     count as f64
 }
 
-/// The mean; 0 of nothing.
+/// The mean; 0 without values.
 pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
     let (count, sum) = values.into_iter().fold((0_u32, 0.0), |(count, sum), value| (count + 1, sum + value));
     sum / f64::from(count.max(1))
 }
 
-/// The smallest of the values such that `percent` of them are not above it (nearest rank); 0 of nothing.
+/// The smallest value such that `percent` percent of the values are at most as large (nearest
+/// rank); 0 without values.
 pub fn percentile(values: &[f64], percent: usize) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -70,7 +70,8 @@ pub fn percentile(values: &[f64], percent: usize) -> f64 {
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
 }
 
-/// Adjusted utilization (ACM Queue 2022): the best that so many whole connections allow, ceil(M K / N), over the largest count.
+/// Adjusted utilization (ACM Queue 2022): the best largest count that so many whole connections
+/// allow, ceil(M K / N), over the actual largest count.
 pub fn adjusted_utilization(connections: &[u32]) -> f64 {
     let largest = connections.iter().copied().max().unwrap_or(0);
     if largest == 0 {
@@ -82,7 +83,7 @@ pub fn adjusted_utilization(connections: &[u32]) -> f64 {
     best / f64::from(largest)
 }
 
-/// The part of an old subset that a new one has not.
+/// The part of an old subset that a new one lacks.
 pub fn dropped(old: &[u32], new: &[u32]) -> f64 {
     if old.is_empty() {
         return 0.0;
@@ -92,8 +93,9 @@ pub fn dropped(old: &[u32], new: &[u32]) -> f64 {
     part(gone, old.len())
 }
 
-/// The largest part of one subset whose indexes lie within `block` consecutive ones: what a client loses at once when a
-/// rolling restart takes the backends down in the order of their indexes, `block` at a time. Blocks do not wrap.
+/// The largest part of one subset whose indexes lie within `block` consecutive ones. A client loses
+/// this part at once when a rolling restart takes the backends down in the order of their indexes,
+/// `block` at a time. Blocks do not wrap.
 pub fn block_share(subset: &[u32], block: u32) -> f64 {
     let mut sorted = subset.to_vec();
     sorted.sort_unstable();
@@ -109,13 +111,13 @@ pub fn block_share(subset: &[u32], block: u32) -> f64 {
     part(most, sorted.len())
 }
 
-/// [`block_share`] of every client's subset: the mean over the clients is what a client can expect of the worst moment
-/// of a restart, the largest what the unluckiest loses.
+/// [`block_share`] of every client's subset. The mean is a client's expected loss in the worst
+/// moment of a restart; the maximum is the loss of the unluckiest client.
 pub fn block_shares(graph: &Graph, block: u32) -> Spread {
     Spread::of(&graph.rows().map(|subset| block_share(subset, block)).collect::<Vec<f64>>())
 }
 
-/// Of nothing, the part is 0.
+/// Without a whole, the part is 0.
 fn part(of: usize, all: usize) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
     let part = of as f64 / all.max(1) as f64;

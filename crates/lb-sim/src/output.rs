@@ -1,16 +1,16 @@
 //! Writes results to standard output: text for people, or one line of JSON for programs.
 //!
-//! A reader that stops reading is no error. Must not know what the results are.
+//! If the reader closes the pipe early, that is not an error. Must not know what the results are.
 
 use std::io::{self, BufWriter, Write};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// The version of the JSON's shape: fields may be added under it, but none may change or go.
+/// The version of the JSON's shape. Under one version, fields may be added, but not changed or
+/// removed.
 pub const SCHEMA: u32 = 1;
 
-/// Prints text.
 pub fn text(text: impl std::fmt::Display) -> Result<()> {
     finish(|out| write!(out, "{text}"))
 }
@@ -26,7 +26,7 @@ pub fn json(value: &impl Serialize) -> Result<()> {
 fn finish(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
     let mut out = BufWriter::new(io::stdout().lock());
     match write(&mut out).and_then(|()| out.flush()) {
-        // A reader such as `head` has seen enough.
+        // A reader such as `head` stops reading early.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("write to standard output"),
     }

@@ -1,8 +1,9 @@
-//! The report: the figures of three publications on subsets and load, computed with our own decisions, as one page and its
-//! files.
+//! The report: the figures of three publications on subsets and load, computed with socklb's own
+//! decisions, as one page with its files.
 //!
-//! In reading order: what sections hold ([`palette`], [`numbers`], [`section`]), one module per question, the page and
-//! where it is written. The same build gives the same bytes: no dates, nothing of the machine.
+//! In reading order: the content of sections ([`palette`], [`numbers`], [`section`]), one module
+//! per question, then the page and its directory. The same build gives the same bytes: the report
+//! contains no dates and nothing about the machine.
 
 pub mod palette;
 
@@ -59,19 +60,20 @@ use directory::MARK;
 pub use section::Extent;
 use section::ReportSection;
 
-/// How many steps of progress [`sections`] makes: one for each number of backends of a sweep, and more for what takes longer.
+/// How many steps of progress [`sections`] makes: one for each number of backends of a sweep, and
+/// more for longer work.
 pub fn steps(extent: Extent) -> u64 {
     (utilization::SWEEPS + weights::SWEEPS) * u64::from(extent.most_tasks - utilization::SIZE + 1)
         + PLAY * load::plays(extent)
         + OTHER * OTHERS
 }
 
-/// Steps of one play of a scenario with load, and of a section that is neither play nor sweep: a step is a millisecond or two of CPU
-/// time.
+/// Progress steps of one play of a scenario with load, and of a section that is neither a play nor
+/// a sweep. A step is one or two milliseconds of CPU time.
 const PLAY: u64 = 800;
 const OTHER: u64 = 400;
 
-/// Sections that are neither plays nor sweeps.
+/// How many sections are neither plays nor sweeps.
 const OTHERS: u64 = 9;
 
 /// All sections, in reading order.
@@ -94,11 +96,11 @@ pub fn sections(extent: Extent, bar: &ProgressBar) -> Vec<ReportSection> {
         &|| other(sizes::section(extent)),
         &|| load::section(extent, || bar.inc(PLAY)),
     ];
-    // At the same time, because some of them keep one processor busy and others all.
+    // The sections run concurrently, because some use one processor and others use all.
     sections.into_par_iter().with_max_len(1).map(|section| section()).collect()
 }
 
-/// The files of a report: the page first, then every figure.
+/// The names and contents of a report's files: the page first, then every figure.
 pub fn files(sections: &[ReportSection]) -> Vec<(String, String)> {
     let figures = sections.iter().flat_map(|section| &section.figures);
     let alone = figures

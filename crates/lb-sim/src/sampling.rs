@@ -1,21 +1,22 @@
-//! Random lengths of time, and how unequal the tasks of a job are: the same on every machine.
+//! Random lengths of time, and how unequal the tasks of a job are. The results are the same on
+//! every machine.
 //!
-//! A logarithm of the standard library may differ in its last bit from one platform to the next, and one bit would
-//! reorder a whole run. So that of times is computed here, bit by bit; other logarithms and powers are those of the `libm` crate.
-//! Must not know what the draws are for.
+//! The standard library's logarithm may differ in its last bit between platforms, and one bit would
+//! reorder a whole run. So this module computes the logarithm for times itself, bit by bit. Other
+//! logarithms and powers are those of the `libm` crate. Must not know the purpose of the draws.
 
 use lb_core::subset::random::{SplitMix64, shuffle};
 use serde::Deserialize;
 
 use crate::metrics::float;
 
-/// How times with a given mean are distributed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Distribution {
-    /// All are the mean.
+    /// Every time equals the mean.
     Even,
-    /// Exponential: arrivals that are independent of each other, and lives whose rest does not depend on their age.
+    /// Exponential: independent arrivals, and lifetimes whose remainder does not depend on their
+    /// age.
     #[default]
     Random,
 }
@@ -25,7 +26,7 @@ pub fn sample(distribution: Distribution, mean_us: u64, rng: &mut SplitMix64) ->
     match distribution {
         Distribution::Even => mean_us,
         Distribution::Random if mean_us == 0 => {
-            // As many draws as for any other mean, and no logarithm.
+            // Consumes as many random numbers as any other mean, and needs no logarithm.
             rng.next_u64();
             0
         }
@@ -39,8 +40,8 @@ pub fn sample(distribution: Distribution, mean_us: u64, rng: &mut SplitMix64) ->
 /// The natural logarithm of 2 in units of 2^-32.
 const LN_2: u64 = 2_977_044_472;
 
-/// Samples the exponential distribution with mean 1, in units of 2^-32: -ln(u), u uniform between 0 and 1. At most
-/// 64 ln 2, about 44.
+/// Samples the exponential distribution with mean 1, in units of 2^-32: -ln(u) for u uniform
+/// between 0 and 1. The maximum is 64 ln 2, about 44.
 fn exponential(rng: &mut SplitMix64) -> u64 {
     let u = rng.next_u64() | 1;
     let below_one = (64 << 32) - log2(u);
@@ -54,7 +55,7 @@ fn log2(u: u64) -> u64 {
     // Between 1 and 2, in units of 2^-31.
     let mut mantissa = (u << u.leading_zeros()) >> 32;
     let mut fraction = 0;
-    // Squaring doubles the logarithm: its whole part is the next bit.
+    // Squaring doubles the logarithm, so its new whole part is the next bit.
     for _ in 0..32 {
         mantissa = (mantissa * mantissa) >> 31;
         let bit = mantissa >> 32;
@@ -64,7 +65,7 @@ fn log2(u: u64) -> u64 {
     whole << 32 | fraction
 }
 
-/// A sample of the standard normal distribution (Box and Muller).
+/// Samples the standard normal distribution (Box and Muller).
 pub fn normal(rng: &mut SplitMix64) -> f64 {
     let radius = (2.0 * float(exponential(rng)) / 4_294_967_296.0).sqrt();
     radius * libm::cos(std::f64::consts::TAU * unit(rng))
@@ -75,7 +76,6 @@ pub fn unit(rng: &mut SplitMix64) -> f64 {
     float(rng.next_u64() >> 11) / float(1 << 53)
 }
 
-/// How unequal the tasks of a job are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Skew {
     /// Lognormal: standard deviation over mean of the tasks' rates.
@@ -85,7 +85,7 @@ pub enum Skew {
 }
 
 impl Skew {
-    /// How much each of so many tasks sends; 1 is the mean of these tasks.
+    /// The rate of each task; the mean of these tasks is 1.
     pub fn rates(self, tasks: u32, rng: &mut SplitMix64) -> Vec<f64> {
         let mut rates: Vec<f64> = match self {
             Self::Variation(variation) => {
@@ -126,7 +126,7 @@ mod tests {
         // The standard error of the mean is 3.2.
         assert!((mean - 999.5).abs() < 10.0, "{mean}");
         let above = lengths.iter().filter(|&&length| length >= 2_000).count();
-        // e^-2 of them, with a standard error of 108.
+        // The expected part is e^-2, with a standard error of 108.
         assert!(above.abs_diff(13_534) < 330, "{above}");
         assert_eq!(sample(Distribution::Even, 1_000, &mut rng), 1_000);
     }

@@ -1,7 +1,8 @@
-//! The sweep of the ACM article's Figure 2: one algorithm at one size before every number of clients and backends up to
-//! a most, because an algorithm that is even for one fleet may be uneven for the next.
+//! The sweep of the ACM article's Figure 2: one algorithm at one size, for every number of clients
+//! and backends up to a maximum. An algorithm that is even for one fleet may be uneven for the
+//! next.
 //!
-//! Must not depend on how many threads there are.
+//! Must not depend on the number of threads.
 
 use lb_core::subset::Algorithm;
 use lb_core::weights::Graph;
@@ -13,39 +14,40 @@ use crate::metrics::{adjusted_utilization, raw_utilization};
 
 pub mod summary;
 
-/// Most clients and backends of a sweep: a million fleets.
+/// The maximum numbers of clients and backends of a sweep: a million fleets.
 pub const MAX_MAX: u32 = 1_024;
 
-/// Most subset members that a sweep may look at, each once for an algorithm whose subsets can be kept while the number
-/// of clients grows, and once for every fleet otherwise: some minutes. The article's sweep looks at 2^27 of the latter.
+/// The maximum number of subset members that a sweep may examine, which takes some minutes. The
+/// sweep examines a member once if the algorithm's subsets stay the same while the number of
+/// clients grows, and otherwise once for every fleet. The article's sweep examines 2^27 members of
+/// the second kind.
 pub const MAX_LOOKS: u64 = 1 << 34;
 
-/// The same with structural weights, which look at each member many times.
+/// The same maximum with structural weights, which examine each member many times.
 pub const MAX_WEIGHTED_LOOKS: u64 = 1 << 31;
 
-/// A sweep: all fleets of 1 to `max` clients and `size` to `max` backends with more connections than backends.
+/// A sweep: all fleets of 1 to `max` clients and `size` to `max` backends with more connections
+/// than backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sweep {
     /// k: the size of every subset.
     pub size: u32,
-    /// Most clients, and most backends.
+    /// The maximum number of clients, and of backends.
     pub max: u32,
-    /// The job's seed.
     pub seed: u64,
-    /// Whether traffic is shared out by structural weights.
+    /// Whether clients divide their traffic by structural weights.
     pub weighted: bool,
 }
 
-/// One fleet of a sweep.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cell {
-    /// M.
+    /// M: the number of clients.
     pub clients: u32,
-    /// N.
+    /// N: the number of backends.
     pub backends: u32,
     /// Adjusted utilization, of connections.
     pub adjusted: f64,
-    /// Raw utilization: of connections, or of loads where the traffic is weighted.
+    /// Raw utilization: of connections, or of loads if the traffic is weighted.
     pub raw: f64,
 }
 
@@ -56,49 +58,45 @@ impl Cell {
     }
 }
 
-/// A sweep that takes too long, or has no fleet.
+/// Why a sweep is refused: it takes too long, or has no fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SweepError {
-    /// More backends are needed for the size than there may be.
+    /// The size needs more backends than the maximum of the sweep.
     #[error("no fleet has at least {size} backends, the size, and at most {max}, the most of the sweep")]
     Empty {
-        /// The size.
         size: u32,
-        /// The most of the sweep.
+        /// The maximum of the sweep.
         max: u32,
     },
-    /// It would take too long.
     #[error(
         "{algorithm}: a sweep up to {max} with size {size} looks at {looks} members of subsets, and {limit} are the most \
          (a smaller size or most, or no weights)"
     )]
     TooMuch {
-        /// How subsets are chosen.
         algorithm: Algorithm,
-        /// The size.
         size: u32,
-        /// The most of the sweep.
+        /// The maximum of the sweep.
         max: u32,
-        /// How much it would be.
+        /// How many members the sweep would examine.
         looks: u64,
-        /// How much it may be.
+        /// How many members it may examine.
         limit: u64,
     },
 }
 
 impl Sweep {
-    /// The fleets of one number of backends: these numbers of clients.
+    /// The numbers of clients of the fleets with this number of backends.
     fn clients(&self, backends: u32) -> std::ops::RangeInclusive<u32> {
         backends / self.size + 1..=self.max
     }
 
-    /// How many fleets there are.
+    /// The number of fleets.
     pub fn cells(&self) -> u64 {
         let fleets = |backends| u64::try_from(self.clients(backends).count()).expect("at most the most");
         (self.size..=self.max).map(fleets).sum()
     }
 
-    /// That there are fleets, and that they do not take too long.
+    /// Checks that the sweep has a fleet, and does not take too long.
     pub fn check(&self, algorithm: Algorithm) -> Result<(), SweepError> {
         let Self { size, max, weighted, .. } = *self;
         if size > max {
@@ -120,23 +118,24 @@ impl Sweep {
         Ok(())
     }
 
-    /// All fleets, by backends and then clients, on all processors. `done` is called after each number of backends.
+    /// Returns all fleets, by backends and then by clients, computed on all processors. Calls
+    /// `done` after each number of backends.
     pub fn run(&self, algorithm: Algorithm, done: impl Fn() + Sync) -> Vec<Cell> {
         let column = |backends| {
             let cells = self.column(algorithm, backends);
             done();
             cells
         };
-        // Collected in the order of the numbers, whichever is ready first.
+        // Collected in the order of the numbers, whichever finishes first.
         let columns: Vec<Vec<Cell>> = (self.size..=self.max).into_par_iter().map(column).collect();
         columns.concat()
     }
 
-    /// The fleets of one number of backends.
+    /// The fleets with this number of backends.
     fn column(&self, algorithm: Algorithm, backends: u32) -> Vec<Cell> {
         let Self { size, max, seed, weighted } = *self;
-        // The permutation is the same for all clients: it changes which backends are loaded, and not how much.
-        // Computing it for every client of every fleet would take most of the time.
+        // All clients share one permutation, which changes which backends are loaded but not how
+        // much. Computing it for every client of every fleet would take most of the time.
         let shuffled = algorithm == Algorithm::ApertureShuffled;
         let algorithm = if shuffled { Algorithm::Aperture } else { algorithm };
         let fleet = |clients| Fleet { algorithm, clients, backends, size, seed };
@@ -144,7 +143,7 @@ impl Sweep {
             let cell = |clients| self.cell(&fleet(clients), &fleet(clients).graph());
             return self.clients(backends).map(cell).collect();
         }
-        // One more client changes nothing for those before it.
+        // One more client does not change the subsets of the clients before it.
         let mut counted = ConnectionCounter::new(backends);
         let mut graph = Graph::new(backends);
         let mut cells = Vec::new();
@@ -174,7 +173,7 @@ impl Sweep {
     }
 }
 
-/// Connections of each backend, and the most of any, while clients are added.
+/// The connections of each backend, and their maximum, while clients are added.
 struct ConnectionCounter {
     connections: Vec<u32>,
     largest: u32,
@@ -193,10 +192,10 @@ impl ConnectionCounter {
         }
     }
 
-    /// The utilizations of [`crate::metrics`], from the largest count alone.
+    /// The utilizations of [`crate::metrics`], computed from the largest count alone.
     fn cell(&self, clients: u32, size: u32) -> Cell {
         let backends = u32::try_from(self.connections.len()).expect("at most the most of a sweep");
-        // At most 2^20: the most of a sweep, squared.
+        // At most 2^20, the square of the maximum of a sweep.
         let all = clients * size.min(backends);
         let largest = f64::from(self.largest);
         let adjusted = f64::from(all.div_ceil(backends)) / largest;

@@ -1,11 +1,13 @@
-//! A fleet in virtual time: clients send, backends restart, jobs are resized, and every decision is the daemon's.
+//! A fleet in virtual time: clients send, backends restart, jobs are resized, and the daemon's own
+//! code makes every decision.
 //!
-//! In reading order: what a scenario file says ([`values`], [`document`]) and means ([`scenario`], [`shipped`]); what requests
-//! cost ([`demand`]), and the order of events ([`queue`]); what all tasks of a job decide
-//! ([`assignments`]), what one of them does with it ([`client`]); how much a backend may use ([`quota`]) of what it runs on
-//! ([`machine`]); what happens ([`world`]) and what is counted of it ([`tally`], [`ejections`]), and over several seeds
-//! ([`figures`]). A run is a pure function of a scenario and a seed: virtual time is whole microseconds, and CPU time whole
-//! femtoseconds.
+//! In reading order: the keys of a scenario file ([`values`], [`document`]) and their meaning
+//! ([`scenario`], [`shipped`]); the cost of requests ([`demand`]), and the order of events
+//! ([`queue`]); the decisions of all tasks of a job ([`assignments`]), and how one task applies
+//! them ([`client`]); how much a backend may use ([`quota`]) of its machine ([`machine`]); the
+//! events ([`world`]), what is counted of them ([`tally`], [`ejections`]), and over several seeds
+//! ([`figures`]). A run is a pure function of a scenario and a seed: virtual time is in whole
+//! microseconds, and CPU time in whole femtoseconds.
 
 pub mod values;
 
@@ -43,44 +45,44 @@ use figures::RunFigures;
 use scenario::Scenario;
 use tally::{StepRow, Total};
 
-/// What was counted while a scenario was played. Serializes as the document of `socklb-sim traffic --json`.
+/// The counts of a played scenario. Serializes as the document of `socklb-sim traffic --json`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TrafficReport {
-    /// Version of this document.
     pub schema: u32,
-    /// The scenario's name.
     pub scenario: String,
-    /// The seed of everything random, in decimal: the first one, to which all but the figures belong.
+    /// The first seed of everything random, in decimal. Everything except the figures is from this
+    /// seed.
     pub seed: String,
-    /// How many seeds were played: this one and those that follow it.
+    /// How many seeds were played: this one and the next ones.
     pub seeds: u32,
     /// A row for every step of every run, run after run.
     pub steps: Vec<StepRow>,
-    /// What was counted over whole runs.
+    /// The counts of whole runs.
     pub summary: Totals,
     /// Ejections, if any run ejects backends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ejection: Option<Ejections>,
-    /// How even the load was and how long requests took, if they cost CPU time.
+    /// How even the load was and how long requests took, if requests cost CPU time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub figures: Option<Figures>,
 }
 
-/// What was measured of whole runs, over all seeds.
+/// The measurements of whole runs, over all seeds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figures {
     /// In the order of the scenario.
     pub runs: Vec<RunFigures>,
 }
 
-/// What was counted over whole runs.
+/// The counts of whole runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Totals {
     /// In the order of the scenario.
     pub runs: Vec<Total>,
 }
 
-/// Plays all runs of a scenario with all its seeds, each in a fleet of its own; those with the same seed with the same arrivals.
+/// Plays all runs of a scenario with all its seeds, each in its own fleet. Runs with the same seed
+/// have the same arrivals.
 pub fn play(scenario: &Scenario, seed: u64) -> TrafficReport {
     play_with(scenario, seed, || ())
 }
@@ -90,17 +92,17 @@ pub fn plays(scenario: &Scenario) -> u64 {
     scenario.runs.len() as u64 * u64::from(scenario.seeds)
 }
 
-/// As [`play`]. `done` is called after each run with each seed.
+/// As [`play`]. Calls `done` after each run with each seed.
 pub fn play_with(scenario: &Scenario, seed: u64, done: impl Fn() + Sync) -> TrafficReport {
     let seeds = u64::from(scenario.seeds);
     let plays: Vec<(usize, u64)> =
         (0..scenario.runs.len()).flat_map(|run| (0..seeds).map(move |number| (run, number))).collect();
     let played = plays.into_par_iter().map(|(run, number)| {
-        // The subsets of the first seed are those of the file, or of the daemon.
+        // With the first seed, the subsets are those of the file, or of the daemon.
         let subset_seed = (number > 0).then_some(number);
         let mut played = world::play(scenario, &scenario.runs[run], seed.wrapping_add(number), subset_seed);
         if number > 0 {
-            // Rows are those of the first seed.
+            // Only the first seed has rows.
             (played.rows, played.ejections.0) = (Vec::new(), Vec::new());
         }
         done();

@@ -1,7 +1,8 @@
-//! What clients that are unequal or absent do to subsets that are even where all are alike.
+//! The effect of unequal or absent clients on subsets that are even for equal clients.
 //!
-//! Two things hold whoever shares by which algorithm, and are worth more than a draw: see [`deviation`] and [`guarantee`]. From the
-//! first follows how large subsets have to be: [`size_for`].
+//! Two results hold for every algorithm and every way to divide traffic, and are worth more than a
+//! draw: see [`deviation`] and [`guarantee`]. The first gives the necessary size of subsets:
+//! [`size_for`].
 
 use lb_core::subset::random::{SplitMix64, mix64, shuffle};
 use lb_core::weights::{Graph, RUNGS};
@@ -12,25 +13,25 @@ use crate::metrics::interval::Interval;
 use crate::metrics::{Spread, float, raw_utilization};
 use crate::sampling::Skew;
 
-/// How unequal the clients of a job are.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Inequality {
-    /// Standard deviation over mean of what clients send, lognormal.
+    /// Standard deviation over mean of the clients' rates, lognormal.
     pub skew: f64,
     /// Percent of the clients that are absent.
     pub missing: u32,
 }
 
-/// How even the backends' loads are then.
+/// How even the backends' loads are for unequal or absent clients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct UnequalLoads {
     /// The mean load over the largest.
     pub raw: Interval,
     /// Standard deviation of the loads over their mean.
     pub rsd: Interval,
-    /// What that deviation is by the law.
+    /// The deviation according to the law.
     pub law: f64,
-    /// The least that the utilization can be; `None` where clients are unequal, or share without weights.
+    /// The lowest possible utilization; `None` if clients are unequal, or divide traffic without
+    /// weights.
     pub guarantee: Option<f64>,
 }
 
@@ -38,29 +39,30 @@ pub struct UnequalLoads {
 pub const DRAWS: u32 = 20;
 
 impl Inequality {
-    /// Whether all clients are there, and alike.
+    /// Returns whether all clients are present and equal.
     pub fn is_none(self) -> bool {
         self.skew == 0.0 && self.missing == 0
     }
 
-    /// Standard deviation over mean of what clients send, those among them that send nothing.
+    /// Standard deviation over mean of the clients' rates, including the absent clients' rates of
+    /// 0.
     pub fn variation(self, clients: u32) -> f64 {
         let present = 1.0 - self.absent_part(clients);
         ((1.0 + self.skew * self.skew) / present - 1.0).sqrt()
     }
 
-    /// What part of so many clients is absent.
+    /// The part of the clients that is absent.
     pub fn absent_part(self, clients: u32) -> f64 {
         f64::from(absent(clients, self.missing)) / f64::from(clients)
     }
 
-    /// What each client sends, draw by draw.
+    /// The rate of each client, draw by draw.
     pub fn draws(self, clients: u32, seed: u64) -> impl Iterator<Item = Vec<f64>> {
         (0..DRAWS)
             .map(move |number| self.rates(clients, &mut SplitMix64::new(mix64(&[seed, 9, number.into()]))))
     }
 
-    /// What each client sends in one draw.
+    /// The rate of each client in one draw.
     fn rates(self, clients: u32, rng: &mut SplitMix64) -> Vec<f64> {
         let mut rates = Skew::Variation(self.skew).rates(clients, rng);
         let mut order: Vec<usize> = (0..rates.len()).collect();
@@ -71,20 +73,22 @@ impl Inequality {
     }
 }
 
-/// How many of so many clients are absent if so many percent are: no fewer, but never all of them.
+/// The number of absent clients at this percentage, rounded up, but never all clients.
 pub fn absent(clients: u32, percent: u32) -> u32 {
     let absent = (u64::from(clients) * u64::from(percent)).div_ceil(100);
     u32::try_from(absent).map_or(clients, |absent| absent.min(clients)).min(clients.saturating_sub(1))
 }
 
-/// The law: clients whose rates have this variation give loads with a deviation of `cv * sqrt(N / (M k)) * sqrt(1 - k / N)`, whatever
-/// the algorithm and its weights, as long as these are even where clients are alike.
+/// The law: if client rates have this variation, loads have a deviation of `cv * sqrt(N / (M k)) *
+/// sqrt(1 - k / N)`. It holds for every algorithm and its weights, provided that they are even for
+/// equal clients.
 pub fn deviation(fleet: &Fleet, variation: f64) -> f64 {
     let (clients, backends, size) = (f64::from(fleet.clients), f64::from(fleet.backends), size(fleet));
     variation * (backends / (clients * size)).sqrt() * (1.0 - size / backends).sqrt()
 }
 
-/// How many backends' worth a client uses: an arc is of whole client parts, and may be much longer than was asked for.
+/// The capacity that a client uses, in backends. An arc consists of whole client parts, and may be
+/// much longer than the configured size.
 fn size(fleet: &Fleet) -> f64 {
     if !fleet.algorithm.is_aperture() {
         return fleet.wanted().into();
@@ -94,18 +98,21 @@ fn size(fleet: &Fleet) -> f64 {
     float(parts * backends) / float(clients)
 }
 
-/// The guarantee: losing a part of the clients leaves at least the rest of the utilization, because no backend's load can rise: as long
-/// as the others keep their shares, and of clients that send alike. Of others, the part that counts is that of the traffic.
+/// The guarantee: if a part of the clients is lost, utilization is at least the remaining part of
+/// what it was, because no backend's load can rise. This holds while the remaining clients keep
+/// their shares, and for clients with equal rates. For unequal clients, the relevant part is that
+/// of the traffic.
 pub fn guarantee(raw: f64, missing: f64) -> f64 {
     raw * (1.0 - missing)
 }
 
-/// What part of the capacity shall be used before the first backend is full, at the least. More is dear: half the deviation takes
-/// subsets of nearly four times the size.
+/// The part of the capacity that must at least be usable before the first backend is full. A higher
+/// value is expensive: half the deviation needs subsets of nearly four times the size.
 pub const WANTED_UTILIZATION: f64 = 0.9;
 
-/// What part of the capacity can be expected to be used if loads have this deviation. The largest of N normal samples is less than
-/// `sqrt(2 ln N)` deviations above the mean, on average; rates have a longer tail than these, so that this is about right.
+/// The part of the capacity that is expected to be usable if loads have this deviation. On average,
+/// the largest of N normal samples is less than `sqrt(2 ln N)` deviations above the mean. Rates
+/// have a longer tail than normal samples, so this estimate is about right.
 pub fn expected_utilization(fleet: &Fleet, inequality: Inequality) -> f64 {
     let largest = (2.0 * libm::log(f64::from(fleet.backends))).sqrt();
     let by_law = 1.0 / (1.0 + largest * deviation(fleet, inequality.variation(fleet.clients)));
@@ -116,8 +123,9 @@ pub fn expected_utilization(fleet: &Fleet, inequality: Inequality) -> f64 {
     }
 }
 
-/// The smallest size with which [`WANTED_UTILIZATION`] can be expected: that of the fleet, or a larger one that `auto` knows. The largest
-/// that it knows below the number of backends where none does.
+/// The smallest size with which [`WANTED_UTILIZATION`] is expected: the size of the fleet, or a
+/// larger one that `auto` supports. If no size suffices, the largest supported one below the number
+/// of backends.
 pub fn size_for(fleet: &Fleet, inequality: Inequality) -> u32 {
     let is_enough =
         |size: &u32| expected_utilization(&Fleet { size: *size, ..*fleet }, inequality) >= WANTED_UTILIZATION;
@@ -127,7 +135,8 @@ pub fn size_for(fleet: &Fleet, inequality: Inequality) -> u32 {
 }
 
 impl UnequalLoads {
-    /// Of a fleet whose clients share like this, with a graph of its subsets.
+    /// The loads of a fleet with this graph of subsets, if its clients divide their traffic by
+    /// `sharing`.
     pub fn of(fleet: &Fleet, graph: &Graph, sharing: &Sharing, inequality: Inequality) -> Self {
         let draw = |rates: Vec<f64>| {
             let mut loads = vec![0.0; fleet.backends as usize];
@@ -174,7 +183,8 @@ mod tests {
         assert!((third - 1000.0 / 3.0).abs() < 1e-9, "{third}");
         assert_eq!(size(&fleet(Algorithm::ApertureShuffled, 700)), 1000.0);
         assert_eq!(size(&fleet(Algorithm::Rocksteadier, 12)), 12.0);
-        // Each backend has one client: the deviation is that of the clients, but for there being only three.
+        // Each backend has one client, so the deviation is that of the clients, with a correction
+        // because there are only three.
         let law = deviation(&fleet(Algorithm::Aperture, 12), 0.3);
         assert!((law - 0.3 * (2.0_f64 / 3.0).sqrt()).abs() < 1e-9, "{law}");
     }
@@ -188,7 +198,7 @@ mod tests {
                 assert!((0.9..1.1).contains(&part), "{algorithm} {skew} {missing}: {loads:?}");
             }
         }
-        // By hand: 0.5 * sqrt(300 / 6000) * sqrt(14 / 15).
+        // Computed by hand: 0.5 * sqrt(300 / 6000) * sqrt(14 / 15).
         let fleet = Fleet { algorithm: Algorithm::Random, clients: 300, backends: 300, size: 20, seed: 0 };
         assert!((deviation(&fleet, 0.5) - 0.108).abs() < 1e-3);
     }
@@ -201,7 +211,7 @@ mod tests {
             assert!(loads.raw.mean >= least && loads.raw.mean < 1.0, "{missing}: {loads:?}");
         }
         let unequal = loads(Algorithm::Rocksteadier, 20, Inequality { skew: 0.5, missing: 0 });
-        // The measurement of a fleet of this size: 0.72.
+        // The value measured for a fleet of this size: 0.72.
         assert!(unequal.guarantee.is_none() && (0.69..0.76).contains(&unequal.raw.mean), "{unequal:?}");
     }
 

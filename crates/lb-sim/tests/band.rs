@@ -1,10 +1,10 @@
-//! Subsets that grow and shrink with their task's load, played: each task keeps a connection to every member, so that connections are
-//! members.
+//! Plays subsets that grow and shrink with their task's load. Each task holds a connection to every
+//! member, so the number of connections is the number of members.
 
 use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::{TrafficReport, play};
 
-/// Requests of 100 ms at these rates a second, so that a tenth of the rate is open on average.
+/// Requests of 100 ms at this rate per second, so a tenth of the rate is open on average.
 fn played(rate: u32, more: &str) -> TrafficReport {
     let text = format!(
         r#"
@@ -30,19 +30,20 @@ lasts = "100ms"
 const BACKENDS: f64 = 60.0;
 const TASKS: f64 = 10.0;
 
-/// Members of a task, on average, at the end of each step.
+/// The average number of members of a task at the end of each step.
 fn sizes(report: &TrafficReport) -> Vec<f64> {
     report.steps.iter().map(|row| row.connections.mean * BACKENDS / TASKS).collect()
 }
 
 #[test]
 fn subsets_grow_when_load_rises_and_shrink_when_it_falls() {
-    // Four times as much from the fourth minute to the sixth: 40 open requests of a task in place of 10.
+    // Four times the load from the fourth minute to the sixth: each task has 40 open requests
+    // instead of 10.
     let report = played(100, "burst = { factor = 4.0, every = \"4m\", for = \"2m\" }");
     let sizes = sizes(&report);
     assert!(sizes[..24].iter().all(|size| *size == 12.0), "the least: {sizes:?}");
     assert!(sizes[24..36].windows(2).all(|pair| pair[0] <= pair[1]), "they grow: {sizes:?}");
-    // 40 / 1.125 is 35.6, and what chance adds makes them a little larger.
+    // 40 / 1.125 is 35.6; chance makes the subsets slightly larger.
     assert!((35.5..39.0).contains(&sizes[30]) && (35.5..39.0).contains(&sizes[35]), "{sizes:?}");
     assert!(sizes[36..].windows(2).all(|pair| pair[0] >= pair[1]), "they shrink: {sizes:?}");
     assert_eq!(sizes[47], 12.0, "{sizes:?}");
@@ -56,8 +57,9 @@ fn under_constant_load_subsets_stay_as_they_are() {
     let moved = |report: &TrafficReport| {
         report.steps[12..].iter().map(|row| row.counts.moved + row.counts.opened).sum::<u64>()
     };
-    // Far below the least size; in the middle of the band at it; and 20 open requests, for sizes of 18 to 22. Requests come by chance,
-    // so that now and then one member comes or goes: of 3,600 looks at most one in a hundred and twenty.
+    // Three cases: far below the minimum size; in the middle of the band at the minimum size; and
+    // 20 open requests, for sizes of 18 to 22. Requests come at random, so occasionally one member
+    // is added or removed: in at most one of 120 evaluations; there are 3,600.
     for (rate, most) in [(5, 0), (120, 30), (200, 30)] {
         let report = played(rate, "");
         let sizes = sizes(&report);

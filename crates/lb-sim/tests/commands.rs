@@ -1,5 +1,5 @@
-//! The program's commands as a person or a script runs them: what they print, the shape of their JSON, and how they
-//! refuse every kind of bad input. The figures themselves are claims of `figures.rs`.
+//! The program's commands as a person or a script runs them: their output, the shape of their JSON,
+//! and how they refuse every kind of bad input. `figures.rs` checks the figures themselves.
 
 use std::process::{Command, Output};
 
@@ -10,7 +10,7 @@ fn run(arguments: &str) -> Output {
     Command::new(program).args(arguments.split_whitespace()).output().expect("the program starts")
 }
 
-/// What a command prints, which succeeds.
+/// The output of a command, which must succeed.
 #[track_caller]
 fn text(arguments: &str) -> String {
     let output = run(arguments);
@@ -26,7 +26,7 @@ fn document(arguments: &str) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// The command fails with this status, says this, and prints nothing.
+/// Checks that the command fails with this status and this message, and prints nothing.
 #[track_caller]
 fn check_refused(arguments: &str, status: i32, expected: &str) {
     let output = run(arguments);
@@ -43,7 +43,7 @@ fn fields(value: &Value) -> Vec<&str> {
 
 #[test]
 fn subset_tells_who_uses_whom() {
-    // Row of the vectors of lb-core.
+    // A row of lb-core's test vectors.
     assert_eq!(
         document("subset --algorithm round-robin --clients 3 --backends 10 --size 4 --json"),
         json!({
@@ -80,7 +80,7 @@ fn one_client_has_the_subset_that_it_has_among_all() {
 fn lots_show_how_the_article_deals_backends() {
     let lot = "lots --scaled --lot 1 --backends 55 --size 10";
     let answer = document(&format!("{lot} --json"));
-    // Figure 4c of the article, which its Table 4 follows.
+    // Figure 4c of the article, on which its Table 4 is based.
     assert_eq!(answer["lots"], json!([1, 5, 3, 0, 4, 2]));
     let rows: Vec<Vec<u32>> = serde_json::from_value(answer["rows"].clone()).unwrap();
     for (column, lot) in [1, 5, 3, 0, 4, 2].into_iter().enumerate() {
@@ -88,7 +88,7 @@ fn lots_show_how_the_article_deals_backends() {
         dealt.sort_unstable();
         assert!(dealt.into_iter().eq(10 * lot..10 * lot + 10), "each lot is shuffled for itself");
     }
-    // A client reads across its row and goes on with the next one, without the padding.
+    // A client reads across its row and continues with the next one, without the padding.
     for client in answer["clients"].as_array().unwrap() {
         let row = usize::try_from(client["row"].as_u64().unwrap()).unwrap();
         let read = rows.iter().cycle().skip(row).take(10).flatten().filter(|backend| **backend < 55);
@@ -123,7 +123,7 @@ fn a_seed_of_64_bits_comes_back_whole() {
 #[test]
 fn weights_are_shown_on_request_and_of_apertures_always() {
     let fleet = "--clients 3 --backends 7 --size 2 --json";
-    // Twitter's example: peer 1 of 3 over 7.
+    // Twitter's example: peer 1 of 3, with 7 backends.
     let aperture = document(&format!("subset --algorithm aperture --client 1 {fleet}"));
     let weights = [2.0 / 7.0, 3.0 / 7.0, 2.0 / 7.0];
     assert_eq!(aperture["subsets"], json!([{ "client": 1, "backends": [2, 3, 4], "weights": weights }]));
@@ -192,8 +192,9 @@ fn balance_of_all_algorithms_is_a_table() {
 #[test]
 fn churn_tells_each_step_and_the_whole() {
     let answer = document("churn --algorithm ringsteady --clients 4 --backends 4..6 --size 2 --json");
-    // Clients stand at 0, 1/2, 1/4 and 3/4 of the ring. Backend 4 comes to 1/8: client 0 takes it for its second.
-    // Backend 5 comes to 5/8: client 1 does.
+    // Clients stand at 0, 1/2, 1/4 and 3/4 of the ring. Backend 4 is added at 1/8 and becomes the
+    // second backend of client 0. Backend 5 is added at 5/8 and becomes the second backend of
+    // client 1.
     let step = |from, to, minimum: f64| json!({ "from": from, "to": to, "mean": 0.125, "worst": 0.5, "replaced": 0, "minimum": minimum });
     let minimum = |from: f64, to: f64| 1.0 - from * (2.0 / to) / 2.0;
     assert_eq!(answer["results"][0]["steps"][0]["from"], json!(4));
@@ -329,7 +330,7 @@ fn advise_takes_unequal_and_absent_clients_into_account() {
         assert!(text.lines().count() <= 36, "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     }
-    // Without either nothing is said of them.
+    // Without skew and absent clients, the output does not mention them.
     assert_eq!(of("--skew 0 --missing 0"), of(""));
 
     let answer = document("advise --clients 300 --backends 300 --skew 0.5 --missing 10 --json");
@@ -397,7 +398,7 @@ fn unknown_names_are_refused_with_those_there_are() {
     }
     check_refused(&format!("balance {fleet} --algorithm ring,ring"), 2, "ring is named twice");
     check_refused(&format!("balance {fleet} --algorithm ring,"), 2, "no algorithm is named \"\"");
-    // A list is for comparing; subsets are of one.
+    // A list of algorithms is for comparisons; subsets are those of one algorithm.
     check_refused(
         &format!("subset {fleet} --algorithm ring,random"),
         2,

@@ -1,4 +1,5 @@
-//! Clients that eject backends: files that ask for it, and what must hold whatever fails.
+//! Clients that eject backends: the files that configure it, and properties that hold for every
+//! kind of failure.
 
 use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::tally::TrafficCounts;
@@ -62,7 +63,8 @@ fn ejection_is_asked_for_as_in_the_configuration() {
     assert!(fault.starts_with("x.toml:9:1: connects are judged, and no job makes any"), "{fault}");
 }
 
-/// One client, two backends of which one fails from the first to the last second, a connect every tenth of a second.
+/// One client and two backends, of which one fails from the first to the last second; a connect
+/// every tenth of a second.
 fn failing(mode: &str, ejection: &str) -> String {
     format!(
         "title = \"one\"\nduration = \"60s\"\nstep = \"60s\"\nbackends = {{ count = 2 }}\n[[job]]\nname = \"one\"\ntasks = 1\n\
@@ -81,16 +83,17 @@ fn each_way_to_fail_is_ejected_after_what_it_weighs() {
         // 5, 10 and 20 seconds: three trials that fail.
         let refused = run("refuse", "{}");
         assert_eq!((refused.most.failed, refused.counts.failed, refused.counts.trials), (5, 8, 3));
-        // A connect that nobody answers is given up after three seconds, and five a second begin meanwhile: fifteen are under
-        // way when the first five have failed, but for one or two at the edges. Each trial takes three seconds, too.
+        // A client gives up an unanswered connect after three seconds, and meanwhile five begin per
+        // second. So about fifteen are unanswered when the first five have failed, with one or two
+        // more or fewer at the edges. Each trial also takes three seconds.
         let silent = run("blackhole", "{}");
         assert!((18..=22).contains(&silent.most.failed), "{silent:?}");
         assert_eq!(silent.counts.trials, 3);
-        // Established takes one failure away, and the reset at once counts two: four connects. Each trial takes the backend
-        // back for a moment.
+        // An established connection subtracts one failure, and a reset at once counts as two, so
+        // four connects suffice. Each trial readmits the backend for a moment.
         let reset = run("reset_at_once", "{}");
         assert_eq!((reset.most.failed, reset.counts.trials, reset.counts.readmissions), (4, 3, 3));
-        // What is asked for is what is done.
+        // The configured values apply.
         let sooner = run("refuse", "{ failures = 2, base = \"1s\", max = \"1s\" }");
         assert_eq!(sooner.most.failed, 2);
         assert!((50..=62).contains(&sooner.counts.trials), "{sooner:?}");
@@ -108,7 +111,7 @@ fn above_256_members_ejection_works_without_their_list() {
     assert!(run.most.trials <= 5 && run.well_after_us.is_some(), "{run:?}");
 }
 
-/// Backends that fail in some way, of clients that eject them by some rules, and whatever else happens.
+/// Backends that fail in some way, clients that eject them by some rules, and other events.
 fn busy(changes: bool) -> impl Strategy<Value = String> {
     let rules = (1u32..8, 1u32..4, 0u32..20).prop_map(|(failures, base, more)| {
         format!("{{ failures = {failures}, base = \"{base}s\", max = \"{}s\" }}", base + more)
@@ -147,7 +150,8 @@ fn busy(changes: bool) -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Every arrival and connection is counted once, and the steps are the whole, whatever fails and changes.
+    /// Every arrival and every connection is counted once, and the steps add up to the totals,
+    /// whatever fails and changes.
     #[test]
     fn nothing_is_lost_while_backends_are_ejected(text in busy(true), seed in any::<u64>()) {
         let report = played(&text, seed);
@@ -170,7 +174,7 @@ proptest! {
         );
     }
 
-    /// While members are the same, the last is never ejected.
+    /// While the members stay the same, the last one is never ejected.
     #[test]
     fn the_last_is_never_ejected(text in busy(false), seed in any::<u64>()) {
         let report = played(&text, seed);

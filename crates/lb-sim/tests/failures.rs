@@ -1,4 +1,5 @@
-//! Backends that fail while they are reported: what connects meet, compared with arithmetic by hand.
+//! Backends that fail while they are listed: the results of connects, compared with calculations by
+//! hand.
 
 use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::tally::{RequestErrors, TrafficCounts};
@@ -10,7 +11,8 @@ fn played(text: &str) -> TrafficReport {
     play(&scenario, 1)
 }
 
-/// One client connects once a second to two backends by turns, for 12 seconds; each connection lives for two.
+/// One client connects once per second to two backends in turn, for 12 seconds; each connection
+/// lasts two seconds.
 fn one_client(lines: &str) -> String {
     format!(
         "title = \"one client\"\nduration = \"12s\"\nstep = \"4s\"\nbackends = {{ count = 2 }}\n\
@@ -34,7 +36,7 @@ const NONE: RequestErrors = RequestErrors {
     timed_out: 0,
 };
 
-/// As long as all is well.
+/// The counts of a step without failures.
 const WELL: TrafficCounts = TrafficCounts {
     arrivals: 4,
     served: 4,
@@ -50,8 +52,9 @@ const WELL: TrafficCounts = TrafficCounts {
 #[test]
 fn a_backend_that_refuses_takes_half_of_the_connects() {
     let report = played(&one_client("[[fail]]\nat = \"4s\"\nfor = \"4s\"\nshare = 1\n"));
-    // Two are open when it begins, one to each backend, of which one is cut. Of four connects two fail; one of those that do
-    // not, and the one that was open, end in time, and so does the first of the two.
+    // When the failure begins, two connections are open, one to each backend, and one of them is
+    // cut. Two of four connects fail. The other open connection ends within the step, and so does
+    // the connection of the first of the two successful connects.
     let first = TrafficCounts { served: 2, closed: 2, ..WELL };
     let second = TrafficCounts {
         served: 2,
@@ -63,7 +66,7 @@ fn a_backend_that_refuses_takes_half_of_the_connects() {
     };
     let third = TrafficCounts { served: 3, closed: 3, ..WELL };
     assert_eq!(steps(&report), [(2, first), (1, second), (2, third)]);
-    // Nobody is told: nothing moves.
+    // No client is notified, so no connection is moved.
     assert_eq!(report.summary.runs[0].counts.moved, 0);
 }
 
@@ -73,7 +76,8 @@ fn a_backend_that_is_silent_keeps_its_connects_until_they_are_given_up() {
         "[[fail]]\nat = \"4s\"\nfor = \"4s\"\nbackends = 1\nmode = \"blackhole\"\ntimeout = \"2s\"\n",
     ));
     let errors: Vec<RequestErrors> = report.steps.iter().map(|row| row.counts.errors).collect();
-    // Of the two connects that nobody answers one is given up before the backend is well, and one after it.
+    // There are two unanswered connects: one is given up before the backend recovers, and one after
+    // it.
     let cut = RequestErrors { cut: 1, ..RequestErrors::default() };
     assert_eq!(
         errors,
@@ -122,6 +126,7 @@ fn a_restart_does_not_make_a_backend_well_that_fails() {
     let report = played(&text);
     assert_eq!(report.steps.iter().map(|row| row.backends).collect::<Vec<_>>(), [0, 0, 2]);
     let total = &report.summary.runs[0];
-    // From the third second on to the ninth: while they are restarted there is nobody to choose.
+    // From the third second to the ninth. While the backends restart, there is no backend to
+    // choose.
     assert_eq!(total.counts.errors.down + total.counts.errors.refused, 6);
 }

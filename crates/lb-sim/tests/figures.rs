@@ -1,8 +1,8 @@
-//! The figures that the algorithms are known for come out: those of the SRE book, of the ACM article and of this
+//! The known figures of the algorithms: those of the SRE book, of the ACM article and of this
 //! project's documentation. Each has its tolerance and the reason for it.
 //!
-//! Whole sweeps of 59,148 fleets run here. Development builds optimize lb-core and lb-sim for that, so that all of this
-//! takes seconds.
+//! These tests run whole sweeps of 59,148 fleets. Development builds optimize lb-core and lb-sim
+//! for this, so that all of it takes seconds.
 
 use lb_core::service::seed;
 use lb_core::subset::Algorithm;
@@ -21,7 +21,8 @@ fn sweep(algorithm: Algorithm, seed: u64, weighted: bool) -> Vec<Cell> {
     cells
 }
 
-/// The mean adjusted utilization of the sweep is the published one, for each of these seeds.
+/// Checks that the mean adjusted utilization of the sweep is the published one, for each of these
+/// seeds.
 #[track_caller]
 fn check_adjusted(algorithm: Algorithm, seeds: std::ops::Range<u64>, expected: f64, tolerance: f64) {
     for seed in seeds {
@@ -30,24 +31,25 @@ fn check_adjusted(algorithm: Algorithm, seeds: std::ops::Range<u64>, expected: f
     }
 }
 
-/// Half of the last of four digits, where nothing depends on a seed.
+/// Half of the last of four digits, for results that do not depend on a seed.
 const EXACTLY: f64 = 0.000_05;
 
 #[test]
 fn the_books_deterministic_subsets_leave_six_percent_unused() {
-    // Shuffles differ between generators: over 59,148 fleets that moves the mean by less than half a percent.
+    // Shuffles differ between generators: over 59,148 fleets this changes the mean by less than
+    // half a percent.
     check_adjusted(Algorithm::DeterministicBook, 0..5, 0.936, 0.005);
 }
 
 #[test]
 fn rotated_leftovers_leave_two_percent_unused() {
-    // As above.
+    // Tolerance as above.
     check_adjusted(Algorithm::Deterministic, 0..5, 0.983, 0.005);
 }
 
 #[test]
 fn the_ringsteady_forms_come_out_exactly() {
-    // No seed and no generator: nothing may differ.
+    // There is neither a seed nor a generator, so nothing may differ.
     check_adjusted(Algorithm::Ringsteady, 0..1, 0.9545, EXACTLY);
     check_adjusted(Algorithm::RingsteadyScaled, 0..1, 0.9569, EXACTLY);
     check_adjusted(Algorithm::RingsteadyBothScaled, 0..1, 1.0, EXACTLY);
@@ -55,21 +57,24 @@ fn the_ringsteady_forms_come_out_exactly() {
 
 #[test]
 fn rocksteadier_is_as_even_as_the_article_has_it_for_any_seed() {
-    // As of the other shuffles.
+    // Tolerance as for the other shuffles.
     check_adjusted(Algorithm::RocksteadierScaled, 0..10, 0.945, 0.005);
-    // The seed also rotates the order of the lots, and some rotations suit the first lot of clients better than others.
+    // The seed also rotates the order of the lots, and some rotations suit the first lot of clients
+    // better than others.
     check_adjusted(Algorithm::Rocksteadier, 0..10, 0.943, 0.007);
 }
 
 #[test]
 fn weights_make_rocksteadier_even_wherever_backends_have_two_clients_each() {
-    // Loads may be 5e-4 away from their targets when the solution stops; with that the largest is 0.9995 of the mean.
+    // Loads may differ by 5e-4 from their targets when the solution stops; then the mean is 0.9995
+    // of the largest load.
     for seed in [0, 7] {
         let cells = sweep(Algorithm::Rocksteadier, seed, true);
         let enough = cells.iter().filter(|cell| cell.clients * 20 >= 2 * cell.backends);
         let worst = enough.min_by(|a, b| a.raw.total_cmp(&b.raw)).expect("there are such fleets");
         assert!(worst.raw >= 0.999, "seed {seed}: {worst:?}");
-        // Unweighted, the mean is 0.903; with weights it is 0.9988, and hashes of other seeds move the last digit.
+        // Without weights the mean is 0.903; with weights it is 0.9988, and hashes of other seeds
+        // change the last digit.
         let mean = Summary::of(cells.iter().map(|cell| cell.raw)).mean;
         assert!(mean >= 0.998, "seed {seed}: {mean}");
     }
@@ -98,8 +103,9 @@ fn random_extremes(size: u32) -> (f64, f64) {
 
 #[test]
 fn figures_20_3_and_20_4_random_subsets_are_uneven() {
-    // The book shows one sample each: 63 % to 121 % (its least is one that 1 of 150 samples has), and 50 % to 150 %.
-    // The means of samples are 75 % to 126 % and 54 % to 153 %; a mean of 40 strays by about 1 % of the mean load.
+    // The book shows one sample each: 63 % to 121 % (one in 150 samples has a minimum that low),
+    // and 50 % to 150 %. The means of samples are 75 % to 126 % and 54 % to 153 %; a mean of 40
+    // samples varies by about 1 % of the mean load.
     let near = |(least, most): (f64, f64), expected: (f64, f64)| {
         assert!((least - expected.0).abs() <= 0.03, "{least}");
         assert!((most - expected.1).abs() <= 0.03, "{most}");
@@ -110,7 +116,8 @@ fn figures_20_3_and_20_4_random_subsets_are_uneven() {
 
 #[test]
 fn many_small_jobs_leave_no_backend_unused() {
-    // Without the rotation by the seed, all jobs of three clients would begin with the same lots of backends.
+    // Without the rotation by the seed, all jobs of three clients would begin with the same lots of
+    // backends.
     let mut connections = vec![0; 250];
     for job in 0..100 {
         let seed = seed(&format!("job-{job}"), "users");
@@ -125,7 +132,8 @@ fn many_small_jobs_leave_no_backend_unused() {
 
 #[test]
 fn one_more_backend_moves_one_connection_of_a_client_at_most() {
-    // On average as many as must move, 1 of 101: whole clients and backends allow a twentieth more or less.
+    // On average, the necessary part moves, 1 of 101; whole clients and backends allow a twentieth
+    // more or less.
     for seed in 0..10 {
         let before = Fleet { seed, ..fleet(Algorithm::Rocksteadier, 100, 100, 20) };
         let after = Fleet { backends: 101, ..before };
@@ -147,21 +155,22 @@ fn one_more_client_or_a_larger_size_moves_nobody() {
 
 #[test]
 fn a_restart_of_a_tenth_takes_a_fifth_of_a_subset_at_most() {
-    // Two columns of ten lie in a tenth of 100 or more backends at most, of ten columns in a subset of 20.
+    // At most two columns of ten lie in a tenth of 100 or more backends; a subset of 20 has ten
+    // columns.
     for (clients, backends) in [(100, 100), (300, 100), (1_000, 1_000)] {
         let graph = fleet(Algorithm::Rocksteadier, clients, backends, 20).graph();
         let spread = block_shares(&graph, backends / 10);
         assert!(spread.max <= 0.2, "{clients} clients, {backends} backends: {spread:?}");
         assert_eq!(distinct(&graph), clients);
     }
-    // The arc of an aperture lies in one block, if the backends are not shuffled.
+    // If the backends are not shuffled, the arc of an aperture lies in one block.
     let graph = fleet(Algorithm::Aperture, 300, 300, 10).graph();
     assert_eq!(block_shares(&graph, 30).max, 1.0);
 }
 
 #[test]
 fn likeness_is_as_published() {
-    // Of algorithms that do not depend on a seed.
+    // These algorithms do not depend on a seed.
     let round_robin = fleet(Algorithm::RoundRobin, 100, 100, 20).graph();
     assert_eq!(distinct(&round_robin), 5);
     assert_eq!(overlap(&round_robin).max, 1.0);
@@ -169,7 +178,8 @@ fn likeness_is_as_published() {
     assert_eq!(distinct(&ringsteady), 100);
     let overlap = overlap(&ringsteady);
     assert_eq!(overlap.max, 0.95);
-    // Two of three digits: the mean over 4,950 pairs, of subsets that cover 100 backends exactly evenly.
+    // With three digits: the mean over 4,950 pairs of subsets that cover 100 backends exactly
+    // evenly.
     assert!((overlap.mean - 0.192).abs() < 0.000_5, "{}", overlap.mean);
 }
 
@@ -221,7 +231,8 @@ fn weighted_utilizations_are_those_of_the_vectors() {
     }
 }
 
-/// What can be used of the backends while half of the tasks, by chance, know of more of them than the others.
+/// The usable part of the backends while a random half of the tasks already knows `more` additional
+/// backends.
 fn half_told(algorithm: Algorithm, backends: u32, more: u32) -> f64 {
     let mut loads = vec![0.0; (backends + more) as usize];
     for (backends, is_told) in [(backends, false), (backends + more, true)] {
@@ -252,7 +263,7 @@ fn late_news_cost_least_where_orders_hardly_change() {
     let mut wrong = Vec::new();
     for (algorithm, expected) in table {
         let told = [1, 100, 250].map(|more| half_told(algorithm, 1_000, more));
-        // Which tasks know decides the last digit.
+        // The last digit depends on which tasks know the new list.
         if told.iter().zip(expected).any(|(told, expected)| (told - expected).abs() > 0.025) {
             wrong.push((algorithm, told));
         }

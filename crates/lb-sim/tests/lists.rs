@@ -1,4 +1,5 @@
-//! Endpoint files and configurations as the planner reads them: what a daemon would use comes out.
+//! Endpoint files and configurations as the planner reads them: the result is what a daemon would
+//! use.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +11,8 @@ use lb_core::service::{Service, Size, Subset, Task};
 use lb_core::subset::Algorithm;
 use serde_json::Value;
 
-/// Five endpoints with holes among their indexes, one of three times the weight, one lame duck.
+/// Five endpoints with gaps among their indexes, one with three times the weight, and one lame
+/// duck.
 const ENDPOINTS: &str = r#"
 [[endpoint]]
 address = "10.0.0.1:80"
@@ -72,7 +74,7 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-/// What the daemon of a task uses: address and share of each member.
+/// The members that the daemon of a task uses: address and share of each.
 fn of_daemon(service: &Service, task: Task) -> Vec<(String, f64)> {
     let list = ListFile { path: "users.toml".into(), port_name: None }
         .parse(ENDPOINTS.as_bytes(), None, &[])
@@ -125,7 +127,7 @@ fn a_configuration_says_job_size_algorithm_and_seed() {
         let expected = of_daemon(&service, Task { index: client, count: 12 });
         assert_eq!(of_planner(&shown, client as usize), expected, "client {client}");
     }
-    // What is given as well holds.
+    // Options take precedence over the configuration.
     let shown =
         document(folder.path(), "subset --config socklb.toml --clients 4 --size 2 --algorithm random --json");
     assert_eq!((shown["clients"].as_u64(), shown["algorithm"].as_str()), (Some(4), Some("random")));

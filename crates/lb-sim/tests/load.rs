@@ -1,4 +1,5 @@
-//! What costs, machines and clients' rules do to load and latency, compared with arithmetic by hand.
+//! The effect of costs, machines and clients' rules on load and latency, compared with calculations
+//! by hand.
 
 use lb_sim::traffic::figures::RunFigures;
 use lb_sim::traffic::scenario::Scenario;
@@ -24,7 +25,7 @@ fn near(value: f64, expected: f64, part: f64) {
     assert!((value - expected).abs() <= part * expected, "{value} in place of {expected}");
 }
 
-/// A hundred requests in a second, a millisecond of CPU each, to two backends by turns.
+/// A hundred requests per second with a millisecond of CPU each, to two backends in turn.
 const STEADY: &str = r#"
 title = "steady"
 duration = "20s"
@@ -46,13 +47,13 @@ cost = { mean = "1ms", exact = true }
 fn utilization_is_rate_times_cost_over_what_a_machine_can_do() {
     let report = played(&STEADY.replace("count = 2", "count = 2\ncores = 2\nspeed = [1.0, 0.5]"));
     let figures = figures(&report, 0);
-    // 50 requests of 1 and 2 ms on two cores.
+    // 50 requests per second of 1 ms and of 2 ms, on two cores.
     near(figures.cpu[0], 0.025, 0.01);
     near(figures.cpu[1], 0.05, 0.01);
     near(figures.evenness.cpu_max_over_min.mean, 2.0, 0.01);
     near(figures.evenness.cpu_max_over_mean.mean, 4.0 / 3.0, 0.01);
     near(figures.evenness.raw_utilization.mean, 0.75, 0.01);
-    // Half of the requests take 1 ms, half 2.
+    // Half of the requests take 1 ms, and half take 2 ms.
     near(figures.latency_ms.p50.mean, 1.0, 0.01);
     near(figures.latency_ms.p99.mean, 2.0, 0.01);
     assert_eq!(figures.errors.mean, 0.0);
@@ -71,12 +72,14 @@ fn a_quota_is_what_utilization_is_of_and_who_needs_more_of_it_waits() {
         let quota = "count = 2\nquota = { cores = [0.04, 0.08], period = \"25ms\" }";
         played(&STEADY.replace("count = 2", quota).replace("mean = \"1ms\"", &format!("mean = \"{cost}\"")))
     };
-    // 50 requests of half a millisecond, one after the other, of which two fit into a period.
+    // 50 requests per second of half a millisecond, one after the other; two of them fit into a
+    // period.
     let report = quota("500us");
     near(figures(&report, 0).cpu[0], 0.625, 0.01);
     near(figures(&report, 0).cpu[1], 0.3125, 0.01);
     near(figures(&report, 0).latency_ms.p99.mean, 0.5, 0.01);
-    // Of 1.5 ms it is twice as much as there is at one, and 15/16 of it at the other.
+    // With 1.5 ms the requests need nearly twice the quota of one backend, and 15/16 of the quota
+    // of the other.
     let report = quota("1500us");
     near(figures(&report, 0).cpu[0], 1.0, 0.01);
     near(figures(&report, 0).cpu[1], 0.9375, 0.01);
@@ -94,7 +97,7 @@ fn weights_and_shares_go_through_every_policy() {
         assert_eq!(counts(&report).served, counts(&report).arrivals, "{policy}");
         assert!(figures(&report, 0).cpu.iter().all(|cpu| *cpu > 0.01), "{policy}");
     }
-    // Of backends with these weights round robin takes no notice.
+    // Round robin ignores the weights of these backends.
     let weights = "count = 2\nweights = [{ from = 0, to = 0, weight = 3 }]";
     for (policy, ratio) in [("round-robin", 1.0), ("weighted-round-robin", 3.0)] {
         let report = played(&STEADY.replace("round-robin", policy).replace("count = 2", weights));
@@ -104,7 +107,7 @@ fn weights_and_shares_go_through_every_policy() {
 
 #[test]
 fn the_least_loaded_backend_is_the_faster_one() {
-    // Slow enough that a request is there when the next one comes.
+    // So slow that a request is still there when the next one arrives.
     let text = STEADY
         .replace("count = 2", "count = 2\nspeed = [1.0, 0.1]")
         .replace("mean = \"1ms\"", "mean = \"4ms\"");
@@ -131,7 +134,8 @@ fn a_backend_that_resets_at_once_looks_idle_unless_errors_count() {
            [[run]]\nname = \"heeds\"\n[[run]]\nname = \"not\"\nerror_decay = \"off\"\n";
     let report = played(&text);
     let cut = report.summary.runs.iter().map(|total| total.counts.errors.cut).collect::<Vec<_>>();
-    // Most of ten seconds' connects, against what is open when it begins and a try now and then.
+    // Without counted errors: most connects of ten seconds. With them: the connections that are
+    // open at the start of the failure, and an occasional attempt.
     assert!(cut[1] > 700 && cut[0] < 30, "{cut:?}");
 }
 
@@ -140,7 +144,8 @@ fn a_limit_spares_a_backend_and_may_leave_nobody() {
     let busy = STEADY.replace("count = 2", "count = 2\nspeed = [1.0, 0.01]");
     let errors = |lines: &str| counts(&played(&format!("{busy}{lines}"))).errors;
     assert_eq!(errors("active_limit = 5\n"), RequestErrors::default(), "the fast one has room");
-    // Everybody is at it: one request of 31 ms at a time each, and 100 in a second.
+    // Every backend is at its limit: each processes one request of 31 ms at a time, with 100
+    // requests per second.
     let long = "wait = \"30ms\"\nlives = \"even\"\nactive_limit = 1\n";
     assert_eq!(errors(&format!("{long}overflow = \"least-loaded\"\n")), RequestErrors::default());
     let refused = errors(&format!("{long}overflow = \"refuse\"\n"));
@@ -149,7 +154,7 @@ fn a_limit_spares_a_backend_and_may_leave_nobody() {
 
 #[test]
 fn a_request_is_given_up_in_time_and_what_works_on_it_goes_on() {
-    // The slow backend takes 100 ms for each of 50 requests in a second.
+    // The slow backend takes 100 ms for each of 50 requests per second.
     let text = STEADY.replace("count = 2", "count = 2\nspeed = [1.0, 0.01]") + "timeout = \"500ms\"\n";
     let report = played(&text);
     let counted = counts(&report);
@@ -171,7 +176,8 @@ fn what_has_failed_is_tried_again() {
         assert!(failed.sum() >= 490 && failed.sum() <= 510, "{mode}: half of ten seconds' {failed:?}");
         let (answered, down, cut) = (failed.answered, failed.down, failed.cut);
         assert!([answered, down, cut].iter().filter(|count| **count > 5).count() == 1, "{mode}: {failed:?}");
-        // By turns: the one after a failure is well; after three seconds whoever's turn it is.
+        // Backends take turns, so a retry at once reaches the healthy backend. An unanswered
+        // connect is retried after three seconds, when it may be either backend's turn.
         let most = if mode == "blackhole" { 200 } else { 10 };
         assert!(again.errors.sum() < most && again.retries > 490, "{mode}: {again:?}");
     }
@@ -198,7 +204,7 @@ fn a_start_costs_until_caches_are_warm() {
     let busiest = report.steps.iter().map(|row| row.cpu.expect("cost").max).collect::<Vec<_>>();
     near(busiest[2], 0.05, 0.05);
     let all: Vec<f64> = report.steps.iter().map(|row| row.cpu.expect("cost").mean).collect();
-    // From 5 to 10 s one of both is four times as slow, and is not counted as there all the time.
+    // From 5 to 10 s one of the two backends is four times slower.
     assert!(figures(&report, 0).cpu[0] > 0.06, "{all:?} {:?}", figures(&report, 0).cpu);
 }
 
@@ -207,7 +213,8 @@ fn neighbours_make_a_machine_slower() {
     let text = STEADY.replace("count = 2", "count = 2\nantagonist = { share = 50, every = \"100ms\" }");
     let cpu = &played(&text);
     let cpu = &figures(cpu, 0).cpu;
-    // Half of the time nobody; else from 0 to 50 %: 2 ln 2 times as much.
+    // Half of the time there are no neighbours; otherwise they use 0 to 50 %, which makes requests
+    // 2 ln 2 times longer.
     for cpu in cpu {
         near(*cpu, 0.05 * (1.0 + 2.0 * std::f64::consts::LN_2) / 2.0, 0.05);
     }
@@ -217,10 +224,10 @@ fn neighbours_make_a_machine_slower() {
 fn users_who_wait_send_no_more_than_is_served() {
     let closed = "closed = { clients = 10, think = \"90ms\" }";
     let text = STEADY.replace("rate = 100.0", closed);
-    // Ten users, each with a turn of about 91 ms.
+    // Ten users, each with a cycle of about 91 ms.
     let counted = counts(&played(&text));
     near(f64::from(u32::try_from(counted.arrivals).expect("few")), 20.0 / 0.091 * 10.0, 0.02);
-    // A machine that does 20 requests in a second holds them up: one turn of two takes its time.
+    // Two machines that together process 20 requests per second limit the users to that rate.
     let slow = counts(&played(&text.replace("count = 2", "count = 2\nspeed = 0.01")));
     near(f64::from(u32::try_from(slow.served).expect("few")), 20.0 * 20.0, 0.05);
     assert_eq!(slow.errors, RequestErrors::default());
@@ -235,7 +242,8 @@ fn tasks_may_be_absent_unequal_and_send_in_bursts() {
     near(f64::from(u32::try_from(arrivals("missing = 30\n")).expect("few")), 14_000.0, 0.01);
     near(f64::from(u32::try_from(arrivals("skew = 1.0\n")).expect("few")), 20_000.0, 0.02);
     near(f64::from(u32::try_from(arrivals("skew = { zipf = 1.0 }\n")).expect("few")), 20_000.0, 0.02);
-    // From 5 s on, a fifth of the time five times as much: 5 s, and 15 s with 1.8 times as much.
+    // After 5 s, the rate is five times higher for a fifth of the time: 5 s, and 15 s with 1.8
+    // times the rate.
     let burst = "burst = { factor = 5.0, every = \"5s\", for = \"1s\" }\n";
     near(f64::from(u32::try_from(arrivals(burst)).expect("few")), 1_000.0 * (5.0 + 15.0 * 1.8), 0.02);
 }
@@ -245,7 +253,7 @@ fn more_than_all_machines_can_do_is_rejected_where_queues_end() {
     let text = STEADY.replace("count = 2", "count = 2\nspeed = 0.02\nqueue = 10");
     let report = played(&text);
     near(figures(&report, 0).asked.mean, 2.5, 0.01);
-    // 40 of 100 in a second can be served.
+    // 40 of 100 requests per second can be served.
     let counted = counts(&report);
     near(f64::from(u32::try_from(counted.errors.rejected).expect("few")), 1_200.0, 0.03);
     assert!(figures(&report, 0).cpu.iter().all(|cpu| *cpu > 0.98));
@@ -261,7 +269,7 @@ fn lame_ducks_that_say_so_themselves_are_left_in_time() {
             + restart;
         counts(&played(&text)).errors
     };
-    // The list says it too late.
+    // The list reports the lame duck too late.
     let late = down("notice = { delay = \"1s\" }");
     assert!(late.down > 20, "{late:?}");
     let told = down("notice = { delay = \"1s\" }\nreports = { delay = \"2ms\", spread = \"20ms\" }");
@@ -309,7 +317,8 @@ fn cursors_of_several_cpus_share_the_work_as_one_does() {
     }
 }
 
-/// The book's fleet for a fifth of a minute: `socklb-sim traffic --scenario book-load` has the numbers.
+/// The book's fleet for a fifth of a minute; `socklb-sim traffic --scenario book-load` has the
+/// numbers.
 #[test]
 fn the_book_s_fleet_is_as_uneven_as_the_book_says() {
     let text = lb_sim::traffic::shipped::text("book-load").expect("it is shipped");
@@ -330,7 +339,7 @@ fn the_book_s_fleet_is_as_uneven_as_the_book_says() {
     assert!(ratios[1].1 < ratios[0].1, "{ratios:?}");
 }
 
-/// A fleet for two minutes in which machines, clients and subsets differ, without what chance makes uneven.
+/// A fleet for two minutes with different machines, clients and subsets, without random unevenness.
 fn unequal() -> String {
     let fleet = include_str!("fleet/fleet.toml").replace("180s", "120s").replace("130s", "60s");
     fleet + include_str!("fleet/runs.toml")
@@ -340,7 +349,8 @@ fn unequal() -> String {
 fn feedback_makes_utilization_even_whatever_the_reason_why_it_is_not() {
     let report = played(&unequal());
     let ratio = |run: usize| figures(&report, run).evenness.cpu_max_over_min.mean;
-    // Half of the machines can do less than half of what the others can, and A58 knows neither subsets nor clients.
+    // Half of the machines have less than half of the capacity of the others, and A58 considers
+    // neither subsets nor clients.
     assert!(ratio(0) > 2.0 && ratio(1) > 1.4, "{} {}", ratio(0), ratio(1));
     assert!(ratio(2) < 1.1 && ratio(3) < 1.1, "{} {}", ratio(2), ratio(3));
     assert_eq!(figures(&report, 2).moved_connections.mean, 0.0, "no connection is moved for it");
@@ -385,7 +395,7 @@ fn where_all_is_even_late_and_lost_reports_make_nothing_swing() {
             let rows = report.steps.iter().filter(|row| row.run == run && row.at_us > 60_000_000);
             rows.map(|row| row.cpu.unwrap().rsd).fold(0.0, f64::max)
         };
-        // In a step of ten seconds chance makes some percent uneven, whoever decides.
+        // In a step of ten seconds, chance makes loads uneven by some percent with any policy.
         assert!(
             rsd("feedback") < rsd("structural") + 0.02,
             "{reports}: {} {}",
@@ -397,7 +407,8 @@ fn where_all_is_even_late_and_lost_reports_make_nothing_swing() {
 
 #[test]
 fn feedback_settles_within_five_lives_of_connections_that_are_kept() {
-    // Some 200 connections of each task, with a request on each every three seconds or so: as many requests as in the fleet above.
+    // About 200 connections of each task, with a request on each about every three seconds: as many
+    // requests as in the fleet above.
     let kept = "rate = 10.0\nconnection_life = \"20s\"\npause = \"3200ms\"";
     let text = unequal().replace("rate = 60.0", kept).replace("120s", "200s").replace("\"60s\"", "\"100s\"");
     let report = played(&text);
@@ -414,7 +425,7 @@ fn who_answers_no_connect_is_no_sinkhole_for_feedback() {
     let steps = report.steps.iter().filter(|row| row.run == "feedback");
     let steps: Vec<(u64, u64)> = steps.map(|row| (row.counts.errors.sum(), row.counts.arrivals)).collect();
     let share = |step: usize| 1000 * steps[step].0 / steps[step].1;
-    // Its agent goes on reporting, of a backend that does nothing.
+    // The backend does nothing, but its agent still sends reports.
     assert!(share(3) == 0 && share(5) > 50 && share(11) <= share(5) + 15, "{steps:?}");
 }
 
@@ -425,11 +436,13 @@ fn who_answers_with_errors_at_once_is_no_sinkhole_for_feedback() {
     let steps = report.steps.iter().filter(|row| row.run == "feedback");
     let steps: Vec<(u64, u64)> = steps.map(|row| (row.counts.errors.answered, row.counts.arrivals)).collect();
     let share = |step: usize| 1000 * steps[step].0 / steps[step].1;
-    // A backend that fails does nothing, which looks like room: the share of errors must not rise for it.
+    // A failing backend does nothing, which looks like free capacity; this must not raise the share
+    // of errors.
     assert!(share(3) == 0 && share(4) > 50 && share(11) <= share(4) + 5, "{steps:?}");
 }
 
-/// Backends whose quotas differ, four clients of unequal rates, and requests that cost more than the least quota in a period.
+/// Backends with different quotas, four clients of unequal rates, and requests that cost more than
+/// the smallest quota of a period.
 const QUOTAS: &str = r#"
 title = "quotas"
 seeds = 2
@@ -458,7 +471,8 @@ name = "feedback"
 load = "feedback"
 "#;
 
-/// Under a small quota somebody waits for longer at the same use: what is reported is made even, and not use alone.
+/// At equal use, requests wait longer under a small quota. The laws make the reported utilization
+/// even, not the use alone.
 #[test]
 fn time_out_of_quota_is_part_of_what_laws_make_even() {
     let uneven = |text: &str| {
@@ -476,7 +490,7 @@ fn time_out_of_quota_is_part_of_what_laws_make_even() {
     assert!(a58 < 1.06 && feedback < 1.06, "{a58} {feedback}");
 }
 
-/// A scenario in which everything that can happen to requests happens at once.
+/// A scenario with all possible events of requests at once.
 fn busy() -> impl Strategy<Value = String> {
     let job = (
         prop::sample::select(vec!["round-robin", "weighted-round-robin", "least-loaded", "p2c", "random"]),
@@ -531,8 +545,8 @@ fn busy() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// The program itself asserts that every request has one end and every connection one, and that each request that was sent is
-    /// on one connection.
+    /// The program itself asserts that every request and every connection ends once, and that each
+    /// request that was sent is on one connection.
     #[test]
     fn everything_is_counted_once(text in busy(), seed in any::<u64>()) {
         let scenario = Scenario::read("busy", "busy.toml", &text).unwrap_or_else(|fault| panic!("{fault}\n{text}"));

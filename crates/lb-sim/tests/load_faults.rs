@@ -1,4 +1,5 @@
-//! Weights that follow load, where backends lie, hang, fall silent or start, and where too few are left: no herd, and no fight.
+//! Weights that follow load while backends lie, hang, fall silent or start, or while too few are
+//! left: clients do not rush to one backend, and weights do not oscillate.
 
 mod fleet;
 
@@ -8,10 +9,10 @@ use lb_sim::traffic::TrafficReport;
 use lb_sim::traffic::figures::RunFigures;
 use lb_sim::traffic::tally::StepRow;
 
-/// Weights by which the fleet is played, also in `load.rs`.
+/// The runs with different weights, which `load.rs` also uses.
 const RUNS: &str = include_str!("fleet/runs.toml");
 
-/// And one that has a limit.
+/// An additional run with a limit.
 const LIMIT: &str = "[[run]]\nname = \"limit\"\nload = \"feedback\"\nactive_limit = 8\n";
 
 const FEEDBACK: &str = "load = \"feedback\"\n";
@@ -25,7 +26,7 @@ fn figures<'a>(report: &'a TrafficReport, run: &str) -> &'a RunFigures {
     figures.runs.iter().find(|figures| figures.run == run).expect("a run of the scenario")
 }
 
-/// The utilization of the busiest backend, and the others' from the least to the most.
+/// The utilization of the busiest backend, and the lowest and highest utilization of the others.
 fn busiest_and_others(report: &TrafficReport, run: &str) -> (f64, f64, f64) {
     let mut cpu = figures(report, run).cpu.clone();
     cpu.sort_by(f64::total_cmp);
@@ -33,7 +34,7 @@ fn busiest_and_others(report: &TrafficReport, run: &str) -> (f64, f64, f64) {
     (*busiest, others[0], others[others.len() - 1])
 }
 
-/// What part of all arrivals failed in these rows.
+/// The part of all arrivals that failed in these rows.
 fn failed(rows: &[&StepRow]) -> f64 {
     let sum = |of: fn(&StepRow) -> u64| float(rows.iter().map(|row| of(row)).sum());
     sum(|row| row.counts.errors.sum()) / sum(|row| row.counts.arrivals)
@@ -43,27 +44,28 @@ fn failed(rows: &[&StepRow]) -> f64 {
 fn who_lies_gets_eight_times_its_share_at_most_and_the_others_stay_even() {
     let report = played(&(FLEET.to_owned() + RUNS + LIMIT + &fail("mode = \"lies\"\nutilization = 0.01")));
     for run in ["feedback", "p2c", "limit"] {
-        // It has a sixth of each row that it is in at first, and eight sixths over thirteen at most.
+        // At first it has a sixth of each row that contains it, and at most eight thirteenths
+        // later.
         let last = rows(&report, run, (130, 180));
         assert!(last.iter().all(|row| weights(row).factors.max < 8.0), "{run}: {:?}", weights(last[0]));
         let (busiest, least, most) = busiest_and_others(&report, run);
         assert!(busiest > 0.95 && most / least < 1.15, "{run}: {busiest} {least} {most}");
-        // Nobody goes up and down for it.
+        // The utilization of the other backends does not oscillate.
         let even: Vec<f64> = last.iter().map(|row| row.cpu.expect("cost").min).collect();
         assert!(most - even.iter().copied().fold(1.0, f64::min) < 0.05, "{run}: {even:?}");
     }
-    // Policies that compare open flows send less there, and limits keep the rest away.
+    // Policies that compare open flows send less to it, and limits divert the rest.
     let load = |run: &str| rows(&report, run, (130, 180)).last().expect("rows").load;
     let share = |run: &str| load(run).max / load(run).mean / 20.0;
     for run in ["feedback", "p2c", "limit"] {
         assert!(share(run) < 0.14, "{run}: {}", share(run));
     }
-    // Once its machine is full, requests to it take long, and it gets no more.
+    // Once its machine is full, requests to it take long, and it receives no more.
     assert!(failed(&rows(&report, "feedback", (130, 180))) < 0.05);
     assert!(failed(&rows(&report, "p2c", (130, 180))) < 0.001);
     let p99 = |run: &str| figures(&report, run).latency_ms.p99.mean;
     assert!(failed(&rows(&report, "limit", (130, 180))) == 0.0 && p99("limit") < 600.0, "{}", p99("limit"));
-    // The yardstick's weight is without a bound, and its other weights are of machines alone.
+    // The weights of the reference A58 have no upper bound, and follow machines only.
     assert!(busiest_and_others(&report, "a58").2 > 1.5 * busiest_and_others(&report, "feedback").2);
 }
 
@@ -72,11 +74,12 @@ fn who_hangs_gets_no_more_than_it_has() {
     let text = FLEET.replace("rate = 60.0", "rate = 60.0\ntimeout = \"2s\"");
     let report = played(&(text + RUNS + LIMIT + &fail("mode = \"hang\"")));
     let failed = |run: &str| failed(&rows(&report, run, (130, 180)));
-    // It reports next to nothing. Without the rule of long flows 18 % of the requests failed with weighted round robin, 10 % with p2c.
+    // It reports nearly no load. Without the rule of long flows, 18 % of the requests failed with
+    // weighted round robin, and 10 % with p2c.
     for run in ["structural", "feedback", "p2c", "limit"] {
         assert!(failed(run) < 0.05, "{run}: {}", failed(run));
     }
-    // What its application has told last is what A58 knows.
+    // A58 uses the last rates that the application has reported.
     assert!(failed("a58") < 0.05, "{}", failed("a58"));
     for run in ["feedback", "p2c", "limit"] {
         let cpu = rows(&report, run, (130, 180)).into_iter().map(|row| row.cpu.expect("cost"));
@@ -94,7 +97,7 @@ fn what_hangs_is_served_or_cut_and_counted_once() {
     let errors = |from| {
         rows(&report, "as written", (from, from + 10)).iter().map(|row| row.counts.errors.cut).sum::<u64>()
     };
-    // Nobody gives up here: all of it ends when the processes are started anew.
+    // Clients have no timeout here: all these requests end when the processes restart.
     assert_eq!((errors(0), errors(10)), (0, 0));
     assert!(errors(20) + errors(30) > 1_000, "{} {}", errors(20), errors(30));
     assert_eq!(report.summary.runs[0].counts.errors.cut, errors(20) + errors(30));
@@ -109,14 +112,15 @@ fn who_falls_silent_keeps_its_share_for_three_minutes_and_then_has_its_structura
     let report = played(&text);
     let even = |from, to| most(&busiest_over_least(&rows(&report, "as written", (from, to))));
     assert!(even(60, 240) < 1.15, "{}", even(60, 240));
-    // It gets what it had before anybody knew of loads, and nobody else is moved for it.
+    // Its weight returns to the value before any load report, and the weights of the others do not
+    // move because of it.
     assert!(even(300, 360) > 1.2, "{}", even(300, 360));
     assert!(even(390, 430) < 1.15, "heard again: {}", even(390, 430));
 }
 
 #[test]
 fn a58_forgets_the_weight_of_whoever_falls_silent_for_three_minutes() {
-    // All fall silent: without two weights that are known everybody has the same.
+    // All backends fall silent: without two known weights, every backend has the same weight.
     let silent = "[[fail]]\nat = \"60s\"\nfor = \"10m\"\nshare = 100\nmode = \"silent\"\n";
     let text = FLEET.replace("\"180s\"", "\"260s\"").replace("\"random\"", "\"rocksteadier\"")
         + "load = \"a58\"\n"
@@ -138,13 +142,13 @@ fn who_starts_slowly_comes_to_its_share_without_going_beyond_it() {
         + "load = \"feedback\"\n[[run]]\nname = \"slowly\"\nslow_start = \"20s\"\n[[run]]\nname = \"at-once\"\n\
            [[restart]]\nat = \"60s\"\nbatch = 1\nlame_duck = \"2s\"\ndown = \"3s\"\npause = \"10m\"\n";
     let report = played(&text);
-    // It is back at 65 s; from the first whole second on it is the one with the least load.
+    // It is back at 65 s; from the first whole second on it has the least load.
     let least = |run: &str, second: u64| rows(&report, run, (second - 1, second))[0].load;
     let part = |run: &str, second: u64| least(run, second).min / least(run, second).mean;
     let grows: Vec<f64> = [67, 72, 77].map(|second| part("slowly", second)).into();
     assert!(grows[0] < 0.2 && grows.windows(2).all(|pair| pair[0] < pair[1]), "{grows:?}");
     assert!(part("at-once", 67) > 2.0 * grows[0], "{}", part("at-once", 67));
-    // It learns nothing meanwhile: its factor is what it had before, times the part that slow start gives it.
+    // It learns nothing meanwhile: its factor is the previous one, times the part of slow start.
     let factor = |second| weights(rows(&report, "slowly", (second - 1, second))[0]).factors.min;
     assert!(factor(66) < 0.1, "{}", factor(66));
     let grown = factor(75) / factor(66);
@@ -171,7 +175,7 @@ fn in_panic_factors_stay() {
     let report = played(&text);
     let before = weights(rows(&report, "as written", (50, 60))[0]).factors;
     for row in rows(&report, "as written", (60, 90)) {
-        // All but one are lame ducks: the one that is left has all the load there is.
+        // All backends except one are lame ducks; the remaining one has the whole load.
         assert_eq!((weights(row).tables, weights(row).factors), (0, before), "{row:?}");
     }
     assert!(weights(rows(&report, "as written", (90, 100))[0]).tables > 0, "it is over");

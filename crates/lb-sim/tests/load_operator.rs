@@ -1,4 +1,5 @@
-//! Weights that follow load, where an operator reweights backends, switches the law, and upgrades all daemons at once.
+//! Weights that follow load while an operator changes weights, switches the law, and upgrades all
+//! daemons at once.
 
 mod fleet;
 
@@ -20,7 +21,7 @@ fn reweighted(weight: u32) -> String {
 
 #[test]
 fn a_weight_is_where_shares_begin_anew_and_nothing_swings() {
-    // To a half: what it gives up is asked for again, because it has room.
+    // Half of the weight: the backend regains its load, because it has free capacity.
     let report = played(&reweighted(50));
     let least = least_over_mean(&rows(&report, "as written", (80, 180)));
     assert!(least[0] < 0.75, "it acts at once: {least:?}");
@@ -30,7 +31,8 @@ fn a_weight_is_where_shares_begin_anew_and_nothing_swings() {
     );
     let settled = |report| most(&busiest_over_least(&rows(report, "as written", (130, 180))));
     assert!(settled(&report) < 1.12, "{}", settled(&report));
-    // To a tenth: it gets eight times that and no more, and the others are even among each other.
+    // A tenth of the weight: the backend receives at most eight times that, and the others are
+    // even.
     let report = played(&reweighted(10));
     let least = least_over_mean(&rows(&report, "as written", (80, 180)));
     assert!(least.windows(2).all(|pair| pair[1] > pair[0] - 0.08), "{least:?}");
@@ -51,7 +53,7 @@ fn nor_do_connections_swing_that_are_kept() {
         .replace("at = \"80s\"", "at = \"140s\"");
     let report = played(&text);
     let even = |from, to| busiest_over_least(&rows(&report, "as written", (from, to)));
-    // Chance makes every step uneven: a task opens ten connections in a second.
+    // Chance makes every step uneven: a task opens ten connections per second.
     let (before, seen, after) = (even(80, 140), even(140, 180), even(220, 300));
     assert!(most(&seen) > most(&before) + 0.1, "{before:?} {seen:?}");
     assert!(most(&after) < most(&before) + 0.1, "{before:?} {after:?}");
@@ -92,7 +94,7 @@ fn daemons_that_are_replaced_all_at_once_go_on_where_the_others_were() {
     let next = weights(rows(&report, "as written", (80, 90))[0]).factors;
     assert!((kept.max - next.max).abs() < 0.1 && (kept.min - next.min).abs() < 0.05, "{kept:?} {next:?}");
     assert!(even(60, 80) < 1.10 && even(80, 140) < 1.12, "{} {}", even(60, 80), even(80, 140));
-    // Without anything kept everybody begins anew.
+    // Without saved state, every law starts from the beginning.
     assert!(even(140, 150) > 2.0 && even(200, 240) < 1.12, "{} {}", even(140, 150), even(200, 240));
     assert_eq!(report.summary.runs[0].counts.moved, 0, "no connection is moved for it");
     assert_eq!(report.summary.runs[0].counts.errors.sum(), 0);
@@ -106,7 +108,8 @@ fn what_was_frozen_is_frozen_after_an_upgrade() {
     let report = played(&text);
     let before = weights(rows(&report, "as written", (60, 70))[0]).factors;
     let after = weights(rows(&report, "as written", (100, 110))[0]).factors;
-    // What is kept is what the law says, with the steps that were worth no table yet.
+    // The saved factors are those of the law, including changes that were too small for a new
+    // table.
     for (before, after) in [(before.min, after.min), (before.max, after.max)] {
         assert!((after / before - 1.0).abs() < 0.02, "{before} {after}");
     }

@@ -1,4 +1,5 @@
-//! Files that are no scenarios: each fault is told with its line and column, its value and what would be right.
+//! Files that are not valid scenarios: each fault is reported with its line and column, its value
+//! and the correction.
 
 use lb_sim::traffic::scenario::Scenario;
 
@@ -17,7 +18,7 @@ fn check(text: &str, expected: &str) {
     }
 }
 
-/// A fault in what follows the job's first lines, which is line 9 of the file.
+/// Checks a fault in the lines after the job's first lines; they begin at line 9 of the file.
 #[track_caller]
 fn check_job(lines: &str, expected: &str) {
     check(&format!("{START}{JOB}{lines}\n"), &format!("x.toml:{expected}"));
@@ -185,14 +186,14 @@ fn a_failure_says_of_whom_how_long_and_how_often() {
     );
     assert!(read(&often(10_000)).is_ok());
     check(&often(10_001), "x.toml:14:9: 10001 is not a whole number from 1 to 10000");
-    // What nobody answers is alive until it is given up.
+    // Unanswered connects exist until they are given up.
     let silent = |timeout: u32| {
         let lines = format!("mode = \"blackhole\"\ntimeout = \"{timeout}s\"\n");
         format!("{START}{JOB}interval = \"1ms\"\n{}", at(1, &lines))
     };
     assert!(read(&silent(1_000)).is_ok());
     check(&silent(1_001), "x.toml:5:1: there would be 2002000 requests and connections alive at a time");
-    // What hangs as well, unless it is given up before.
+    // Requests at a hung backend also exist until then, unless they are given up earlier.
     let hangs = |seconds: u32, timeout: &str| {
         let fail = at(1, "mode = \"hang\"\n").replace("for = \"1s\"", &format!("for = \"{seconds}s\""));
         format!("{START}{JOB}interval = \"1ms\"\n{timeout}{fail}")
@@ -454,7 +455,7 @@ fn a_run_may_have_reports_of_its_own() {
         "9:1: window is \"1s\", and reports come every \"5s\": write at least that",
     );
     check_job(&run("a", "window = \"1ms\""), "9:1: window is \"1ms\": write at least \"100ms\"");
-    // Each look goes past the reports that are on their way.
+    // Each tick also examines the reports that are still on their way.
     let many = START.replace("10s", "24h").replace("1s", "1h").replace("count = 4", "count = 1000");
     let job = JOB.replace("tasks = 2", "tasks = 10").replace("traffic", "size = 100\ntraffic");
     let late = |minutes: u32| {
@@ -518,14 +519,15 @@ fn what_takes_too_long_is_refused_before_it_begins() {
         &format!("{text}{JOB}rate = 20000.0\n").replace("tasks = 2", "tasks = 1000"),
         "x.toml:6:1: there would be 20000000000 arrivals of all runs: at most",
     );
-    // What waits to be given up is kept until then.
+    // A request with a timeout occupies memory until that time.
     let burst =
         "rate = 100.0\nburst = { factor = 1000.0, every = \"5s\", for = \"1ms\" }\ntimeout = \"30s\"\n";
     check(
         &format!("{START}{JOB}{burst}"),
         "x.toml:5:1: there would be 6000000 requests and connections alive at a time: at most 2000000 are possible",
     );
-    // What a quota leaves of a machine in the long run is not how long a request takes at least.
+    // The long-term share that a quota leaves of a machine does not determine the minimum duration
+    // of a request.
     let users = |backends: &str| {
         let users =
             "closed = { clients = 100000, think = \"1ms\" }\ncost = { mean = \"1ms\", exact = true }\n";

@@ -1,4 +1,4 @@
-//! The scenarios that come with the program, compared with the figures that they are about.
+//! The scenarios that come with the program, compared with the figures that they reproduce.
 
 use lb_core::subset::random::SplitMix64;
 use lb_sim::traffic::ejections::{EjectionRow, EjectionTotal};
@@ -40,16 +40,18 @@ fn figure_5_a_resize_costs_errors_with_deterministic_subsets_and_next_to_none_wi
         assert_eq!(row.counts.errors.sum(), theirs.errors + ours.errors);
         let start = row.at_us - 20_000_000;
         if !resizes.contains(&start) {
-            // Between the resizes nothing moves and nothing fails.
+            // Between the resizes no connection moves and no request fails.
             assert_eq!((theirs.errors, ours.errors, theirs.opened, ours.opened), (0, 0, 0, 0));
             continue;
         }
-        // The article's figure has no scale; ours: a spike is at least 0.25 % of the step's requests, nearly all of them cut
-        // off by a connection that was closed, because a pick finds whoever is ready; and less than a sixth of a percent
-        // is largely unaffected.
+        // The article's figure has no scale. In ours, a spike is at least 0.25 % of the step's
+        // requests. Nearly all of these are cut off by a closed connection, because a pick finds a
+        // backend with an established connection. Less than a sixth of a percent counts as largely
+        // unaffected.
         let failed = |job: &JobCounts| 10_000 * job.errors / job.arrivals;
         assert!(failed(theirs) >= 25 && failed(ours) <= 16, "{theirs:?}\n{ours:?}");
-        // A resize by one backend opens at most one connection per client, and most of all connections before.
+        // A resize by one backend opens at most one connection per client with our algorithm, and
+        // most of all connections before it.
         if [60_000_000, 120_000_000, 540_000_000].contains(&start) {
             assert!(ours.opened <= 100 && theirs.opened >= 1_000, "{theirs:?}\n{ours:?}");
         }
@@ -66,14 +68,16 @@ fn a_rolling_update_fails_no_request_if_backends_are_lame_ducks_first() {
     assert_eq!(with.counts.arrivals, without.counts.arrivals, "the same requests");
     assert_eq!((with.counts.errors.sum(), with.counts.dropped), (0, 0));
     let errors = without.counts.errors;
-    // 200 tasks have half a request under way each, 0.5 per backend, of which each stops once: about 100.
+    // 200 tasks have half a request in progress each, that is 0.5 per backend. Each backend stops
+    // once, so about 100 are cut.
     assert!((60..150).contains(&errors.cut), "{errors:?}");
-    // 20 times, a twentieth of the 1,000 connects a second meets a backend that is down, for three quarters of a second
-    // on average: about 750.
+    // 20 times, a twentieth of the 1,000 connects per second reaches a backend that is down, for
+    // three quarters of a second on average: about 750.
     assert!((650..850).contains(&errors.down), "{errors:?}");
     assert_eq!((errors.unready, errors.refused), (0, 0));
-    // Every client of a backend that restarts has a replacement for it, which it gives up when that is back: 2,000
-    // connections, each once. Backends that stop drop those and the connects' own.
+    // Every client of a restarting backend has a replacement for it, and closes the connection to
+    // the replacement when the backend is back: 2,000 connections, each once. A backend that stops
+    // drops the connections that its clients hold to it, and those of connects.
     assert_eq!((with.counts.moved, without.counts.moved), (2_000, 2_000));
     assert!(without.counts.dropped >= 2_000);
     // All backends are back at the end.
@@ -88,8 +92,9 @@ fn the_aperture_posts_topology_has_its_connections_and_its_deviations() {
     let report = played("aperture");
     let before = total(&report, "random-aperture");
     assert_eq!(before.connections_at_start, 280_000);
-    // In theory sqrt((1 - k/N) / (M k / N)) = 5.54 %, for one sample of 1,000 backends give or take 0.13 %, and 0.4 %
-    // of another kind because a client's 1,024 requests are not a multiple of its 140 backends.
+    // The theoretical value is sqrt((1 - k/N) / (M k / N)) = 5.54 %, with 0.13 % of deviation for
+    // one sample of 1,000 backends. A further 0.4 % arises because a client's 1,024 requests are
+    // not a multiple of its 140 backends.
     assert!((before.load.rsd - 0.0554).abs() < 0.004, "{}", before.load.rsd);
     assert!((before.connections.rsd - 0.0554).abs() < 0.004, "{}", before.connections.rsd);
     let after = total(&report, "deterministic-aperture");
@@ -97,11 +102,12 @@ fn the_aperture_posts_topology_has_its_connections_and_its_deviations() {
         (after.connections_at_start, after.connections.min, after.connections.max),
         (25_000, 25.0, 25.0)
     );
-    // Every client goes through its table once, and rounding to whole entries changes the load of all backends alike.
+    // Every client runs through its table once, and rounding to whole entries changes the load of
+    // all backends equally.
     assert!(after.load.rsd < 0.0001, "{}", after.load.rsd);
     assert_eq!(after.unused, 0);
-    // Whole backends and structural weights: a little less than the aperture's connections. Their weights are exact to
-    // 0.05 %, a table's entries to 1 / 1,024 of all.
+    // With whole backends and structural weights: slightly fewer connections than the aperture. The
+    // weights are exact to 0.05 %, and a table's entries to 1 / 1,024 of all.
     let ours = total(&report, "rocksteadier");
     assert_eq!(ours.connections_at_start, 24_000);
     assert!(ours.load.rsd < 0.003, "{}", ours.load.rsd);
@@ -110,14 +116,15 @@ fn the_aperture_posts_topology_has_its_connections_and_its_deviations() {
 #[test]
 fn apertures_grow_with_load_and_shrink_when_it_falls() {
     let report = played("aperture-by-load");
-    // Members of a client on average, at the end of each step: each keeps a connection to every member.
+    // The average number of members of a client at the end of each step: each client holds a
+    // connection to every member.
     let sizes = |run: &str| -> Vec<f64> {
         rows(&report, run).iter().map(|row| row.connections.mean * 200.0 / 50.0).collect()
     };
     let by_load = sizes("by-load");
-    // The first look is not smoothed: some clients begin with a few more.
+    // The first evaluation is not smoothed, so some clients begin with a few more.
     assert!(by_load[4..24].iter().all(|size| *size == 12.0), "{by_load:?}");
-    // 40 open requests over 1.125, and what chance adds.
+    // 40 open requests over 1.125, and the effect of chance.
     assert!((35.5..39.0).contains(&by_load[30]) && (35.5..39.0).contains(&by_load[35]), "{by_load:?}");
     assert_eq!(by_load[47], 12.0, "{by_load:?}");
     assert!(sizes("fixed").iter().all(|size| *size == 12.0));
@@ -138,12 +145,13 @@ fn small_jobs_leave_no_backend_unused_with_rocksteadier() {
     let (rotated, letter) = (total(&report, "rocksteadier"), total(&report, "rocksteadier-scaled"));
     assert_eq!(rotated.unused, 0);
     assert!(rotated.connections.min > 0.0);
-    // The first frontend lot of every job reads the same 20 of 25 lots: the other 50 backends have no client.
+    // The first lot of clients of every job reads the same 20 of 25 lots of backends: the other 50
+    // backends have no client.
     assert_eq!((letter.unused, letter.connections.min), (50, 0.0));
     assert!(letter.connections.rsd > 2.0 * rotated.connections.rsd);
 }
 
-/// A scenario in which backends fail, played with ejection and without.
+/// A scenario with failing backends, played with and without ejection.
 struct Failures {
     scenario: Scenario,
     report: TrafficReport,
@@ -168,29 +176,30 @@ impl Failures {
         self.report.steps.iter().zip(ejections).filter(|(row, _)| row.run == "ejection")
     }
 
-    /// What must hold of each of them, whatever fails. Returns both runs.
+    /// Checks the properties of every such scenario, whatever fails. Returns both runs.
     #[track_caller]
     fn check(&self) -> (&EjectionTotal, &EjectionTotal) {
         let (with, without) = (self.total("ejection"), self.total("no-ejection"));
         let arrivals = |run| total(&self.report, run).counts.arrivals;
         assert_eq!(arrivals("ejection"), arrivals("no-ejection"), "the same connects");
         assert!(with.fewest_left >= Some(1), "the last is never ejected: {with:?}");
-        // Nothing is lost: each ejection is a failure in a row, or that of a trial.
+        // The counts agree: each ejection follows failures in a row, or a failed trial.
         assert_eq!(
             with.counts.trials - with.counts.readmissions + self.first_ejections(),
             with.counts.ejections
         );
-        // When the last failure is over nothing fails any more, and nobody is ejected again.
+        // After the last failure nothing fails any more, and no backend is ejected again.
         let fail = self.scenario.fails[0];
         let over_us = fail.end_us();
         for (row, ejections) in self.rows().filter(|(row, _)| row.at_us >= over_us + self.scenario.step.us) {
             assert_eq!((row.counts.errors.sum(), ejections.counts.ejections), (0, 0), "{ejections:?}");
         }
-        // The last backend is back when its ejection is over: one connect is its trial, and there may be a connect for each other
-        // that is due at the same moment. A client connects every 100 ms on average, and has at most 20.
+        // The last backend is readmitted once its ejection is over. One connect is its trial. Other
+        // ejections may end at the same moment, and each needs a connect too. A client connects
+        // every 100 ms on average, and has at most 20 backends.
         let well_after_us = with.well_after_us.expect("nobody is ejected at the end");
         assert!(well_after_us <= with.longest_left_us + 2_000_000, "{with:?}");
-        // From then on every client has its full shares: the load is as even as where nobody is ejected.
+        // From then on every client has its full shares: the load is as even as without ejection.
         let after_us = over_us + well_after_us + self.scenario.step.us;
         let mut after = self.rows().filter(|(row, _)| row.at_us >= after_us).peekable();
         assert!(after.peek().is_some());
@@ -203,13 +212,15 @@ impl Failures {
         (with, without)
     }
 
-    /// Ejections that were no trial's: those of backends that were taken back in the end.
+    /// Ejections that did not follow a failed trial: those of backends that were finally
+    /// readmitted.
     fn first_ejections(&self) -> u64 {
         self.total("ejection").counts.readmissions
     }
 }
 
-/// The seed decides who fails and when clients connect: what is promised must not depend on it.
+/// The seed decides which backends fail and when clients connect. The properties must not depend on
+/// it.
 const SEEDS: std::ops::Range<u64> = 0..5;
 
 #[test]
@@ -218,11 +229,13 @@ fn a_tenth_that_dies_costs_five_connects_each_and_the_trials() {
         let played = Failures::play("ejection-tenth", seed);
         let (with, without) = played.check();
         assert_eq!((with.most.failed, with.counts.withheld), (5, 0), "{with:?}");
-        // 5 + 10 + 20 + 40 seconds, each a tenth shorter at most: after the fourth trial the next is later than the failure.
+        // 5 + 10 + 20 + 40 seconds, each at most a tenth shorter: the trial after the fourth one is
+        // later than the failure.
         assert!(with.most.ejections <= 5 && with.most.trials <= 5, "{with:?}");
         let trials_failed = with.counts.trials - with.counts.readmissions;
         assert_eq!(with.counts.failed, 5 * with.counts.readmissions + trials_failed, "{with:?}");
-        // Without ejection a client connects to each of its dead backends every two seconds, for two minutes.
+        // Without ejection, a client connects to each of its dead backends every two seconds, for
+        // two minutes.
         assert!(without.counts.failed > 6 * with.counts.failed, "{with:?}\n{without:?}");
         assert!(without.most.failed > 10 * with.most.failed, "{without:?}");
     }
@@ -233,7 +246,7 @@ fn half_of_the_fleet_may_die_at_once() {
     for seed in SEEDS {
         let played = Failures::play("ejection-half", seed);
         let (with, without) = played.check();
-        // Some clients have more than ten dead backends of twenty, and eject all of them.
+        // Some clients have more than ten dead backends among twenty, and eject all of them.
         assert!(with.most_ejected > 0.5 && with.counts.withheld == 0 && with.most.failed <= 5, "{with:?}");
         assert!(with.most.ejections <= 5 && with.most.trials <= 5, "{with:?}");
         assert!(without.counts.failed > 3 * with.counts.failed, "{with:?}\n{without:?}");
@@ -245,8 +258,9 @@ fn flapping_backends_are_ejected_once_each_time_and_taken_back() {
     for seed in SEEDS {
         let played = Failures::play("ejection-flapping", seed);
         let (with, without) = played.check();
-        // 15 times five failures, and hardly a trial that fails: an ejection begins with the fifth failure, after half of the
-        // seven seconds, and five seconds later the backend is well.
+        // 15 times five failures, and hardly any failed trial: an ejection begins with the fifth
+        // failure, after half of the seven seconds, and five seconds later the backend has
+        // recovered.
         assert!(with.most.failed <= 75 && with.most.ejections <= 20 && with.most.trials <= 20, "{with:?}");
         assert!(with.counts.ejections <= with.counts.failed / 4, "{with:?}");
         assert!(10 * with.counts.failed < 7 * without.counts.failed, "{with:?}\n{without:?}");
@@ -259,11 +273,12 @@ fn a_fleet_that_dies_and_returns_is_found_at_once_and_taken_back() {
     for seed in SEEDS {
         let played = Failures::play("ejection-all", seed);
         let (with, without) = played.check();
-        // Nothing is spared and nothing is lost: each connect fails while all are dead, and none fails afterwards.
+        // Ejection changes no result here: each connect fails while all backends are dead, and none
+        // fails afterwards.
         assert_eq!(with.counts.failed, without.counts.failed);
         assert_eq!((with.most_ejected, with.counts.readmissions), (0.95, 1_900), "{with:?}");
-        // Trials come at least every five seconds, also before their time, but not at each connect: 19 ejected backends per
-        // client have 90 of its 600 connects at most.
+        // Trials come at least every five seconds, sometimes early, but not at each connect: 19
+        // ejected backends per client receive at most 90 of its 600 connects.
         assert!(
             with.most.failed <= 5 && with.most.trials <= 10 && with.counts.trials <= 100 * 90,
             "{with:?}"
@@ -271,7 +286,7 @@ fn a_fleet_that_dies_and_returns_is_found_at_once_and_taken_back() {
     }
 }
 
-/// A shipped scenario with one seed, which is enough to see what it shows.
+/// A shipped scenario with one seed, which suffices to show its effect.
 fn figures_of_one_seed(name: &str) -> Vec<RunFigures> {
     let text = shipped::text(name).expect("it comes with the program");
     let mut scenario = Scenario::read(name, name, text).unwrap_or_else(|fault| panic!("{fault}"));
@@ -289,7 +304,8 @@ fn the_sinkhole_draws_nearly_all_requests_of_least_loaded_unless_errors_count() 
     let mut scenario = shipped::scenario("sinkhole");
     scenario.seeds = 1;
     let report = play(&scenario, scenario.seed);
-    // From when requests have ended that were under way when the backend began to fail, to its end.
+    // From the end of the requests that were in progress when the backend began to fail, to the end
+    // of the failure.
     let errors = |run: &str| {
         let rows =
             rows(&report, run).into_iter().filter(|row| (50_000_000..=90_000_000).contains(&row.at_us));
@@ -299,7 +315,8 @@ fn the_sinkhole_draws_nearly_all_requests_of_least_loaded_unless_errors_count() 
     };
     assert!(errors("least-loaded-errors-not-counted") > 850, "{}", errors("least-loaded-errors-not-counted"));
     assert!(errors("least-loaded") < 25, "{}", errors("least-loaded"));
-    // Round robin gives it its share, a twentieth. Of the pairs that p2c compares a tenth has it.
+    // Round robin sends the backend its share, a twentieth. A tenth of the pairs that p2c compares
+    // contain it.
     assert!((45..55).contains(&errors("round-robin")), "{}", errors("round-robin"));
     assert!((80..120).contains(&errors("p2c-errors-not-counted")), "{}", errors("p2c-errors-not-counted"));
     assert!(errors("p2c") < 25, "{}", errors("p2c"));
@@ -325,13 +342,14 @@ fn no_machine_of_the_book_s_fleet_is_asked_for_more_than_it_can_do() {
     let can: Vec<f64> = speeds.iter().map(|speed| speed * f64::from(scenario.machines.cores)).collect();
     let asked = 50.0 * each / can.iter().sum::<f64>();
     assert!((asked - 0.5).abs() < 0.005, "half of what all machines can do: {asked}");
-    // Under round robin each gets as much. Neighbours take a twentieth of a machine on average: a fifth at most, half of the time.
+    // With round robin each backend receives the same. Neighbours use a twentieth of a machine on
+    // average: at most a fifth, half of the time.
     assert!(can.iter().all(|can| each / can < 0.95 * 0.95), "{each} {can:?}");
 }
 
 #[test]
 fn a_hundred_small_jobs_are_even_only_where_weights_follow_load() {
-    // A third of its length, of which the end counts.
+    // A third of its length; only the end counts.
     let text = shipped::text("load-small-jobs").expect("it comes with the program");
     let text = text.replace("\"100s\"", "\"60s\"").replace("\"250s\"", "\"90s\"");
     let scenario = Scenario::read("small", "small", &text).unwrap_or_else(|fault| panic!("{fault}"));

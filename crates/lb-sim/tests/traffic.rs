@@ -1,4 +1,5 @@
-//! What a scenario's numbers mean, compared with arithmetic by hand, and what must hold of every scenario.
+//! The meaning of a scenario's numbers, compared with calculations by hand, and the properties of
+//! every scenario.
 
 use lb_core::subset::Algorithm;
 use lb_sim::metrics::Spread;
@@ -15,12 +16,12 @@ fn scenario(text: &str) -> Scenario {
 fn check(text: &str, steps: &[StepRow], total: &Total) {
     let report = play(&scenario(text), 1);
     assert_eq!(report.steps, steps);
-    // What chance alone gives is no arithmetic.
+    // The floor is random, so it cannot be calculated by hand.
     let floor = report.summary.runs[0].floor;
     assert_eq!(report.summary.runs, [Total { floor, ..total.clone() }]);
 }
 
-/// The same number of every backend.
+/// The same value for every backend.
 fn all(value: f64) -> Spread {
     Spread { min: value, mean: value, max: value, rsd: 0.0 }
 }
@@ -45,8 +46,9 @@ lives = "even"
 #[test]
 fn a_backend_that_goes_takes_its_connections_and_its_part_with_it() {
     let text = format!("{ONE_CLIENT}\n[[resize]]\nat = \"4s\"\nbackends = 1\n");
-    // The first arrival is somewhere in the first second, at s; four come before the resize, two to each backend. Those
-    // at s and s + 1 have ended by then, the two others are one to each backend.
+    // The first arrival is at some time s in the first second. Four arrive before the resize, two
+    // at each backend. Those at s and s + 1 have ended by then; the two others are one at each
+    // backend.
     let first = StepRow {
         run: "as written".into(),
         at_us: 4_000_000,
@@ -61,7 +63,8 @@ fn a_backend_that_goes_takes_its_connections_and_its_part_with_it() {
         jobs: Vec::new(),
         traces: None,
     };
-    // One of them is cut; the other ends, and so do those of s + 4 and s + 5. The last two are under way.
+    // One of them is cut. The other one ends, and so do those of s + 4 and s + 5. The last two have
+    // not ended.
     let cut = RequestErrors { cut: 1, ..RequestErrors::default() };
     let second = StepRow {
         at_us: 8_000_000,
@@ -97,7 +100,7 @@ fn a_backend_that_goes_takes_its_connections_and_its_part_with_it() {
         connections_at_start: 0,
         connections_at_end: 2,
         connections: all(2.0),
-        // Of the backend that stayed.
+        // The load of the backend that stayed.
         load: all(6.0),
         utilization: 1.0,
         floor: None,
@@ -112,7 +115,7 @@ fn a_client_that_does_not_know_yet_connects_to_a_backend_that_is_gone() {
     let text = format!("{ONE_CLIENT}\n[[resize]]\nat = \"4s\"\nbackends = 1\n");
     let text = text.replace("step", "notice = { delay = \"2s\" }\nstep");
     let report = play(&scenario(&text), 1);
-    // As above, but of the arrivals at s + 4 and s + 5 one goes to the backend that is gone.
+    // As above, but one of the arrivals at s + 4 and s + 5 goes to the backend that is gone.
     let expected = TrafficCounts {
         arrivals: 4,
         served: 2,
@@ -130,7 +133,8 @@ fn a_client_that_does_not_know_yet_connects_to_a_backend_that_is_gone() {
 fn load_follows_capacity_and_is_measured_by_it() {
     let text = ONE_CLIENT.replace("count = 2", "count = 2\nweights = [{ from = 0, to = 0, weight = 3 }]");
     let report = play(&scenario(&text.replace("connections", "requests")), 1);
-    // Each four arrivals, three go to the first backend, whose capacity is three, and one to the second.
+    // Of every four arrivals, three go to the first backend, which has capacity three, and one to
+    // the second.
     for row in &report.steps {
         assert_eq!((row.load, row.connections), (all(1.0), all(1.0)));
         assert_eq!((row.counts.opened, row.counts.moved), (0, 0));
@@ -141,8 +145,8 @@ fn load_follows_capacity_and_is_measured_by_it() {
 
 #[test]
 fn connections_that_are_kept_follow_the_subset() {
-    // Each of 4 tasks keeps connections to 2 of 4 backends, by turns: 0 1, 2 3, 0 1, 2 3. With 5 backends: 0 1, 2 3, 4
-    // 0, 1 2.
+    // Each of 4 tasks holds connections to 2 of 4 backends, in turn: 0 1, 2 3, 0 1, 2 3. With 5
+    // backends: 0 1, 2 3, 4 0, 1 2.
     let text = r#"
         title = "held"
         duration = "4s"
@@ -191,13 +195,14 @@ fn clients_come_and_go_with_their_connections() {
     let report = play(&scenario(&text), 1);
     let clients: Vec<u32> = report.steps.iter().map(|row| row.clients).collect();
     assert_eq!(clients, [3, 1]);
-    // 8 of the first task, 3 of each of the others, of which each has 2 open when it goes.
+    // 8 of the first task, and 3 of each of the others; each of those has 2 open when it is
+    // removed.
     let total = &report.summary.runs[0];
     assert_eq!((total.counts.arrivals, total.counts.abandoned, total.under_way), (14, 4, 2));
     assert_eq!((total.counts.served, total.counts.closed, total.connections_at_end), (8, 12, 2));
 }
 
-/// A scenario in which everything happens at once.
+/// A scenario with all possible events at once.
 fn busy() -> impl Strategy<Value = String> {
     let job = (
         prop::sample::select(Algorithm::ALL.map(Algorithm::name).to_vec()),
@@ -249,8 +254,8 @@ fn sum(rows: &[StepRow], of: impl Fn(&TrafficCounts) -> u64) -> u64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Nothing gets lost: each arrival has one end or is under way, each connection that was opened is closed, dropped
-    /// or open, and the rows are the whole.
+    /// The counts agree: each arrival has ended once or has not ended, each opened connection is
+    /// closed, dropped or open, and the rows add up to the totals.
     #[test]
     fn everything_is_counted_once(text in busy(), seed in any::<u64>()) {
         let TrafficReport { steps, summary, .. } = play(&scenario(&text), seed);
@@ -269,7 +274,7 @@ proptest! {
         prop_assert_eq!(steps[6].at_us, 20_000_000);
     }
 
-    /// The same file and the same seed: the same document.
+    /// The same file and the same seed give the same document.
     #[test]
     fn nothing_but_the_seed_changes_anything(text in busy(), seed in any::<u64>()) {
         let json = |seed| serde_json::to_string(&play(&scenario(&text), seed)).expect("it is a document");

@@ -1,7 +1,9 @@
-//! What holds whoever sends how much, and whoever is absent: the law of the deviation, and the guarantee.
+//! Properties that hold for any rates and any absent clients: the law of the deviation, and the
+//! guarantee.
 //!
-//! With structural weights of Rocksteadier, in fleets from thin to thick and with several seeds. Must not repeat how loads are computed
-//! from rates; that is done here once more, from the shares alone.
+//! The tests use structural weights of Rocksteadier, in fleets with few and with many connections,
+//! and several seeds. They must not use the library's computation of loads from rates: they compute
+//! loads again, from the shares alone.
 
 use lb_core::subset::Algorithm;
 use lb_core::subset::random::{SplitMix64, mix64, shuffle};
@@ -12,7 +14,8 @@ use lb_sim::unequal::{
     Inequality, UnequalLoads, WANTED_UTILIZATION, deviation, expected_utilization, guarantee, size_for,
 };
 
-/// Clients, backends, size: from half a backend for each client to twenty times as many connections as it takes.
+/// Clients, backends, size: from half a backend for each client to twenty times as many connections
+/// as necessary.
 const FLEETS: [(u32, u32, u32); 6] =
     [(300, 300, 12), (300, 300, 96), (1_000, 1_000, 20), (300, 1_000, 32), (60, 200, 32), (2_000, 100, 12)];
 
@@ -56,14 +59,14 @@ fn the_expected_utilization_is_about_what_draws_have() {
 
 #[test]
 fn the_size_that_is_chosen_is_the_smallest_that_is_enough() {
-    // Clients, backends, skew, missing, and the size: from 12 on.
+    // Clients, backends, skew, missing, and the chosen size, which is at least 12.
     let rows = [
         (300, 300, 0.0, 0, 12),
         (300, 300, 0.2, 0, 48),
         (300, 300, 0.5, 0, 192),
         (1_000, 300, 0.5, 0, 64),
         (2_000, 100, 1.0, 0, 32),
-        // As many absent as the guarantee allows, and more.
+        // As many absent clients as the guarantee allows, and more.
         (300, 300, 0.0, 10, 12),
         (300, 300, 0.0, 30, 192),
     ];
@@ -80,13 +83,14 @@ fn the_size_that_is_chosen_is_the_smallest_that_is_enough() {
         );
         assert!(size == 12 || found(size / 2) < WANTED_UTILIZATION, "{clients} x {backends}: half would do");
     }
-    // Nothing that `auto` knows is enough: the largest.
+    // No size that `auto` supports is enough, so the result is the largest one.
     assert_eq!(size_for(&fleet((300, 10_000, 12), 0), Inequality { skew: 1.0, missing: 0 }), 256);
     assert_eq!(size_for(&fleet((7, 100, 12), 0), Inequality { skew: 5.0, missing: 0 }), 96);
     assert_eq!(size_for(&fleet((7, 10, 12), 0), Inequality { skew: 5.0, missing: 0 }), 12);
 }
 
-/// Utilization before some clients leave and after, and which part of the clients and of the traffic they are.
+/// Utilization before and after some clients leave, and their part of the clients and of the
+/// traffic.
 struct Loss {
     before: f64,
     after: f64,
@@ -94,7 +98,7 @@ struct Loss {
     traffic: f64,
 }
 
-/// The first `lost` of `order` leave, and the others keep their shares.
+/// The first `lost` clients of `order` leave, and the others keep their shares.
 fn lose(fleet: &Fleet, rates: &[f64], order: &[usize], lost: usize) -> Loss {
     let graph = fleet.graph();
     let sharing = Sharing::of(fleet, &graph, true);
@@ -130,11 +134,13 @@ fn losing_a_part_of_the_clients_never_costs_more_than_that_part() {
             least = least.min(over);
         }
     }
-    // It is no more than a bound, but one that is met: in a thin fleet some backend loses none of its clients.
+    // It is only a bound, but the bound is reached: in a fleet with few connections, some backend
+    // loses none of its clients.
     assert!(least < 1.001, "{least}");
 }
 
-/// Where clients are unequal, the part that counts is that of the traffic: the heaviest are a larger part of it than of the clients.
+/// For unequal clients, the relevant part is that of the traffic: the heaviest clients have a
+/// larger part of the traffic than of the clients.
 #[test]
 fn losing_unequal_clients_never_costs_more_than_their_part_of_the_traffic() {
     let mut is_worse_than_their_number = false;
@@ -146,7 +152,7 @@ fn losing_unequal_clients_never_costs_more_than_their_part_of_the_traffic() {
         shuffle(&mut by_chance, &mut rng);
         let mut heaviest = by_chance.clone();
         heaviest.sort_by(|a, b| rates[*b].total_cmp(&rates[*a]));
-        // The heaviest alone stays.
+        // Only the heaviest client stays.
         let busiest = (0..fleet.clients).max_by(|a, b| rates[*a as usize].total_cmp(&rates[*b as usize]));
         let kept = busiest.expect("there are clients") as usize;
         let all_but_it: Vec<usize> = heaviest.iter().copied().filter(|client| *client != kept).collect();

@@ -1,30 +1,31 @@
-//! Axes: from numbers to points of a drawing, with ticks, a light grid and titles that name the unit.
+//! Axes: convert numbers to points of a drawing, with ticks, a light grid and titles that name the
+//! unit.
 //!
-//! An axis shows its whole range from an honest origin: figures that are compared have the same one. Must not know
-//! whose numbers they are.
+//! An axis shows its whole range, and figures for comparison have the same range, so that the
+//! drawing does not mislead. Must not know the meaning of the numbers.
 
 use crate::drawing::{Anchor, Drawing, LineStyle};
 use crate::geometry::{Area, Point, at};
 use crate::palette::Paint;
 
-/// From numbers to fractions of an axis.
+/// Converts numbers to fractions of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scale {
-    /// Equal differences are equally long.
+    /// Equal differences have equal lengths.
     Linear(f64, f64),
-    /// Equal ratios are equally long.
+    /// Equal ratios have equal lengths.
     Logarithmic(f64, f64),
 }
 
 impl Scale {
-    /// The number at the beginning of the axis.
+    /// The number at the start of the axis.
     pub const fn start(self) -> f64 {
         match self {
             Self::Linear(from, _) | Self::Logarithmic(from, _) => from,
         }
     }
 
-    /// 0 at the beginning of the axis, 1 at its end.
+    /// 0 at the start of the axis, 1 at its end.
     pub fn fraction(self, value: f64) -> f64 {
         match self {
             Self::Linear(from, to) => (value - from) / (to - from),
@@ -33,45 +34,45 @@ impl Scale {
     }
 }
 
-/// Where numbers are named on an axis, and what they are.
+/// The title of an axis, and the numbers that are labelled on it.
 #[derive(Clone, Debug)]
 pub struct Axis<'a> {
-    /// With the unit.
+    /// Includes the unit.
     pub title: &'a str,
-    /// Numbers and their words.
+    /// Numbers and their labels.
     pub ticks: Vec<(f64, String)>,
 }
 
 impl<'a> Axis<'a> {
-    /// Ticks that are written as they are.
+    /// Ticks labelled with their numbers.
     pub fn new(title: &'a str, ticks: &[f64]) -> Self {
         Self::worded(title, ticks, |tick| tick.to_string())
     }
 
-    /// Ticks in words.
+    /// Ticks labelled by a function.
     pub fn worded(title: &'a str, ticks: &[f64], words: fn(f64) -> String) -> Self {
         Self { title, ticks: ticks.iter().map(|&tick| (tick, words(tick))).collect() }
     }
 }
 
-/// Usual width of a figure, in units.
+/// Default width of a figure, in units.
 pub const WIDTH: f64 = 400.0;
-/// Usual height.
+/// Default height, in units.
 pub const HEIGHT: f64 = 280.0;
 
 /// The area of a drawing in which pairs of numbers are points.
 #[derive(Clone, Copy, Debug)]
 pub struct Plot {
-    /// Apart from the axes.
+    /// Without the axes.
     pub area: Area,
     /// From left to right.
     pub x: Scale,
-    /// From the bottom up.
+    /// From bottom to top.
     pub y: Scale,
 }
 
 impl Plot {
-    /// One that fills a figure of the usual size.
+    /// A plot that fills a figure of the default size.
     pub const fn usual(x: Scale, y: Scale) -> Self {
         Self { area: Area { left: 50.0, top: 34.0, right: 384.0, bottom: 234.0 }, x, y }
     }
@@ -88,7 +89,8 @@ impl Plot {
         Area { left: a.x.min(b.x), top: a.y.min(b.y), right: a.x.max(b.x), bottom: a.y.max(b.y) }
     }
 
-    /// Draws the grid and names the numbers: before everything else, so that it lies beneath.
+    /// Draws the grid and the labels. Call it before all other drawing, so that the grid lies
+    /// beneath.
     pub fn axes(&self, drawing: &mut Drawing, x: &Axis<'_>, y: &Axis<'_>) {
         let Area { left, top, right, bottom } = self.area;
         for (value, words) in &y.ticks {
@@ -102,14 +104,14 @@ impl Plot {
             drawing.note(at(x, bottom + 17.0), Anchor::Middle, words);
         }
         drawing.line(Paint::QUIET, LineStyle::Thin, at(left, bottom), at(right, bottom));
-        // Above the axis and not along it: nobody turns a screen to read.
+        // Above the axis instead of along it, so that the text is horizontal.
         drawing.note(at(6.0, top - 18.0), Anchor::Start, y.title);
         if !x.title.is_empty() {
             drawing.note(at(right, bottom + 36.0), Anchor::End, x.title);
         }
     }
 
-    /// A line through pairs of numbers.
+    /// Draws a line through pairs of numbers.
     pub fn line(&self, drawing: &mut Drawing, paint: Paint, line: LineStyle, pairs: &[(f64, f64)]) {
         let points: Vec<Point> = pairs.iter().map(|&(x, y)| self.point(x, y)).collect();
         drawing.polyline(paint, line, &points);

@@ -1,33 +1,31 @@
-//! The few shapes that figures are made of, as elements of SVG.
+//! The few shapes of figures, as elements of SVG.
 //!
-//! Shapes have classes instead of colours, because these pictures shall follow the reader's light or dark page;
-//! [`crate::palette`] says what the classes mean. A drawing also remembers where its shapes and labels are, so that
-//! tests find what is cut off or written over without a browser. Must not know of axes or of data.
+//! Shapes have classes instead of colours, because the pictures follow the reader's light or dark
+//! page; [`crate::palette`] defines the classes. A drawing also records where its shapes and labels
+//! are, so that tests detect cut-off and overlapping ones without a browser. Must not know of axes
+//! or data.
 
 use std::fmt::Write as _;
 
 use crate::geometry::{Area, Point, on_circle};
 use crate::palette::Paint;
 
-/// Which part of a text is at its point.
+/// The part of a text that is at its point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
-    /// Its beginning.
     Start,
-    /// Its middle.
     Middle,
-    /// Its end.
     End,
 }
 
 /// How a text is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lettering {
-    /// Numbers on axes, notes.
+    /// For numbers on axes, and notes.
     Small,
-    /// Titles of axes, remarks.
+    /// For titles of axes, and remarks.
     Label,
-    /// The name of what is drawn.
+    /// For the name of a drawn object.
     Strong,
 }
 
@@ -40,7 +38,8 @@ impl Lettering {
         }
     }
 
-    /// Height of a line and, on average, the width of a letter. On the wide side: DejaVu Sans is wider than most.
+    /// Height of a line, and average width of a letter. The width is a high estimate: DejaVu Sans
+    /// is wider than most fonts.
     const fn extent(self) -> (f64, f64) {
         match self {
             Self::Small => (12.0, 6.7),
@@ -59,9 +58,9 @@ pub enum LineStyle {
     Solid,
     /// A band.
     Thick,
-    /// Paper on both sides of a line that crosses others.
+    /// A background on both sides of a line that crosses others.
     Halo,
-    /// For what others have published.
+    /// For published figures of other authors.
     Dashed,
     /// For a second quantity of the same series.
     Dotted,
@@ -83,7 +82,7 @@ impl LineStyle {
 /// A picture that is being drawn.
 #[derive(Clone, Debug)]
 pub struct Drawing {
-    /// In units; at the size of a phone a unit is somewhat less than a pixel.
+    /// In units. On a phone, a unit is slightly less than a pixel.
     pub width: f64,
     /// In units.
     pub height: f64,
@@ -92,10 +91,10 @@ pub struct Drawing {
     bounds: Area,
 }
 
-/// A number as figures carry it: a tenth of a unit is finer than any screen.
+/// Formats a number for a figure: a tenth of a unit is finer than any screen.
 fn number(value: f64) -> String {
     let tenths = (value * 10.0).round() / 10.0;
-    // Not "-0".
+    // Avoids "-0".
     format!("{}", tenths + 0.0)
 }
 
@@ -103,19 +102,19 @@ fn numbers(Point { x, y }: Point) -> String {
     format!("{} {}", number(x), number(y))
 }
 
-/// Text as XML carries it, in elements and in attributes.
+/// Escapes text for XML, in elements and in attributes.
 pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 impl Drawing {
-    /// A blank sheet.
+    /// An empty drawing.
     pub fn new(width: f64, height: f64) -> Self {
         let bounds = Area { left: 0.0, top: 0.0, right: 0.0, bottom: 0.0 };
         Self { width, height, body: String::new(), labels: Vec::new(), bounds }
     }
 
-    /// What is drawn, as elements.
+    /// The shapes, as elements.
     pub fn body(&self) -> &str {
         &self.body
     }
@@ -138,7 +137,7 @@ impl Drawing {
         self.body.push('\n');
     }
 
-    /// A line through points.
+    /// Draws a line through points.
     pub fn polyline(&mut self, paint: Paint, line: LineStyle, points: &[Point]) {
         self.cover_all(points);
         self.open_path(paint, line, &path_through(points));
@@ -149,19 +148,19 @@ impl Drawing {
         self.write(format_args!("<path class=\"open {line} stroke-{paint}\" d=\"{path}\"/>"));
     }
 
-    /// A straight line.
+    /// Draws a straight line.
     pub fn line(&mut self, paint: Paint, line: LineStyle, from: Point, to: Point) {
         self.polyline(paint, line, &[from, to]);
     }
 
-    /// What points enclose, lightly tinted.
+    /// Fills the polygon of these points with a light tint.
     pub fn tinted(&mut self, paint: Paint, points: &[Point]) {
         self.cover_all(points);
         let path = path_through(points);
         self.write(format_args!("<path class=\"tint fill-{}\" d=\"{path}Z\"/>", paint.name));
     }
 
-    /// A filled rectangle.
+    /// Draws a filled rectangle.
     pub fn bar(&mut self, paint: Paint, area: Area) {
         let [x, y, width, height] = self.rectangle(area);
         let paint = paint.name;
@@ -170,7 +169,7 @@ impl Drawing {
         ));
     }
 
-    /// Many filled rectangles of one shade, as one element.
+    /// Draws many filled rectangles of one shade as one element.
     pub fn shaded(&mut self, paint: Paint, shade: usize, areas: &[Area]) {
         let mut path = String::new();
         for &area in areas {
@@ -180,18 +179,18 @@ impl Drawing {
         self.write(format_args!("<path class=\"shade-{shade} fill-{}\" d=\"{path}\"/>", paint.name));
     }
 
-    /// Covers an area; its corner and sides as figures carry them.
+    /// Records an area as covered. Returns its corner and sides, formatted for the figure.
     fn rectangle(&mut self, area: Area) -> [String; 4] {
         self.cover(area);
         [area.left, area.top, area.right - area.left, area.bottom - area.top].map(number)
     }
 
-    /// A filled circle.
+    /// Draws a filled circle.
     pub fn dot(&mut self, paint: Paint, centre: Point, radius: f64) {
         self.circle(&format!("fill-{}", paint.name), centre, radius);
     }
 
-    /// A circle's line.
+    /// Draws the outline of a circle.
     pub fn circle_line(&mut self, paint: Paint, line: LineStyle, centre: Point, radius: f64) {
         self.circle(&format!("open {} stroke-{}", line.class(), paint.name), centre, radius);
     }
@@ -202,8 +201,8 @@ impl Drawing {
         self.write(format_args!("<circle class=\"{class}\" cx=\"{x}\" cy=\"{y}\" r=\"{radius}\"/>"));
     }
 
-    /// Part of a circle's line, clockwise. `from` and `to` are turns after the top, at most a whole one apart; if `to`
-    /// is the lesser, the arc passes the top.
+    /// Draws a part of a circle's outline, clockwise. `from` and `to` are turns from the top, at
+    /// most a whole turn apart; if `to` is smaller, the arc passes the top.
     pub fn arc(&mut self, paint: Paint, line: LineStyle, (centre, radius): (Point, f64), from: f64, to: f64) {
         let (start, end) = (on_circle(centre, radius, from), on_circle(centre, radius, to));
         self.cover(Area::square(centre, radius));
@@ -213,7 +212,8 @@ impl Drawing {
         self.open_path(paint, line, &format!("M{start}A{radius} {radius} 0 {large} 1 {end}"));
     }
 
-    /// Text, with the paper showing around its letters so that lines beneath do not disturb it.
+    /// Draws text with a background around its letters, so that lines beneath do not make it hard
+    /// to read.
     pub fn text(&mut self, paint: Paint, lettering: Lettering, point: Point, anchor: Anchor, text: &str) {
         let (height, letter) = lettering.extent();
         #[expect(clippy::cast_precision_loss, reason = "a label has no 2^53 letters")]
@@ -235,17 +235,17 @@ impl Drawing {
         ));
     }
 
-    /// Text with its middle at the point, in both directions.
+    /// Draws text with its middle at the point, in both directions.
     pub fn centred(&mut self, paint: Paint, lettering: Lettering, point: Point, text: &str) {
         self.text(paint, lettering, point.moved(0.0, 4.0), Anchor::Middle, text);
     }
 
-    /// Small text that explains: what an axis, a mark or a number is.
+    /// Draws small text that explains an axis, a mark or a number.
     pub fn note(&mut self, point: Point, anchor: Anchor, text: &str) {
         self.text(Paint::QUIET, Lettering::Small, point, anchor, text);
     }
 
-    /// What is wrong with the layout: shapes beyond the sheet, labels on labels.
+    /// Returns the faults of the layout: shapes beyond the edges, and overlapping labels.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let Area { left, top, right, bottom } = self.bounds;

@@ -1,30 +1,29 @@
-//! A figure: a drawing with its name and its words, alone as a file or inside a page.
+//! A figure: a drawing with its title and description, as a file of its own or inside a page.
 //!
-//! Both forms say what is to be seen to readers that do not see it. Must not know how pages look.
+//! Both forms describe the drawing for readers that cannot see it. Must not know how pages look.
 
 use crate::drawing::{Drawing, escaped};
 use crate::palette::{Paint, style};
 
-/// A drawing that can be pointed at.
+/// A drawing with a name for links.
 #[derive(Clone, Debug)]
 pub struct Figure {
-    /// Its name in links, and of its file without the ending.
+    /// Its name in links, and its file name without the ending.
     pub id: &'static str,
     /// One line.
     pub title: String,
-    /// What one would see, in a sentence or two.
+    /// A description of the drawing, in a sentence or two.
     pub description: String,
-    /// The drawing.
     pub drawing: Drawing,
 }
 
 impl Figure {
-    /// As part of a page that has the [`style`] of figures.
+    /// The figure as part of a page that has the [`style`] of figures.
     pub fn inline(&self) -> String {
         self.svg("", "")
     }
 
-    /// As a file of its own, with a sheet of paper and the style of these paints.
+    /// The figure as a file of its own, with a background and the style of these paints.
     pub fn alone(&self, paints: &[Paint]) -> String {
         let sheet = "<rect class=\"fill-paper\" width=\"100%\" height=\"100%\"/>\n";
         let style = format!("<style>{}</style>\n{sheet}", style(paints));

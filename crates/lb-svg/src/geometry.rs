@@ -1,6 +1,6 @@
 //! Points and areas of a drawing, in its units.
 //!
-//! The origin is the upper left corner and y grows downwards, as in SVG. Must not know what shapes are.
+//! The origin is the upper left corner and y grows downwards, as in SVG. Must not know of shapes.
 
 /// A point of a drawing.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -11,44 +11,40 @@ pub struct Point {
     pub y: f64,
 }
 
-/// The point that is so far to the right and so far down.
 pub const fn at(x: f64, y: f64) -> Point {
     Point { x, y }
 }
 
 impl Point {
-    /// The point that is so far to the right of this one and so far below it.
+    /// The point at this distance to the right of this one and below it.
     pub const fn moved(self, right: f64, down: f64) -> Self {
         at(self.x + right, self.y + down)
     }
 }
 
-/// The point of a circle that is `turn` of a whole turn (0 to 1) after its top, clockwise.
+/// The point of a circle that is `turn` of a whole turn (0 to 1) from its top, clockwise.
 pub fn on_circle(centre: Point, radius: f64, turn: f64) -> Point {
     let angle = std::f64::consts::TAU * turn;
     at(centre.x + radius * angle.sin(), centre.y - radius * angle.cos())
 }
 
-/// A rectangle.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Area {
-    /// Left edge.
     pub left: f64,
     /// Upper edge.
     pub top: f64,
-    /// Right edge.
     pub right: f64,
     /// Lower edge.
     pub bottom: f64,
 }
 
 impl Area {
-    /// The square whose sides are `half` away from its centre.
+    /// The square with sides at distance `half` from its centre.
     pub const fn square(Point { x, y }: Point, half: f64) -> Self {
         Self { left: x - half, top: y - half, right: x + half, bottom: y + half }
     }
 
-    /// Whether the two share more than an edge.
+    /// Returns whether the two areas share more than an edge.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.left < other.right
             && other.left < self.right

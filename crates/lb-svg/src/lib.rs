@@ -1,10 +1,12 @@
-//! Figures as SVG: shapes with classes, a palette for light and dark pages, axes, and the document around a drawing.
+//! Figures as SVG: shapes with classes, a palette for light and dark pages, axes, and the document
+//! around a drawing.
 //!
-//! One writer for the planner's report and the benchmark's picture. It is our own because what it adds to text is not
-//! what SVG crates offer: colours by class, so that a figure follows the reader's page without scripts, and a record of
-//! where labels and shapes lie, so that tests find what is cut off without a browser. The crate `svg` would replace
-//! only the few lines that format elements, by builders with untyped attributes. Must not know what is drawn, nor
-//! depend on another crate.
+//! The planner's report and the benchmark's picture share this writer. It exists because SVG crates
+//! do not offer what it adds to text: colours by class, so that a figure follows the reader's page
+//! without scripts, and a record of the positions of labels and shapes, so that tests detect
+//! cut-off ones without a browser. The crate `svg` would replace only the few lines that format
+//! elements, with builders that have untyped attributes. Must not know what is drawn, nor depend on
+//! another crate.
 #![forbid(unsafe_code)]
 
 pub mod geometry;

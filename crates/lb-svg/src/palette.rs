@@ -1,60 +1,60 @@
-//! Colours, each for a light and a dark page, and the style that every figure carries.
+//! Colours, each for a light and a dark page, and the style that every figure contains.
 //!
-//! A figure is looked at inside a page and alone, so its style has no custom properties: viewers that are no browsers
-//! (librsvg, Inkscape) know classes, but not `var()`. Colour never tells alone: every series is labelled where it is
-//! drawn. What a hue stands for is decided by those who draw: they make a [`Paint`] of it, named for its meaning.
+//! A figure appears both inside a page and alone, so its style has no custom properties: viewers
+//! other than browsers (librsvg, Inkscape) support classes, but not `var()`. Colour is never the
+//! only distinction: every series has a label where it is drawn. The caller decides what a hue
+//! stands for: it makes a [`Paint`] of the hue, named for its meaning.
 
 use std::fmt::Write as _;
 
 /// A colour as `0xRRGGBB`, on a light and on a dark page.
 pub type Hue = [u32; 2];
 
-/// For what is bad or left to chance.
+/// For bad results, or results left to chance.
 pub const RED: Hue = [0xb3_42_1c, 0xf2_8f_66];
 /// For a series.
 pub const BLUE: Hue = [0x2a_60_b0, 0x82_b2_f5];
 /// For a series.
 pub const OCHRE: Hue = [0x85_5d_00, 0xd8_ae_4e];
-/// For what is ours.
+/// For our own results.
 pub const GREEN: Hue = [0x0b_71_61, 0x4f_c4_b0];
 /// For a series.
 pub const VIOLET: Hue = [0x78_3c_97, 0xca_9c_e4];
 
-/// What is painted: a hue, and the word for its meaning in class names.
+/// A hue, and the word for its meaning in class names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Paint {
     /// Letters only.
     pub name: &'static str,
-    /// What it looks like.
     pub hue: Hue,
 }
 
 impl Paint {
-    /// Behind everything.
+    /// For the background.
     pub const PAPER: Self = Self::new("paper", [0xff_ff_ff, 0x14_18_1c]);
-    /// Text, and what others have published.
+    /// For text, and for published figures of other authors.
     pub const INK: Self = Self::new("ink", [0x1b_22_28, 0xe6_ea_ed]);
-    /// Titles of axes, ticks, notes.
+    /// For titles of axes, ticks and notes.
     pub const QUIET: Self = Self::new("quiet", [0x55_60_6a, 0xa2_ad_b6]);
-    /// Lines of the grid: not to be read.
+    /// For the lines of the grid, which carry no information.
     pub const RULE: Self = Self::new("rule", [0xdd_e2_e6, 0x2d_34_3b]);
-    /// What every figure has, beside its own paints.
+    /// The paints of every figure, besides its own paints.
     pub const COMMON: [Self; 4] = [Self::PAPER, Self::INK, Self::QUIET, Self::RULE];
 
-    /// A hue with a meaning.
     pub const fn new(name: &'static str, hue: Hue) -> Self {
         Self { name, hue }
     }
 }
 
-/// Fonts that a machine has anyway: nothing is fetched.
+/// Fonts that are already installed, so that nothing is fetched.
 pub const FONTS: &str =
     "system-ui, -apple-system, \"Segoe UI\", Roboto, \"Helvetica Neue\", Arial, \"DejaVu Sans\", sans-serif";
 
-/// Shades of a density, from few to many: five, because an eye tells no more apart.
+/// Shades of a density, from few to many points: five, because the eye does not distinguish more.
 pub const SHADES: [f64; 5] = [0.25, 0.42, 0.60, 0.80, 1.0];
 
-/// The style of figures that are drawn with the [`Paint::COMMON`] paints and these; the same alone and inside a page.
+/// The style of figures with the [`Paint::COMMON`] paints and these; it is the same alone and
+/// inside a page.
 pub fn style(own: &[Paint]) -> String {
     let mut css = format!(
         ".fig{{font-family:{FONTS}}}\
@@ -91,7 +91,7 @@ fn paints(css: &mut String, own: &[Paint], scheme: usize) {
 mod tests {
     use super::*;
 
-    /// Relative luminance of sRGB, by the definition of the Web Content Accessibility Guidelines.
+    /// Relative luminance of sRGB, as defined by the Web Content Accessibility Guidelines.
     fn luminance(colour: u32) -> f64 {
         let channel = |shift: u32| {
             let value = f64::from(colour >> shift & 0xff) / 255.0;

@@ -1,4 +1,4 @@
-//! `socklb-sim advise`: what to configure for a fleet, and what that trades for what, in one screen.
+//! `socklb-sim advise`: recommends a configuration for a fleet, with its trade-offs, in one screen.
 //!
 //! Words and JSON for the decisions of [`crate::advice`]. Must not decide anything itself.
 
@@ -24,7 +24,7 @@ use crate::unequal::{
 };
 use lb_view::text::counted;
 
-/// A fleet.
+/// The options of `socklb-sim advise`.
 #[derive(Debug, Args)]
 pub struct AdviseOptions {
     /// Client tasks of the job, 1 to 65536
@@ -33,16 +33,16 @@ pub struct AdviseOptions {
     /// Backends of the service, 1 to 65536
     #[arg(long, value_name = "N", value_parser = backends)]
     backends: u32,
-    /// The job's seed: the daemon takes XXH64 of JOB/SERVICE
+    /// Seed of the job; the daemon uses XXH64 of JOB/SERVICE
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// Clients that are unequal: standard deviation over mean of what they send, 0 to 10
+    /// How unequal the clients are: standard deviation over mean of their rates, 0 to 10
     #[arg(long, value_name = "CV", default_value_t = 0.0, value_parser = variation)]
     skew: f64,
-    /// Clients that are absent, in percent, 0 to 99: subsets count on them, and they send nothing
+    /// Percent of the clients that are absent, 0 to 99: subsets include them, but they send nothing
     #[arg(long, value_name = "P", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=99))]
     missing: u32,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -55,11 +55,11 @@ struct AdviceDocument {
     seed: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     inequality: Option<Inequality>,
-    /// How many neighbours `restart` is about.
+    /// The number of neighbouring backends for `restart`.
     block: u32,
     advice: ChoiceDocument,
     alternatives: Vec<ChoiceDocument>,
-    /// What to write, as TOML.
+    /// The recommended configuration, as TOML.
     configuration: String,
 }
 
@@ -67,16 +67,16 @@ struct AdviceDocument {
 struct ChoiceDocument {
     /// `null` for all backends.
     algorithm: Option<&'static str>,
-    /// What to configure: a number, "auto", or a least size.
+    /// The size to configure: a number, "auto", or a minimum size.
     size: SizeSetting,
-    /// The size that follows from this for the fleet. Arcs of an aperture may be longer: see `connections`.
+    /// The resulting size for the fleet. Arcs of an aperture may be longer: see `connections`.
     size_now: u32,
     connections: ConnectionCounts,
     utilization: SharingUtilization,
     one_more_backend: ChangeCost,
     one_more_client: ChangeCost,
     restart: f64,
-    /// Loads of clients that are unequal or absent.
+    /// Loads with unequal or absent clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     unequal: Option<UnequalLoads>,
 }
@@ -101,11 +101,11 @@ struct SharingUtilization {
     weighted: f64,
 }
 
-/// Prints the advice.
 pub fn run(options: &AdviseOptions) -> Result<()> {
     let AdviseOptions { clients, backends, seed, skew, missing, json } = *options;
     let question = Question { clients, backends, seed, inequality: Inequality { skew, missing } };
-    // Weights of the largest fleets take a minute. The spinner appears on standard error, and only on a terminal.
+    // Weights of the largest fleets take a minute. The spinner appears on standard error, and only
+    // on a terminal.
     let waiting = ProgressBar::new_spinner().with_message("solving weights");
     waiting.enable_steady_tick(Duration::from_millis(100));
     let advice = Advice::on(&question);
@@ -205,7 +205,7 @@ restart: most of a subset among {block} neighbours, a tenth of the backends.
     text
 }
 
-/// What clients that are unequal or absent ask of the size.
+/// Explains the size that unequal or absent clients need.
 fn why_so_large(question: &Question, advice: &Advice) -> String {
     let Inequality { skew, missing } = question.inequality;
     let Some(fleet) = advice.answer.fleet else {
@@ -247,7 +247,7 @@ fn why_so_large(question: &Question, advice: &Advice) -> String {
     text
 }
 
-/// The answer in a sentence, with its reason.
+/// The recommendation in a sentence, with its reason.
 fn why(question: &Question, answer: &SubsetChoice, least: u32, assessment: &Assessment) -> String {
     let Question { clients, backends, .. } = *question;
     match answer.subset {
@@ -259,7 +259,7 @@ fn why(question: &Question, answer: &SubsetChoice, least: u32, assessment: &Asse
             let use_it = format!(
                 "Use {algorithm} with automatic size{at_least}: {now} backends of {backends} for each client."
             );
-            // In whole numbers: more than 1.3 times what is needed.
+            // In whole numbers: more than 1.3 times the necessary size.
             if 10 * u64::from(now) <= 13 * u64::from(least.max(min)) {
                 return use_it;
             }
@@ -312,12 +312,12 @@ fn row(subset: Subset, mark: &str, assessment: &Assessment) -> Vec<String> {
     row
 }
 
-/// The deviation by the law, which holds where loads are even as long as clients are alike.
+/// The deviation by the law, which holds only if loads are even for equal clients.
 fn law(assessment: &Assessment, unequal: &UnequalLoads) -> String {
     if assessment.weighted < 0.99 { "-".to_owned() } else { percent(unequal.law) }
 }
 
-/// What to write into the configuration, as TOML.
+/// The recommended configuration, as TOML.
 fn configuration(question: &Question, answer: Subset) -> String {
     let clients = question.clients;
     let subset = match answer {

@@ -1,4 +1,4 @@
-//! Arguments that several commands have, from text to values that are within their bounds.
+//! Arguments shared by several commands: parses text to values within their bounds.
 //!
 //! Messages name the bounds. Must not know what the commands do with the values.
 
@@ -10,35 +10,35 @@ use thiserror::Error;
 
 use crate::fleet::{Fleet, MAX_BACKENDS, MAX_CLIENTS, MAX_SIZE};
 
-/// A number of clients.
+/// Parses a number of clients.
 pub fn clients(text: &str) -> Result<u32, OutOfRange> {
     within(text, MAX_CLIENTS)
 }
 
-/// A number of backends.
+/// Parses a number of backends.
 pub fn backends(text: &str) -> Result<u32, OutOfRange> {
     within(text, MAX_BACKENDS)
 }
 
-/// A size of subsets, or of a restart block.
+/// Parses a size of subsets, or of a restart block.
 pub fn size(text: &str) -> Result<u32, OutOfRange> {
     within(text, MAX_SIZE)
 }
 
-/// Standard deviation over mean.
+/// Parses a standard deviation over mean.
 pub fn variation(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number| (0.0..=10.0).contains(number));
     number.ok_or_else(|| "write a number from 0 to 10".into())
 }
 
-/// A text that is no number, or one out of bounds.
+/// The text is not a number, or out of bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("write a number from 1 to {most}")]
 pub struct OutOfRange {
     most: u32,
 }
 
-/// A number from 1 to `most`.
+/// Parses a number from 1 to `most`.
 pub fn within(text: &str, most: u32) -> Result<u32, OutOfRange> {
     text.parse().ok().filter(|number| (1..=most).contains(number)).ok_or(OutOfRange { most })
 }
@@ -47,13 +47,11 @@ pub fn within(text: &str, most: u32) -> Result<u32, OutOfRange> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Algorithms(pub Vec<Algorithm>);
 
-/// Why a text is no list of algorithms.
+/// Why a text is not a list of algorithms.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum AlgorithmListError {
-    /// A name that no algorithm has.
     #[error("no algorithm is named {0:?}; there are {names}, and all", names = names())]
     Unknown(String),
-    /// An algorithm that is named before.
     #[error("{0} is named twice")]
     Twice(Algorithm),
 }
@@ -62,7 +60,7 @@ fn names() -> String {
     Algorithm::ALL.map(Algorithm::name).join(", ")
 }
 
-/// One algorithm by its name.
+/// Parses the name of one algorithm.
 pub fn algorithm(name: &str) -> Result<Algorithm, AlgorithmListError> {
     name.parse().map_err(|_| AlgorithmListError::Unknown(name.to_owned()))
 }
@@ -86,30 +84,29 @@ impl FromStr for Algorithms {
     }
 }
 
-/// One number, or all from one to another.
+/// One number, or all numbers of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NumberRange {
-    /// The first.
+    /// The first number, inclusive.
     pub from: u32,
-    /// The last.
+    /// The last number, inclusive.
     pub to: u32,
 }
 
-/// Why a text is no range.
+/// Why a text is not a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RangeError {
-    /// It is neither a number nor two of them, or one is out of bounds.
+    /// It is neither a number nor two numbers, or one is out of bounds.
     #[error("write a number from 1 to {most}, or a range of them as in 100..110")]
     Form {
-        /// The most.
+        /// The largest allowed number.
         most: u32,
     },
-    /// It runs downwards.
+    /// The first number is larger than the last.
     #[error("a range runs upwards: write {to}..{from}")]
     Backwards {
-        /// The first.
+        /// The first number as written, which is the larger one.
         from: u32,
-        /// The last.
         to: u32,
     },
 }
@@ -122,28 +119,29 @@ impl NumberRange {
         if from > to { Err(RangeError::Backwards { from, to }) } else { Ok(Self { from, to }) }
     }
 
-    /// Of numbers of clients.
+    /// A range of numbers of clients.
     pub fn of_clients(text: &str) -> Result<Self, RangeError> {
         Self::parse(text, MAX_CLIENTS)
     }
 
-    /// Of numbers of backends.
+    /// A range of numbers of backends.
     pub fn of_backends(text: &str) -> Result<Self, RangeError> {
         Self::parse(text, MAX_BACKENDS)
     }
 
-    /// Of sizes.
+    /// A range of sizes.
     pub fn of_sizes(text: &str) -> Result<Self, RangeError> {
         Self::parse(text, MAX_SIZE)
     }
 
-    /// Whether the two ends differ.
+    /// Returns whether the two ends differ.
     pub const fn is_change(self) -> bool {
         self.from < self.to
     }
 }
 
-/// The numbers of a fleet, without an algorithm. Where a list or a configuration is read, they may say less.
+/// The numbers of a fleet, without an algorithm. With a list or a configuration, some of them may
+/// be left out.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct FleetArguments {
     /// Client tasks of the job, 1 to 65536
@@ -152,10 +150,11 @@ pub struct FleetArguments {
     /// Backends of the service, 1 to 65536
     #[arg(long, value_name = "N", value_parser = backends, required_unless_present_any = ["endpoints", "config"])]
     pub backends: Option<u32>,
-    /// Backends that each client task wants, 1 to 65536
+    /// Wanted backends per client task, 1 to 65536
     #[arg(long, value_name = "K", value_parser = size, required_unless_present_any = ["endpoints", "config"])]
     pub size: Option<u32>,
-    /// The job's seed: the daemon takes XXH64 of JOB/SERVICE [default: 0, or that of the configuration]
+    /// Seed of the job; the daemon uses XXH64 of JOB/SERVICE [default: 0, or that of the
+    /// configuration]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
 }
@@ -164,7 +163,7 @@ impl FleetArguments {
     /// The fleet with this algorithm.
     ///
     /// # Panics
-    /// If there is a list in place of a number of backends.
+    /// There is a list instead of a number of backends.
     pub fn fleet(&self, algorithm: Algorithm) -> Fleet {
         let Self { clients, backends, size, seed } = *self;
         let [clients, backends, size] =

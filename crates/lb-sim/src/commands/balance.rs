@@ -1,7 +1,7 @@
 //! `socklb-sim balance`: how even a fleet's subsets are, and how much they have in common.
 //!
-//! Prints what [`crate::metrics`] computes. The JSON types are here, because a shape that scripts rely on shall not
-//! change with a metric.
+//! Prints the results of [`crate::metrics`]. The JSON types are here, so that a change of a metric
+//! does not change a shape on which scripts rely.
 
 use anyhow::Result;
 use clap::Args;
@@ -20,29 +20,31 @@ use crate::table::{TextTable, percent, ratio};
 use crate::unequal::{DRAWS, Inequality, UnequalLoads};
 use lb_view::text::counted;
 
-/// A fleet, and what to look at.
+/// The options of `socklb-sim balance`.
 #[derive(Debug, Args)]
 pub struct BalanceOptions {
-    /// How subsets are chosen: one or several, separated by commas, or all [default: rocksteadier, or as the configuration says]
+    /// Subsetting algorithms: one or several, separated by commas, or all [default: rocksteadier,
+    /// or that of the configuration]
     #[arg(long, value_name = "A,B,..")]
     algorithm: Option<Algorithms>,
     #[command(flatten)]
     job: FleetArguments,
     #[command(flatten)]
     list: ListArguments,
-    /// With structural weights, as the daemon has them; aperture forms always have their own
+    /// Use structural weights, as the daemon does; aperture algorithms always have their own
     #[arg(long, conflicts_with_all = ["endpoints", "config"])]
     weighted: bool,
-    /// How many neighbouring backends a rolling restart takes down at once [default: a tenth of them]
+    /// Neighbouring backends that a rolling restart takes down at once [default: a tenth of the
+    /// backends]
     #[arg(long, value_name = "B", value_parser = size, conflicts_with_all = ["endpoints", "config"])]
     block: Option<u32>,
-    /// Clients that are unequal: standard deviation over mean of what they send, 0 to 10
+    /// How unequal the clients are: standard deviation over mean of their rates, 0 to 10
     #[arg(long, value_name = "CV", default_value_t = 0.0, value_parser = variation)]
     skew: f64,
-    /// Clients that are absent, in percent, 0 to 99: subsets count on them, and they send nothing
+    /// Percent of the clients that are absent, 0 to 99: subsets include them, but they send nothing
     #[arg(long, value_name = "P", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=99))]
     missing: u32,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -68,16 +70,15 @@ struct Balance {
     utilization: MeasuredUtilization,
     distinct: u32,
     overlap: Overlap,
-    /// Largest part of a subset within a block, over all clients.
+    /// Largest part of a subset within a block: the maximum over all clients.
     spread: f64,
-    /// Largest part of a subset within a block, mean over the clients.
+    /// Largest part of a subset within a block: the mean over the clients.
     spread_mean: f64,
-    /// Loads of clients that are unequal or absent.
+    /// Loads with unequal or absent clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     unequal: Option<UnequalLoads>,
 }
 
-/// Connections of a backend.
 #[derive(Serialize)]
 struct BackendConnections {
     min: u32,
@@ -100,7 +101,6 @@ struct MeasuredUtilization {
     adjusted: f64,
 }
 
-/// Prints what the algorithms are worth.
 pub fn run(options: &BalanceOptions) -> Result<()> {
     let inequality = Inequality { skew: options.skew, missing: options.missing };
     let inequality = Some(inequality).filter(|inequality| !inequality.is_none());
@@ -131,7 +131,8 @@ pub fn run(options: &BalanceOptions) -> Result<()> {
     if options.json { output::json(&document) } else { output::text(document.text()) }
 }
 
-/// Prints how even a job before a list is, as its daemons share.
+/// Prints how even the load is for a job with a list, if its tasks divide their traffic as their
+/// daemons do.
 fn of_list(options: &BalanceOptions, jobs: &[ListedJob], inequality: Option<Inequality>) -> Result<()> {
     let mut results = Vec::new();
     for job in jobs {
@@ -161,14 +162,14 @@ struct ListedBalanceDocument {
     results: Vec<ListedBalance>,
 }
 
-/// How even a job before a list is, of the endpoints that ask for connections.
+/// How even the load is for a job with a list, over the endpoints that request connections.
 #[derive(Serialize)]
 struct ListedBalance {
     algorithm: &'static str,
     connections: BackendConnections,
-    /// The mean load over the largest, both for what weights entitle to.
+    /// The mean load over the largest, both relative to the share of each endpoint's weight.
     raw: f64,
-    /// The same of clients that are unequal or absent.
+    /// The same ratio with unequal or absent clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     unequal: Option<Interval>,
 }
@@ -219,7 +220,8 @@ impl ListedBalanceDocument {
     }
 }
 
-/// The part of all capacity that can be used before the first backend is full, of loads over capacity.
+/// The part of the total capacity that is usable before the first backend is full. `loads` are
+/// loads over capacity.
 fn capacity_utilization(loads: &[f64], capacities: &[u16]) -> f64 {
     let capacities = capacities.iter().filter(|capacity| **capacity > 0).map(|capacity| f64::from(*capacity));
     let (all, sum) = capacities
@@ -303,7 +305,7 @@ impl BalanceDocument {
         text
     }
 
-    /// What unequal or absent clients make of it.
+    /// The table of the effect of unequal or absent clients.
     fn unequal(&self, Inequality { skew, missing }: Inequality) -> String {
         let mut table = TextTable::new(["algorithm", "raw", "at least", "rsd", "by the law"]);
         for result in &self.results {

@@ -1,7 +1,7 @@
-//! `socklb-sim churn`: what a change of a fleet costs, against what it must cost.
+//! `socklb-sim churn`: the cost of a change of a fleet, compared with the minimum cost.
 //!
-//! One of the fleet's three numbers runs over a range, and each step is compared with the one before. What would take
-//! too long is refused before it begins.
+//! One of the fleet's three numbers runs over a range, and each step is compared with the one
+//! before. A run that would take too long is refused before it begins.
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -15,33 +15,34 @@ use crate::metrics::mean;
 use crate::output;
 use crate::table::{TextTable, percent};
 
-/// Most backends of orders and members of subsets that may be looked at, over all steps and algorithms: about a minute.
+/// The maximum number of backends of orders and members of subsets to examine, over all steps and
+/// algorithms: about a minute.
 const MAX_LOOKS: u64 = 1 << 33;
 
-/// A fleet of which one number changes in steps of one.
+/// The options of `socklb-sim churn`.
 #[derive(Debug, Args)]
 pub struct ChurnOptions {
-    /// How subsets are chosen: one or several, separated by commas, or all
+    /// Subsetting algorithms: one or several, separated by commas, or all
     #[arg(long, value_name = "A,B,..", default_value = "rocksteadier")]
     algorithm: Algorithms,
-    /// Client tasks of the job: a number, or a range as in 100..110
+    /// Client tasks of the job: a number, or a range such as 100..110
     #[arg(long, value_name = "M", value_parser = NumberRange::of_clients)]
     clients: NumberRange,
     /// Backends of the service: a number, or a range
     #[arg(long, value_name = "N", value_parser = NumberRange::of_backends)]
     backends: NumberRange,
-    /// Backends that each client task wants: a number, or a range
+    /// Wanted backends per client task: a number, or a range
     #[arg(long, value_name = "K", value_parser = NumberRange::of_sizes)]
     size: NumberRange,
-    /// The job's seed: the daemon takes XXH64 of JOB/SERVICE
+    /// Seed of the job; the daemon uses XXH64 of JOB/SERVICE
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Which number changes.
+/// The number that changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Dimension {
@@ -88,7 +89,6 @@ struct Overall {
     step_minimum: f64,
 }
 
-/// Prints what each step drops.
 pub fn run(options: &ChurnOptions) -> Result<()> {
     let ChurnOptions { clients, backends, size, seed, .. } = *options;
     let ranges = [(Dimension::Clients, clients), (Dimension::Backends, backends), (Dimension::Size, size)];
@@ -124,7 +124,8 @@ pub fn run(options: &ChurnOptions) -> Result<()> {
     if options.json { output::json(&document) } else { output::text(document.text()) }
 }
 
-/// Checks that the largest fleet fits into memory, and that all of them together take about a minute at most.
+/// Checks that the largest fleet fits into memory, and that all fleets together take at most about
+/// a minute.
 fn check(largest: impl Iterator<Item = Fleet>, range: NumberRange) -> Result<()> {
     let mut looks = 0;
     for fleet in largest {
@@ -143,7 +144,7 @@ fn check(largest: impl Iterator<Item = Fleet>, range: NumberRange) -> Result<()>
     Ok(())
 }
 
-/// Whether every client shuffles or sorts all backends.
+/// Returns whether every client shuffles or sorts all backends.
 const fn looks_at_all(algorithm: Algorithm) -> bool {
     match algorithm {
         Algorithm::Random

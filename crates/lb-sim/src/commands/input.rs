@@ -1,4 +1,4 @@
-//! Files that commands read: whole, and no more of them than somebody could mean.
+//! Reads input files: whole, but only up to a sensible maximum length.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -7,7 +7,7 @@ use std::path::Path;
 /// The bytes of a file; `None` if it has more than `most`.
 ///
 /// # Errors
-/// If it cannot be read.
+/// The file cannot be read.
 pub fn read(path: &Path, most: usize) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(most as u64 + 1).read_to_end(&mut bytes)?;

@@ -1,6 +1,7 @@
-//! The list that a daemon reads as the fleet of a command: `--endpoints FILE`, or `--config FILE` with one of its services.
+//! Reads a daemon's list as the fleet of a command: `--endpoints FILE`, or `--config FILE` with one
+//! of its services.
 //!
-//! The texts are read by the daemon's own reader. Must not know what the commands do with the list.
+//! The daemon's own reader parses the texts. Must not know what the commands do with the list.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -19,25 +20,28 @@ use super::arguments::FleetArguments;
 use super::input;
 use crate::listed::ListedJob;
 
-/// Where a list is from.
+/// The source of a list.
 #[derive(Clone, Debug, Args)]
 pub struct ListArguments {
-    /// An endpoint file as the daemon reads it (TOML, or JSON as of Prometheus), in place of --backends
+    /// Endpoint file in a format that the daemon reads (TOML, or JSON as in Prometheus), instead of
+    /// --backends
     #[arg(long, value_name = "FILE", conflicts_with = "backends")]
     endpoints: Option<PathBuf>,
-    /// A configuration of the daemon: its service and job say all of --clients, --size, --seed and the algorithm that is not given
+    /// Configuration of the daemon: its service and job give the values of --clients, --size,
+    /// --seed and the algorithm that are left out
     #[arg(long, value_name = "FILE", conflicts_with_all = ["backends", "endpoints"])]
     config: Option<PathBuf>,
-    /// Which service of the configuration, if it has several
+    /// Service of the configuration, if it has several
     #[arg(long, value_name = "NAME")]
     service: Option<String>,
-    /// Which client of the configuration, if several use the service
+    /// Client of the configuration, if several use the service
     #[arg(long, value_name = "NAME")]
     of_client: Option<String>,
 }
 
 impl ListArguments {
-    /// The job before the list, if one is named, for each of these algorithms, or for that of the configuration.
+    /// The job and its list if one is given, for each of these algorithms, or for the configured
+    /// one.
     pub fn jobs(&self, fleet: &FleetArguments, algorithms: Option<&[Algorithm]>) -> Result<Vec<ListedJob>> {
         let (service, tasks, list) = match (&self.endpoints, &self.config) {
             (Some(path), _) => {
@@ -93,7 +97,7 @@ impl ListArguments {
         Ok((Service { seed, ..service.service.clone() }, fleet.clients.unwrap_or(client.task.count), list))
     }
 
-    /// The one service of the configuration that is meant, and a client that uses it.
+    /// The service of the configuration that the options select, and a client that uses it.
     fn find<'c>(&self, config: &'c Config, path: &Path) -> Result<(&'c ClientConfig, &'c ClientService)> {
         let all = config
             .clients
@@ -121,7 +125,8 @@ impl ListArguments {
     }
 }
 
-/// The planner computes every task of a job, on a host that is none of theirs: what a configuration asks of its own is made up.
+/// The planner computes every task of a job on a host that runs none of them, so this environment
+/// returns invented values.
 struct AnyTask;
 
 impl ProcessEnvironment for AnyTask {
@@ -138,7 +143,7 @@ impl ProcessEnvironment for AnyTask {
     }
 }
 
-/// An address that no endpoint has, of their family.
+/// An address of the list's family that no endpoint has.
 fn unused_address(list: &EndpointList) -> SocketAddr {
     let is_v6 = list.as_slice().first().is_some_and(|endpoint| endpoint.address.is_ipv6());
     SocketAddr::new(if is_v6 { [0; 16].into() } else { [0; 4].into() }, 0)

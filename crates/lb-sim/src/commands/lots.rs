@@ -1,6 +1,7 @@
-//! `socklb-sim lots`: how Rocksteadier deals backends to a lot of ten clients, step by step: Tables 2 to 5 of the article.
+//! `socklb-sim lots`: how Rocksteadier deals backends to a lot of ten clients, step by step: Tables
+//! 2 to 5 of the article.
 //!
-//! Read back from the subsets that clients use. Must not know how lots are dealt.
+//! The lots are derived from the clients' subsets. Must not know how lots are dealt.
 
 use std::fmt;
 
@@ -16,25 +17,26 @@ use crate::output;
 /// Members of a lot, of clients and of backends, as in the article.
 const LOT: u32 = 10;
 
-/// A lot of clients, and the backends that are dealt to it.
+/// The options of `socklb-sim lots`.
 #[derive(Debug, Args)]
 pub struct LotsOptions {
-    /// Which ten clients: lot 1 has clients 10 to 19
+    /// Lot of ten clients to show: lot 1 has clients 10 to 19
     #[arg(long, value_name = "L", value_parser = clap::value_parser!(u32).range(0..i64::from(MAX_CLIENTS / LOT)))]
     lot: u32,
     /// Backends of the service, 1 to 65536
     #[arg(long, value_name = "N", value_parser = backends)]
     backends: u32,
-    /// Backends that each client task wants, 1 to 65536
+    /// Wanted backends per client task, 1 to 65536
     #[arg(long, value_name = "K", value_parser = size)]
     size: u32,
-    /// The job's seed: the daemon takes XXH64 of JOB/SERVICE
+    /// Seed of the job; the daemon uses XXH64 of JOB/SERVICE
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// As the article has it, rocksteadier-scaled: lots evenly spaced and not rotated by the seed
+    /// Use the article's form, rocksteadier-scaled: lots are evenly spaced and not rotated by the
+    /// seed
     #[arg(long)]
     scaled: bool,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -49,12 +51,11 @@ struct LotsDocument {
     seed: String,
     /// Lots of backends, in the order in which the clients visit them.
     lots: Vec<u32>,
-    /// The lots as they are dealt: by row and then in that order. Numbers from `backends` on are padding.
+    /// The dealt lots, by row and then in that order. Numbers from `backends` on are padding.
     rows: Vec<Vec<u32>>,
     clients: Vec<LotClient>,
 }
 
-/// One client of the lot.
 #[derive(Serialize)]
 struct LotClient {
     client: u32,
@@ -63,7 +64,6 @@ struct LotClient {
     subset: Vec<u32>,
 }
 
-/// Prints the tables.
 pub fn run(options: &LotsOptions) -> Result<()> {
     let document = LotsDocument::of(options);
     if options.json { output::json(&document) } else { output::text(document) }
@@ -74,7 +74,8 @@ impl LotsDocument {
         let algorithm = if scaled { Algorithm::RocksteadierScaled } else { Algorithm::Rocksteadier };
         let (first, lots) = (LOT * lot, backends.div_ceil(LOT));
         let fleet = Fleet { algorithm, clients: first + LOT, backends, size, seed };
-        // With the padding as backends, a client reads all rows from its own one on. The first client begins in the first row.
+        // If the padding counts as backends, a client reads all rows from its own one on. The first
+        // client begins in the first row.
         let padded = Fleet { backends: LOT * lots, size: LOT * lots, ..fleet };
         let rows: Vec<Vec<u32>> = padded.subset(first).chunks(lots as usize).map(<[u32]>::to_vec).collect();
         let clients = (first..first + LOT).map(|client| {
@@ -95,7 +96,8 @@ impl LotsDocument {
         }
     }
 
-    /// A table with a column for each of these lots. `name` is what a row is called, `backend` what it has of a lot.
+    /// Writes a table with a column for each of these lots. `name` gives the name of a row,
+    /// `backend` its entry for a lot.
     fn table(
         &self,
         f: &mut fmt::Formatter<'_>,

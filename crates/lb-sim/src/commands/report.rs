@@ -1,6 +1,7 @@
-//! `socklb-sim report`: the figures of [`crate::report`] as files.
+//! `socklb-sim report`: writes the figures of [`crate::report`] as files.
 //!
-//! Checks first where they go, because computing them takes a while. Must not know what is in them.
+//! Checks the destination first, because computing the figures takes a while. Must not know the
+//! content of the figures.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,15 +14,15 @@ use crate::output;
 use crate::report::directory::ReportDirectory;
 use crate::report::{Extent, files, sections, steps};
 
-/// Where the page is written.
+/// The options of `socklb-sim report`.
 #[derive(Debug, Args)]
 pub struct ReportOptions {
-    /// Directory for index.html and one SVG file per figure; made if it does not exist, refused if it holds other files
+    /// Directory for index.html and one SVG file per figure; created if it does not exist, refused
+    /// if it contains other files
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }
 
-/// Computes and writes the report.
 pub fn run(options: &ReportOptions) -> Result<()> {
     // Before the work, which takes a while.
     let directory = ReportDirectory::open(&options.out)?;

@@ -1,7 +1,7 @@
 //! `socklb-sim subset`: which client uses which backends.
 //!
-//! A single client's subset is computed without the others' where its weights allow it, so that it works for fleets of
-//! any size. Must not know how subsets are chosen.
+//! A single client's subset is computed alone if its weights allow it, so that the command works
+//! for fleets of any size. Must not know how subsets are chosen.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -21,28 +21,27 @@ use crate::output;
 use crate::table::{TextTable, percent};
 use lb_view::text::counted;
 
-/// A fleet, and which of its clients to show.
+/// The options of `socklb-sim subset`.
 #[derive(Debug, Args)]
 pub struct SubsetOptions {
-    /// How subsets are chosen [default: rocksteadier, or as the configuration says]
+    /// Subsetting algorithm [default: rocksteadier, or that of the configuration]
     #[arg(long, value_name = "A", value_parser = algorithm)]
     algorithm: Option<Algorithm>,
     #[command(flatten)]
     job: FleetArguments,
     #[command(flatten)]
     list: ListArguments,
-    /// Only this client task, counted from 0
+    /// Show only this client task, counted from 0
     #[arg(long, value_name = "I")]
     client: Option<u32>,
-    /// With the weights of each client's backends; those of aperture forms are always shown
+    /// Show the weights of each client's backends; those of aperture algorithms are always shown
     #[arg(long, conflicts_with_all = ["endpoints", "config"])]
     weights: bool,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Prints the subsets.
 pub fn run(options: &SubsetOptions) -> Result<()> {
     let algorithms = options.algorithm.as_ref().map(std::slice::from_ref);
     if let [job] = &options.list.jobs(&options.job, algorithms)?[..] {
@@ -52,7 +51,8 @@ pub fn run(options: &SubsetOptions) -> Result<()> {
     check_client(options, fleet.clients)?;
     let structural = options.weights && !fleet.algorithm.is_aperture();
     let subsets = match options.client {
-        // Structural weights follow from all subsets; everything else about one client from its own.
+        // Structural weights depend on all subsets; everything else about a client depends only on
+        // its own.
         Some(client) if !structural => {
             let mut graph = Graph::new(fleet.backends);
             graph.push(fleet.subset(client));
@@ -79,7 +79,7 @@ fn check_client(options: &SubsetOptions, clients: u32) -> Result<()> {
     Ok(())
 }
 
-/// Prints the subsets of a job before a list, as its daemons compute them.
+/// Prints the subsets of a job with a list, as its daemons compute them.
 fn of_list(options: &SubsetOptions, job: &ListedJob) -> Result<()> {
     check_client(options, job.tasks)?;
     job.check_size()?;
@@ -111,11 +111,11 @@ struct ListedSubsetsDocument {
     subsets: Vec<ListedSubset>,
 }
 
-/// What one client uses of a list.
+/// The members that one client uses of a list.
 #[derive(serde::Serialize)]
 struct ListedSubset {
     client: u32,
-    /// The size that was asked for; none without a subset.
+    /// The configured size; left out without a subset.
     #[serde(skip_serializing_if = "Option::is_none")]
     size: Option<u32>,
     members: Vec<ListedMember>,
@@ -125,11 +125,11 @@ struct ListedSubset {
 struct ListedMember {
     index: u32,
     address: SocketAddr,
-    /// The part of the client's connects that it gets.
+    /// The member's part of the client's connects.
     share: f64,
     /// How many clients of the job use it.
     connections: u32,
-    /// What it gets from all of them over what its weight entitles it to.
+    /// Its load from all clients over the share of its weight.
     load: f64,
 }
 
@@ -173,7 +173,7 @@ struct Subsets {
     sharing: Option<Sharing>,
     /// The client of the graph's first row.
     first: u32,
-    /// The client to show, if not all of them.
+    /// The client to show; `None` for all.
     only: Option<u32>,
 }
 
@@ -188,7 +188,6 @@ impl Subsets {
     }
 }
 
-/// One client's subset.
 #[derive(serde::Serialize)]
 struct ClientSubset<'a> {
     client: u32,
@@ -204,7 +203,7 @@ struct SubsetDocument<'a> {
     clients: u32,
     backends: u32,
     size: u32,
-    /// As text, because many JSON readers round numbers of 64 bits.
+    /// As text, because many JSON readers round 64-bit numbers.
     seed: String,
     subsets: SubsetRows<'a>,
 }
@@ -224,7 +223,7 @@ impl<'a> SubsetDocument<'a> {
     }
 }
 
-/// Serialized one by one: together they may be many times as large as the graph.
+/// Serialized one by one, because together they may be many times larger than the graph.
 struct SubsetRows<'a>(&'a Subsets);
 
 impl Serialize for SubsetRows<'_> {
@@ -242,7 +241,7 @@ impl fmt::Display for Subsets {
             counted(clients, "client"),
             counted(backends, "backend")
         )?;
-        // A column as wide as the largest number in it.
+        // Each column is as wide as the largest number in it.
         let client_width = "client".len();
         let width = backends.saturating_sub(1).to_string().len();
         writeln!(f, "client  {}", if self.sharing.is_some() { "backends:weights" } else { "backends" })?;

@@ -1,6 +1,6 @@
-//! `socklb-sim sweep`: how even an algorithm is before all numbers of clients and backends.
+//! `socklb-sim sweep`: how even an algorithm is for all numbers of clients and backends.
 //!
-//! Prints what [`crate::sweep`] computes, with a progress bar because a sweep may take minutes.
+//! Prints the results of [`crate::sweep`], with a progress bar because a sweep may take minutes.
 
 use anyhow::Result;
 use clap::Args;
@@ -13,25 +13,25 @@ use crate::sweep::summary::{RatioGroup, Summary, by_ratio};
 use crate::sweep::{MAX_MAX, Sweep};
 use crate::table::{TextTable, ratio};
 
-/// What to sweep over.
+/// The options of `socklb-sim sweep`.
 #[derive(Debug, Args)]
 pub struct SweepOptions {
-    /// How subsets are chosen: one or several, separated by commas, or all
+    /// Subsetting algorithms: one or several, separated by commas, or all
     #[arg(long, value_name = "A,B,..", default_value = "rocksteadier")]
     algorithm: Algorithms,
-    /// Backends that each client task wants
+    /// Wanted backends per client task
     #[arg(long, value_name = "K", default_value = "20", value_parser = size)]
     size: u32,
-    /// Most clients and most backends, 1 to 1024
+    /// Largest number of clients and of backends, 1 to 1024
     #[arg(long, value_name = "MAX", default_value = "256", value_parser = most)]
     max: u32,
-    /// The job's seed: the daemon takes XXH64 of JOB/SERVICE
+    /// Seed of the job; the daemon uses XXH64 of JOB/SERVICE
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// With structural weights, as the daemon has them; aperture forms always have their own
+    /// Use structural weights, as the daemon does; aperture algorithms always have their own
     #[arg(long)]
     weighted: bool,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -59,7 +59,6 @@ struct AlgorithmSummary {
     by_ratio: Vec<RatioGroup>,
 }
 
-/// Prints what the algorithms are worth over all fleets.
 pub fn run(options: &SweepOptions) -> Result<()> {
     let SweepOptions { size, max, seed, weighted, .. } = *options;
     let sweep = Sweep { size, max, seed, weighted };

@@ -1,6 +1,7 @@
-//! `socklb-sim traffic`: plays a scenario and prints what was counted, as tables or as JSON.
+//! `socklb-sim traffic`: plays a scenario and prints its counts, as tables or as JSON.
 //!
-//! A scenario is one that comes with the program or a file. Must not know how scenarios are played.
+//! A scenario is a file, or one that comes with the program. Must not know how scenarios are
+//! played.
 
 use std::path::Path;
 
@@ -17,34 +18,34 @@ use crate::traffic::scenario::Scenario;
 use crate::traffic::tally::{JobCounts, StepRow, Total};
 use crate::traffic::{Figures, TrafficReport, play, shipped};
 
-/// A scenario, and how to show it.
+/// The options of `socklb-sim traffic`.
 #[derive(Debug, Args)]
 pub struct TrafficOptions {
-    /// A scenario that comes with the program (figure-5, rolling-update, aperture, aperture-by-load, small-jobs,
-    /// ejection-tenth, ejection-half, ejection-flapping, ejection-all, book-load, book-load-08, book-load-skew,
-    /// book-load-equal, load-reports, load-kept, load-small-jobs, load-changes, load-faults, sinkhole, active-limit,
-    /// restart-cost, bursts), or the path of a file
+    /// Scenario that comes with the program (figure-5, rolling-update, aperture, aperture-by-load,
+    /// small-jobs, ejection-tenth, ejection-half, ejection-flapping, ejection-all, book-load,
+    /// book-load-08, book-load-skew, book-load-equal, load-reports, load-kept, load-small-jobs,
+    /// load-changes, load-faults, sinkhole, active-limit, restart-cost, bursts), or the path of a
+    /// file
     #[arg(long, value_name = "NAME|FILE")]
     scenario: String,
-    /// Decides when requests arrive and how long they live, instead of the scenario's seed
+    /// Seed of the arrivals and lifetimes of requests, instead of the scenario's seed
     #[arg(long)]
     seed: Option<u64>,
-    /// One line of JSON instead of tables
+    /// Print one line of JSON instead of tables
     #[arg(long)]
     json: bool,
 }
 
-/// The longest scenario file. The shipped ones have less than 4 KiB.
+/// The longest scenario file. Each shipped one has less than 4 KiB.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Plays a scenario and prints what happened.
 pub fn run(options: &TrafficOptions) -> Result<()> {
     let scenario = read(&options.scenario)?;
     let report = play(&scenario, options.seed.unwrap_or(scenario.seed));
     if options.json { output::json(&report) } else { output::text(text(&scenario, &report)) }
 }
 
-/// A shipped scenario by its name, or else a file.
+/// Reads a shipped scenario by its name, or else a file.
 fn read(scenario: &str) -> Result<Scenario> {
     if let Some(text) = shipped::text(scenario) {
         return Ok(Scenario::read(scenario, scenario, text)?);
@@ -138,7 +139,7 @@ fn of_load(scenario: &Scenario, figures: &Figures) -> String {
     )
 }
 
-/// A mean with half of its interval.
+/// A mean with half of its confidence interval.
 fn interval(Interval { mean, high, .. }: Interval, digits: usize) -> String {
     if !mean.is_finite() {
         return "-".into();
@@ -150,7 +151,7 @@ fn interval(Interval { mean, high, .. }: Interval, digits: usize) -> String {
     }
 }
 
-/// What is behind the columns if backends are ejected.
+/// The additional columns if backends are ejected.
 const EJECTION_HEAD: [&str; 2] = [" | ejected ejections  trials withheld", "                         |"];
 
 fn cells(row: &EjectionRow) -> String {
@@ -164,7 +165,7 @@ fn seconds(us: u64) -> String {
     format!("{}.{} s", tenths / 10, tenths % 10)
 }
 
-/// All runs side by side: what failed, and what clients did about it.
+/// All runs side by side: failed connects, and the clients' reaction.
 fn comparison(report: &TrafficReport, runs: &[EjectionTotal]) -> String {
     let mut table = TextTable::new([
         "run",
@@ -207,7 +208,7 @@ fn comparison(report: &TrafficReport, runs: &[EjectionTotal]) -> String {
 fn line(row: &StepRow) -> String {
     let StepRow { backends, clients, connections, load, utilization, counts, .. } = row;
     let percent = |part: f64| format!("{:.2}%", 100.0 * part);
-    // Without a backend that was there all the time, or without arrivals, nothing can be said.
+    // Without arrivals, or without a backend that was present throughout, there is no value.
     let (rsd, utilization) =
         if load.max > 0.0 { (percent(load.rsd), percent(*utilization)) } else { ("-".into(), "-".into()) };
     format!(
@@ -225,7 +226,7 @@ fn line(row: &StepRow) -> String {
     )
 }
 
-/// A time as on a stopwatch: hours, minutes, seconds, and as many digits of their parts as it takes.
+/// A time as hours, minutes, seconds, and as many decimals as necessary.
 fn clock(us: u64) -> String {
     let seconds = us / 1_000_000;
     let text = format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60);
@@ -236,7 +237,7 @@ fn clock(us: u64) -> String {
 fn summary(total: &Total) -> String {
     let Total { run, counts, connections, load, utilization, .. } = total;
     let errors = counts.errors;
-    // Those that only some scenarios can have.
+    // Errors that only some scenarios can have.
     let more = [
         (errors.limited, "at the limit"),
         (errors.rejected, "rejected"),
@@ -312,8 +313,8 @@ mod tests {
     #[test]
     fn a_report_for_people_has_a_table_and_a_summary() {
         let scenario = Scenario::read("two", "two.toml", TEXT).unwrap();
-        // Each client sends three requests per step, by turns; both begin with the same backend, so it has four. Each
-        // backend stops once, and both clients come back to it.
+        // Each client sends three requests per step, in rotation; both begin with the same backend,
+        // so it has four. Each backend stops once, and both clients reconnect to it.
         let expected = "\
 Two clients hold a connection to each of two backends, of which one restarts
 scenario two, seed 5, 3s in steps of 1500ms
@@ -379,7 +380,8 @@ summary
         let (rows, compared) = shown.split_once("\nfailed connects").unwrap();
         let lines: Vec<&str> = rows.lines().filter(|line| line.contains("0:00:")).collect();
         let tails = lines.iter().map(|line| line.rsplit_once('|').unwrap().1).collect::<Vec<_>>();
-        // Five failures within a second, a trial after five seconds that fails, and one after ten that does not.
+        // Five failures within a second, a trial after five seconds that fails, and one after ten
+        // that succeeds.
         let expected = [
             "       1         2       1        0",
             "       0         0       1        0",

@@ -1,26 +1,26 @@
-//! What a change of a fleet costs: how much of their subsets the clients drop.
+//! The cost of a change of a fleet: how much of their subsets the clients drop.
 //!
-//! Each dropped member is a connection that is closed, and mostly one that is opened to another backend.
+//! For each dropped member a client closes a connection, and mostly opens one to another backend.
 
 use lb_core::weights::Graph;
 
 use crate::fleet::Fleet;
 
-/// What the clients that are there before and after a change drop.
+/// What clients that exist both before and after a change drop.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Churn {
-    /// Mean part of a subset that is dropped.
+    /// The mean part of a subset that is dropped.
     pub mean: f64,
-    /// Largest part of one subset.
+    /// The largest dropped part of one subset.
     pub worst: f64,
-    /// Clients that drop everything.
+    /// The number of clients that drop everything.
     pub replaced: u32,
 }
 
-/// From one fleet's subsets to another's.
+/// The churn from one fleet's subsets to another's.
 pub fn churn(old: &Graph, new: &Graph) -> Churn {
     let indexes = old.connections().len().max(new.connections().len());
-    // By backend: the client, plus one, that was last seen to have it in its new subset.
+    // By backend: the last client, plus one, that has the backend in its new subset.
     let mut seen = vec![0; indexes];
     let (mut sum, mut worst, mut replaced) = (0.0, 0.0, 0);
     for ((old, new), mark) in old.rows().zip(new.rows()).zip(1_u32..) {
@@ -39,10 +39,11 @@ pub fn churn(old: &Graph, new: &Graph) -> Churn {
 
 /// The mean part of a subset that must be dropped if the fleet is to be even before and after.
 ///
-/// S backends are there before and after. Before, a client's K connections are to be spread evenly over N backends, so
-/// S/N of them are to backends that stay; after, its K' are to be spread over N', so it has use for K' S/N' connections
-/// to those. It can keep the lesser, so it drops 1 - min(1, (K'/N') / (K/N)) S/N at least: 1/(N+1) for one more
-/// backend, nothing for a larger size or for another number of clients. An uneven algorithm may drop less.
+/// S backends exist before and after. Before, a client's K connections are spread evenly over N
+/// backends, so S/N of them go to backends that stay. After, its K' connections are spread over N',
+/// so it can use K' S/N' connections to those. It retains the smaller number, so it drops at least
+/// 1 - min(1, (K'/N') / (K/N)) S/N: 1/(N+1) for one more backend, and nothing for a larger size or
+/// for another number of clients. An uneven algorithm may drop less.
 pub fn minimum(old: &Fleet, new: &Fleet) -> f64 {
     let stay = f64::from(old.backends.min(new.backends));
     let before = f64::from(old.wanted()) / f64::from(old.backends);
@@ -87,13 +88,13 @@ mod tests {
     fn what_must_be_dropped_follows_from_evenness() {
         check((100, 20), (101, 20), 1.0 / 101.0);
         check((100, 20), (200, 20), 0.5);
-        // A removed backend takes its connections with it.
+        // A removed backend loses all its connections.
         check((100, 20), (99, 20), 0.01);
         check((100, 20), (100, 21), 0.0);
         check((100, 20), (100, 15), 0.25);
-        // Everybody has all of them, then all of one more.
+        // Every client has all backends, then all and one more.
         check((10, 20), (11, 20), 0.0);
-        // Everybody has all of them, then not.
+        // Every client has all backends, then only some.
         check((20, 20), (40, 20), 0.5);
     }
 }

@@ -1,18 +1,16 @@
-//! A figure that chance decides, over several draws: its mean, and how well that is known.
+//! A random figure over several draws: its mean, and the confidence interval of the mean.
 
 use serde::Serialize;
 
 use super::mean;
 
-/// A figure over several draws, or seeds: its mean, and where the true mean lies with 95 % confidence (Student's t). Of one draw all
-/// three are the same. `null` in JSON where it is infinite.
+/// A figure over several draws, or seeds: its mean, and the interval of the true mean with 95 %
+/// confidence (Student's t). With one draw, all three values are the same. JSON shows an infinite
+/// value as `null`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Interval {
-    /// The mean.
     pub mean: f64,
-    /// The lower end.
     pub low: f64,
-    /// The upper end.
     pub high: f64,
 }
 
@@ -22,8 +20,8 @@ const STUDENT: [f64; 30] = [
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
 
-/// The same for more degrees of freedom: the first terms of its expansion around that of the normal distribution (Abramowitz and
-/// Stegun, 26.7.5), right to four digits there.
+/// Student's t for more degrees of freedom: the first terms of its expansion around the normal
+/// distribution (Abramowitz and Stegun, 26.7.5), which are right to four digits there.
 fn student_of_many(degrees: f64) -> f64 {
     const Z: f64 = 1.959_964;
     const Z3: f64 = Z * Z * Z;
@@ -32,7 +30,7 @@ fn student_of_many(degrees: f64) -> f64 {
 }
 
 impl Interval {
-    /// Of these values, one for each draw.
+    /// The interval of these values, one for each draw.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
         let values: Vec<f64> = values.into_iter().collect();
         let mean = mean(values.iter().copied());
@@ -54,7 +52,7 @@ mod tests {
 
     #[test]
     fn an_interval_is_that_of_student() {
-        // The mean of these is 3, their variance 2.5: 2.776 * sqrt(2.5 / 5).
+        // The mean of these values is 3, their variance 2.5: 2.776 * sqrt(2.5 / 5).
         let interval = Interval::of([1.0, 2.0, 3.0, 4.0, 5.0]);
         assert!((interval.mean - 3.0).abs() < 1e-12);
         assert!((interval.high - 4.963).abs() < 1e-3 && (interval.low - 1.037).abs() < 1e-3, "{interval:?}");

@@ -1,5 +1,5 @@
-//! How alike the subsets of a fleet are. Clients with the same subset lose all of it together, and a client that
-//! behaves badly takes with it those whose subsets overlap with its own.
+//! How similar the subsets of a fleet are. Clients with the same subset lose all of it together,
+//! and a misbehaving client affects all clients with overlapping subsets.
 
 use std::collections::HashSet;
 
@@ -7,26 +7,27 @@ use lb_core::subset::random::mix64;
 use lb_core::weights::Graph;
 use serde::Serialize;
 
-/// How many times a backend that two clients share may be counted in the search for the largest overlap: about a
-/// second. Enough for every pair of 10,000 clients with subsets of 20 of 1,000 backends, or of 1,000 clients with all
-/// of 1,000.
+/// How many shared backends may be counted in the search for the largest overlap, which takes about
+/// a second. This is enough for every pair of 10,000 clients with subsets of 20 of 1,000 backends,
+/// or of 1,000 clients with all of 1,000.
 const MAX_MEETINGS: u64 = 1 << 30;
 
-/// What pairs of subsets have in common, as a part of a subset. Arcs of an aperture are longer than they were asked to be, and differ by
-/// a backend.
+/// What pairs of subsets have in common, as a part of a subset. Arcs of an aperture are longer than
+/// the configured size, and differ by one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Overlap {
-    /// Mean over all pairs of clients, over the mean size of their subsets; 0 if there are no two.
+    /// The mean over all pairs of clients, over the mean size of their subsets; 0 with fewer than
+    /// two clients.
     pub mean: f64,
-    /// Largest among the pairs that were compared, over the size of the smaller one.
+    /// The largest overlap of the compared pairs, over the size of the smaller subset.
     pub max: f64,
-    /// How many clients, spaced evenly, were compared with every other one. With all of them the largest overlap is
-    /// exact; the mean always is.
+    /// How many clients, evenly spaced, were compared with every other client. If all were
+    /// compared, the largest overlap is exact; the mean is always exact.
     pub compared: u32,
 }
 
-/// How many different sets of backends the clients have. Sets are compared by hashes of 128 bits, so that they need not
-/// be kept.
+/// The number of different sets of backends that the clients have. Sets are compared by hashes of
+/// 128 bits, so they need not be stored.
 pub fn distinct(graph: &Graph) -> u32 {
     // A sum does not depend on the order of its terms.
     let hash = |subset: &[u32], salt| {
@@ -37,7 +38,6 @@ pub fn distinct(graph: &Graph) -> u32 {
     u32::try_from(sets.len()).expect("at most as many as clients")
 }
 
-/// What pairs of clients share.
 pub fn overlap(graph: &Graph) -> Overlap {
     let connections = graph.connections();
     let clients = graph.clients();
@@ -59,12 +59,12 @@ pub fn overlap(graph: &Graph) -> Overlap {
     }
 }
 
-/// How many pairs so many make.
+/// The number of pairs among `count` clients.
 fn pairs(count: u32) -> u64 {
     u64::from(count) * u64::from(count.saturating_sub(1)) / 2
 }
 
-/// The largest part of a subset that one of `compared` shares with any other client.
+/// The largest part of a subset that one of the `compared` clients shares with any other client.
 fn most_in_common(graph: &Graph, connections: &[u32], compared: &[u32]) -> f64 {
     let by_backend = ClientsByBackend::new(graph, connections);
     let mut common = vec![0_u32; graph.clients() as usize];
@@ -78,7 +78,7 @@ fn most_in_common(graph: &Graph, connections: &[u32], compared: &[u32]) -> f64 {
                 common[user as usize] += 1;
             }
         }
-        // A client has all in common with itself.
+        // A client has everything in common with itself.
         common[client as usize] = 0;
         let size = sizes[client as usize];
         for (&common, &other) in common.iter().zip(&sizes).filter(|(common, _)| **common > 0) {
@@ -88,7 +88,7 @@ fn most_in_common(graph: &Graph, connections: &[u32], compared: &[u32]) -> f64 {
     most
 }
 
-/// The clients of each backend: the graph, seen from the other side.
+/// The clients of each backend: the inverse of the graph.
 struct ClientsByBackend {
     ends: Vec<usize>,
     clients: Vec<u32>,
@@ -96,7 +96,8 @@ struct ClientsByBackend {
 
 impl ClientsByBackend {
     fn new(graph: &Graph, connections: &[u32]) -> Self {
-        // Where each backend's clients begin; moved on with each that is written, until it is where they end.
+        // First the start of each backend's clients; each written client advances it, so that in
+        // the end it is the end of these clients.
         let mut ends: Vec<usize> = Vec::with_capacity(connections.len());
         let mut before = 0;
         for &count in connections {
@@ -143,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_subset_is_never_more_than_all_of_another_one() {
-        // Of 2 and of 3 backends: the smaller one is a part of the other.
+        // Subsets of 2 and of 3 backends: the smaller one is a part of the larger one.
         let overlap = overlap(&graph(6, &[&[0, 1, 2], &[1, 2]]));
         assert_eq!(overlap, Overlap { mean: 2.0 / 2.5, max: 1.0, compared: 2 });
     }
@@ -157,7 +158,7 @@ mod tests {
 
     #[test]
     fn of_very_many_meetings_some_clients_are_compared_with_all() {
-        // 65,536 clients that all use the same 10: 10 * 2^32 meetings, 40 times too many.
+        // 65,536 clients that all use the same 10: 10 * 2^32 counts, 40 times too many.
         let graph = Graph::of_rows(10, (0..65_536).map(|_| 0..10));
         assert_eq!(overlap(&graph), Overlap { mean: 1.0, max: 1.0, compared: 1_639 });
     }

@@ -1,5 +1,6 @@
-//! The pictures of the post on the deterministic aperture: rings of three clients and seven backends, sessions per
-//! backend, and the load of a topology that gives the connection counts that it reports.
+//! The pictures of the post on the deterministic aperture: rings of three clients and seven
+//! backends, sessions per backend, and the load of a topology that gives the connection counts of
+//! the post.
 
 use lb_core::subset::{self, Algorithm};
 use lb_svg::{
@@ -15,7 +16,7 @@ use crate::fleet::{Fleet, Sharing};
 use crate::metrics::{Spread, mean};
 use crate::unequal::{Inequality, UnequalLoads};
 
-/// A topology for which both published counts, "~280K" and "~25K", come out: the post names none.
+/// A topology that gives both published counts, "~280K" and "~25K"; the post names none.
 const LARGE_CLIENTS: u32 = 2_000;
 const LARGE_BACKENDS: u32 = 1_000;
 const RANDOM_SIZE: u32 = 140;
@@ -26,20 +27,21 @@ const fn large(algorithm: Algorithm, size: u32) -> Fleet {
     Fleet { algorithm, clients: LARGE_CLIENTS, backends: LARGE_BACKENDS, size, seed: 0 }
 }
 
-/// Load per backend, in clients' worth: by an aperture's overlaps, else the same of every connection.
+/// The load of each backend; the unit is the traffic of one client. Apertures divide it by
+/// overlaps, other algorithms equally among connections.
 fn loads(fleet: Fleet) -> Vec<f64> {
     let graph = fleet.graph();
     Sharing::of(&fleet, &graph, false).loads(&graph)
 }
 
-/// Relative standard deviation of loads where clients send unequally: by 0.06, with which the published figure comes out.
+/// The relative standard deviation of loads if client rates vary by 0.06, which gives the published
+/// figure.
 fn deviation_of_unequal(fleet: Fleet) -> f64 {
     let graph = fleet.graph();
     let sharing = Sharing::of(&fleet, &graph, false);
     UnequalLoads::of(&fleet, &graph, &sharing, Inequality { skew: 0.06, missing: 0 }).rsd.mean
 }
 
-/// The section.
 pub fn section(extent: Extent) -> ReportSection {
     let discrete = small(Algorithm::Ring, SIZE).graph().connections();
     let twice = discrete.iter().filter(|&&count| count == 2).count();
@@ -176,10 +178,10 @@ fn topology() -> Figure {
         (RANDOM, LineStyle::Solid, random, sorted(loads(random))),
         (DETERMINISTIC, LineStyle::Solid, aperture, sorted(loads(aperture))),
     ];
-    // Where each line's name has room: x, y.
+    // The positions with room for each line's name: x, y.
     let names = [(985.0, 1.76), (985.0, 0.62), (15.0, 1.22)];
     for ((paint, line, fleet, loads), (x, y)) in lines.into_iter().zip(names) {
-        // Every fourth backend: the line is as smooth, the file a quarter as large.
+        // Every fourth backend: the line is equally smooth, and the file has a quarter of the size.
         let last = loads.len() - 1;
         let pairs: Vec<(f64, f64)> = (0_u32..)
             .zip(&loads)
@@ -202,7 +204,7 @@ fn topology() -> Figure {
     }
 }
 
-/// Ascending, as shares of the mean.
+/// Loads in ascending order, as shares of the mean.
 fn sorted(mut loads: Vec<f64>) -> Vec<f64> {
     let all = mean(loads.iter().copied());
     loads.sort_unstable_by(f64::total_cmp);

@@ -1,7 +1,8 @@
-//! The first change that the post on the deterministic aperture tells of: from a full mesh to random apertures.
+//! The first change in the post on the deterministic aperture: from a full mesh to random
+//! apertures.
 //!
-//! Played in virtual time by the job of the shipped scenario `aperture`, with as few clients as it takes for bands that an eye can tell
-//! apart; the post names neither rates nor sizes.
+//! The job of the shipped scenario `aperture` is played in virtual time, with so few clients that
+//! the eye can distinguish the bands. The post names neither rates nor sizes.
 
 use lb_core::service::Size;
 use lb_core::subset::Algorithm;
@@ -24,16 +25,17 @@ const CLIENTS: u32 = 250;
 const BACKENDS: u32 = 1_000;
 /// Finagle's default.
 const SIZE: u32 = 12;
-/// Requests that each client sends in a second.
+/// Requests per second of each client.
 const PER_SECOND: u64 = 250;
 
 /// Steps of each run.
 const STEPS: u64 = 6;
 
-/// So many backends have a trace, and one more: the least and the most loaded one, and those between at equal distances.
+/// The number of traces, minus one: the least and the most loaded backend, and backends at equal
+/// distances between them.
 const TRACES: usize = 30;
 
-/// Before the change and after it.
+/// The runs before and after the change.
 pub struct FirstChange {
     mesh: RequestRates,
     random: RequestRates,
@@ -60,8 +62,8 @@ fn scenario(seconds: u64) -> Scenario {
 }
 
 impl FirstChange {
-    /// Plays both. Within four seconds a client that has all backends sends to each of them once: steps are as long, so that the mesh is as
-    /// even as it is.
+    /// Plays both runs. Within four seconds, a client of all backends sends once to each backend.
+    /// Steps have this length, so that the mesh appears as even as it is.
     pub fn play(extent: Extent) -> Self {
         let seconds = (4 * STEPS).min(extent.load_seconds);
         let [mesh, random] = rates(&scenario(seconds)).try_into().expect("two runs");
@@ -73,13 +75,13 @@ impl FirstChange {
         [BACKENDS, SIZE].map(|size| u64::from(CLIENTS) * u64::from(size))
     }
 
-    /// What part of the connections the change saves.
+    /// The part of the connections that the change saves.
     fn saved(&self) -> String {
         let [before, after] = self.connections().map(float);
         percent(1.0 - after / before)
     }
 
-    /// Rows for the section's table: quantity, post, here.
+    /// Adds rows to the section's table: quantity, post, here.
     pub fn rows(&self, table: &mut NumberTable) {
         let [before, after] = self.connections().map(grouped);
         let words = format!("{before} to {after}, \u{2212}{}", self.saved());
@@ -92,7 +94,7 @@ impl FirstChange {
         }
     }
 
-    /// How to read the figure.
+    /// Explains the figure.
     pub fn reading(&self) -> String {
         let seconds = self.seconds();
         format!(
@@ -113,12 +115,12 @@ impl FirstChange {
         )
     }
 
-    /// How long each of both is played.
+    /// The length of each run in seconds.
     fn seconds(&self) -> f64 {
         self.mesh.steps.last().map_or(0.0, |(end, _)| *end)
     }
 
-    /// Traces before and after.
+    /// The traces before and after.
     pub fn figure(&self) -> Figure {
         let seconds = self.seconds();
         let plot = Plot::usual(Scale::Linear(0.0, 2.0 * seconds), Scale::Linear(0.0, 250.0));
@@ -162,7 +164,7 @@ impl FirstChange {
         }
     }
 
-    /// Which backends have a trace: by their load with random apertures.
+    /// The backends that have a trace, chosen by their load with random apertures.
     fn chosen(&self) -> Vec<usize> {
         let load = |backend: usize| self.random.traces.iter().map(|(_, rates)| rates[backend]).sum::<f64>();
         let mut order: Vec<(usize, f64)> =
@@ -179,9 +181,9 @@ mod tests {
     #[test]
     fn a_full_mesh_is_one_narrow_band_and_random_apertures_are_many() {
         let change = FirstChange::play(Extent::default());
-        // 250 requests a second of each of 250 clients, over 1,000 backends.
+        // Each of 250 clients sends 250 requests per second, over 1,000 backends.
         assert!(least(&change.mesh.steps) > 55.0 && most(&change.mesh.steps) < 70.0);
-        // Some backends have no client, and some have three times their part of them.
+        // Some backends have no client, and some have three times the average number.
         assert!(least(&change.random.steps) < 1.0 && most(&change.random.steps) > 180.0);
         assert_eq!(change.saved(), "98.8\u{a0}%");
     }

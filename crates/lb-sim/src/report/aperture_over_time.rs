@@ -1,7 +1,8 @@
-//! The post's picture of requests per second at each backend, before and after the change from random apertures to the
-//! deterministic one.
+//! The post's picture of requests per second at each backend, before and after the change from
+//! random apertures to the deterministic one.
 //!
-//! Played in virtual time by the shipped scenario `aperture`; the post names neither rates nor sizes.
+//! The shipped scenario `aperture` is played in virtual time. The post names neither rates nor
+//! sizes.
 
 use lb_svg::{
     Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Point, Scale, WIDTH, at,
@@ -18,38 +19,39 @@ use crate::traffic::{play, shipped};
 
 const SCENARIO: &str = "aperture";
 
-/// The runs in which clients send unequally, as those of the post do: before the change, and after it.
+/// The runs in which clients send unequally, as in the post: before and after the change.
 const RUNS: [&str; 2] = ["random-aperture-unequal", "deterministic-aperture-unequal"];
 
-/// Half of what the scenario plays: the bands stay as wide, and the report is there sooner.
+/// Half of the scenario's duration: the bands have the same width, and the report takes less time.
 const MOST_SECONDS: u64 = 32;
 
-/// Steps of each run: long enough that a backend gets some 100 requests in each, and that chance does not hide subsets.
+/// Steps of each run. They are so long that each backend receives about 100 requests in a step, so
+/// chance does not hide the effect of subsets.
 const STEPS: u64 = 8;
 
-/// How many seconds a step has where a run has so many.
+/// The seconds of a step in a run of `seconds` seconds.
 fn step_of(seconds: u64) -> u64 {
     (seconds / STEPS).max(1)
 }
 
-/// What one run gives each backend in a second.
+/// The request rates of the backends in one run, per second.
 #[derive(Debug)]
 pub struct RequestRates {
-    /// By step: its end in seconds, and rates over the backends.
+    /// For each step: its end in seconds, and the rates of the backends.
     pub steps: Vec<(f64, Spread)>,
-    /// The same with the rate of each backend, if the scenario keeps traces.
+    /// For each step: its end, and the rate of each backend, if the scenario records traces.
     pub traces: Vec<(f64, Vec<f64>)>,
-    /// Rates of all steps together.
+    /// The rates over all steps.
     pub whole: Spread,
 }
 
-/// A load as a rate: all backends have a capacity of 1, so a load is a number of requests.
+/// Converts a load to a rate: all backends have capacity 1, so a load is a number of requests.
 fn per_second(requests: Spread, seconds: f64) -> Spread {
     let Spread { min, mean, max, rsd } = requests;
     Spread { min: min / seconds, mean: mean / seconds, max: max / seconds, rsd }
 }
 
-/// Plays both runs, each for so many seconds.
+/// Plays both runs for this many seconds each.
 fn played(seconds: u64) -> [RequestRates; 2] {
     let mut scenario = shipped::scenario(SCENARIO);
     let span = |seconds: u64| Span { us: seconds * 1_000_000 };
@@ -76,7 +78,6 @@ pub fn rates(scenario: &Scenario) -> Vec<RequestRates> {
     report.summary.runs.iter().map(of_run).collect()
 }
 
-/// The section.
 pub fn section(extent: Extent) -> ReportSection {
     let seconds = MOST_SECONDS.min(extent.load_seconds / 2).max(1);
     let runs = played(seconds);
@@ -129,12 +130,12 @@ pub fn section(extent: Extent) -> ReportSection {
     }
 }
 
-/// The least of all steps.
+/// The minimum of all steps.
 pub fn least(steps: &[(f64, Spread)]) -> f64 {
     steps.iter().map(|(_, spread)| spread.min).fold(f64::INFINITY, f64::min)
 }
 
-/// The most of all steps.
+/// The maximum of all steps.
 pub fn most(steps: &[(f64, Spread)]) -> f64 {
     steps.iter().map(|(_, spread)| spread.max).fold(0.0, f64::max)
 }
@@ -152,7 +153,7 @@ fn figure(runs: &[RequestRates; 2], seconds: f64) -> Figure {
     for ((RequestRates { steps, whole, .. }, (paint, name)), from) in
         runs.iter().zip(paints).zip([0.0, seconds])
     {
-        // A step's rate holds from its beginning to its end: stairs.
+        // A step's rate holds from its start to its end, so the line has stairs.
         let stairs = |rate: fn(&Spread) -> f64| {
             let mut begin = from;
             let mut points: Vec<Point> = Vec::new();
@@ -175,7 +176,8 @@ fn figure(runs: &[RequestRates; 2], seconds: f64) -> Figure {
         let mut edge = |word: &str, height: f64| {
             drawing.note(plot.point(middle, height), Anchor::Middle, word);
         };
-        // The shorter the steps, the further chance reaches: not into what stands above and below.
+        // The shorter the steps, the larger the random range; the labels must not reach the text
+        // above and below.
         edge("most", (most(steps) + 1.5).min(50.0));
         edge("least", (least(steps) - 4.5).max(1.5));
     }
@@ -200,7 +202,7 @@ mod tests {
         let [before, after] = played(4);
         for RequestRates { steps, whole, .. } in [&before, &after] {
             assert_eq!(steps.iter().map(|(end, _)| *end).collect::<Vec<f64>>(), [1.0, 2.0, 3.0, 4.0]);
-            // 16 requests a second of each of two clients per backend, in the mean.
+            // On average, two clients per backend send 16 requests per second each.
             assert!((whole.mean - 32.0).abs() < 0.1, "{whole:?}");
         }
         assert!(least(&before.steps) < least(&after.steps) && most(&after.steps) < most(&before.steps));

@@ -1,6 +1,7 @@
-//! The rings of the post on the deterministic aperture: three clients and seven backends, as points and as slices.
+//! The rings of the post on the deterministic aperture: three clients and seven backends, as points
+//! and as slices.
 //!
-//! Also that small fleet itself, whose numbers the section shows beside these rings.
+//! This module also has that small fleet itself; the section shows its numbers beside the rings.
 
 use lb_core::subset::{self, Algorithm};
 use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Point, at, on_circle};
@@ -12,9 +13,9 @@ use crate::fleet::Fleet;
 pub const CLIENTS: u32 = 3;
 /// Backends of the post's drawings.
 pub const BACKENDS: u32 = 7;
-/// Backends that a client of the discrete ring takes.
+/// Backends of a client on the discrete ring.
 pub const SIZE: u32 = 3;
-/// In the continuous drawing a client owns its third of the ring: the least arc.
+/// In the continuous drawing a client owns its third of the ring: the smallest arc.
 pub const LEAST: u32 = 1;
 
 /// The fleet of the drawings.
@@ -24,15 +25,14 @@ pub const fn small(algorithm: Algorithm, size: u32) -> Fleet {
 
 const CENTRE: Point = at(200.0, 152.0);
 
-/// Paints of the three clients; each is named as well.
+/// Paints of the three clients; the drawing also names each client.
 const PAINTS: [Paint; 3] = [RANDOM, DETERMINISTIC, ROCKSTEADIER];
 
-/// Where one of so many that are evenly spaced stands, in turns after the top.
+/// The position of one of `of` evenly spaced points, in turns from the top.
 fn turn(index: u32, of: u32) -> f64 {
     f64::from(index) / f64::from(of)
 }
 
-/// The discrete ring.
 pub fn discrete() -> Figure {
     const RADIUS: f64 = 112.0;
     let mut drawing = Drawing::new(400.0, 304.0);
@@ -76,9 +76,8 @@ pub fn discrete() -> Figure {
     }
 }
 
-/// The continuous ring.
 pub fn continuous() -> Figure {
-    // From the outside: backends, what is shared of them, clients. Slices are drawn a little apart.
+    // From the outside: backends, their shared slices, clients. Slices are drawn with gaps.
     const BACKEND: f64 = 118.0;
     const SHARED: f64 = 98.0;
     const CLIENT: f64 = 62.0;

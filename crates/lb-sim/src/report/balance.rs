@@ -1,6 +1,6 @@
-//! Figure 1 of the article: how unevenly random subsets spread connections.
+//! Figure 1 of the article: how unevenly random subsets distribute connections.
 //!
-//! The article prints neither sizes nor numbers, so the section says which sizes it takes.
+//! The article prints neither sizes nor numbers, so the section states the sizes that it uses.
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at};
@@ -24,7 +24,6 @@ fn used(connections: &[u32]) -> f64 {
     raw_utilization(&loads)
 }
 
-/// The section.
 pub fn section(extent: Extent) -> ReportSection {
     let random = connections(Algorithm::Random, 0);
     let spread = Spread::of_counts(&random);

@@ -1,7 +1,8 @@
 //! Figures 20-3, 20-4 and 20-5 of the book "Site Reliability Engineering": connections per backend.
 //!
-//! The book's random subsets cannot be computed again, because it does not name their generator. So its extremes are
-//! lines in our drawing of one seed, and the table tells what is usual over many seeds.
+//! The book's random subsets cannot be reproduced, because it does not name their generator. So the
+//! book's extremes are lines in our drawing of one seed, and the table shows the usual range over
+//! many seeds.
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Point, Scale, WIDTH};
@@ -13,7 +14,7 @@ use super::shuffles;
 use crate::fleet::Fleet;
 use crate::metrics::{Spread, mean, percentile};
 
-/// The book's fleet.
+/// The number of tasks in the book's fleet.
 const TASKS: u32 = 300;
 
 struct PublishedFigure {
@@ -49,7 +50,7 @@ const FIGURES: [PublishedFigure; 3] = [
     },
 ];
 
-/// Connections of every backend, as shares of their mean, fewest first.
+/// Connections of every backend, as shares of their mean, in ascending order.
 fn shares(subsets: &PublishedFigure, seed: u64) -> Vec<f64> {
     let fleet =
         Fleet { algorithm: subsets.algorithm, clients: TASKS, backends: TASKS, size: subsets.size, seed };
@@ -58,7 +59,6 @@ fn shares(subsets: &PublishedFigure, seed: u64) -> Vec<f64> {
     connections.iter().map(|&count| f64::from(count) / f64::from(subsets.size)).collect()
 }
 
-/// The section.
 pub fn section(extent: Extent) -> ReportSection {
     let mut table = NumberTable::new(&["figure", "book", "here, seed\u{a0}0", "here, usual"]);
     let mut figures = Vec::new();
@@ -108,7 +108,7 @@ pub fn section(extent: Extent) -> ReportSection {
     }
 }
 
-/// A share with the number of connections that it is.
+/// A share, and its number of connections.
 fn counted(subsets: &PublishedFigure, share: f64) -> String {
     format!("{}\u{a0}({:.0})", whole_percent(share), share * f64::from(subsets.size))
 }
@@ -145,7 +145,7 @@ fn figure(subsets: &PublishedFigure, shares: &[f64]) -> Figure {
             let words = format!("book: {word} {}", counted(subsets, share));
             drawing.text(Paint::INK, Lettering::Small, middle.moved(0.0, down), Anchor::Middle, &words);
         }
-        // Beyond the book's lines, so that these do not cross the words.
+        // Beyond the book's lines, so that these do not cross the text.
         let least = f64::min(spread.min, f64::from(subsets.published[0]) / f64::from(subsets.size));
         let low = plot.point(0.0, least);
         let words = counted(subsets, spread.min);

@@ -1,6 +1,7 @@
-//! A cloud: so many points that a page cannot carry them, drawn by how many lie where, with the line of their means.
+//! A cloud: so many points that a page cannot contain them, drawn as densities, with the line of
+//! their means.
 //!
-//! Must not know how the utilizations came about.
+//! Must not know how the utilizations were computed.
 
 use lb_svg::palette::SHADES;
 use lb_svg::{
@@ -11,28 +12,27 @@ use super::numbers::{grouped, utilization};
 use crate::metrics::mean;
 use crate::sweep::summary::Summary;
 
-/// Utilizations of many pairs of job sizes, over something that depends on the pair.
+/// Utilizations of many pairs of job sizes, over a quantity that depends on the pair.
 pub struct Cloud {
     /// Of the figure.
     pub id: &'static str,
     /// Of the figure.
     pub title: String,
-    /// Which utilization.
+    /// The kind of utilization.
     pub quantity: &'static str,
-    /// What the axis shows, in words and in symbols.
+    /// The quantity of the axis, in words and in symbols.
     pub over: [&'static str; 2],
-    /// The axis.
     pub x: Scale,
-    /// Its ticks.
     pub ticks: &'static [f64],
-    /// Whose utilizations they are.
+    /// The name of the series.
     pub name: &'static str,
-    /// The paint of that.
+    /// The paint of the series.
     pub paint: Paint,
 }
 
 impl Cloud {
-    /// Draws the points, their means, and two lines of words in the lower right, where utilizations seldom are.
+    /// Draws the points, their means, and two lines of text in the lower right, where utilizations
+    /// are rare.
     pub fn figure(self, pairs: &[(f64, f64)]) -> Figure {
         let Self { id, title, quantity, over: [over, symbols], x, ticks, name, paint } = self;
         let plot = Plot::usual(x, Scale::Linear(0.0, 1.0));
@@ -58,7 +58,8 @@ impl Cloud {
     }
 }
 
-/// Parts of the axis that have a mean each: enough to show a bend, few enough to be smooth.
+/// Parts of the axis that have a mean each: enough to show a bend, and few enough for a smooth
+/// line.
 const PARTS: usize = 26;
 
 fn means(plot: &Plot, pairs: &[(f64, f64)]) -> Vec<(f64, f64)> {
@@ -73,10 +74,10 @@ fn means(plot: &Plot, pairs: &[(f64, f64)]) -> Vec<(f64, f64)> {
     parts.iter().filter(|part| !part.is_empty()).map(middle).collect()
 }
 
-/// Sides of a bin of a density, in units of the drawing: fine enough to look like points.
+/// Sides of a density bin, in units of the drawing: small enough to look like points.
 const BIN: (f64, f64) = (2.0, 2.0);
 
-/// Draws how many points lie where.
+/// Draws the density of the points.
 fn density(drawing: &mut Drawing, plot: &Plot, paint: Paint, pairs: &[(f64, f64)]) {
     let Area { left, top, right, bottom } = plot.area;
     let columns = bins(right - left, BIN.0);
@@ -120,7 +121,7 @@ fn bins(length: f64, bin: f64) -> usize {
     (length / bin).floor() as usize
 }
 
-/// The bin of a share; what lies on the last edge belongs to the last bin.
+/// The bin of a share; a value on the last edge belongs to the last bin.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -131,7 +132,7 @@ fn bin(share: f64, bins: usize) -> usize {
     ((share * bins as f64).floor() as usize).min(bins - 1)
 }
 
-/// Each shade is four times as many points as the one before.
+/// Each shade stands for four times as many points as the shade before.
 const fn shade_of(count: u32) -> usize {
     match count {
         0..=1 => 0,

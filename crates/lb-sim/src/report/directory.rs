@@ -1,7 +1,8 @@
-//! Writing a report's files without losing other files.
+//! Writes a report's files without losing other files.
 //!
-//! Every file of a report begins with a mark. A directory that holds anything must hold such a file, and no file
-//! without the mark is written over. Each file appears whole: it is written under another name and then renamed.
+//! Every file of a report begins with a mark. A directory that is not empty must contain such a
+//! file, and a file without the mark is never overwritten. Each file appears complete: it is
+//! written under another name and then renamed.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -10,13 +11,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-/// What begins every file that the report writes: only such files are overwritten.
+/// The beginning of every file that the report writes. Only such files are overwritten.
 pub const MARK: &str = "<!-- written by socklb-sim report -->";
 
-/// How names of files begin that are not yet whole; a run that was killed may leave one.
+/// The beginning of the names of incomplete files. A run that was killed may leave one.
 const UNFINISHED: &str = ".socklb-sim-";
 
-/// Longest beginning of a file in which its mark stands.
+/// The number of bytes at the start of a file that are searched for the mark.
 const HEAD: u64 = 256;
 
 /// A directory into which a report may be written.
@@ -26,7 +27,7 @@ pub struct ReportDirectory {
 }
 
 impl ReportDirectory {
-    /// Makes the directory if it does not exist, and looks whether what it holds is a report.
+    /// Creates the directory if it does not exist, and checks whether existing content is a report.
     pub fn open(path: &Path) -> Result<Self> {
         fs::create_dir_all(path).with_context(|| format!("create the directory {}", path.display()))?;
         let mut foreign = None;
@@ -50,8 +51,8 @@ impl ReportDirectory {
         Ok(Self { path: path.to_owned() })
     }
 
-    /// Writes the files, each by its name. If one of them would replace a file that no report has written, none is
-    /// written.
+    /// Writes the files, each by its name. Writes none of them if one would replace a file that is
+    /// not part of a report.
     pub fn write(&self, files: &[(String, String)]) -> Result<()> {
         for (name, _) in files {
             let path = self.path.join(name);
@@ -91,7 +92,7 @@ fn is_unfinished(name: &OsStr) -> bool {
     name.to_string_lossy().starts_with(UNFINISHED)
 }
 
-/// Whether a regular file carries the mark in its first lines.
+/// Returns whether a regular file has the mark in its first lines.
 fn is_marked(path: &Path) -> Result<bool> {
     if !fs::symlink_metadata(path).with_context(|| format!("look at {}", path.display()))?.is_file() {
         return Ok(false);

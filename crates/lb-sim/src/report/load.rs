@@ -1,7 +1,9 @@
-//! Figures 20-1, 20-2 and 20-6 of the book "Site Reliability Engineering": CPU usage of tasks that receive equally many requests, over
-//! time and summed, and the capacity that it wastes; beside it the same fleet with weights that follow load.
+//! Figures 20-1, 20-2 and 20-6 of the book "Site Reliability Engineering": CPU usage of tasks that
+//! receive equally many requests, over time and in total, and the capacity that this wastes; beside
+//! it the same fleet with weights that follow load.
 //!
-//! Played in virtual time by the shipped scenario `book-load`; the book names neither machines nor clients.
+//! The shipped scenario `book-load` is played in virtual time. The book names neither machines nor
+//! clients.
 
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Scale, WIDTH};
 
@@ -19,15 +21,16 @@ use crate::traffic::{self, play_with, shipped};
 
 const SCENARIO: &str = "book-load";
 
-/// The two scenarios of Figures 20-1 and 20-2: badly balanced, and well.
+/// The two scenarios of Figures 20-1 and 20-2: badly and well balanced.
 const PANELS: [(&str, &str, Paint); 2] =
     [("round-robin", "round robin", RANDOM), ("feedback", "feedback", ROCKSTEADIER)];
 
-/// What the page shows of the scenario's runs. With even subsets, structural weights are round robin; p2c is as least-loaded.
+/// The runs of the scenario that the page shows. With even subsets, structural weights are round
+/// robin; p2c is similar to least-loaded.
 const RUNS: [&str; 4] = ["round-robin", "least-loaded", "a58", "feedback"];
 
-/// The book's fleet as the scenario has it, so that the page has the numbers that `socklb-sim traffic` prints; a small report plays a
-/// part of it.
+/// The book's fleet as in the scenario, so that the page has the numbers that `socklb-sim traffic`
+/// prints; a small report plays a part of it.
 fn scenario(extent: Extent) -> Scenario {
     let mut scenario = shipped::scenario(SCENARIO);
     let most = Span { us: extent.load_seconds * 1_000_000 };
@@ -41,12 +44,12 @@ fn scenario(extent: Extent) -> Scenario {
     scenario
 }
 
-/// How many plays the section makes, which take most of a report's time.
+/// The number of plays of the section, which take most of a report's time.
 pub fn plays(extent: Extent) -> u64 {
     traffic::plays(&scenario(extent)) + 1
 }
 
-/// The section. `played` is called after each play.
+/// The section. Calls `played` after each play.
 pub fn section(extent: Extent, played: impl Fn() + Sync) -> ReportSection {
     let scenario = scenario(extent);
     let (switched, report) = rayon::join(
@@ -140,7 +143,7 @@ fn usage() -> Axis<'static> {
     Axis::worded("CPU usage of a task", &[0.0, 0.25, 0.5, 0.75, 1.0], whole_percent)
 }
 
-/// Room above 100 % for the names.
+/// Space above 100 % for the names.
 const USAGE: Scale = Scale::Linear(0.0, 1.25);
 
 fn over_time(rows: &[StepRow], duration: Span) -> Figure {
@@ -184,7 +187,7 @@ fn used(runs: &[RunFigures]) -> Figure {
         let mut from = 0.0;
         for (cpu, capacity) in tasks {
             let to = from + capacity;
-            // A third of the width is a gap, so that neighbouring bars can be told apart.
+            // A third of the width is a gap, so that neighbouring bars are distinct.
             drawing.bar(paint, plot.between((from, 0.0), (from + capacity / 1.5, cpu)));
             wasted.extend([plot.point(from, cpu), plot.point(to, cpu)]);
             from = to;
@@ -231,7 +234,8 @@ mod tests {
             .map(|job| job.rate.map_or(0.0, |rate| rate.0 * f64::from(job.tasks.0)))
             .sum();
         let requests = rate * float(scenario.duration.us) / 1e6 * float(plays);
-        // A million requests take 0.6 s of CPU time. The report has 15 s on two processors, half of it for what is not played here.
+        // A million requests take 0.6 s of CPU time. The report may take 15 s on two processors,
+        // half of it for other sections.
         assert!(requests < 25e6, "{requests}");
     }
 }

@@ -1,7 +1,8 @@
-//! Figure 20-6 of the book "Site Reliability Engineering": CPU usage of all tasks around the time at which clients switch to weights
-//! that follow load.
+//! Figure 20-6 of the book "Site Reliability Engineering": CPU usage of all tasks around the time
+//! at which clients switch to weights that follow load.
 //!
-//! Played in virtual time: the run with feedback of the book's fleet, whose law an operator turns on when half of the time is over.
+//! Played in virtual time: the run with feedback of the book's fleet. An operator turns its law on
+//! after half of the time.
 
 use lb_core::control::Switch;
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at};
@@ -17,7 +18,7 @@ use crate::traffic::{TrafficReport, play};
 
 const RUN: &str = "feedback";
 
-/// So many steps are drawn, half of them before the switch.
+/// The number of steps drawn, half of them before the switch.
 const STEPS: u64 = 40;
 
 /// The fleet around the switch.
@@ -27,7 +28,7 @@ pub struct SwitchedLoad {
 }
 
 impl SwitchedLoad {
-    /// Plays the fleet with one seed. The last quarter is measured, in which weights have settled.
+    /// Plays the fleet with one seed. Measures the last quarter, in which weights have settled.
     pub fn play(mut scenario: Scenario) -> Self {
         let duration = scenario.duration;
         let [half, step] = [2, STEPS].map(|parts| Span { us: duration.us / parts });
@@ -49,13 +50,13 @@ impl SwitchedLoad {
         max / min
     }
 
-    /// The same in the last quarter of the time, and what chance alone gives then.
+    /// The same ratio in the last quarter of the time, and its value from chance alone.
     pub fn after_and_chance(&self) -> [f64; 2] {
         let figures = &self.report.figures.as_ref().expect("requests cost CPU time").runs[0];
         [figures.evenness, figures.floor].map(|evenness| evenness.cpu_max_over_min.mean)
     }
 
-    /// A trace for each task, before the switch and after it.
+    /// A trace for each task, before and after the switch.
     pub fn figure(&self) -> Figure {
         let last = float(self.duration.us) / 1e6;
         let plot = Plot::usual(Scale::Linear(0.0, last), Scale::Linear(0.0, 1.25));

@@ -1,8 +1,9 @@
-//! How numbers of figures and tables are written.
+//! The format of numbers in figures and tables.
 //!
-//! One way to write each kind, so that a table and the text beside it never differ. Must not know what they measure.
+//! Each kind has one format, so that a table and the text beside it never differ. Must not know
+//! what the numbers measure.
 
-/// A share in percent with one decimal; a line never ends before the sign.
+/// A share in percent with one decimal. A line never breaks before the sign.
 pub fn percent(share: f64) -> String {
     format!("{:.1}\u{a0}%", 100.0 * share)
 }
@@ -12,12 +13,12 @@ pub fn whole_percent(share: f64) -> String {
     format!("{:.0}\u{a0}%", 100.0 * share)
 }
 
-/// A utilization: three decimals, or four where three would say that nothing is left to gain although something is.
+/// A utilization with three decimals, or with four if three would round it to 1.
 pub fn utilization(share: f64) -> String {
     if (0.999_5..1.0).contains(&share) { format!("{:.4}", share.min(0.999_9)) } else { format!("{share:.3}") }
 }
 
-/// A count with its thousands set apart.
+/// A count with its thousands separated.
 pub fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut words = String::new();

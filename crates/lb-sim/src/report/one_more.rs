@@ -1,6 +1,7 @@
-//! Figure 3 of the article: what one backend more does to small subsets.
+//! Figure 3 of the article: the effect of one additional backend on small subsets.
 //!
-//! The article prints no seed. Ours is one with which the client that it speaks of is the one that is replaced whole.
+//! The article prints no seed. The seed here is one that replaces the whole subset of the same
+//! client as in the article.
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Point, WIDTH, at};
@@ -25,27 +26,27 @@ const FIGURES: [ChangeFigure; 2] = [
 /// The client that is "assigned a completely different subset".
 const UNLUCKY: u32 = 3;
 
-/// The first seed with which deterministic subsets replace client 3 whole and no other. Of the first 200 seeds 73 replace
-/// some client whole, seed 0 none: its figure would not show what the article tells of its own.
+/// The first seed with which deterministic subsets replace client 3's whole subset and no other
+/// client's. Of the first 200 seeds, 73 replace the whole subset of some client, and seed 0 of
+/// none: its figure would not show the article's effect.
 pub const SEED: u64 = 381;
 
-/// Over how many seeds the text says how often that happens.
+/// The number of seeds over which the text states the frequency of this effect.
 const SEEDS: u64 = 200;
 
-/// Figure 3: ten backends become eleven, four per client. The text does not say how many clients the figure has; ten
-/// show enough.
+/// Figure 3: ten backends become eleven, four per client. The article does not state the number of
+/// clients; ten show enough.
 const fn fleet(algorithm: Algorithm, backends: u32) -> Fleet {
     Fleet { algorithm, clients: 10, backends, size: 4, seed: SEED }
 }
 
-/// The clients that deterministic subsets of a seed replace whole.
+/// The clients that receive a wholly new deterministic subset with this seed.
 fn replaced(seed: u64) -> Vec<u32> {
     let [old, new] = [10, 11].map(|backends| Fleet { seed, ..fleet(Algorithm::Deterministic, backends) });
     let is_replaced = |&client: &u32| dropped(&old.subset(client), &new.subset(client)) >= 1.0;
     (0..old.clients).filter(is_replaced).collect()
 }
 
-/// The section.
 pub fn section() -> ReportSection {
     let mut table = NumberTable::new(&[
         "10 to 11 backends, 4 per client",

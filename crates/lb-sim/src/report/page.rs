@@ -1,7 +1,7 @@
-//! The page: sections one below the other, with everything that they need inside.
+//! The page: all sections in sequence, in one self-contained file.
 //!
-//! Written so that a strict XML reader takes it as well, without scripts, fonts or pictures of elsewhere. Must not
-//! compute anything.
+//! A strict XML reader also accepts it. It has no scripts, fonts or pictures from elsewhere. Must
+//! not compute anything.
 
 use lb_svg::palette::{FONTS, style};
 use lb_svg::{Figure, Paint, escaped};
@@ -10,7 +10,7 @@ use super::directory::MARK;
 use super::palette::PAINTS;
 use super::section::{NumberTable, ReportSection};
 
-/// A publication with figures in the report, and where to read it.
+/// A publication with figures in the report, and its address.
 struct Citation {
     words: &'static str,
     address: &'static str,
@@ -34,7 +34,7 @@ const CITATIONS: [Citation; 3] = [
     },
 ];
 
-/// Addresses that the page links to: its citations, and nothing else outside itself.
+/// The addresses to which the page links: only its citations.
 #[cfg(test)]
 pub fn citations() -> impl Iterator<Item = &'static str> {
     CITATIONS.iter().map(|source| source.address)
@@ -42,7 +42,6 @@ pub fn citations() -> impl Iterator<Item = &'static str> {
 
 const STYLE: &str = include_str!("page.css");
 
-/// The whole page.
 pub fn page(sections: &[ReportSection]) -> String {
     let contents: String = sections
         .iter()
@@ -62,7 +61,7 @@ pub fn page(sections: &[ReportSection]) -> String {
     let sections: String = sections.iter().map(section).collect();
     let [light, dark] = [0, 1].map(colours);
     let figures = style(&PAINTS);
-    // The doctype first: anything before it would put old browsers into their quirks mode.
+    // The doctype is first: anything before it would put old browsers into quirks mode.
     format!(
         "<!DOCTYPE html>\n{MARK}\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
@@ -88,13 +87,13 @@ fn colours(scheme: usize) -> String {
     Paint::COMMON.iter().chain(&PAINTS).map(property).collect()
 }
 
-/// An address as people read it.
+/// An address in short form for readers.
 fn short(address: &str) -> &str {
     let bare = address.trim_start_matches("https://");
     bare.split('/').next().unwrap_or(bare)
 }
 
-/// Text with the apostrophes of print.
+/// Text with typographic apostrophes.
 fn prose(words: &str) -> String {
     escaped(&words.replace('\'', "\u{2019}"))
 }
@@ -102,7 +101,7 @@ fn prose(words: &str) -> String {
 fn section(section: &ReportSection) -> String {
     let figures: String = section.figures.iter().map(figure).collect();
     let reading: String = section.reading.iter().map(|words| format!("<p>{}</p>\n", prose(words))).collect();
-    // With an odd number of figures the words stand beside the last one.
+    // With an odd number of figures the text stands beside the last one.
     let side = if section.figures.len() % 2 == 1 { "beside" } else { "below" };
     format!(
         "<section id=\"{}\">\n<h2>{}</h2>\n<div class=\"figures\">\n{figures}<div class=\"{side}\">\n<div>\n{reading}</div>\n\

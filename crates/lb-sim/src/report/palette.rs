@@ -1,22 +1,21 @@
-//! What the report's colours stand for: one paint for each family of algorithms, the same in every figure.
+//! The meaning of the report's colours: one paint for each family of algorithms, the same in every
+//! figure.
 //!
-//! Must not know what the colours look like: that is `lb_svg::palette`'s.
+//! Must not know what the colours look like: `lb_svg::palette` decides that.
 
 use lb_core::subset::Algorithm;
 use lb_svg::Paint;
 use lb_svg::palette::{BLUE, GREEN, OCHRE, RED, VIOLET};
 
-/// Random subsets, consistent subsetting: what is left to chance.
+/// Random subsets and consistent subsetting, which leave evenness to chance.
 pub const RANDOM: Paint = Paint::new("random", RED);
 /// Deterministic subsetting and the aperture.
 pub const DETERMINISTIC: Paint = Paint::new("deterministic", BLUE);
 /// The van der Corput ring.
 pub const RINGSTEADY: Paint = Paint::new("ringsteady", OCHRE);
-/// Rocksteadier.
 pub const ROCKSTEADIER: Paint = Paint::new("rocksteadier", GREEN);
 /// Rocksteadier with structural weights.
 pub const WEIGHTED: Paint = Paint::new("weighted", VIOLET);
-/// All of them.
 pub const PAINTS: [Paint; 5] = [RANDOM, DETERMINISTIC, RINGSTEADY, ROCKSTEADIER, WEIGHTED];
 
 /// The paint of an algorithm's family.

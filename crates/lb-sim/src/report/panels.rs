@@ -1,6 +1,7 @@
-//! Two scenarios side by side over the same axes, and traces: what is to be compared is in one figure.
+//! Two scenarios side by side over the same axes, and traces: one figure contains everything to
+//! compare.
 //!
-//! Must not know what the numbers are.
+//! Must not know what the numbers mean.
 
 use lb_svg::{Anchor, Area, Axis, Drawing, Lettering, LineStyle, Paint, Plot, Scale};
 
@@ -10,7 +11,7 @@ use crate::traffic::tally::{StepRow, Traces};
 /// Left and right edges of the two drawings, which share the axis on the left.
 const EDGES: [(f64, f64); 2] = [(50.0, 206.0), (228.0, 384.0)];
 
-/// Draws the axes of two drawings, and above each its name. The upper tenth of both has to be empty.
+/// Draws the axes of two drawings, with the name above each. The upper tenth of both must be empty.
 pub fn pair(
     drawing: &mut Drawing,
     (x, x_axis): (Scale, &Axis<'_>),
@@ -29,13 +30,14 @@ pub fn pair(
     plots
 }
 
-/// The seconds at which steps of a run end, and what each backend did in them.
+/// For each step of a run: its end in seconds, and the values of each backend.
 pub fn steps<'a>(rows: &'a [StepRow], run: &str) -> Vec<(f64, &'a Traces)> {
     let rows = rows.iter().filter(|row| row.run == run);
     rows.filter_map(|row| Some((float(row.at_us) / 1e6, row.traces.as_ref()?))).collect()
 }
 
-/// Draws a thin line for each backend, through the middles of the steps. `steps` are their ends and what each backend did.
+/// Draws a thin line for each backend through the middles of the steps. `steps` has the end of each
+/// step and the values of each backend.
 pub fn traces<'a>(
     drawing: &mut Drawing,
     plot: &Plot,

@@ -1,5 +1,5 @@
-//! What else changes subsets, for all algorithms side by side: more clients, a larger size; and how much of a subset is
-//! gone while backends restart in order.
+//! Other changes of subsets, for all algorithms side by side: more clients, a larger size, and the
+//! part of a subset that is down while backends restart in order.
 //!
 //! No figure of the publications shows any of this.
 
@@ -13,7 +13,7 @@ use crate::fleet::Fleet;
 use crate::metrics::churn::churn;
 use crate::metrics::{block_shares, mean};
 
-/// All but the variants whose bars would be those of a neighbour.
+/// All algorithms except the variants with the same bars as a neighbour.
 const ALGORITHMS: [Algorithm; 11] = [
     Algorithm::Random,
     Algorithm::Rendezvous,
@@ -29,12 +29,13 @@ const ALGORITHMS: [Algorithm; 11] = [
 ];
 
 const CLIENTS: u32 = 100;
-/// So many more come, one after the other or at once. Before as many backends as there are clients, a ring's places
-/// hardly move for the very first of them, so one step alone would tell little.
+/// The number of additional clients, one after the other or at once. With as many backends as
+/// clients, the positions on a ring hardly move for the very first addition, so one step alone
+/// would show little.
 const MORE_CLIENTS: u32 = 10;
 const BACKENDS: u32 = 100;
 const SIZE: u32 = 20;
-/// A tenth of the backends: so many that follow each other are down at once.
+/// A tenth of the backends: this many consecutive backends are down at once.
 const BLOCK: u32 = BACKENDS / 10;
 /// Enough for whole percent.
 const MOST_SEEDS: u64 = 10;
@@ -43,11 +44,11 @@ const fn fleet(algorithm: Algorithm, seed: u64) -> Fleet {
     Fleet { algorithm, clients: CLIENTS, backends: BACKENDS, size: SIZE, seed }
 }
 
-/// Which part of its connections a client loses.
+/// The part of its connections that a client loses.
 #[derive(Clone, Copy)]
 struct Loss {
     mean: f64,
-    /// Of the client that is hit worst.
+    /// The part of the worst affected client.
     worst: f64,
 }
 
@@ -64,7 +65,7 @@ impl Loss {
     }
 }
 
-/// What one algorithm loses.
+/// The losses with one algorithm.
 struct Properties {
     algorithm: Algorithm,
     one_client: Loss,
@@ -103,7 +104,6 @@ impl Properties {
     }
 }
 
-/// The section.
 pub fn section(extent: Extent) -> ReportSection {
     let seeds = extent.trials.min(MOST_SEEDS);
     let all = ALGORITHMS.map(|algorithm| Properties::of(algorithm, seeds));
@@ -202,12 +202,12 @@ pub fn section(extent: Extent) -> ReportSection {
     }
 }
 
-/// What a figure is about.
+/// The content of a figure.
 struct Bars {
     id: &'static str,
     title: &'static str,
     quantity: &'static str,
-    /// The least that is possible, where it is not nothing.
+    /// The minimum possible loss; `None` if it is 0.
     least: Option<f64>,
 }
 

@@ -1,6 +1,8 @@
-//! Figure 5 of the article as it has it: errors over time of two frontend jobs while their backend job is resized.
+//! Figure 5 in the form of the article: errors over time of two frontend jobs while their backend
+//! job is resized.
 //!
-//! Played in virtual time by the shipped scenario `figure-5`; the article names neither sizes nor rates.
+//! The shipped scenario `figure-5` is played in virtual time. The article names neither sizes nor
+//! rates.
 
 use lb_svg::{Area, Axis, Drawing, Figure, Paint, Plot, Scale, WIDTH};
 
@@ -18,18 +20,17 @@ pub struct ResizeErrors {
 }
 
 impl ResizeErrors {
-    /// Plays the scenario.
     pub fn play() -> Self {
         let scenario = shipped::scenario(SCENARIO);
         Self { report: play(&scenario, scenario.seed), minutes: float(scenario.duration.us) / 60e6 }
     }
 
-    /// What happened to a job in the whole run.
+    /// The counts of a job in the whole run.
     pub fn total(&self, algorithm: &str) -> &JobCounts {
         of(&self.report.summary.runs[0].jobs, algorithm)
     }
 
-    /// Errors over time of both.
+    /// Errors over time of both jobs.
     pub fn figure(&self) -> Figure {
         let x = Scale::Linear(0.0, self.minutes);
         let mut drawing = Drawing::new(WIDTH, 312.0);
@@ -68,7 +69,7 @@ impl ResizeErrors {
     }
 }
 
-/// The largest share of a step's requests that the drawing has room for.
+/// The largest share of a step's requests for which the drawing has room.
 const MOST: f64 = 0.008;
 
 fn tenths_of_percent(share: f64) -> String {

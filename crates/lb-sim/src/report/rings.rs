@@ -1,6 +1,7 @@
 //! Figure 4 of the article: positions of clients and backends on a ring.
 //!
-//! Drawn from formulas of its own, which a test compares with the subsets that the algorithms choose.
+//! The drawing uses its own formulas; a test compares them with the subsets that the algorithms
+//! choose.
 
 use lb_core::subset::Algorithm;
 use lb_core::subset::random::mix64;
@@ -14,17 +15,18 @@ use crate::metrics::overlap::distinct;
 
 const CLIENTS: u32 = 4;
 const BACKENDS: u32 = 6;
-/// The article's Figure 4a has hashed positions without naming the hash. With this seed ours lie far enough apart to be
-/// read, and client 0 meets the same two backends as in the article.
+/// The article's Figure 4a has hashed positions without naming the hash. With this seed our
+/// positions are far enough apart to be readable, and client 0 meets the same two backends as in
+/// the article.
 const SEED: u64 = 5_337;
 
 struct Ring {
     id: &'static str,
     name: &'static str,
     algorithm: Algorithm,
-    /// Whose subset of two is drawn as an arc.
+    /// The client with a subset of two that is drawn as an arc.
     client: u32,
-    /// Where a client or backend stands, in turns after the top.
+    /// The position of a client or backend, in turns from the top.
     turn: fn(Side, u32) -> f64,
 }
 
@@ -76,7 +78,7 @@ fn fleet(algorithm: Algorithm) -> Fleet {
     Fleet { algorithm, clients: CLIENTS, backends: BACKENDS, size: 2, seed: SEED }
 }
 
-/// Backends in the order in which a client meets them.
+/// The backends in the order in which a client meets them.
 fn order(algorithm: Algorithm, client: u32) -> Vec<u32> {
     Fleet { size: BACKENDS, ..fleet(algorithm) }.subset(client)
 }
@@ -85,7 +87,6 @@ fn words(order: &[u32]) -> String {
     order.iter().map(u32::to_string).collect::<Vec<String>>().join(",\u{a0}")
 }
 
-/// The section.
 pub fn section() -> ReportSection {
     let mut table = NumberTable::new(&["6 backends, clockwise", "article", "here"]);
     let ours = order(Algorithm::RingsteadyBothScaled, 1);

@@ -1,5 +1,6 @@
-//! What the book "Site Reliability Engineering" says of shuffles: with one for all clients, the load of failed backends goes to the rest
-//! of their subset; with one for each round of clients, to all other backends.
+//! The statement of the book "Site Reliability Engineering" on shuffles: with one shuffle for all
+//! clients, the load of failed backends goes to the rest of their subset; with one for each round
+//! of clients, it goes to all other backends.
 //!
 //! The book draws no figure of it.
 
@@ -15,21 +16,23 @@ use crate::metrics::{mean, percentile};
 /// The fleet of Figure 20-5.
 const TASKS: u32 = 300;
 const SIZE: u32 = 10;
-/// The fleet has so many rounds of clients.
+/// The number of rounds of clients in the fleet.
 const ROUNDS: u32 = SIZE;
 
-/// Failed backends of one subset: the most in the figure, and those of the table and the text.
+/// The number of failed backends of one subset: the maximum in the figure, and the number in the
+/// table and the text.
 const MOST_DOWN: usize = 8;
 const DOWN: usize = 5;
 
 #[derive(Clone, Copy)]
 enum Shuffles {
-    /// All rounds have the shuffle of the first.
+    /// All rounds use the shuffle of the first.
     One,
     PerRound,
 }
 
-/// The loads of the other backends when some of client 0's subset are down, as shares of their usual load; least loaded first.
+/// The loads of the remaining backends if `down` backends of client 0's subset are down, as shares
+/// of their usual load, in ascending order.
 fn loads(shuffles: Shuffles, seed: u64, down: usize) -> Vec<f64> {
     let fleet =
         Fleet { algorithm: Algorithm::DeterministicBook, clients: TASKS, backends: TASKS, size: SIZE, seed };
@@ -53,17 +56,17 @@ fn loads(shuffles: Shuffles, seed: u64, down: usize) -> Vec<f64> {
     others
 }
 
-/// The load of the busiest of the others.
+/// The load of the busiest remaining backend.
 fn busiest(shuffles: Shuffles, seed: u64, down: usize) -> f64 {
     loads(shuffles, seed, down).last().copied().expect("there are others")
 }
 
-/// How many of the others get more than before.
+/// How many of the remaining backends have more load than before.
 fn bearers(shuffles: Shuffles) -> usize {
     loads(shuffles, 0, DOWN).into_iter().filter(|load| *load > 1.0 + 1e-9).count()
 }
 
-/// Rows for the section's table: figure, book, seed 0, usual.
+/// Adds rows to the section's table: figure, book, seed 0, usual.
 pub fn rows(table: &mut NumberTable, trials: u64) {
     for (words, book, shuffles) in
         [("one shuffle", "200\u{a0}%", Shuffles::One), ("one per round", "\u{2013}", Shuffles::PerRound)]
@@ -84,7 +87,7 @@ pub fn rows(table: &mut NumberTable, trials: u64) {
     }
 }
 
-/// How to read the figure.
+/// Explains the figure.
 pub fn reading() -> String {
     format!(
         "The last drawing is of the same fleet when backends of one subset fail. The book: with one shuffle for all rounds \u{201c}the load \
@@ -96,7 +99,7 @@ pub fn reading() -> String {
     )
 }
 
-/// The busiest of the other backends, by how many of a subset are down.
+/// The load of the busiest remaining backend, by the number of failed backends of a subset.
 pub fn figure() -> Figure {
     let most = f64::from(u32::try_from(MOST_DOWN).expect("eight"));
     let plot = Plot::usual(Scale::Linear(0.0, most), Scale::Linear(0.0, 5.0));

@@ -1,6 +1,6 @@
-//! Size against utilization: how large subsets must be until the load is even.
+//! Size against utilization: the size of subsets from which the load is even.
 //!
-//! One figure for each number of backends, with the same algorithms in all of them.
+//! One figure for each number of backends, with the same algorithms in all figures.
 
 use lb_core::subset::Algorithm;
 use lb_core::weights::Graph;
@@ -17,7 +17,7 @@ struct SizesFigure {
     id: &'static str,
     clients: u32,
     backends: u32,
-    /// Sizes are shown up to this one.
+    /// The largest size shown.
     most: u32,
 }
 
@@ -65,7 +65,8 @@ fn line(series: &Series, case: &SizesFigure, most: u32) -> Vec<(f64, f64)> {
         let fleet = fleet(series, case, size);
         let graph = match series.algorithm {
             Algorithm::Deterministic => fleet.graph(),
-            // The others take the first backends of an order that does not depend on the size: computed once, not for each size.
+            // The other algorithms use the first backends of an order that does not depend on the
+            // size, so it is computed only once.
             _ => Graph::of_rows(case.backends, whole.rows().map(|row| row[..size as usize].iter().copied())),
         };
         (f64::from(size), raw(series, &fleet, &graph))
@@ -73,7 +74,6 @@ fn line(series: &Series, case: &SizesFigure, most: u32) -> Vec<(f64, f64)> {
     (1..=most).into_par_iter().map(of_size).collect()
 }
 
-/// The section.
 pub fn section(extent: Extent) -> ReportSection {
     let mut table = NumberTable::new(&["smallest size that uses", "90 %", "95 %", "99 %"]);
     let mut figures = Vec::new();
@@ -119,7 +119,7 @@ fn figure(case: &SizesFigure, lines: &[Vec<(f64, f64)>]) -> Figure {
         &Axis::new("backends per client, k", &ticks),
         &Axis::new("raw utilization", &[0.0, 0.25, 0.5, 0.75, 1.0]),
     );
-    // Names stand one below the other in the empty corner, each with a piece of its line.
+    // Names are listed in the empty corner, each with a piece of its line.
     for (row, (series, line)) in (0_u32..).zip(SERIES.iter().zip(lines)) {
         plot.line(&mut drawing, series.paint, series.line, line);
         let y = plot.area.bottom - 66.0 + 18.0 * f64::from(row);

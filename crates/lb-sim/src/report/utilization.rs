@@ -1,6 +1,6 @@
 //! Figures 2a to 2d of the article, and Rocksteadier in the same way.
 //!
-//! Each is a sweep of some 60,000 fleets, which are computed once for figure, table and text.
+//! Each is a sweep of about 60,000 fleets, which is computed once for figure, table and text.
 
 use indicatif::ProgressBar;
 use lb_core::subset::Algorithm;
@@ -31,7 +31,7 @@ const FIGURES: [SweepFigure; 5] = [
     SweepFigure { id: "fig-2-rocksteadier", name: "As Figure 2", algorithm: Algorithm::Rocksteadier },
 ];
 
-/// How many sweeps the section makes.
+/// The number of sweeps of the section.
 pub const SWEEPS: u64 = FIGURES.len() as u64;
 
 /// The article's sweep.
@@ -44,11 +44,10 @@ struct Means {
     all: f64,
     /// Below one client per two backends.
     few: f64,
-    /// From four clients per backend on.
+    /// From four clients per backend.
     many: f64,
 }
 
-/// The section.
 pub fn section(extent: Extent, bar: &ProgressBar) -> ReportSection {
     let head = [
         "adjusted utilization",

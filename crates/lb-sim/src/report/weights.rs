@@ -1,4 +1,5 @@
-//! Weighted against unweighted Rocksteadier: the article's sweep by what it costs in capacity.
+//! Weighted and unweighted Rocksteadier compared: the capacity that they waste in the article's
+//! sweep.
 //!
 //! No source has published this, so there is no figure to compare with.
 
@@ -39,7 +40,7 @@ const FIGURES: [WeightFigure; 2] = [
     },
 ];
 
-/// How many sweeps the section makes.
+/// The number of sweeps of the section.
 pub const SWEEPS: u64 = FIGURES.len() as u64;
 
 /// Classes of connections per backend.
@@ -63,7 +64,6 @@ fn within(cells: &[Cell], from: f64, to: f64) -> Summary {
     Summary::of(inside.map(|cell| cell.raw))
 }
 
-/// The section.
 pub fn section(extent: Extent, bar: &ProgressBar) -> ReportSection {
     let [without, with] =
         FIGURES.map(|case| sweep(extent, case.weighted).run(Algorithm::Rocksteadier, || bar.inc(1)));

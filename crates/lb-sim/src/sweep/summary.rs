@@ -1,5 +1,5 @@
-//! The many fleets of a sweep in few numbers: how utilization is distributed, and how it depends on clients per
-//! backend.
+//! Summarizes the many fleets of a sweep in few numbers: the distribution of utilization, and its
+//! dependence on clients per backend.
 
 use serde::Serialize;
 
@@ -9,9 +9,7 @@ use crate::metrics::{mean, percentile};
 /// Mean, smallest and quantiles of a utilization over the fleets of a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// Mean.
     pub mean: f64,
-    /// Smallest.
     pub min: f64,
     /// 1st percentile.
     pub p1: f64,
@@ -22,7 +20,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of nothing, everything is 0.
+    /// Without values, every field is 0.
     pub fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.collect();
         values.sort_unstable_by(f64::total_cmp);
@@ -31,22 +29,22 @@ impl Summary {
     }
 }
 
-/// The fleets with about as many clients per backend.
+/// The fleets with a similar number of clients per backend.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RatioGroup {
-    /// At least so many clients per backend.
+    /// The lowest number of clients per backend, inclusive.
     pub from: f64,
-    /// Fewer than so many; no bound for the last.
+    /// The highest number of clients per backend, exclusive; `None` for the last group.
     pub to: Option<f64>,
-    /// How many fleets.
+    /// The number of fleets.
     pub cells: usize,
-    /// Mean adjusted utilization; 0 of no fleets.
+    /// Mean adjusted utilization; 0 without fleets.
     pub adjusted: f64,
-    /// Mean raw utilization; 0 of no fleets.
+    /// Mean raw utilization; 0 without fleets.
     pub raw: f64,
 }
 
-/// The fleets by clients per backend: below 1/4, 1/2, 1, 2 and 4, and the rest.
+/// Groups the fleets by clients per backend: below 1/4, 1/2, 1, 2 and 4, and the rest.
 pub fn by_ratio(cells: &[Cell]) -> Vec<RatioGroup> {
     const BOUNDS: [f64; 6] = [0.0, 0.25, 0.5, 1.0, 2.0, 4.0];
     let group = |index: usize| {

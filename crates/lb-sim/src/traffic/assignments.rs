@@ -1,21 +1,24 @@
-//! Assignments: a list of endpoints, and what each task of a job uses of it.
+//! Assignments: a list of endpoints, and the members that each task of a job uses of it.
 //!
-//! The decisions are made by [`Memberships`]. Only what a task's balancer needs is kept of them, because in a large
-//! fleet several lists are on their way to many tasks at the same time. Must not know of time.
+//! [`Memberships`] makes the decisions. This module stores only the part that a task's balancer
+//! needs, because in a large fleet several lists are on their way to many tasks at the same time.
+//! Must not know of time.
 
 use lb_core::endpoint::{Endpoint, EndpointList};
 use lb_core::membership::{Member, Membership, Memberships};
 use lb_core::service::Service;
 use serde::Deserialize;
 
-/// What decides how much of its traffic a task sends to each member.
+/// The model that decides how much of its traffic a task sends to each member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShareModel {
-    /// The subsets of the whole job, as in the daemon: structural weights, which begin with an aperture's arcs.
+    /// From the subsets of the whole job, as in the daemon: structural weights, which for an
+    /// aperture are those of its arcs.
     #[default]
     Structural,
-    /// The members' own weights alone, as in balancers that know nothing of their peers. For comparison.
+    /// From the members' own weights only, as in balancers without knowledge of their peers. For
+    /// comparison.
     Equal,
 }
 
@@ -35,20 +38,20 @@ struct BackendTotals {
     target: f64,
 }
 
-/// A list, and what every task of a job uses of it.
+/// A list, and the members that every task of a job uses of it.
 #[derive(Debug)]
 pub struct JobAssignments {
     list: EndpointList,
     edges: Vec<Edge>,
-    /// Where each task's edges end.
+    /// The end of each task's edges.
     ends: Vec<usize>,
-    /// By index.
+    /// Indexed by the index of the backend.
     columns: Vec<BackendTotals>,
     size: Option<u32>,
 }
 
 impl JobAssignments {
-    /// What the `tasks` tasks of a job use of `list`.
+    /// Computes which members of `list` the `tasks` tasks of a job use.
     pub fn of(service: &Service, tasks: u32, list: EndpointList, shares: ShareModel) -> Self {
         let mut columns = vec![BackendTotals::default(); list.index_space() as usize];
         let mut edges = Vec::new();
@@ -59,7 +62,8 @@ impl JobAssignments {
             let membership = memberships.of(task);
             size = membership.size;
             let sum: f64 = membership.members.iter().map(|member| f64::from(member.endpoint.weight)).sum();
-            // Where the size follows load, all that a task may grow to: how many it has is for the task to say.
+            // If the size follows load, all members to which a task may grow; the task decides how
+            // many it uses.
             for Member { endpoint, weight, share, connections, load, target } in
                 membership.members.into_iter().chain(membership.reserve)
             {
@@ -68,7 +72,7 @@ impl JobAssignments {
                     ShareModel::Structural => (weight, share, load),
                     ShareModel::Equal => {
                         let share = f64::from(endpoint.weight) / sum;
-                        // The load of all tasks is added up here, task by task.
+                        // The load of all tasks is summed here, task by task.
                         (endpoint.weight.into(), share, columns[index as usize].load + share)
                     }
                 };
@@ -80,10 +84,11 @@ impl JobAssignments {
         Self { list, edges, ends, columns, size }
     }
 
-    /// How many backends there are for one task: of a size that follows load the most, else all that it uses.
+    /// The maximum number of members of one task if its size follows load, and otherwise the number
+    /// that it uses.
     ///
     /// # Panics
-    /// If there is no such task.
+    /// There is no such task.
     pub fn most(&self, task: u32) -> u32 {
         u32::try_from(self.edges_of(task).len()).expect("indexes have 32 bits")
     }
@@ -94,11 +99,11 @@ impl JobAssignments {
         &self.edges[start..self.ends[task]]
     }
 
-    /// One task's assignment: what it uses, and the list with nothing else in it, which is all that its balancer needs. With a `size`,
-    /// which follows load, the first so many.
+    /// One task's assignment: its members, and a list of only these members, which is all that its
+    /// balancer needs. If `size` is given, which follows load, only the first `size` members.
     ///
     /// # Panics
-    /// If there is no such task.
+    /// There is no such task.
     pub fn task(&self, task: u32, service: &Service, size: Option<u32>) -> (EndpointList, Membership) {
         let edges = self.edges_of(task);
         let edges = &edges[..size.map_or(edges.len(), |size| edges.len().min(size as usize))];
@@ -134,7 +139,7 @@ mod tests {
         Service::new("users", SERVICE, Subset::Sized { algorithm, size: Size::Fixed(size) }, 7)
     }
 
-    /// Endpoints by their weights, lame ducks without one.
+    /// Endpoints with these weights; an endpoint with weight 0 is a lame duck.
     fn list(weights: &[u16]) -> EndpointList {
         let endpoint = |(index, &weight): (u32, &u16)| Endpoint {
             address: client::address(index),

@@ -1,8 +1,10 @@
-//! One client task: the daemon's controller, the tables that it would write for the kernel, and its connections.
+//! One client task: the daemon's controller, the tables that it would write for the kernel, and its
+//! connections.
 //!
-//! The controller is a real [`Balancer`], and a connect is decided by the kernel's own [`pick`], by a cursor for each CPU that the
-//! task runs on. Backends that fail are ejected by an [`Ejector`], and count as loaded where the policy heeds errors. When
-//! anything happens is decided by its caller. Must not know more of backends than their indexes.
+//! The controller is a real [`Balancer`]. The kernel's own [`pick`] decides each connect, with a
+//! cursor for each CPU on which the task runs. An [`Ejector`] ejects failing backends; if the
+//! policy considers errors, they also count as load. The caller decides when anything happens. Must
+//! not know more of backends than their indexes.
 
 mod load;
 
@@ -43,28 +45,27 @@ use load::Following;
 use size::GrowingSize;
 use tables::ClientTables;
 
-/// A client's connections to the backend in one slot: the one that it keeps for requests, or those that each arrival
-/// opened.
+/// A client's connections to the backend in one slot: the one that it holds for requests, or those
+/// that its arrivals have opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotConnections {
-    /// The backend.
+    /// The index of the backend.
     pub backend: u32,
-    /// Differs from the number of any link that was in the slot before.
+    /// Differs from the serial numbers of all earlier links in this slot.
     pub serial: u32,
-    /// Whether it can be used.
     pub state: LinkState,
-    /// Requests under way, or open connections.
+    /// Requests that have not ended, or open connections.
     pub flows: u32,
 }
 
-/// Whether a connection can be used.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
-    /// It is being set up.
+    /// It is being established.
     Establishing,
     /// It can be used.
     Ready,
-    /// The backend is down; the connection is set up again once it is back.
+    /// The backend is down; the client re-establishes the connection once the backend is back.
     Lost,
     /// It ends with its last request, because the backend has left the subset or the service.
     Draining {
@@ -74,84 +75,83 @@ pub enum LinkState {
 }
 
 impl LinkState {
-    /// Whether there is a connection, or one is being set up.
+    /// Returns whether the connection exists or is being established.
     pub const fn is_connected(self) -> bool {
         !matches!(self, Self::Lost)
     }
 }
 
-/// The backend in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotBackend {
-    /// Its index.
     pub backend: u32,
-    /// Whether connect may choose it.
+    /// Whether a connect may choose it.
     pub usable: bool,
 }
 
-/// One client task.
 #[derive(Debug)]
 pub struct SimulatedClient {
     /// The position of its job.
     pub job: usize,
-    /// Its number in the job.
     pub index: u32,
-    /// The number of the newest list that it knows.
+    /// The version of the newest list that it has received.
     pub version: u64,
-    /// Samples its arrivals and their lives.
+    /// Samples its arrivals and their lifetimes.
     pub rng: SplitMix64,
-    /// Samples what happens on connections that are kept: not what arrives, which is the same in all runs.
+    /// Samples events on connections that stay open. Arrivals do not use it, so they are the same
+    /// in all runs.
     pub kept_rng: SplitMix64,
-    /// By the scenario's clock.
+    /// Uses the scenario's clock.
     balancer: Balancer<Duration>,
     schedule: Arc<[Slot]>,
-    /// How many entries of the schedule each slot has.
+    /// The number of schedule entries of each slot.
     entries: Vec<u32>,
-    /// The slots of the schedule, each once, if they are few enough to be listed.
+    /// The slots of the schedule, each once; `None` if they are too many for a list.
     members: Option<Vec<u32>>,
     fallback: u32,
     rules: Rules,
-    /// Of each CPU.
+    /// The cursor of each CPU.
     cursors: Vec<Cell<Cursor>>,
-    /// Decides on which CPU it runs.
+    /// Chooses the CPU for each connect.
     scheduler: SplitMix64,
-    /// Errors of late of the backend in each slot.
+    /// The recent errors of the backend in each slot.
     errors: Vec<RecentErrors>,
-    /// Whether the backend in each slot is a lame duck by its own reports, as connects know it.
+    /// Whether the backend in each slot is a lame duck by its own reports, as connects see it.
     lame: Vec<bool>,
-    /// The backends that say so.
+    /// The backends that report to be lame ducks.
     lame_ducks: BTreeSet<u32>,
-    /// The number of the newest report that it has heard of each backend.
+    /// The number of the newest report received from each backend.
     heard: BTreeMap<u32, u32>,
-    /// What is in each slot.
+    /// The backend in each slot.
     pub slots: Vec<Option<SlotBackend>>,
     /// The connections to the backend in each slot.
     pub links: Vec<Option<SlotConnections>>,
-    /// Connects to the backend in each slot that nobody has answered yet.
+    /// Unanswered connects to the backend in each slot.
     pub pending: Vec<u32>,
-    /// What happened to the backend in each slot that failed.
+    /// The ejection counts of the backend in each slot.
     pub pairs: Vec<PairCounts>,
-    /// The same of backends that have lost their slots, until somebody takes them.
+    /// The ejection counts of backends that have lost their slots, until the caller collects them.
     pub freed: Vec<PairCounts>,
-    /// How many of its members were ejected when somebody last looked.
+    /// How many of its members were ejected when [`Self::count_ejected`] was last evaluated.
     pub ejected: u32,
-    /// If its weights follow load.
+    /// `None` if its weights do not follow load.
     following: Option<Following>,
-    /// If its size does.
+    /// `None` if its size does not follow load.
     growing: Option<GrowingSize>,
-    /// Of a service that ejects backends.
+    /// `None` if the service does not eject backends.
     ejector: Option<Ejector>,
     ejection_rules: EjectionRules,
     serial: u32,
-    /// Whether it keeps a connection to every member: then only members whose connection is up can be chosen.
+    /// Whether it holds a connection to every member. Then it can choose only members with an
+    /// established connection.
     needs_links: bool,
 }
 
 impl SimulatedClient {
-    /// A client that knows of no backend yet. There are never more than `most_backends` at different addresses.
+    /// A client without any backend yet. There are never more than `most_backends` different
+    /// addresses.
     ///
     /// # Panics
-    /// If there are more of them than slots.
+    /// There are more backends than slots.
     pub fn new(
         service: Service,
         job: (usize, &str),
@@ -160,7 +160,8 @@ impl SimulatedClient {
         most_backends: u32,
         needs_links: bool,
     ) -> Self {
-        // One table of the longest kind, and a slot for every backend that it can ever hear of.
+        // One table of the maximum length, and a slot for every backend that the client can ever
+        // receive.
         let limits =
             Limits { schedule_entries: 1 << MAX_SCHEDULE_LOG2, slots: most_backends, ..Limits::default() };
         let task = format!("{}/{index}", job.1);
@@ -202,10 +203,10 @@ impl SimulatedClient {
         }
     }
 
-    /// Takes a list in and brings the tables up to date. The caller opens and closes links.
+    /// Applies a list and updates the tables. The caller opens and closes links.
     ///
     /// # Panics
-    /// If a backend's address is not [`address`] of its index.
+    /// A backend's address is not the [`address`] of its index.
     pub fn learn(&mut self, now: Duration, version: u64, list: EndpointList, membership: Membership) {
         self.version = version;
         let idle = self.balancer.unneeded().into_iter();
@@ -224,8 +225,9 @@ impl SimulatedClient {
         self.start_slowly(now);
     }
 
-    /// A backend says that it is a lame duck, or no longer. Connects know at once, and the daemon makes its tables accordingly.
-    /// Returns false of a report that is no newer than one that it has heard.
+    /// Handles a backend's report that it is a lame duck, or no longer one. Connects use this at
+    /// once, and the daemon builds its tables accordingly. Returns false if the report is not newer
+    /// than the newest one received.
     pub fn hear(&mut self, now: Duration, backend: u32, report: u32, is_lame: bool) -> bool {
         let newest = self.heard.entry(backend).or_default();
         if report <= *newest {
@@ -245,7 +247,7 @@ impl SimulatedClient {
         true
     }
 
-    /// Brings what picks read up to date with the plan.
+    /// Updates the data that picks read from the plan.
     fn publish(&mut self) {
         let plan = self.balancer.plan();
         let service = plan.services.values().next().expect("the plan has the service");
@@ -278,7 +280,7 @@ impl SimulatedClient {
         }
     }
 
-    /// Where the next connect or request goes.
+    /// Chooses where the next connect or request goes.
     pub fn pick(&mut self, now: u32) -> Pick {
         let (links, pending, limit) = (&self.links, &self.pending, self.rules.active_limit);
         let is_at_limit = |slot: u32| {
@@ -303,7 +305,7 @@ impl SimulatedClient {
             None => pick::pick(&tables, &self.cursors[cpu], table, self.rules, now),
         };
         let is_lame = |slot: u32| self.lame[slot as usize];
-        // Also a trial, and a fallback: whatever the choice fell on.
+        // This applies to any kind of choice, including a trial and the fallback.
         if self.lame.get(picked.slot as usize) == Some(&true) {
             let limit = pick::limit_of_diversion(picked.how, self.rules);
             let other = pick::other_than_lame(&tables, table, sample, limit, picked.slot, is_lame);
@@ -313,22 +315,22 @@ impl SimulatedClient {
         picked
     }
 
-    /// Its open flows to the backend in a slot, and the connects that nobody has answered yet.
+    /// Its open flows and unanswered connects to the backend in a slot.
     fn flows(&self, slot: u32) -> u32 {
         self.links[slot as usize].map_or(0, |link| link.flows) + self.pending[slot as usize]
     }
 
-    /// What it has begun until now says nothing of how long flows live.
+    /// Resets the count of flows that have begun: they do not show how long flows live.
     pub fn forget_begun(&mut self) {
         self.following.iter_mut().for_each(Following::forget_begun);
     }
 
-    /// Its weights change by these rules from now on.
+    /// Applies these rules to its weights from now on.
     pub fn follow(&mut self, rules: ControlRules) {
         self.following = Some(Following::new(rules));
     }
 
-    /// Takes in what became of a connect to the backend in a slot.
+    /// Reports the result of a connect to the backend in a slot.
     pub fn report(&mut self, slot: u32, evidence: Evidence, now: u32) -> Judgement {
         let random = scattered(self.cursors[0].get());
         let ejector = self.ejector.as_mut();
@@ -340,8 +342,9 @@ impl SimulatedClient {
         judgement
     }
 
-    /// A flow to the backend in a slot has ended with an error, which counts as load for a while. Other than the daemon, the planner
-    /// neither delays halvings while connects are rare nor limits errors when other flows end.
+    /// Counts an error of a flow to the backend in a slot, which counts as load for a while. Unlike
+    /// the daemon, the planner does not delay halvings while connects are rare, and does not limit
+    /// errors when other flows end.
     pub fn count_error(&mut self, slot: u32, now: u32) {
         self.following.iter_mut().for_each(|following| following.fail(slot));
         let half_life = self.rules.error_half_life;
@@ -363,7 +366,7 @@ impl SimulatedClient {
         }
     }
 
-    /// How many members may be chosen or are ejected, and how many of them are ejected.
+    /// Returns how many members may be chosen or are ejected, and how many of these are ejected.
     pub fn count_ejected(&self) -> (u32, u32) {
         let Some(ejector) = &self.ejector else { return (0, 0) };
         let states = (0..).zip(&self.slots).map(|(slot, _)| ejector.state(slot));
@@ -372,7 +375,7 @@ impl SimulatedClient {
         })
     }
 
-    /// Ticks until the last of its ejections is over.
+    /// Ticks until the last of its ejections ends.
     pub fn longest_left(&self, now: u32) -> u32 {
         let Some(ejector) = &self.ejector else { return 0 };
         let held_back = (0..).zip(&self.slots).map(|(slot, _)| slot);
@@ -381,25 +384,25 @@ impl SimulatedClient {
         left.max().unwrap_or(0)
     }
 
-    /// A number for the next link.
+    /// Returns a serial number for the next link.
     pub fn next_serial(&mut self) -> u32 {
         self.serial = self.serial.wrapping_add(1);
         self.serial
     }
 
-    /// The link in a slot, if it still is the one with this number.
+    /// The link in a slot, if it still has this serial number.
     pub fn link(&mut self, slot: u32, serial: u32) -> Option<&mut SlotConnections> {
         self.links.get_mut(slot as usize)?.as_mut().filter(|link| link.serial == serial)
     }
 }
 
-/// The address of the service. Made up: nothing is ever sent.
+/// The address of the service. It is fictitious: nothing is ever sent.
 pub const SERVICE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 80);
 
 /// The first backend's address as a number: 10.0.0.0.
 const FIRST: u32 = 0x0a00_0000;
 
-/// The address of a backend. Made up as well.
+/// The fictitious address of a backend.
 pub const fn address(index: u32) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::from_bits(FIRST + index)), 80)
 }

@@ -1,7 +1,7 @@
-//! What tasks ask for: the CPU time of a request, and when all of them send more.
+//! The demand of tasks: the CPU time of a request, and bursts in which all tasks send more.
 //!
-//! Logarithms and powers are those of the `libm` crate, which are the same on every machine; the four basic operations are by IEEE
-//! 754. Must not know who serves it.
+//! Logarithms and powers are those of the `libm` crate, which are the same on every machine; the
+//! four basic operations follow IEEE 754. Must not know which backend serves a request.
 
 use lb_core::subset::random::SplitMix64;
 
@@ -9,30 +9,29 @@ use super::machine::PS_PER_US;
 use crate::metrics::float;
 use crate::sampling::normal;
 
-/// How much CPU time a request takes, of a core of speed 1.
+/// How much CPU time a request takes, on a core of speed 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Cost {
-    /// The same each time.
+    /// The same for each request.
     Exact {
         /// In picoseconds.
         ps: u64,
     },
-    /// Lognormal: many cheap requests, and few that cost thousands of times as much.
+    /// Lognormal: many cheap requests, and a few that cost thousands of times as much.
     Lognormal {
-        /// The mean of its logarithm, of seconds.
+        /// The mean of the logarithm of the cost in seconds.
         mu: f64,
-        /// The standard deviation of its logarithm.
+        /// The standard deviation of the logarithm.
         sigma: f64,
-        /// No request costs more, in picoseconds.
+        /// The maximum cost of a request, in picoseconds.
         cap_ps: u64,
     },
 }
 
-/// Picoseconds in a second.
 const PS_PER_S: f64 = 1e12;
 
 impl Cost {
-    /// Lognormal with this mean before it is capped.
+    /// Lognormal with this mean; the cap applies afterwards.
     pub fn lognormal(mean_us: u64, sigma: f64, cap_us: u64) -> Self {
         let mu = libm::log(float(mean_us) / 1e6) - sigma * sigma / 2.0;
         Self::Lognormal { mu, sigma, cap_ps: cap_us.saturating_mul(PS_PER_US) }
@@ -55,7 +54,7 @@ impl Cost {
         }
     }
 
-    /// The mean, in seconds.
+    /// The mean in seconds, with the cap applied.
     pub fn mean(self) -> f64 {
         match self {
             Self::Exact { ps } => float(ps) / PS_PER_S,
@@ -69,30 +68,31 @@ impl Cost {
     }
 }
 
-/// The standard normal distribution: the chance of a value below this one.
+/// The standard normal distribution function: the probability of a value below this one.
 fn below(z: f64) -> f64 {
     0.5 * libm::erfc(-z / std::f64::consts::SQRT_2)
 }
 
-/// Times in which every task sends more, all at once.
+/// Times in which all tasks send more, all at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bursts {
-    /// How much more.
+    /// The factor by which the rate increases.
     pub factor: f64,
-    /// From the beginning of one to that of the next; the first begins then.
+    /// Time between the starts of two bursts, and until the first one.
     pub every_us: u64,
-    /// How long each is.
+    /// The length of each burst.
     pub lasts_us: u64,
 }
 
 impl Bursts {
-    /// When what was due `gap_us` after `now_us` comes: within a burst time passes faster.
+    /// Returns when an arrival comes that is due `gap_us` after `now_us`: time passes faster within
+    /// a burst.
     pub fn due(self, now_us: u64, gap_us: u64) -> u64 {
         let (mut at, mut left) = (now_us, float(gap_us));
-        // Bound: each turn goes to the next end of a burst or of a pause.
+        // Bound: each iteration advances to the next end of a burst or of a pause.
         loop {
             let phase = at % self.every_us;
-            // The first `every` is a pause as a whole.
+            // There is no burst before the time `every`.
             let is_burst = at >= self.every_us && phase < self.lasts_us;
             let end = if at < self.every_us {
                 self.every_us
@@ -116,7 +116,7 @@ impl Bursts {
         }
     }
 
-    /// How much more is sent on average.
+    /// The average factor of the rate.
     pub fn mean_factor(self) -> f64 {
         1.0 + (self.factor - 1.0) * float(self.lasts_us) / float(self.every_us)
     }
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn costs_have_the_mean_and_the_cap_that_were_asked_for() {
         let cost = Cost::lognormal(15_000, 2.0, 10_000_000);
-        // 0.18 ms of the mean are beyond the cap, of which 0.11 stay.
+        // 0.18 ms of the mean are beyond the cap, of which 0.11 ms remain.
         assert!((cost.mean() - 0.014_92).abs() < 0.000_02, "{}", cost.mean());
         let mut rng = rng();
         let samples: Vec<f64> = (0..1_000_000).map(|_| float(cost.sample(&mut rng)) / PS_PER_S).collect();

@@ -1,7 +1,8 @@
-//! A scenario file as it is written: keys, defaults, and each value within its own bounds.
+//! A scenario file as written: its keys, their defaults, and the bounds of each single value.
 //!
-//! `crates/lb-sim/scenarios/README.md` describes it for people. What values mean together is checked in
-//! [`scenario`](super::scenario), which needs the positions of some of them for its messages: those are [`Spanned`].
+//! `crates/lb-sim/scenarios/README.md` describes the file for users. [`scenario`](super::scenario)
+//! checks how values combine; its messages need the positions of some values, which are therefore
+//! [`Spanned`].
 
 pub mod size;
 
@@ -26,103 +27,107 @@ use machines::{AntagonistTable, QuotaTable, RestartCost, Speed};
 use operator::{ReweightTable, SwitchTable, UpgradeTable};
 use size::SubsetSize;
 
-/// How many backends there may be.
+/// The number of backends.
 pub type Backends = Within<1, MAX_BACKENDS>;
 
-/// How many tasks a job may have.
+/// The number of tasks of a job.
 pub type Tasks = Within<1, MAX_CLIENTS>;
 
-/// Most clients that a scenario starts, those of resizes included.
+/// The maximum number of clients that a scenario starts, including those of resizes.
 pub const MAX_CLIENTS: u32 = 20_000;
 
-/// A scenario file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScenarioDocument {
-    /// One line about it.
+    /// A description of one line.
     pub title: String,
     /// The seed of everything random in time.
     #[serde(default = "seed_0")]
     pub seed: Seed,
-    /// How many seeds it is played with, each as far as its intervals need.
+    /// With how many seeds the scenario is played: `seed` and the following ones, each with other
+    /// subsets.
     #[serde(default = "one_seed")]
     pub seeds: Within<1, 100>,
-    /// How long it goes on.
+    /// The length of the scenario in virtual time.
     pub duration: Spanned<Span>,
-    /// How much of that one row covers.
+    /// The time that one row covers.
     pub step: Spanned<Span>,
-    /// From when on load and latency are measured.
+    /// The time at which the measurement of load and latency begins.
     #[serde(default = "from_the_start")]
     pub measure_from: Spanned<Span>,
-    /// How long it takes until clients know of a change.
+    /// The delay until clients know of a change.
     #[serde(default)]
     pub notice: PropagationDelay,
-    /// How clients hear what backends say of themselves; without it, the list says who is a lame duck, and nobody says its load.
+    /// How clients receive the reports of backends. Without this table, the list marks lame ducks,
+    /// and no backend reports its load.
     pub reports: Option<Spanned<ReportsTable>>,
     /// The name of the service that all clients connect to.
     #[serde(default = "service_name")]
     pub service: ScenarioName,
     /// The backends at the start.
     pub backends: BackendsTable,
-    /// The clients: at least one job.
+    /// The clients; at least one job.
     pub job: Vec<Spanned<JobTable>>,
-    /// Jobs that become larger or smaller.
+    /// Changes of the size of the service or of jobs.
     #[serde(default)]
     pub resize: Vec<Spanned<ResizeTable>>,
     /// Rolling restarts of all backends.
     #[serde(default)]
     pub restart: Vec<Spanned<RestartTable>>,
-    /// Backends that fail while they are reported.
+    /// Backends that fail while the source still lists them.
     #[serde(default)]
     pub fail: Vec<Spanned<FailTable>>,
-    /// Backends that get another weight.
+    /// Backends with a changed weight in the list.
     #[serde(default)]
     pub reweight: Vec<Spanned<ReweightTable>>,
-    /// What an operator says of the laws that move weights.
+    /// Operator commands that switch the laws of weights.
     #[serde(default)]
     pub switch: Vec<Spanned<SwitchTable>>,
-    /// Daemons that are replaced, all at once.
+    /// Replacements of all daemons at once.
     #[serde(default)]
     pub upgrade: Vec<Spanned<UpgradeTable>>,
-    /// The variants that are compared; without any, the scenario is played as it is.
+    /// The variants to compare; without any, the scenario is played as written.
     #[serde(default)]
     pub run: Vec<Spanned<RunTable>>,
 }
 
-/// How long it takes until clients know of a change: each of them `delay` and a random part of `spread`.
+/// The delay until a client knows of a change: `delay` plus a random part of `spread`, for each
+/// client.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PropagationDelay {
-    /// At least this.
+    /// The minimum.
     pub delay: Span,
-    /// At most this much more.
+    /// The maximum of the random part.
     pub spread: Span,
 }
 
-/// How clients hear what backends say of themselves: each report takes `delay` and a random part of `spread`.
+/// How clients receive the reports of backends: each report takes `delay` plus a random part of
+/// `spread`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReportsTable {
-    /// At least this.
+    /// The minimum.
     #[serde(default)]
     pub delay: Span,
-    /// At most this much more.
+    /// The maximum of the random part.
     #[serde(default)]
     pub spread: Span,
-    /// From one report of a backend's load to the next.
+    /// Time between two load reports of a backend.
     #[serde(default = "one_second")]
     pub interval: Span,
-    /// Over how long load is measured.
+    /// The time over which load is measured.
     #[serde(default = "one_second")]
     pub window: Span,
-    /// Whether utilization has the share of time that a request waited for a core, or for more quota, as an agent reports it, beside the
-    /// use of the cores.
+    /// Whether the reported utilization includes, as an agent's does, the share of time in which a
+    /// request waited for a core or for more quota, besides the use of the cores.
     #[serde(default = "yes")]
     pub pressure: bool,
-    /// Whether requests and errors a second are reported as well, which an application has to tell its agent.
+    /// Whether reports include requests and errors per second, which an application must give its
+    /// agent.
     #[serde(default = "yes")]
     pub rates: bool,
-    /// How many percent of these do not arrive. That a backend is a lame duck is told again until it is heard.
+    /// Percent of load reports that are lost. Reports of lame ducks are repeated until they arrive.
     #[serde(default)]
     pub loss: Within<0, 99>,
 }
@@ -131,29 +136,28 @@ pub struct ReportsTable {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BackendsTable {
-    /// How many.
     pub count: Backends,
-    /// Capacities that are not 1.
+    /// Weights other than 1.
     #[serde(default)]
     pub weights: Vec<Spanned<WeightTable>>,
-    /// How many cores each has.
+    /// The number of cores of each backend.
     #[serde(default = "one_core")]
     pub cores: Within<1, 1024>,
-    /// How fast these are.
+    /// The speed of these cores.
     #[serde(default = "as_costs_are_counted")]
     pub speed: Spanned<Speed>,
-    /// How much of its machine each may use; if left out, all of it.
+    /// How much of its machine each backend may use; if left out, all of it.
     pub quota: Option<Spanned<QuotaTable>>,
-    /// What makes them slower at times.
+    /// Neighbours that make backends slower at times.
     pub antagonist: Option<Spanned<AntagonistTable>>,
-    /// What makes them slower after a start.
+    /// What makes backends slower after a start.
     pub restart_cost: Option<RestartCost>,
-    /// How many requests one works on at a time; further ones are rejected.
+    /// How many requests a backend processes at a time; it rejects further ones.
     #[serde(default = "queue_of_10_000")]
     pub queue: Within<1, 1_000_000>,
 }
 
-/// The capacity of some backends.
+/// The weight of some backends.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WeightTable {
@@ -161,208 +165,210 @@ pub struct WeightTable {
     pub from: Within<0, { MAX_BACKENDS - 1 }>,
     /// The last index.
     pub to: Within<0, { MAX_BACKENDS - 1 }>,
-    /// Capacity relative to the others; 0 asks for no traffic.
+    /// Capacity relative to the other backends; 0 requests no traffic.
     pub weight: Within<0, 65_535>,
 }
 
-/// What a job's tasks send.
+/// The kind of traffic that a job's tasks send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Traffic {
     /// Each arrival is a connect, and the connection lives on its own.
     Connections,
-    /// Each task keeps a connection to every member, and each arrival is a request over one of them.
+    /// Each task holds a connection to every member, and each arrival is a request over one of
+    /// them.
     Requests,
 }
 
-/// What a client does with a connection to a backend that is no longer in its subset.
+/// What a client does with a connection to a backend that has left its subset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Closing {
-    /// Lets the requests on it end.
+    /// Lets its requests end.
     #[default]
     Drain,
-    /// Closes it at once; the requests on it fail.
+    /// Closes it at once; its requests fail.
     Cut,
 }
 
-/// A job of client tasks, or several alike.
+/// A job of client tasks, or several equal jobs.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobTable {
-    /// Its name.
     pub name: ScenarioName,
-    /// How many tasks it has at the start.
+    /// The number of tasks at the start.
     pub tasks: Tasks,
-    /// How many such jobs there are, named `<name>-0` and so on.
+    /// The number of such jobs, named `<name>-0` and so on.
     pub copies: Option<Within<1, 10_000>>,
-    /// How subsets are chosen.
+    /// The subsetting algorithm.
     #[serde(default = "rocksteadier")]
     pub algorithm: AlgorithmName,
-    /// How large a subset is.
+    /// The size of a subset.
     #[serde(default = "size_20")]
     pub size: SubsetSize,
-    /// What decides how much goes to each member.
+    /// The model that decides the share of each member.
     #[serde(default)]
     pub shares: ShareModel,
     /// The seed of its subsets; if left out, XXH64 of `<job>/<service>`.
     pub seed: Option<Seed>,
-    /// What its tasks send.
+    /// The kind of traffic that its tasks send.
     pub traffic: Traffic,
     /// Mean time between two arrivals at one task; if left out, nothing arrives.
     pub interval: Option<Span>,
-    /// How the times between arrivals are distributed.
+    /// The distribution of the times between arrivals.
     #[serde(default)]
     pub arrivals: Distribution,
-    /// Mean time that a connection or a request lives.
+    /// Mean lifetime of a connection or a request.
     #[serde(default)]
     pub lasts: Span,
-    /// How these times are distributed.
+    /// The distribution of these lifetimes.
     #[serde(default)]
     pub lives: Distribution,
-    /// How long a new connection of `requests` takes until it can be used.
+    /// Time until a new connection of `requests` can be used.
     #[serde(default)]
     pub connect: Span,
-    /// What becomes of connections of `requests` to backends that leave the subset.
+    /// What happens to connections of `requests` to backends that leave the subset.
     #[serde(default)]
     pub closing: Closing,
     /// When its tasks eject a backend; if left out, never.
     pub ejection: Option<EjectionChoice>,
-    /// How a task picks among its members.
+    /// How a task chooses among its members.
     #[serde(default = "weighted_round_robin")]
     pub policy: PolicyName,
-    /// What moves weights by load.
+    /// The law that adjusts weights to load.
     #[serde(default)]
     pub load: LoadChoice,
-    /// Over how long a member that is new, or available again, comes to its share.
+    /// The time in which a member that is new, or available again, reaches its share.
     #[serde(default)]
     pub slow_start: SlowStart,
-    /// After how long an error counts half, for policies that compare loads.
+    /// The half-life of an error, for policies that compare loads.
     #[serde(default)]
     pub error_decay: ErrorDecay,
-    /// Requests or connections of a task to one backend at which it takes another one.
+    /// The number of requests or connections of a task to one backend at which the task skips it.
     pub active_limit: Option<ActiveLimit>,
-    /// What happens when all are at it.
+    /// What happens when all members are at that limit.
     #[serde(default = "least_loaded")]
     pub overflow: OverflowName,
-    /// CPUs that each task runs on: each has a cursor of its own.
+    /// The number of CPUs on which each task runs; each CPU has its own cursor.
     #[serde(default = "one_cpu")]
     pub cpus: Within<1, 256>,
-    /// Arrivals in a second at one task, in place of an interval.
+    /// Arrivals per second at one task, instead of an interval.
     pub rate: Option<Rate>,
-    /// Users who wait for each request, in place of both.
+    /// Users that wait for each request to end, instead of an interval or a rate.
     pub closed: Option<ClosedTable>,
     /// How unequal the rates of its tasks are; if left out, they are equal.
     pub skew: Option<SkewChoice>,
     /// Times in which all its tasks send more.
     pub burst: Option<BurstChoice>,
-    /// How many percent of its tasks are absent: subsets count on them, and they send nothing.
+    /// Percent of its tasks that are absent: subsets include them, but they send nothing.
     #[serde(default)]
     pub missing: Within<0, 99>,
-    /// CPU time of a request; if left out, it takes none and lasts as long as `lasts` says.
+    /// CPU time of a request; if left out, the request takes none and lasts as long as `lasts`
+    /// states.
     pub cost: Option<CostChoice>,
-    /// Mean time that a request with a cost is held beside its CPU time, for others' input and output.
+    /// Mean time for which a request with a cost is held in addition to its CPU time, for input and
+    /// output elsewhere.
     pub wait: Option<Span>,
-    /// Mean time that a connection is kept, with one request after another on it; if left out, each has one.
+    /// Mean lifetime of a connection that carries several requests in turn; if left out, each
+    /// connection has one request.
     pub connection_life: Option<Span>,
     /// Mean time from the end of such a request to the next one.
     #[serde(default)]
     pub pause: Span,
-    /// After how long a client gives a request up; if left out, never.
+    /// The time after which a client gives up a request; if left out, never.
     pub timeout: Option<Span>,
-    /// How often a client tries a request again that has failed.
+    /// How often a client retries a failed request.
     #[serde(default)]
     pub retries: Within<0, 10>,
 }
 
-/// Another size of the service or of a job.
+/// A change of the size of the service or of a job.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResizeTable {
-    /// When.
     pub at: Span,
-    /// How many backends from then on.
+    /// The number of backends from then on.
     pub backends: Option<Backends>,
-    /// How long a backend that is no longer reported goes on serving.
+    /// How long a backend that is no longer in the list still serves.
     #[serde(default)]
     pub lame_duck: Span,
-    /// The job whose tasks change. A job with copies is named without their numbers.
+    /// The job that changes. A job with copies is named without their numbers.
     pub job: Option<ScenarioName>,
-    /// How many tasks from then on.
+    /// The number of tasks from then on.
     pub tasks: Option<Tasks>,
 }
 
-/// A rolling restart: all backends in the order of their indexes, some at a time.
+/// A rolling restart: all backends in the order of their indexes, in batches.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RestartTable {
-    /// When the first ones begin.
+    /// When the first batch begins.
     pub at: Span,
-    /// How many at a time.
+    /// The number of backends in a batch.
     pub batch: Backends,
-    /// How long each serves as a lame duck before it stops.
+    /// How long each backend serves as a lame duck before it stops.
     #[serde(default)]
     pub lame_duck: Span,
-    /// How long each is down.
+    /// How long each backend is down.
     pub down: Span,
-    /// How long after a batch is up the next one begins.
+    /// Time from when a batch is up to the start of the next batch.
     #[serde(default)]
     pub pause: Span,
 }
 
-/// Backends that fail while their source goes on reporting them as healthy, once or again and again.
+/// Backends that fail, once or repeatedly, while their source still reports them as healthy.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailTable {
-    /// When the first time.
+    /// When the first failure begins.
     pub at: Span,
-    /// How long each time.
+    /// The length of each failure.
     #[serde(rename = "for")]
     pub lasts: Span,
-    /// How many of the backends, in percent.
+    /// Percent of the backends that fail.
     pub share: Option<Within<1, 100>>,
-    /// How many backends, in place of a share.
+    /// The number of backends that fail, instead of a share.
     pub backends: Option<Backends>,
-    /// What connects to them meet.
+    /// The effect on connects to these backends.
     #[serde(default)]
     pub mode: FailMode,
-    /// How many times as slow those are that are slow.
+    /// In mode `slow`: how many times slower the backends are.
     pub slowdown: Option<f64>,
-    /// The utilization that those report that lie.
     pub utilization: Option<f64>,
-    /// After how long a client gives up a connect that nobody answers.
+    /// The time after which a client gives up an unanswered connect.
     pub timeout: Option<Span>,
-    /// From the beginning of one time to that of the next.
+    /// Time from the start of one failure to the start of the next.
     pub every: Option<Span>,
-    /// How often.
+    /// The number of failures.
     pub times: Option<Within<1, 10_000>>,
 }
 
-/// What connects to a backend that fails meet.
+/// The effect of a failing backend on connects to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailMode {
-    /// They are refused at once.
+    /// Connects are refused at once.
     #[default]
     Refuse,
-    /// Nobody answers; the client gives up after a while.
+    /// Connects are not answered; the client gives up after a time.
     Blackhole,
-    /// They are established, and reset at once.
+    /// Connections are established, and reset at once.
     ResetAtOnce,
-    /// They are served, slowly.
+    /// Connections are served, slowly.
     Slow,
-    /// They are established, and every request is answered with an error at once, which only the application can see.
+    /// Connections are established, and every request is answered at once with an error, which only
+    /// the application can detect.
     Errors,
-    /// They are established, and nothing is answered: the process hangs, and does nothing.
+    /// Connections are established, but no request is answered: the process hangs.
     Hang,
-    /// They are served, and the backend reports the same utilization whatever it does.
+    /// Connections are served, and the backend always reports the same utilization.
     Lies,
-    /// They are served, and the backend reports no load.
+    /// Connections are served, and the backend reports no load.
     Silent,
 }
 
 impl FailMode {
-    /// Whether connections to such a backend can be established and kept.
+    /// Returns whether connections to such a backend can be established and stay open.
     pub const fn is_up(self) -> bool {
         match self {
             Self::Refuse | Self::Blackhole | Self::ResetAtOnce => false,
@@ -371,41 +377,41 @@ impl FailMode {
     }
 }
 
-/// One variant: what differs from the scenario's jobs and restarts.
+/// One variant: how it differs from the scenario's jobs and restarts.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunTable {
-    /// Its name; its algorithm's, if it has none.
+    /// Its name; by default the name of its algorithm.
     pub name: Option<ScenarioName>,
-    /// How all jobs choose subsets.
+    /// The subsetting algorithm of all jobs.
     pub algorithm: Option<AlgorithmName>,
-    /// How large all subsets are.
+    /// The size of all subsets.
     pub size: Option<SubsetSize>,
-    /// What decides how much goes to each member, in all jobs.
+    /// The model that decides the share of each member, in all jobs.
     pub shares: Option<ShareModel>,
-    /// The time as a lame duck of all restarts and resizes.
+    /// The time as a lame duck, in all restarts and resizes.
     pub lame_duck: Option<Span>,
-    /// When a backend is ejected, in all jobs whose traffic is connections.
+    /// When a backend is ejected, in all jobs with traffic of connections.
     pub ejection: Option<EjectionChoice>,
-    /// How all tasks pick.
+    /// How all tasks choose.
     pub policy: Option<PolicyName>,
-    /// How clients hear what backends say of themselves.
+    /// How clients receive the reports of backends.
     pub reports: Option<ReportsTable>,
-    /// What moves weights by load, in all jobs.
+    /// The law that adjusts weights to load, in all jobs.
     pub load: Option<LoadChoice>,
-    /// How long slow start takes, in all jobs.
+    /// The time of slow start, in all jobs.
     pub slow_start: Option<SlowStart>,
-    /// After how long an error counts half, in all jobs.
+    /// The half-life of an error, in all jobs.
     pub error_decay: Option<ErrorDecay>,
     /// The limit of all tasks, or `"off"`.
     pub active_limit: Option<ActiveLimit>,
-    /// Arrivals in a second at each task, in all jobs that have a rate.
+    /// Arrivals per second at each task, in all jobs that have a rate.
     pub rate: Option<Rate>,
     /// How unequal the tasks of all jobs are.
     pub skew: Option<SkewChoice>,
-    /// How long requests with a cost are held beside it, in all jobs.
+    /// How long requests with a cost are held in addition to it, in all jobs.
     pub wait: Option<Span>,
-    /// How often a client tries again, in all jobs.
+    /// How often a client retries, in all jobs.
     pub retries: Option<Within<0, 10>>,
 }
 

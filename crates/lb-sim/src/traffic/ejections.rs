@@ -1,26 +1,29 @@
-//! What is counted of backends that fail: ejections, trials, and what they spare, by step and by run.
+//! Counts for failing backends: ejections, trials, and their effect, by step and by run.
 //!
-//! Beside the [tally](super::tally), and part of a report only if one of its runs ejects backends. Must not decide anything.
+//! They complement the [tally](super::tally), and are part of a report only if one of its runs
+//! ejects backends. Must not decide anything.
 
 use serde::Serialize;
 
-/// What has happened up to now. Counts only grow.
+/// Counts since the start. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct EjectionCounts {
-    /// Connects that their backend failed: refused, not answered, or reset at once. Trials are among them.
+    /// Connects that failed at their backend: refused, not answered, or reset at once. They include
+    /// trials.
     pub failed: u64,
-    /// Times that a client ejected a backend; one that stays ejected after a trial counts again.
+    /// How often a client ejected a backend. A backend that stays ejected after a trial counts
+    /// again.
     pub ejections: u64,
     /// Connects that were the trial of an ejected backend.
     pub trials: u64,
-    /// Times that a client took a backend back.
+    /// How often a client readmitted a backend.
     pub readmissions: u64,
-    /// Times that a backend was not ejected because too many were.
+    /// How often a backend was not ejected because it was the client's last available one.
     pub withheld: u64,
 }
 
 impl EjectionCounts {
-    /// What has happened since earlier counts.
+    /// The difference to earlier counts.
     pub const fn since(self, before: Self) -> Self {
         Self {
             failed: self.failed - before.failed,
@@ -32,69 +35,61 @@ impl EjectionCounts {
     }
 }
 
-/// One step of one run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EjectionRow {
-    /// The run.
     pub run: String,
     /// The end of the step.
     pub at_us: u64,
-    /// Members that their client has ejected, at its end, over all clients.
+    /// Ejected members at its end, over all clients.
     pub ejected: u64,
-    /// What happened during the step.
+    /// The counts of the step.
     #[serde(flatten)]
     pub counts: EjectionCounts,
 }
 
-/// A whole run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EjectionTotal {
-    /// The run.
     pub run: String,
-    /// What happened.
     #[serde(flatten)]
     pub counts: EjectionCounts,
-    /// The largest part of a client's members that was ejected at a time.
+    /// The largest part of a client's members that was ejected at one time.
     pub most_ejected: f64,
-    /// The fewest members that a client had left that were not ejected; `None` if nobody ejected any.
+    /// The smallest number of members that a client had left that were not ejected; `None` if no
+    /// client ejected any.
     pub fewest_left: Option<u32>,
-    /// What happened most between one client and one backend.
+    /// The maximum counts between one client and one backend.
     pub most: Most,
-    /// The longest ejection that was left when the last failure was over.
+    /// The longest remaining ejection when the last failure ended.
     pub longest_left_us: u64,
-    /// How long after the last failure was over nobody was ejected any more; `None` if somebody was at the end, or nothing
-    /// ever failed.
+    /// Time from the end of the last failure until no backend was ejected any more; `None` if a
+    /// backend was still ejected at the end of the run, or if nothing ever failed.
     pub well_after_us: Option<u64>,
 }
 
-/// What happened most between one client and one backend: each number by itself.
+/// The maximum counts between one client and one backend. The maxima may be of different pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Most {
-    /// Failed connects that were no trials, to a backend whose ejection was never withheld.
+    /// Failed connects that were not trials, to a backend without a withheld ejection.
     pub failed: u32,
-    /// The same, to a backend whose ejection was withheld.
+    /// Failed connects that were not trials, to a backend with a withheld ejection.
     pub failed_withheld: u32,
-    /// Ejections.
     pub ejections: u32,
-    /// Trials.
     pub trials: u32,
 }
 
-/// What happened between one client and one backend.
+/// The counts between one client and one backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PairCounts {
-    /// Failed connects that were no trials.
+    /// Failed connects that were not trials.
     pub failed: u32,
-    /// Ejections.
     pub ejections: u32,
-    /// Trials.
     pub trials: u32,
     /// Ejections that were withheld.
     pub withheld: u32,
 }
 
 impl Most {
-    /// Takes in a pair.
+    /// Includes the counts of a pair in the maxima.
     pub fn add(&mut self, pair: PairCounts) {
         let failed = if pair.withheld == 0 { &mut self.failed } else { &mut self.failed_withheld };
         *failed = pair.failed.max(*failed);
@@ -103,7 +98,6 @@ impl Most {
     }
 }
 
-/// Ejections of all runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ejections {
     /// A row for every step of every run, run after run.

@@ -1,4 +1,5 @@
-//! How even the load was and how long requests took: figures over several seeds, each with its interval.
+//! How even the load was and how long requests took: figures over several seeds, each with its
+//! confidence interval.
 //!
 //! Must not know how a scenario is played.
 
@@ -15,12 +16,13 @@ pub struct UtilizationEvenness {
     pub cpu_max_over_min: Interval,
     /// CPU of the busiest backend over the mean.
     pub cpu_max_over_mean: Interval,
-    /// The mean over the busiest: the part of the capacity that can be used before the first backend is full.
+    /// The mean over the busiest: the part of the capacity that is usable before the first backend
+    /// is full.
     pub raw_utilization: Interval,
 }
 
 impl UtilizationEvenness {
-    /// Of the utilizations of all backends, for each seed.
+    /// The evenness of the utilizations of all backends, for each seed.
     fn of<'a>(seeds: impl Iterator<Item = &'a [f64]> + Clone) -> Self {
         let extreme = |cpu: &[f64], start: f64, of: fn(f64, f64) -> f64| cpu.iter().copied().fold(start, of);
         let most = move |cpu: &[f64]| extreme(cpu, 0.0, f64::max);
@@ -35,59 +37,61 @@ impl UtilizationEvenness {
     }
 }
 
-/// How long requests took, in milliseconds.
+/// The duration of requests, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RequestLatency {
-    /// Half of them.
+    /// The median.
     pub p50: Interval,
-    /// 99 of 100.
+    /// The 99th percentile.
     pub p99: Interval,
-    /// 999 of 1,000.
+    /// The 99.9th percentile.
     #[serde(rename = "p99.9")]
     pub p999: Interval,
 }
 
-/// What was measured of one run from when measuring began, over all seeds.
+/// The measurements of one run from the start of measuring, over all seeds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunFigures {
-    /// The run.
     pub run: String,
-    /// How even backends were used.
+    /// How even the utilization of backends was.
     #[serde(flatten)]
     pub evenness: UtilizationEvenness,
-    /// The same if chance alone spread the requests, by capacity.
+    /// The evenness if chance alone distributed the requests, by capacity.
     pub floor: UtilizationEvenness,
-    /// The part of all that the machines can do that is done when the first of them is full, if all get proportionally more.
+    /// The part of the total capacity that is in use when the first machine is full, if the load of
+    /// all machines grows in proportion.
     pub usable: Interval,
-    /// Busy core time over cores that may be used, all backends together.
+    /// Busy core time over usable cores, over all backends.
     pub cpu_mean: Interval,
-    /// CPU time of all arrivals over what the machines at the start can give when nothing makes them slower.
+    /// CPU time of all arrivals over the capacity of the machines at the start without any
+    /// slowdown.
     pub asked: Interval,
-    /// How long requests took that were served.
+    /// The duration of served requests.
     pub latency_ms: RequestLatency,
-    /// Requests that failed.
+    /// The number of failed requests.
     pub errors: Interval,
-    /// Part of the arrivals that failed.
+    /// The failed part of the arrivals.
     pub error_share: Interval,
-    /// Connections that clients closed because the backend had left their subset alone, in the whole run.
+    /// Connections that clients closed only because the backend had left their subset, in the whole
+    /// run.
     pub moved_connections: Interval,
     /// Utilization of each backend with the first seed, by index.
     pub cpu: Vec<f64>,
-    /// What the machine of each can do when nothing makes it slower, in cores of speed 1.
+    /// The capacity of each backend's machine without any slowdown, in cores of speed 1.
     pub capacity: Vec<f64>,
 }
 
-/// [`RunFigures::usable`] of one seed: a fast core counts as much more than a slow one as it does more.
+/// [`RunFigures::usable`] of one seed. Each machine counts in proportion to its capacity.
 pub fn usable(cpu: &[f64], capacity: &[f64]) -> f64 {
     let used: f64 = cpu.iter().zip(capacity).map(|(cpu, capacity)| cpu * capacity).sum();
     used / capacity.iter().sum::<f64>() / cpu.iter().copied().fold(0.0, f64::max)
 }
 
 impl RunFigures {
-    /// Of the run with each seed.
+    /// The figures of a run, from its results with each seed.
     ///
     /// # Panics
-    /// If there is none.
+    /// There is no result.
     pub fn of(seeds: &[(Total, LoadTotal)]) -> Self {
         let (total, load) = seeds.first().expect("there is at least one seed");
         let loads = || seeds.iter().map(|(_, load)| load);
@@ -124,7 +128,8 @@ mod tests {
 
     #[test]
     fn usable_capacity_counts_what_machines_can_do_and_not_their_cores() {
-        // The slow machine is full at 0.8 of a load at which the fast one, 2.5 times as fast, has 0.32 to do.
+        // The slow machine is full at 0.8 of a load at which the machine that is 2.5 times as fast
+        // is used to 0.32.
         assert!((usable(&[0.8, 0.32], &[4.0, 10.0]) - (4.0 + 4.0) / 14.0).abs() < 1e-12);
         assert!((usable(&[0.5, 0.5], &[4.0, 10.0]) - 1.0).abs() < 1e-12);
     }

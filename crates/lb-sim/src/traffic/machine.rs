@@ -1,9 +1,12 @@
-//! A backend's machine: cores that requests share, what makes it slower than it is, and how much of it the backend may use.
+//! A backend's machine: its cores, which requests share, its slowdowns, and how much of it the
+//! backend may use.
 //!
-//! Processor sharing: of `n` requests on `c` cores each gets a whole core while there are enough, and `c / n` of one after that, as
-//! an operating system's scheduler hands out time slices. With a quota all of them stand still from when it is used up to the end
-//! of the period. CPU time is counted in whole numbers, costs in picoseconds of a core of speed 1 and what is done of them in
-//! femtoseconds, so that a run is the same on every machine. Must not know whose requests these are.
+//! The model is processor sharing. With `n` requests on `c` cores, each request has a whole core
+//! while there are enough cores, and `c / n` of a core otherwise, as with the time slices of an
+//! operating system's scheduler. With a quota, all requests pause from when it is used up until the
+//! end of the period. CPU time is counted in whole numbers, costs in picoseconds of a core of speed
+//! 1 and progress in femtoseconds, so that a run is the same on every machine. Must not know which
+//! clients sent the requests.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,10 +14,11 @@ use std::collections::BinaryHeap;
 use super::quota::{Bandwidth, Quota};
 use crate::metrics::float;
 
-/// CPU time that a core of speed 1 gives in a microsecond, in picoseconds.
+/// CPU time that a core of speed 1 provides in a microsecond, in picoseconds.
 pub const PS_PER_US: u64 = 1_000_000;
 
-/// What machines reckon with, in a picosecond: thousands of requests on a slow core get little each.
+/// How many internal units of CPU time make a picosecond. The unit is that small because each of
+/// thousands of requests on a slow core receives little CPU time.
 const FINER: u64 = 1_000;
 
 /// The cores of one backend and the requests on them.
@@ -22,24 +26,24 @@ const FINER: u64 = 1_000;
 pub struct Machine {
     cores: u32,
     bandwidth: Option<Bandwidth>,
-    /// Of a core, in femtoseconds per microsecond.
+    /// The speed of a core without any slowdown, in femtoseconds per microsecond.
     full_speed: u64,
-    /// The same as it is now.
+    /// The current speed, in the same unit.
     speed: u64,
     at_us: u64,
-    /// CPU time that a request would have had which is here since the beginning.
+    /// CPU time that a request would have received if it had been here since the start.
     served: u128,
-    /// At which of these each request is done, and its number.
+    /// The value of `served` at which each request is done, and its number.
     ends: BinaryHeap<Reverse<(u128, u32)>>,
-    /// Time in which cores worked, over all cores.
+    /// Time in which cores worked, summed over all cores.
     busy_us: f64,
     /// Time in which a request waited for a core, or for more quota.
     waited_us: f64,
 }
 
 impl Machine {
-    /// So many cores, each `speed` times as fast as the cores in which costs are counted, and as much of them as the quota allows.
-    /// Nothing is on them.
+    /// A machine without requests. Each of its cores is `speed` times as fast as the cores in which
+    /// costs are counted; the quota limits their use.
     pub fn new(cores: u32, speed: f64, quota: Option<Quota>) -> Self {
         let speed = scaled(PS_PER_US * FINER, speed);
         Self {
@@ -55,17 +59,18 @@ impl Machine {
         }
     }
 
-    /// How many requests are on it.
+    /// The number of requests on it.
     pub fn requests(&self) -> usize {
         self.ends.len()
     }
 
-    /// Time in which its cores worked until now, over all cores, in microseconds.
+    /// Time in which its cores have worked until now, summed over all cores, in microseconds.
     pub const fn busy_us(&self) -> f64 {
         self.busy_us
     }
 
-    /// Time in which somebody waited for a core, or for more quota, until now, in microseconds: what Linux counts as "some" pressure.
+    /// Time in which at least one request has waited for a core, or for more quota, until now, in
+    /// microseconds: "some" pressure in Linux.
     pub const fn waited_us(&self) -> f64 {
         self.waited_us
     }
@@ -76,12 +81,13 @@ impl Machine {
         self.bandwidth.map_or(cores, |bandwidth| bandwidth.quota.cores().min(cores))
     }
 
-    /// How much CPU time all of its cores give in a second when nothing makes them slower, in seconds of a core of speed 1.
+    /// How much CPU time all of its cores provide per second without any slowdown, in seconds of a
+    /// core of speed 1.
     pub fn capacity(&self) -> f64 {
         float(self.full_speed) / float(PS_PER_US * FINER) * self.usable_cores()
     }
 
-    /// Time passes. Requests that are done by then are still here until [`Machine::next_done`] takes them.
+    /// Advances the time. Finished requests remain until [`Machine::next_done`] removes them.
     pub fn advance(&mut self, now_us: u64) {
         let passed = now_us - self.at_us;
         self.at_us = now_us;
@@ -97,24 +103,24 @@ impl Machine {
         self.waited_us += float(if requests > at_work { passed } else { passed - ran });
     }
 
-    /// It is `factor` times as fast as it is by itself, from now on.
+    /// Sets its speed to `factor` times its full speed, from now on.
     pub fn set_factor(&mut self, now_us: u64, factor: f64) {
         self.advance(now_us);
         self.speed = scaled(self.full_speed, factor);
     }
 
-    /// A request begins that takes this much CPU time.
+    /// Adds a request that takes this much CPU time.
     pub fn add(&mut self, now_us: u64, request: u32, cost_ps: u64) {
         self.advance(now_us);
         let cost = u128::from(cost_ps) * u128::from(FINER);
         self.ends.push(Reverse((self.served + cost, request)));
     }
 
-    /// When the next request is done, if no other comes before.
+    /// When the next request is done, if no other request arrives first.
     pub fn next_end(&self) -> Option<u64> {
         let Reverse((end, _)) = self.ends.peek()?;
         let (left, speed) = (end.saturating_sub(self.served), self.speed_of_each());
-        // Divided in 64 bits where they suffice, which takes a tenth of the time.
+        // A division in 64 bits, where possible, takes a tenth of the time.
         let left_us = match u64::try_from(left) {
             Ok(left) => left.div_ceil(speed),
             Err(_) => u64::try_from(left.div_ceil(speed.into())).unwrap_or(u64::MAX),
@@ -125,7 +131,7 @@ impl Machine {
         })
     }
 
-    /// Takes a request that is done.
+    /// Removes and returns a finished request.
     pub fn next_done(&mut self) -> Option<u32> {
         let Reverse((end, _)) = self.ends.peek()?;
         if *end > self.served {
@@ -134,7 +140,7 @@ impl Machine {
         self.ends.pop().map(|Reverse((_, request))| request)
     }
 
-    /// Everything on it is gone. Returns which requests these were, in the order of their numbers.
+    /// Removes all requests, and returns their numbers in ascending order.
     pub fn clear(&mut self, now_us: u64) -> Vec<u32> {
         self.advance(now_us);
         let mut requests: Vec<u32> = self.ends.drain().map(|Reverse((_, request))| request).collect();
@@ -142,12 +148,13 @@ impl Machine {
         requests
     }
 
-    /// Cores that have work; one if there are no requests.
+    /// The number of cores that have work; one if there are no requests.
     fn at_work(&self) -> u64 {
         (self.ends.len() as u64).clamp(1, self.cores.into())
     }
 
-    /// CPU time that each request gets in a microsecond in which cores work. Never nothing, or it would never end.
+    /// CPU time that each request receives in a microsecond in which cores work. It is never 0,
+    /// because the request would never end.
     fn speed_of_each(&self) -> u64 {
         let requests = self.ends.len().max(1) as u64;
         let cores = u64::from(self.cores);
@@ -170,7 +177,7 @@ mod tests {
     /// A millisecond of CPU time.
     const COST: u64 = 1_000 * PS_PER_US;
 
-    /// When each request is done, in the order of their ends.
+    /// Returns when each request is done, in the order of completion.
     fn run(machine: &mut Machine) -> Vec<(u64, u32)> {
         let mut done = Vec::new();
         while let Some(at) = machine.next_end() {
@@ -193,14 +200,14 @@ mod tests {
 
     #[test]
     fn more_requests_than_cores_share_them_evenly() {
-        // Four on two cores run at half speed. The short one is done at 20 ms; of the others three share two cores: 10 ms of CPU
-        // take 15.
+        // Four requests on two cores run at half speed. The short one is done at 20 ms. The other
+        // three then share two cores, so 10 ms of CPU take 15 ms.
         let mut machine = Machine::new(2, 1.0, None);
         for (request, cost) in [(1, 10), (2, 20), (3, 20), (4, 20)] {
             machine.add(0, request, cost * COST);
         }
         let done = run(&mut machine);
-        // 1 picosecond is lost in a thousand.
+        // One picosecond in a thousand is lost to rounding.
         assert_eq!(done[0], (20 * MS, 1));
         for (at, _) in &done[1..] {
             assert!(at.abs_diff(35 * MS) <= 1, "{done:?}");
@@ -222,7 +229,7 @@ mod tests {
         assert!((machine.capacity() - 2.5).abs() < 1e-9);
         machine.add(0, 1, 10 * COST);
         machine.set_factor(2 * MS, 0.8);
-        // 5 ms of CPU are left, at twice the speed.
+        // 5 ms of CPU remain, at twice the speed.
         assert_eq!(run(&mut machine), [(4_500, 1)]);
         machine.set_factor(5 * MS, 1.0);
         machine.add(5 * MS, 2, 10 * COST);
@@ -234,13 +241,14 @@ mod tests {
 
     #[test]
     fn neither_the_longest_runs_nor_the_slowest_cores_lose_count() {
-        // A day of work on the fastest machine there may be, and then a request like any other.
+        // A day of work on the fastest possible machine, and then an ordinary request.
         let mut machine = Machine::new(1, 1000.0, None);
         machine.add(0, 1, 86_400_000_000 * PS_PER_US * 100);
         assert_eq!(run(&mut machine), [(8_640_000_000, 1)]);
         machine.add(8_640_000_000, 2, 1_000_000 * PS_PER_US);
         assert_eq!(run(&mut machine), [(8_640_001_000, 2)]);
-        // Ten thousand at a thousandth of the speed: a thousand of them in a second take ten seconds.
+        // Ten thousand requests at a thousandth of the speed: the core completes a thousand per
+        // second, so all of them take ten seconds.
         let mut slow = Machine::new(1, 0.001, None);
         (0..10_000).for_each(|request| slow.add(0, request, PS_PER_US));
         assert_eq!(slow.next_end(), Some(10_000_000));
@@ -253,18 +261,18 @@ mod tests {
         assert_eq!(run(&mut machine), [(3, 1)]);
     }
 
-    /// A millisecond of a core every 25.
+    /// A millisecond of a core every 25 ms.
     const QUOTA: Quota = Quota { runtime_us: 1_000, period_us: 25_000 };
 
     #[test]
     fn what_has_used_its_quota_up_stands_still_until_the_period_ends() {
         let mut machine = Machine::new(1, 1.0, Some(QUOTA));
         assert!((machine.capacity() - 0.04).abs() < 1e-9);
-        // One millisecond in each of two periods, and half of one in the third.
+        // One millisecond in each of two periods, and half a millisecond in the third.
         machine.add(3 * MS, 1, 2 * COST + COST / 2);
         assert_eq!(run(&mut machine), [(50_500, 1)]);
         assert_eq!((machine.busy_us(), machine.waited_us()), (2_500.0, 45_000.0));
-        // Half a millisecond is left in this period. Nothing carries over to the next one.
+        // Half a millisecond remains in this period. Nothing carries over to the next one.
         machine.add(60 * MS, 2, COST);
         assert_eq!(run(&mut machine), [(75_500, 2)]);
         machine.add(1_000 * MS, 3, COST);
@@ -277,7 +285,8 @@ mod tests {
         for request in 1..=4 {
             machine.add(0, request, COST);
         }
-        // Two cores work for half a millisecond in each period, and four requests need four times that.
+        // Two cores work for half a millisecond in each period, and four requests need four times
+        // that.
         let done = run(&mut machine);
         assert!(done.iter().all(|(at, _)| *at == 75_500), "{done:?}");
         assert_eq!((machine.busy_us(), machine.waited_us()), (4_000.0, 75_500.0));

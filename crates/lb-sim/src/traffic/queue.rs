@@ -1,8 +1,9 @@
-//! Events to come, in the order of virtual time; those of the same time in the order in which they were pushed.
+//! Future events in the order of virtual time. Events of the same time are in the order of their
+//! insertion.
 //!
-//! That second order makes a run a function of its seed. Nearly all events are due within a tenth of a second, so they lie in buckets of
-//! a few events each, and only the bucket whose turn it is has an order: one heap of all events took a third of a run's time. Must not
-//! know what the events are.
+//! The second order makes a run a function of its seed. Nearly all events are due within a tenth of
+//! a second, so the queue holds them in buckets of a few events, and sorts only the current bucket.
+//! One heap of all events took a third of a run's time. Must not know what the events are.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -10,17 +11,18 @@ use std::collections::BinaryHeap;
 /// The binary logarithm of a bucket's width in microseconds.
 const WIDTH_LOG2: u32 = 7;
 
-/// How many buckets lie ahead: those of 131 ms.
+/// The number of buckets ahead: together 131 ms.
 const BUCKETS: usize = 1024;
 
-/// Events to come, each with a time.
 #[derive(Debug)]
 pub struct Queue<E> {
-    /// The events of the current bucket, and those that were pushed for an earlier time. In descending order: the next one is the last.
+    /// The events of the current bucket, and those inserted for an earlier time. In descending
+    /// order: the next one is the last.
     current: Vec<QueuedEvent<E>>,
     /// The number of the current bucket: any time in it, divided by the width.
     number: u64,
-    /// The buckets after it, unsorted. A bucket is at the remainder of its number.
+    /// The buckets after the current one, unsorted. The position of a bucket is the remainder of
+    /// its number.
     near: Vec<Vec<QueuedEvent<E>>>,
     /// A bit for each near bucket: whether it has any events.
     occupied: [u64; BUCKETS / 64],
@@ -31,7 +33,7 @@ pub struct Queue<E> {
 
 #[derive(Debug)]
 struct QueuedEvent<E> {
-    /// The time in the upper half, the serial number in the lower.
+    /// The time in the upper half, the serial number in the lower half.
     key: u128,
     event: E,
 }
@@ -48,7 +50,7 @@ impl<E> QueuedEvent<E> {
 
 impl<E> Ord for QueuedEvent<E> {
     fn cmp(&self, other: &Self) -> Ordering {
-        // A heap pops its greatest first, so the earliest is the greatest.
+        // A heap pops its greatest element first, so the earliest event is the greatest.
         other.key.cmp(&self.key)
     }
 }
@@ -80,7 +82,7 @@ impl<E> Default for Queue<E> {
     }
 }
 
-/// Where a bucket is: its place in `near`, and the word and the bit in `occupied`.
+/// The position of a bucket in `near`, and its word and bit in `occupied`.
 const fn place(number: u64) -> (usize, usize, u32) {
     #[expect(clippy::cast_possible_truncation, reason = "a remainder of 1,024")]
     let place = (number % BUCKETS as u64) as usize;
@@ -88,7 +90,6 @@ const fn place(number: u64) -> (usize, usize, u32) {
 }
 
 impl<E> Queue<E> {
-    /// Adds an event.
     pub fn push(&mut self, at_us: u64, event: E) {
         let queued = QueuedEvent { key: u128::from(at_us) << 64 | u128::from(self.serial), event };
         self.serial += 1;
@@ -105,7 +106,7 @@ impl<E> Queue<E> {
         }
     }
 
-    /// Takes the next event and its time, if that is before `end_us`.
+    /// Removes and returns the next event and its time, if that is before `end_us`.
     pub fn pop_before(&mut self, end_us: u64) -> Option<(u64, E)> {
         if self.current.is_empty() {
             self.next_bucket()?;
@@ -116,7 +117,7 @@ impl<E> Queue<E> {
         self.current.pop().map(|queued| (queued.at_us(), queued.event))
     }
 
-    /// Makes the next bucket with an event the current one. `None` if there is no event.
+    /// Makes the next bucket with an event the current one. Returns `None` if there is no event.
     fn next_bucket(&mut self) -> Option<()> {
         let near = self.next_near();
         let far = self.far.peek().map(QueuedEvent::bucket);
@@ -137,7 +138,8 @@ impl<E> Queue<E> {
     fn next_near(&self) -> Option<u64> {
         let from = self.number + 1;
         let (_, first, bit) = place(from);
-        // The words from that of the first bucket on, and what comes before that bucket in its own word.
+        // The words from that of the first bucket on, and finally the bits before that bucket in
+        // its own word.
         (0..=self.occupied.len()).find_map(|step| {
             let word = self.occupied[(first + step) % self.occupied.len()];
             let before = (1 << bit) - 1;
@@ -181,7 +183,8 @@ mod tests {
                 let at_us = now + rng.below(span);
                 queue.push(at_us, serial);
                 sorted.insert((at_us, serial), ());
-                // Now and then nothing is due yet, and what is pushed next may be earlier than what is there.
+                // Sometimes no event is due yet, and the next inserted event may be earlier than
+                // the existing ones.
                 let end = now + rng.below(span);
                 while let Some((at_us, event)) = queue.pop_before(end) {
                     assert_eq!(sorted.pop_first().map(|(key, ())| key), Some((at_us, event)));

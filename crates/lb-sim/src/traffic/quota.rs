@@ -1,12 +1,14 @@
-//! How much of its machine a backend may use, as Linux bounds it (`cpu.max`; CFS bandwidth control,
-//! `Documentation/scheduler/sched-bwc.rst`): so much time of a core in each period, after which nothing runs until the period ends.
+//! How much of its machine a backend may use, with the rules of Linux (`cpu.max`; CFS bandwidth
+//! control, `Documentation/scheduler/sched-bwc.rst`): a fixed amount of core time in each period,
+//! after which nothing runs until the period ends.
 //!
-//! In the kernel a period begins when something runs again after a pause, and each CPU takes its part of a quota in advance. Here all
-//! periods follow each other from time 0, and all cores take from one account.
+//! The kernel begins a period when something runs again after a pause, and each CPU reserves a part
+//! of the quota in advance. In this model, periods follow each other without a gap from time 0, and
+//! all cores share one account.
 
 use crate::metrics::float;
 
-/// How long cores may work in each period, all of them together.
+/// How long all cores together may work in each period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// In microseconds of a core. Not 0.
@@ -16,35 +18,34 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// How long so many cores work in a whole period.
+    /// How long each of `cores` cores may work in a whole period.
     fn run_us(self, cores: u64) -> u64 {
         self.runtime_us.div_ceil(cores).min(self.period_us)
     }
 
-    /// Of a core, what it comes to.
+    /// The average number of cores that the quota allows.
     pub fn cores(self) -> f64 {
         float(self.runtime_us) / float(self.period_us)
     }
 }
 
-/// A quota and what is left of it.
+/// A quota and its unused part.
 #[derive(Clone, Copy, Debug)]
 pub struct Bandwidth {
-    /// The quota.
     pub quota: Quota,
-    /// Of this period.
+    /// The unused part of this period.
     left_us: u64,
-    /// When that ends.
+    /// The end of this period.
     ends_us: u64,
 }
 
 impl Bandwidth {
-    /// The first period begins at time 0, and nothing is used.
+    /// The first period begins at time 0, with the whole quota.
     pub const fn new(quota: Quota) -> Self {
         Self { quota, left_us: quota.runtime_us, ends_us: quota.period_us }
     }
 
-    /// As it is at a time when nothing has run since the last one.
+    /// The state at `now_us`, if nothing has run since the last update.
     const fn at(self, now_us: u64) -> Self {
         if now_us < self.ends_us {
             return self;
@@ -53,7 +54,8 @@ impl Bandwidth {
         Self { quota: self.quota, left_us: runtime_us, ends_us: (now_us / period_us + 1) * period_us }
     }
 
-    /// So many cores have work for so long from now on: how long they do it.
+    /// Uses the quota for `cores` cores that have work for `passed_us` from `now_us` on. Returns
+    /// how long they run.
     pub fn run(&mut self, now_us: u64, passed_us: u64, cores: u64) -> u64 {
         *self = self.at(now_us);
         let first = passed_us.min(self.ends_us - now_us);
@@ -69,7 +71,7 @@ impl Bandwidth {
         ran + whole * in_full + last
     }
 
-    /// When so many cores have worked for so long from now on.
+    /// The time at which `cores` cores that have work from `now_us` on have each run for `work_us`.
     pub fn done(&self, now_us: u64, work_us: u64, cores: u64) -> u64 {
         let now = self.at(now_us);
         let first = (now.ends_us - now_us).min(now.left_us.div_ceil(cores));

@@ -1,7 +1,8 @@
-//! A scenario that can be played: its values make sense together, and it fits into memory and a minute or two.
+//! A scenario that can be played: its values are consistent, and it fits into memory and into a
+//! minute or two.
 //!
-//! What it costs to play is checked by `cost` before anything is allocated for it; which backends fail when is read by
-//! `fails`. A fault names the file, the line, the value and what would be right.
+//! `cost` checks the cost of playing it before anything is allocated for it; `fails` reads which
+//! backends fail and when. A fault names the file, the line, the value and the correction.
 
 mod cost;
 
@@ -28,115 +29,111 @@ use super::values::Span;
 pub use fails::{Fail, FailPart};
 pub use machines::Machines;
 
-/// A scenario that can be played.
 #[derive(Debug)]
 pub struct Scenario {
-    /// What it is called: a shipped one's name, or the file's.
+    /// The name of a shipped scenario, or the file name.
     pub name: String,
-    /// One line about it.
+    /// A description of one line.
     pub title: String,
     /// The seed of everything random in time.
     pub seed: u64,
-    /// How many seeds it is played with.
+    /// With how many seeds it is played.
     pub seeds: u32,
-    /// How long it goes on.
+    /// Its length in virtual time.
     pub duration: Span,
-    /// How much of that one row covers.
+    /// The time that one row covers.
     pub step: Span,
-    /// From when on load and latency are measured.
+    /// The time at which the measurement of load and latency begins.
     pub measure_from: Span,
-    /// How long it takes until clients know of a change.
+    /// The delay until clients know of a change.
     pub notice: PropagationDelay,
-    /// How clients hear what backends say of themselves, if these do.
+    /// How clients receive the reports of backends; `None` if backends send no reports.
     pub reports: Option<ReportsTable>,
-    /// The service's name.
     pub service: String,
-    /// Backends at the start.
+    /// The number of backends at the start.
     pub backends: u32,
-    /// Capacities of all indexes that are ever used.
+    /// The weights of all indexes that are ever used.
     pub weights: Vec<u16>,
-    /// What they run on.
+    /// The machines of the backends.
     pub machines: Machines,
-    /// The jobs, each copy as one of its own.
+    /// The jobs, each copy as a job of its own.
     pub jobs: Vec<JobTable>,
-    /// The names that the file gives jobs.
+    /// The names of jobs in the file.
     pub names: Vec<String>,
-    /// Of each of `jobs` the position of its name among these.
+    /// For each of `jobs`, the position of its name in `names`.
     pub named: Vec<usize>,
-    /// Resizes, in the order of time.
+    /// Resizes, in order of time.
     pub resizes: Vec<Resize>,
-    /// Rolling restarts, in the order of time.
+    /// Rolling restarts, in order of time.
     pub restarts: Vec<RestartTable>,
-    /// Failures of backends, in the order of time.
+    /// Failures of backends, in order of time.
     pub fails: Vec<Fail>,
-    /// Other weights in the list, in the order of time.
+    /// Weight changes in the list, in order of time.
     pub reweights: Vec<ReweightTable>,
-    /// What an operator says of the laws, in the order of time.
+    /// Operator commands that switch laws, in order of time.
     pub switches: Vec<SwitchTable>,
-    /// Daemons that are replaced, in the order of time.
+    /// Replacements of daemons, in order of time.
     pub upgrades: Vec<UpgradeTable>,
     /// The variants, at least one.
     pub runs: Vec<ScenarioRun>,
-    /// Whether rows keep the numbers of each backend. A file cannot ask for it: rows and backends may both be many.
+    /// Whether rows record the values of each backend. A file cannot enable this, because rows and
+    /// backends may both be many.
     pub keeps_traces: bool,
 }
 
 /// A new size of the service or of jobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resize {
-    /// When.
     pub at: Span,
-    /// What has which size from then on.
     pub to: NewSize,
 }
 
-/// What has which size.
+/// The object that is resized, and its new size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NewSize {
-    /// The service: how many backends, and how long those that are no longer reported go on serving.
+    /// The service: the number of backends, and how long backends that are no longer listed still
+    /// serve.
     Backends(u32, Span),
-    /// Jobs, by their positions: how many tasks each.
+    /// Jobs, by their positions: the number of tasks of each.
     Tasks(Range<usize>, u32),
 }
 
 /// One variant of a scenario.
 #[derive(Clone, Debug, Default)]
 pub struct ScenarioRun {
-    /// Its name.
     pub name: String,
-    /// What differs from the scenario.
+    /// How it differs from the scenario.
     pub differs: RunTable,
 }
 
 impl ScenarioRun {
-    /// Whether the weights of any of these jobs follow load in it.
+    /// Returns whether the weights of any of these jobs follow load in this run.
     pub fn follows_load(&self, jobs: &[JobTable]) -> bool {
         jobs.iter().any(|job| self.differs.load.unwrap_or(job.load).0.is_some())
     }
 
-    /// How clients hear in it what backends say of themselves, if these do.
+    /// How clients receive the reports of backends in this run; `None` if backends send no reports.
     pub fn reports(&self, scenario: &Scenario) -> Option<ReportsTable> {
         self.differs.reports.or(scenario.reports)
     }
 }
 
-/// Why a file is no scenario.
+/// Why a file is not a valid scenario.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{file}:{line}:{column}: {message} (in: {text})")]
 pub struct ScenarioError {
     /// The file, or the name of a shipped scenario.
     pub file: String,
-    /// The line, from 1.
+    /// From 1.
     pub line: usize,
-    /// The column, from 1.
+    /// From 1.
     pub column: usize,
-    /// What is wrong, and what would be right.
+    /// The fault and the correction.
     pub message: String,
-    /// The line's text.
     pub text: String,
 }
 
-/// A fault by its span in the text, before line and column are known.
+/// A fault with its span in the text, before line and column are computed.
 type SpannedFault = (Range<usize>, String);
 
 impl Scenario {
@@ -219,19 +216,19 @@ impl Scenario {
         Ok(Self { weights, jobs, names, named, ..scenario })
     }
 
-    /// Whether requests take CPU time.
+    /// Returns whether requests take CPU time.
     pub fn has_costs(&self) -> bool {
         self.jobs.iter().any(|job| job.cost.is_some())
     }
 
-    /// Whether a job ejects backends in any run.
+    /// Returns whether a job ejects backends in any run.
     pub fn ejects(&self) -> bool {
         let choices =
             self.jobs.iter().map(|job| job.ejection).chain(self.runs.iter().map(|run| run.differs.ejection));
         choices.flatten().any(|choice| choice.0.is_some())
     }
 
-    /// The most backends that there are at any time.
+    /// The largest number of backends at any time.
     pub fn most_backends(&self) -> u32 {
         let resized = self.resizes.iter().filter_map(|resize| match resize.to {
             NewSize::Backends(count, _) => Some(count),
@@ -240,7 +237,7 @@ impl Scenario {
         resized.fold(self.backends, u32::max)
     }
 
-    /// How many backends there are at a time.
+    /// The number of backends at a time.
     fn backends_at(&self, at: Span) -> u32 {
         let mut count = self.backends;
         for resize in self.resizes.iter().filter(|resize| resize.at <= at) {
@@ -251,7 +248,6 @@ impl Scenario {
         count
     }
 
-    /// How many batches a restart has.
     pub fn batches(&self, restart: &RestartTable) -> u64 {
         self.backends_at(restart.at).div_ceil(restart.batch.0).into()
     }
@@ -272,7 +268,7 @@ impl Scenario {
         Ok(weights)
     }
 
-    /// Refuses two restarts at once: each would bring up what the other has stopped.
+    /// Refuses two restarts at the same time: each would start backends that the other has stopped.
     fn check_restarts(&self, tables: &[Spanned<RestartTable>]) -> Result<(), SpannedFault> {
         for run in &self.runs {
             let mut free = 0;
@@ -296,13 +292,13 @@ impl Scenario {
     }
 }
 
-/// The most backends that there are at any time.
+/// The largest number of backends at any time.
 fn most_backends(document: &ScenarioDocument) -> u32 {
     let resized = document.resize.iter().filter_map(|resize| resize.get_ref().backends);
     resized.fold(document.backends.count.0, |most, backends| most.max(backends.0))
 }
 
-/// How clients hear what backends say.
+/// How clients receive the reports of backends.
 fn reports(document: &ScenarioDocument) -> Result<Option<ReportsTable>, SpannedFault> {
     let Some(spanned) = &document.reports else { return Ok(None) };
     check_reports(*spanned.get_ref()).map_err(|message| (spanned.span(), message))?;
@@ -324,7 +320,7 @@ fn check_reports(table: ReportsTable) -> Result<(), String> {
     Ok(())
 }
 
-/// Refuses ejection where it would have nothing to judge.
+/// Refuses ejection for jobs without connects to judge.
 fn check_ejection(document: &ScenarioDocument) -> Result<(), SpannedFault> {
     let of_requests = |job: &&Spanned<JobTable>| job.get_ref().traffic == Traffic::Requests;
     let is_asked_for = |job: &&Spanned<JobTable>| job.get_ref().ejection.is_some();
@@ -342,7 +338,7 @@ fn check_ejection(document: &ScenarioDocument) -> Result<(), SpannedFault> {
     }
 }
 
-/// Positions of each job's copies, by the name that the file gives it.
+/// The positions of each job's copies, by the job's name in the file.
 fn copies(tables: &[Spanned<JobTable>]) -> Result<BTreeMap<String, Range<usize>>, SpannedFault> {
     let mut copies = BTreeMap::new();
     let mut first = 0;
@@ -382,7 +378,7 @@ fn written_out(job: JobTable) -> impl Iterator<Item = JobTable> {
     })
 }
 
-/// Tables in the order of time; those of the same time in the order of the file.
+/// Sorts tables by time; tables of the same time stay in file order.
 fn sorted<T: Clone>(
     tables: &[Spanned<T>],
     end: Span,

@@ -1,6 +1,6 @@
-//! The scenarios that come with the program, each runnable by its name.
+//! The scenarios that come with the program, each playable by its name.
 //!
-//! They are compiled in, so that the program needs no files. Must not know what they mean.
+//! They are compiled in, so the program needs no files. Must not know their meaning.
 
 use super::scenario::Scenario;
 
@@ -30,15 +30,14 @@ pub const SHIPPED: [(&str, &str); 22] = [
     ("bursts", include_str!("../../scenarios/bursts.toml")),
 ];
 
-/// The text of a shipped scenario.
 pub fn text(name: &str) -> Option<&'static str> {
     SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
-/// A shipped scenario, for those who name one that there is.
+/// A shipped scenario that is known to exist.
 ///
 /// # Panics
-/// If there is none of this name.
+/// No shipped scenario has this name.
 pub fn scenario(name: &str) -> Scenario {
     let text = text(name).expect("it is shipped");
     Scenario::read(name, name, text).expect("what is shipped is a scenario")

@@ -1,7 +1,7 @@
-//! The words and numbers of a scenario file, as types that hold only what is allowed.
+//! The words and numbers of a scenario file, as types that hold only allowed values.
 //!
-//! Each refuses other values with a message that names the value and what is right; the TOML reader adds line and
-//! column. Must not know what the values are used for.
+//! Each type refuses other values with a message that names the value and the correction; the TOML
+//! reader adds line and column. Must not know the purpose of the values.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -16,7 +16,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// Reads a text into a value. What it expects is part of the message if there is no text at all.
+/// Reads a text into a value. The message for anything that is not text contains the expectation.
 struct TextVisitor<T>(&'static str, PhantomData<T>);
 
 impl<T: TryFrom<String, Error = String>> Visitor<'_> for TextVisitor<T> {
@@ -31,7 +31,8 @@ impl<T: TryFrom<String, Error = String>> Visitor<'_> for TextVisitor<T> {
     }
 }
 
-/// Lets types be read from text by their `TryFrom<String>`, and says what is expected where there is no text.
+/// Reads these types from text through their `TryFrom<String>`, with an expectation for the message
+/// if the value is not text.
 macro_rules! read_from_text {
     ($($value:ty: $expected:literal,)*) => { $(
         impl<'de> Deserialize<'de> for $value {
@@ -93,10 +94,9 @@ impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for Within<MIN, MAX> 
     }
 }
 
-/// A length of virtual time, in microseconds.
+/// A length of virtual time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span {
-    /// Microseconds.
     pub us: u64,
 }
 
@@ -125,7 +125,8 @@ impl TryFrom<String> for Span {
 }
 
 impl fmt::Display for Span {
-    /// As a scenario file would have it, in the largest unit that is exact; hours only if nothing is left over.
+    /// Formats the span as a scenario file does, in the largest unit that is exact. Hours appear
+    /// only without a remainder.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unit = UNITS.iter().rev().find(|(_, us)| self.us.is_multiple_of(*us) && self.us > 0);
         let (name, us) = unit.copied().unwrap_or(("s", 1_000_000));
@@ -133,7 +134,7 @@ impl fmt::Display for Span {
     }
 }
 
-/// A seed: a number of 64 bits as text, because TOML and JSON have none that long.
+/// A seed: a 64-bit number as text, because TOML and JSON have no integers of that size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed(pub u64);
 
@@ -165,7 +166,6 @@ impl TryFrom<String> for ScenarioName {
     }
 }
 
-/// A subsetting algorithm by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlgorithmName(pub Algorithm);
 
@@ -178,7 +178,6 @@ impl TryFrom<String> for AlgorithmName {
     }
 }
 
-/// A policy by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyName(pub Policy);
 
@@ -192,7 +191,7 @@ impl TryFrom<String> for PolicyName {
     }
 }
 
-/// What happens when every backend is at its limit, by its name.
+/// The reaction when every backend is at its limit, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverflowName(pub Overflow);
 
@@ -206,7 +205,7 @@ impl TryFrom<String> for OverflowName {
     }
 }
 
-/// What moves weights by load, or `"off"`.
+/// The law that adjusts weights to load, or `"off"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadChoice(pub Option<Law>);
 
@@ -225,7 +224,7 @@ impl TryFrom<String> for LoadChoice {
     }
 }
 
-/// What an operator says of a law, by its name.
+/// The state to which an operator switches a law, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchName(pub Switch);
 
@@ -239,7 +238,7 @@ impl TryFrom<String> for SwitchName {
     }
 }
 
-/// How old is what a daemon has kept for the next one, or `"nothing"`.
+/// The age of the state that a daemon has saved for its successor, or `"nothing"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LearntStateAge(pub Option<Span>);
 
@@ -251,7 +250,7 @@ impl TryFrom<String> for LearntStateAge {
     }
 }
 
-/// Reads a time from a second to an hour, or `"off"`, as the daemon's configuration has it.
+/// Reads a time from a second to an hour, or `"off"`, as in the daemon's configuration.
 fn seconds_or_off(key: &str, text: String) -> Result<Option<Span>, String> {
     if text == "off" {
         return Ok(None);
@@ -263,12 +262,12 @@ fn seconds_or_off(key: &str, text: String) -> Result<Option<Span>, String> {
         .ok_or_else(|| format!("{key} is \"{span}\": write \"1s\" to \"1h\", or \"off\""))
 }
 
-/// After how long an error counts half, or `"off"`: errors do not count.
+/// The half-life of an error, or `"off"`: errors do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorDecay(pub Option<Span>);
 
 impl Default for ErrorDecay {
-    /// As in the configuration.
+    /// The default of the configuration.
     fn default() -> Self {
         Self(Some(Span { us: 5_000_000 }))
     }
@@ -282,7 +281,7 @@ impl TryFrom<String> for ErrorDecay {
     }
 }
 
-/// Over how long a member comes to its share, or `"off"`: at once.
+/// The time in which a member reaches its share, or `"off"`: at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlowStart(pub Option<Span>);
 
@@ -324,11 +323,11 @@ impl<'de> Deserialize<'de> for ActiveLimit {
     }
 }
 
-/// When a backend is ejected: a table of what is not as usual, or `"off"`.
+/// When a backend is ejected: a table of the values that differ from the defaults, or `"off"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EjectionChoice(pub Option<Ejection>);
 
-/// The table, with what is usual.
+/// The table, with the defaults.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct EjectionTable {
@@ -345,7 +344,7 @@ impl Default for EjectionTable {
     }
 }
 
-/// The shortest and the longest time of an ejection, as in the configuration.
+/// The shortest and the longest ejection, as in the configuration.
 const EJECTION_US: RangeInclusive<u64> = 100_000..=3_600_000_000;
 
 impl TryFrom<EjectionTable> for EjectionChoice {
@@ -365,7 +364,8 @@ impl TryFrom<EjectionTable> for EjectionChoice {
         }
         let failures = u8::try_from(failures.0).expect("its bounds are within those of u8");
         let (base, max) = (Duration::from_micros(base.us), Duration::from_micros(max.us));
-        // No backend of the model accepts connections and then does not answer.
+        // In this model the ejector receives no evidence of established connections that a backend
+        // does not answer.
         Ok(Self(Some(Ejection { failures, base, max, hangs: false })))
     }
 }

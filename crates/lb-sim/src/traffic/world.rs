@@ -1,9 +1,12 @@
-//! What happens in virtual time: backends come, go and restart, clients hear of it later, and connect all the while.
+//! The events of virtual time: backends come, go and restart, clients learn of it with a delay, and
+//! connect all the while.
 //!
-//! In reading order: the whole state, here; what becomes of the `backends`; what operators do with `daemons`; the `jobs` and what their
-//! `clients` hear and keep, and the `requests` that they send; the machines that do the work, `serving`; what clients make of failures,
-//! `judging`; what backends report of their load, `loads`; and the rows and totals of it, `measures`, beside what chance alone would
-//! give, `floor`. Must not choose a backend: the [`SimulatedClient`] does.
+//! In reading order: the whole state, in this file; changes of the `backends`; operator actions on
+//! `daemons`; the `jobs`, and the lists, reports and connections of their `clients`; the `requests`
+//! that they send; the machines that do the work, `serving`; the clients' reaction to failures,
+//! `judging`; the backends' reports of their load, `loads`; and their rows and totals, `measures`,
+//! beside the effect of chance alone, `floor`. Must not choose a backend: the [`SimulatedClient`]
+//! does.
 
 mod backends;
 
@@ -51,26 +54,24 @@ use serving::SimulatedServer;
 
 use crate::metrics::float;
 
-/// What was counted of one run.
+/// The counts of one run.
 #[derive(Debug)]
 pub struct Played {
     /// A row for every step.
     pub rows: Vec<StepRow>,
-    /// The whole.
     pub total: Total,
-    /// What was measured of machines and requests.
+    /// The measurements of machines and requests.
     pub load: LoadTotal,
-    /// What was counted of ejections, likewise.
+    /// The rows and the total of ejections.
     pub ejections: (Vec<EjectionRow>, EjectionTotal),
 }
 
-/// Plays one run of a scenario.
 pub fn play(scenario: &Scenario, run: &ScenarioRun, seed: u64, subset_seed: Option<u64>) -> Played {
     let mut world = World::new(scenario, run, seed, subset_seed);
     let end = scenario.duration.us;
     let (mut rows, mut ejections) = (Vec::new(), Vec::new());
     let mut row_end = scenario.step.us;
-    // Bound: arrivals, notices and restarts were counted when the scenario was read.
+    // Bound: the scenario's reader has counted arrivals, notices and restarts.
     while let Some((at_us, event)) = world.queue.pop_before(end) {
         while row_end <= at_us {
             rows.push(world.row(row_end));
@@ -92,58 +93,59 @@ pub fn play(scenario: &Scenario, run: &ScenarioRun, seed: u64, subset_seed: Opti
     Played { rows, total, load, ejections: (ejections, world.ejection_total()) }
 }
 
-/// Something that happens at a time. Small, because a heap moves events all the time: what is large and rare is boxed.
+/// An event at a time. It is small, because a heap moves events all the time: large and rare parts
+/// are boxed.
 #[derive(Debug)]
 enum SimulationEvent {
     /// The resize at this position.
     Resize(usize),
     /// A batch of the restart at this position enters a stage.
     Restart(Box<BatchRestart>),
-    /// Backends begin to fail, as the table at this position says, for so many times more.
+    /// The backends of the table at this position begin to fail; `times` failures follow.
     Fail { fail: usize, times: u32 },
-    /// The backends that fail are well again.
+    /// The failing backends recover.
     Recover,
     /// The weights at this position are in the list from now on.
     Reweight(usize),
-    /// An operator says what the table at this position says.
+    /// An operator gives the command of the table at this position.
     Switch(usize),
-    /// All daemons keep what they have learnt.
+    /// All daemons save their learnt state.
     KeepLearnt,
-    /// All daemons are replaced, and have kept something or not.
+    /// All daemons are replaced; `is_kept` is set if they had saved their state.
     Upgrade { is_kept: bool },
-    /// Backends of these indexes that are no longer reported stop.
+    /// Backends with these indexes, which are no longer listed, stop.
     Stop(Range<u32>),
-    /// A client hears of a list.
+    /// A client receives a list.
     Learn(Box<ListNotice>),
-    /// A connection is up.
+    /// A connection is established.
     Ready { client: u32, slot: u32, serial: u32 },
-    /// A client hears a backend's own report.
+    /// A client receives a backend's own report.
     Hear { client: u32, backend: u32, report: u32, is_lame: bool },
     /// A connect or request begins.
     Arrive(u32),
     /// A user's request has ended.
     Think(u32),
-    /// A request is sent once more.
+    /// A request is retried.
     TryAgain(RequestRef),
-    /// The next request on a connection that is kept.
+    /// The next request on a connection that stays open.
     Next(RequestRef),
     /// A connect or request ends.
     Finish(RequestRef),
-    /// A client gives up a connect that nobody answers.
+    /// A client gives up an unanswered connect.
     GiveUp(RequestRef),
     /// A client gives up a request.
     TimeOut(RequestRef),
-    /// Something is done on a machine.
+    /// A machine may have finished a request.
     Wake(u32),
-    /// Neighbours take another part of a machine.
+    /// Neighbours use another part of a machine.
     Antagonize(u32),
-    /// A backend has started long enough ago.
+    /// The time of higher cost after a backend's start is over.
     WarmedUp(u32),
     /// A backend reports its load.
     ReportLoad(u32),
-    /// A client's weights follow load.
+    /// A client adjusts its weights to load.
     TickControl(u32),
-    /// A client's size follows load.
+    /// A client adjusts its size to load.
     LookAtFlows(u32),
     /// Measuring begins.
     Measure,
@@ -159,7 +161,8 @@ struct ListNotice {
     version: u64,
 }
 
-/// A batch of a restart, and the stage that it enters. Batches that begin at `last` or after it do not exist.
+/// A batch of a restart, and the stage that it enters. There are no batches that begin at `last` or
+/// later.
 #[derive(Debug)]
 struct BatchRestart {
     restart: usize,
@@ -168,7 +171,7 @@ struct BatchRestart {
     stage: RestartStage,
 }
 
-/// What a batch of a restart does next.
+/// The next stage of a batch.
 #[derive(Clone, Copy, Debug)]
 enum RestartStage {
     LameDuck,
@@ -181,27 +184,28 @@ struct SimulatedBackend {
     weight: u16,
     /// Whether the service has it, running or not.
     exists: bool,
-    /// The state that the source reports, if it reports the backend at all.
+    /// The state that the source reports; `None` if the source does not list the backend.
     reported: Option<EndpointState>,
     running: bool,
-    /// How it fails, if it does although it runs.
+    /// How it fails; `None` if it does not fail while it runs.
     failing: Option<FailMode>,
-    /// Whether it says of itself that it is a lame duck.
+    /// Whether it reports itself to be a lame duck.
     is_lame: bool,
-    /// How often it has said something else than before.
+    /// How often its own report has changed.
     reports: u32,
-    /// When it stops, if it is no longer reported.
+    /// When it stops, if it is no longer listed.
     stops_at: Option<u64>,
     /// Since when the service has it.
     exists_since: u64,
-    /// Since when it runs and the source asks for traffic to it.
+    /// Since when it runs and the source requests traffic for it.
     wanted_since: Option<u64>,
     connections: u64,
-    /// The links to it: client, and slot there.
+    /// The links to it: the client, and the slot in that client.
     holders: BTreeSet<(u32, u32)>,
     /// Arrivals since the last row.
     step_load: u64,
-    /// Arrivals in all, those of them that it answered with an error or rejected, and those at a time when it hung.
+    /// All arrivals, those that it answered with an error or rejected, and those that came while it
+    /// hung.
     load: u64,
     errors: u64,
     hung: u64,
@@ -211,42 +215,42 @@ struct World<'a> {
     scenario: &'a Scenario,
     run: &'a ScenarioRun,
     seed: u64,
-    /// How clients hear what backends say of themselves, if these do.
+    /// How clients receive the reports of backends; `None` if backends send no reports.
     reports: Option<ReportsTable>,
     now: u64,
     queue: Queue<SimulationEvent>,
     backends: Vec<SimulatedBackend>,
-    /// What each of them runs on.
+    /// The machine of each backend.
     machines: Vec<SimulatedServer>,
-    /// What each backend has measured and sent of its load.
+    /// The load measurements and load reports of each backend.
     reporting: Vec<LoadReports>,
     count: u32,
     jobs: Vec<SimulatedJob>,
-    /// Every client there ever was; those that are gone are empty.
+    /// All clients that ever existed; removed ones are empty.
     clients: Vec<Option<Box<SimulatedClient>>>,
     requests: Requests,
     version: u64,
-    /// The backends that fail now.
+    /// The backends that currently fail.
     failing: Vec<u32>,
-    /// After how long a connect to them is given up, if they are silent.
+    /// The time after which clients give up unanswered connects to them.
     timeout_us: u64,
-    /// The utilization that they report if they lie, in thousandths.
+    /// The utilization that backends report in mode `lies`, in thousandths.
     lie: u32,
-    /// What an operator has said of the laws.
+    /// The operator's current setting of the laws.
     switch: Switch,
     judged: Judged,
-    /// Times of the requests that were served since measuring began, in microseconds.
+    /// The durations of requests served since measuring began, in microseconds.
     latency: Histogram<u64>,
     floor: Floor,
     counts: TrafficCounts,
-    /// What was counted before measuring began.
+    /// The counts when measuring began.
     counts_before: TrafficCounts,
     at_last_row: (u64, TrafficCounts),
-    /// What has happened to each job of the file, and had happened at the last row.
+    /// The current counts of each job of the file, and those at the last row.
     by_job: Vec<JobCounts>,
     by_job_at_last_row: Vec<JobCounts>,
     connections_at_start: u64,
-    /// Tables that clients have made because factors had moved, since the last row.
+    /// Tables that clients have built since the last row because factors had changed.
     tables: u64,
 }
 
@@ -280,7 +284,7 @@ impl<'a> World<'a> {
         let machines: Vec<Machine> = speeds.iter().enumerate().map(machine).collect();
         let at_start = scenario.backends as usize;
         let weights: Vec<f64> = scenario.weights[..at_start].iter().copied().map(f64::from).collect();
-        // What asks for no traffic has no share of it.
+        // A backend that requests no traffic has no share of it.
         let asks = |(machine, weight): (&Machine, &f64)| if *weight > 0.0 { machine.capacity() } else { 0.0 };
         let capacities: Vec<f64> = machines[..at_start].iter().zip(&weights).map(asks).collect();
         let floor = Floor::new(&weights, &capacities, seed);
@@ -307,7 +311,7 @@ impl<'a> World<'a> {
             lie: 0,
             switch: Switch::On,
             judged: Judged::default(),
-            // Three digits, and whatever is longer counts as the longest.
+            // Three digits; longer latencies count as the maximum.
             latency: Histogram::new_with_max(MAX_LATENCY_US, 3).expect("the bounds are fine"),
             floor,
             counts: TrafficCounts::default(),
@@ -323,7 +327,7 @@ impl<'a> World<'a> {
             world.set_tasks(job, world.jobs[job].table.tasks.0);
         }
         world.connections_at_start = world.open();
-        // What is open at the start counts as opened before it.
+        // Connections that are open at the start count as opened before it.
         world.counts = TrafficCounts::default();
         world.by_job.clone_from(&world.by_job_at_last_row);
         for client in 0..world.clients.len() {
@@ -365,12 +369,12 @@ impl<'a> World<'a> {
         world
     }
 
-    /// What is counted of the job at this position in the file.
+    /// The counts of the job at this position in the file.
     fn counts_of_job(&mut self, job: usize) -> &mut JobCounts {
         &mut self.by_job[self.scenario.named[job]]
     }
 
-    /// A client of a job has opened a connection.
+    /// Counts a connection that a client of a job has opened.
     fn note_opened(&mut self, job: usize) {
         self.counts.opened += 1;
         self.counts_of_job(job).opened += 1;
@@ -422,21 +426,21 @@ impl<'a> World<'a> {
     }
 }
 
-/// The longest latency that is told from longer ones: a day.
+/// The maximum latency of the histogram: a day.
 const MAX_LATENCY_US: u64 = 24 * 3600 * 1_000_000;
 
 impl SimulatedBackend {
-    /// Whether the source asks for traffic to it.
+    /// Returns whether the source requests traffic for it.
     fn is_wanted(&self) -> bool {
         self.weight > 0 && self.reported == Some(EndpointState::Healthy) && !self.is_lame
     }
 
-    /// Whether it serves.
+    /// Returns whether it accepts connections.
     const fn is_up(&self) -> bool {
         self.running && (self.failing.is_none() || matches!(self.failing, Some(how) if how.is_up()))
     }
 
-    /// Whether the service has had it from the start on, and asks for traffic to it.
+    /// Returns whether the service has had it from the start and requests traffic for it.
     const fn is_lasting(&self) -> bool {
         self.exists && self.exists_since == 0 && self.weight > 0
     }

@@ -1,4 +1,5 @@
-//! A client's weights follow load and slow start: what the daemon does once a second, with its own laws.
+//! Adjusts a client's weights to load and slow start, as the daemon does once a second, with the
+//! daemon's own laws.
 //!
 //! Must not know how reports travel.
 
@@ -15,16 +16,16 @@ use lb_core::control::{
 
 use super::{SimulatedClient, index_of};
 
-/// What a client knows of its own flows, for its law.
+/// A client's knowledge of its own flows, for its law.
 #[derive(Debug)]
 pub(super) struct Following {
     control: Control,
-    /// What the daemon kept last, and when.
+    /// The state that the daemon last saved, and when.
     kept: Option<(LearntWeights, Duration)>,
-    /// Flows that began since the last look.
+    /// Flows that have begun since the last tick.
     begun: u32,
     lives: Lives,
-    /// To the backend in each slot.
+    /// Recent flows to the backend in each slot.
     of_late: Vec<OfLate>,
 }
 
@@ -53,19 +54,20 @@ impl Following {
         &mut self.of_late[slot]
     }
 
-    /// Another backend is in a slot.
+    /// Forgets the flows of a slot, because another backend has it now.
     pub(super) fn forget(&mut self, slot: u32) {
         *self.at(slot) = OfLate::default();
     }
 
-    /// What has begun until now was there before anybody looked.
+    /// Ignores the flows that have begun until now: they existed before the first tick.
     pub(super) fn forget_begun(&mut self) {
         self.begun = 0;
     }
 }
 
 impl SimulatedClient {
-    /// Looks at the newest reports that have come, and brings its tables up to date if that is worth it. Returns whether it was.
+    /// Evaluates the newest received reports, and updates the tables if the change is large enough.
+    /// Returns whether it updated them.
     pub fn follow_load(&mut self, now: Duration, heard: impl Fn(u32) -> Option<Heard>) -> bool {
         let Some(mut following) = self.following.take() else { return false };
         let open: u32 = self.links.iter().flatten().map(|link| link.flows).sum();
@@ -90,19 +92,20 @@ impl SimulatedClient {
         self.publish();
     }
 
-    /// An operator says what becomes of the law, from the next look on.
+    /// Applies an operator's setting of the law, from the next tick on.
     pub fn switch(&mut self, switch: Switch) {
         self.following.iter_mut().for_each(|following| following.control.set_switch(switch));
     }
 
-    /// The daemon keeps what its law has learnt for the next one.
+    /// Saves the learnt state of the law for the next daemon.
     pub fn keep_learnt(&mut self, now: Duration) {
         self.following
             .iter_mut()
             .for_each(|following| following.kept = Some((following.control.learnt(now), now)));
     }
 
-    /// Another daemon takes over. Its law knows what was kept, if anything was, and nothing of flows of late.
+    /// Replaces the daemon. The new daemon's law knows the saved state, if there is one, and no
+    /// recent flows.
     pub fn replace_daemon(&mut self, now: Duration, is_kept: bool, switch: Switch) {
         let Some(before) = self.following.take() else { return };
         let mut following = Following::new(before.control.rules());
@@ -118,7 +121,7 @@ impl SimulatedClient {
         self.put_in_force(now, factors);
     }
 
-    /// The factors of its members, as they are in force.
+    /// The factors of its members that are in force.
     pub fn factors(&self) -> Vec<f64> {
         let Some(following) = &self.following else { return Vec::new() };
         let in_force = following.control.in_force();
@@ -126,7 +129,7 @@ impl SimulatedClient {
         members.map(|(address, _)| in_force.of(*address).number()).collect()
     }
 
-    /// Members have come, or are available again or no longer: who begins slowly does so at once.
+    /// Handles members that have arrived or changed their availability: slow starts begin at once.
     pub(super) fn start_slowly(&mut self, now: Duration) {
         let Some(mut following) = self.following.take() else { return };
         let row = self.look(&following, |_| None);
@@ -138,7 +141,7 @@ impl SimulatedClient {
         self.following = Some(following);
     }
 
-    /// What this client knows of its row.
+    /// This client's knowledge of its row.
     fn look(&self, following: &Following, heard: impl Fn(u32) -> Option<Heard>) -> Look {
         let slots: BTreeMap<u32, u32> =
             (0..).zip(&self.slots).filter_map(|(slot, of)| Some((of.as_ref()?.backend, slot))).collect();

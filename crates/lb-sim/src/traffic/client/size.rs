@@ -1,6 +1,6 @@
-//! A client's subset grows and shrinks with its own load: what it knows of its flows, by the daemon's own rule.
+//! Grows and shrinks a client's subset with its own load, by the daemon's own rule.
 //!
-//! Must not know when it is asked.
+//! Must not know when it is called.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use lb_core::load_band::{BandedSize, LoadBand};
 use super::SimulatedClient;
 use crate::traffic::assignments::JobAssignments;
 
-/// The size of a subset that follows load, and the newest assignments that the client knows.
+/// The size of a subset that follows load, and the newest assignments that the client has received.
 #[derive(Debug)]
 pub(super) struct GrowingSize {
     banded: BandedSize,
@@ -18,19 +18,20 @@ pub(super) struct GrowingSize {
 }
 
 impl SimulatedClient {
-    /// Its size follows its load from now on.
+    /// Makes its size follow its load from now on.
     pub fn follow_flows(&mut self, band: LoadBand) {
         self.growing = Some(GrowingSize { banded: BandedSize::new(band), assignments: None });
     }
 
-    /// How many members it has, if that follows its load; from these assignments on.
+    /// The number of its members, from these assignments on; `None` if its size does not follow
+    /// load.
     pub fn size_in(&mut self, assignments: &Rc<JobAssignments>) -> Option<u32> {
         let growing = self.growing.as_mut()?;
         growing.assignments = Some(Rc::clone(assignments));
         Some(growing.banded.size())
     }
 
-    /// Looks at its open flows. Returns the assignments if it has another size from now on.
+    /// Evaluates its open flows. Returns the assignments if its size changes.
     pub fn look_at_flows(&mut self, now: Duration) -> Option<Rc<JobAssignments>> {
         let established: u32 = self.links.iter().flatten().map(|link| link.flows).sum();
         let open = established + self.pending.iter().sum::<u32>();

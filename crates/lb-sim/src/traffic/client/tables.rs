@@ -1,14 +1,14 @@
-//! What a client's picks read: its tables as the kernel would have them.
+//! The data that a client's picks read: its tables as the kernel would have them.
 //!
-//! Where a service ejects backends, state words and members are those of the ejector; where connections are kept, only a
-//! backend whose connection is up can be chosen. Changes nothing but that a trial begins.
+//! If a service ejects backends, state words and members are those of the ejector. If the client
+//! holds connections, it can choose only backends with an established connection. The only change
+//! that this module makes is to begin a trial.
 
 use lb_common::abi::{BackendState, EjectionState, RecentErrors, StateWord, TableRef};
 use lb_common::pick::Tables;
 
 use super::{LinkState, SimulatedClient};
 
-/// What a pick reads.
 pub(super) struct ClientTables<'a> {
     pub(super) client: &'a SimulatedClient,
 }

@@ -1,4 +1,4 @@
-//! Keys of a job that say how much its tasks send, how unequally, and what a request costs.
+//! The keys of a job for how much its tasks send, how unequally, and the cost of a request.
 
 use serde::{Deserialize, Deserializer};
 
@@ -7,7 +7,7 @@ use crate::traffic::demand::{Bursts, Cost};
 use crate::traffic::machine::PS_PER_US;
 use crate::traffic::values::{Span, Within};
 
-/// Arrivals in a second at one task, on average.
+/// Arrivals per second at one task, on average.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "f64")]
 pub struct Rate(pub f64);
@@ -16,7 +16,8 @@ impl TryFrom<f64> for Rate {
     type Error = String;
 
     fn try_from(rate: f64) -> Result<Self, String> {
-        // Times are whole microseconds: of more than these, gaps would be rounded by more than a percent.
+        // Times are whole microseconds: at a higher rate, rounding would change gaps by more than a
+        // percent.
         if (1e-5..=2e4).contains(&rate) {
             return Ok(Self(rate));
         }
@@ -24,7 +25,6 @@ impl TryFrom<f64> for Rate {
     }
 }
 
-/// CPU time of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "CostTable")]
 pub struct CostChoice(pub Cost);
@@ -94,7 +94,7 @@ impl<'de> Deserialize<'de> for SkewChoice {
     }
 }
 
-/// Times in which every task sends more.
+/// Times in which all tasks send more.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "BurstTable")]
 pub struct BurstChoice(pub Bursts);
@@ -124,12 +124,12 @@ impl TryFrom<BurstTable> for BurstChoice {
     }
 }
 
-/// Users of each task who wait for the end of one request before they send the next.
+/// Users of each task that wait for the end of one request before they send the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClosedTable {
-    /// How many.
+    /// The number of users.
     pub clients: Within<1, 100_000>,
-    /// How long each of them waits between two requests, on average.
+    /// The average time that each user waits between two requests.
     pub think: Span,
 }

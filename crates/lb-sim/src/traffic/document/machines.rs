@@ -1,19 +1,19 @@
-//! Keys of the backends that say how fast they are and what makes them slower.
+//! The keys of the backends for their speed and their slowdowns.
 
 use serde::{Deserialize, Deserializer};
 
 use crate::traffic::values::{Span, Within};
 
-/// How fast the backends' cores are, 1 being that of the cores in which costs are counted.
+/// The speed of the backends' cores; 1 is the speed of the cores in which costs are counted.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Speed {
-    /// All alike.
+    /// The same for all backends.
     All(f64),
-    /// One after the other; there must be one for each.
+    /// One speed for each backend, in order.
     List(Vec<f64>),
-    /// Some of them, in turn.
+    /// These speeds in turn.
     Alternate(Vec<f64>),
-    /// So many percent of them, and which ones the seed decides.
+    /// A percentage of the backends has this speed; the seed decides which.
     Share(u32, f64),
 }
 
@@ -67,49 +67,48 @@ impl<'de> Deserialize<'de> for Speed {
     }
 }
 
-/// How much of its machine each backend may use, as a container's CPU limit says it.
+/// How much of its machine each backend may use, in the form of a container's CPU limit.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QuotaTable {
-    /// So many cores at most.
+    /// The maximum number of cores.
     pub cores: QuotaCores,
-    /// Over this time.
+    /// The period.
     #[serde(default = "a_tenth_of_a_second")]
     pub period: Span,
 }
 
-/// The kernel's, and Kubernetes'.
+/// The default of the kernel and of Kubernetes.
 const fn a_tenth_of_a_second() -> Span {
     Span { us: 100_000 }
 }
 
-/// Numbers of cores.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(untagged, expecting = "cores is a number, or a list of them")]
 pub enum QuotaCores {
-    /// For each backend.
+    /// The same for each backend.
     All(f64),
-    /// One after the other; there must be one for each.
+    /// One number for each backend, in order.
     List(Vec<f64>),
 }
 
-/// Neighbours on the same machine that make it slower, each time by another part.
+/// Neighbours on the same machine that make it slower, by a different part each time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AntagonistTable {
-    /// By how many percent at most; anything up to that is as likely.
+    /// The largest slowdown in percent; every value up to it is equally likely.
     pub share: Within<1, 99>,
-    /// How long each of these times is.
+    /// The length of each of these times.
     pub every: Span,
 }
 
-/// What a backend that has just started pays: caches are cold, and code is not compiled yet.
+/// The cost of a start: caches are cold, and code is not compiled yet.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "RestartCostTable")]
 pub struct RestartCost {
-    /// How many times as much CPU time everything takes.
+    /// The factor on all CPU times.
     pub factor: f64,
-    /// For how long.
+    /// How long the cost lasts.
     pub lasts: Span,
 }
 

@@ -1,6 +1,7 @@
-//! The size of a subset as a scenario has it: what the configuration takes, with its bounds.
+//! The size of a subset in a scenario: the forms that the configuration accepts, with their bounds.
 //!
-//! A number, `"auto"`, `{ min = 20 }`, or `{ low = 0.875, high = 1.125 }` for one that follows load. Must not know what sizes decide.
+//! A number, `"auto"`, `{ min = 20 }`, or `{ low = 0.875, high = 1.125 }` for a size that follows
+//! load. Must not know the effect of sizes.
 
 use std::fmt;
 
@@ -15,11 +16,10 @@ use serde::{Deserialize, Deserializer};
 
 use crate::traffic::values::Within;
 
-/// The size of a subset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubsetSize(pub Size);
 
-/// What a table may say of it.
+/// The table form.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SizeTable {
@@ -50,7 +50,7 @@ impl TryFrom<SizeTable> for SubsetSize {
     }
 }
 
-/// Flows of each backend, which a file has as a decimal fraction.
+/// Reads the number of flows for each backend, which a file writes as a decimal fraction.
 fn thousandths(key: &str, flows: f64) -> Result<u32, String> {
     let rounded = (1000.0 * flows).round();
     let is_exact = (1000.0 * flows - rounded).abs() < 1e-6 * rounded.max(1.0);

@@ -1,7 +1,8 @@
-//! What it costs to play a scenario: clients, members, arrivals, and how often clients are told of a change.
+//! The cost of playing a scenario: clients, members, arrivals, and how often clients are notified
+//! of a change.
 //!
-//! All of it follows from the file, so that one that is too large is refused before anything is allocated for it. The
-//! limits are what a laptop does in a few minutes.
+//! The file determines all of it, so a scenario that is too large is refused before anything is
+//! allocated for it. The limits are the work of a laptop in a few minutes.
 
 use std::ops::Range;
 
@@ -12,41 +13,44 @@ use super::{Fail, NewSize, Scenario, ScenarioRun, SpannedFault};
 use crate::metrics::float;
 use crate::traffic::document::{FailMode, JobTable, MAX_CLIENTS, ScenarioDocument};
 
-/// Most tables of one kind.
+/// The maximum number of tables of one kind.
 const MAX_TABLES: u64 = 1_000;
-/// Most rows of all runs together.
+/// The maximum number of rows of all runs together.
 const MAX_ROWS: u64 = 100_000;
-/// Most members of the subsets of all clients together.
+/// The maximum number of subset members of all clients together.
 const MAX_MEMBERS: u64 = 1_000_000;
-/// Most slots in the tables of all clients together: each client has one for every backend there ever is.
+/// The maximum number of slots in the tables of all clients together: each client has one for every
+/// backend that ever exists.
 const MAX_SLOTS: u64 = 20_000_000;
-/// Most arrivals of all runs together.
+/// The maximum number of arrivals of all runs together.
 const MAX_ARRIVALS: u64 = 200_000_000;
-/// Most requests and connections that are alive at a time, on average.
+/// The maximum number of requests and connections that exist at a time, on average.
 const MAX_ALIVE: u64 = 2_000_000;
-/// Most times that clients are told of a change, in all runs together.
+/// The maximum number of notices of a change to clients, in all runs together.
 const MAX_NOTICES: u64 = 500_000;
-/// Most members of all the subsets that clients are told of, in all runs together.
+/// The maximum number of members of all subsets sent to clients, in all runs together.
 const MAX_TOLD: u64 = 20_000_000;
-/// Most endpoints in all the lists that jobs are told, in one run: a list is kept until its last client knows it.
+/// The maximum number of endpoints in all lists sent to jobs, in one run: a list stays in memory
+/// until its last client has received it.
 const MAX_LISTED: u64 = 5_000_000;
-/// Most steps of computing subsets: changes times clients times backends, in all runs together.
+/// The maximum number of steps to compute subsets: changes times clients times backends, in all
+/// runs together.
 const MAX_ORDERED: u64 = 2_000_000_000;
 
-/// Most times that neighbours of machines come or go, in all runs together.
+/// The maximum number of arrivals and departures of machines' neighbours, in all runs together.
 const MAX_NEIGHBOURS: u64 = 20_000_000;
-/// Most times that clients hear a backend's own report, in all runs together.
+/// The maximum number of received lame-duck reports, in all runs together.
 const MAX_REPORTS: u64 = 5_000_000;
-/// Most times that backends measure their load, in all runs together.
+/// The maximum number of load measurements by backends, in all runs together.
 const MAX_LOADS: u64 = 50_000_000;
-/// Most reports of load that clients look at, in all runs together.
+/// The maximum number of load reports that clients evaluate, in all runs together.
 const MAX_LOOKS: u64 = 500_000_000;
-/// Most members that sizes which follow load look at, a second each, in all runs together.
+/// The maximum number of members evaluated by sizes that follow load, once a second each, in all
+/// runs together.
 const MAX_RESIZED: u64 = 500_000_000;
-/// Most times that a backend fails, in all runs together.
+/// The maximum number of backend failures, in all runs together.
 const MAX_FAILURES: u64 = 1_000_000;
 
-/// Checks that there are not too many tables.
 pub(super) fn check_tables(document: &ScenarioDocument) -> Result<(), SpannedFault> {
     let ScenarioDocument { run, resize, restart, fail, reweight, switch, upgrade, job, .. } = document;
     let tables = [
@@ -65,15 +69,13 @@ pub(super) fn check_tables(document: &ScenarioDocument) -> Result<(), SpannedFau
     Ok(())
 }
 
-/// How many clients a job and its copies have.
 struct ClientCounts {
-    /// The most that run at a time.
+    /// The largest number that runs at a time.
     most: u64,
-    /// All that are ever started.
+    /// All clients that are ever started.
     started: u64,
 }
 
-/// Checks that the scenario can be played within the limits.
 pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<(), SpannedFault> {
     let rows = scenario.duration.us.div_ceil(scenario.step.us);
     limit(
@@ -82,7 +84,7 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
         rows.saturating_mul(scenario.runs.len() as u64),
         MAX_ROWS,
     )?;
-    // Each seed is played as if it were a run.
+    // Each seed is played like a run.
     let runs = scenario.runs.len() as u64 * u64::from(scenario.seeds);
     let (mut most, mut started, mut arrivals, mut all_alive, mut members) = (0u64, 0u64, 0u64, 0u64, 0u64);
     let mut resized = 0u64;
@@ -145,7 +147,7 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
     for run in scenario.runs.iter().filter(|run| run.follows_load(&jobs)) {
         let Some(table) = run.reports(scenario) else { continue };
         let span = document.reports.as_ref().map_or(0..0, Spanned::span);
-        // Each look goes past the reports that are still on their way.
+        // Each tick also examines the reports that are still on their way.
         let on_their_way = 1 + (table.delay.us + table.spread.us) / table.interval.us;
         let times = scenario.duration.us.div_ceil(1_000_000).saturating_mul(scenario.seeds.into());
         looks = looks.saturating_add(times.saturating_mul(members).saturating_mul(on_their_way));
@@ -163,7 +165,7 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
     ];
     let span = spans.into_iter().flatten().next().unwrap_or(0..0);
     if scenario.runs.iter().any(|run| run.reports(scenario).is_some()) {
-        // Each backend says that it leaves, and that it is back.
+        // Each backend reports that it leaves, and that it is back.
         let restarts = scenario.restarts.len() as u64 + 1;
         let reports = 2u64.saturating_mul(restarts).saturating_mul(backends).saturating_mul(started);
         limit(&span, "reports that clients hear, in all runs", reports.saturating_mul(runs), MAX_REPORTS)?;
@@ -172,23 +174,23 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
     limit(&span, "times that clients are told of a change", notices, MAX_NOTICES)?;
     let listed = (changes + 1).saturating_mul(first as u64).saturating_mul(backends);
     limit(&span, "endpoints in the lists that jobs are told of", listed, MAX_LISTED)?;
-    // Clients are told of every change, and once at the start.
+    // Clients receive every change, and one list at the start.
     let lists = (changes + 1).saturating_mul(runs);
     limit(&span, "members of all subsets that clients are told of", lists.saturating_mul(members), MAX_TOLD)?;
     let ordered = lists.saturating_mul(most).saturating_mul(backends);
     limit(&span, "changes times clients times backends of all runs", ordered, MAX_ORDERED)
 }
 
-/// What one task of a job asks for.
+/// The demand of one task of a job.
 struct Demand {
-    /// Arrivals in the whole run, retries among them.
+    /// Arrivals in the whole run, including retries.
     each: u64,
-    /// Requests and connections that are alive at a time, on average.
+    /// Requests and connections that exist at a time, on average.
     alive: u64,
 }
 
-/// What one task of a job asks for in a run. Where more is asked for than machines can do, what they work on at a time is bounded by
-/// their queues.
+/// The demand of one task of a job in a run. If demand exceeds the capacity of the machines, their
+/// queues bound the requests that they process at a time.
 fn demand(
     scenario: &Scenario,
     job: &JobTable,
@@ -200,7 +202,7 @@ fn demand(
     let rate = job.rate.map(|rate| run.rate.unwrap_or(rate).0);
     let interval = job.interval.map(|interval| 1e6 / float(interval.us));
     let cost_us = job.cost.map_or(0.0, |cost| cost.0.mean() * 1e6);
-    // On the fastest machine that there is.
+    // On the fastest machine of the scenario.
     let least_us =
         cost_us / scenario.machines.fastest() + float(run.wait.or(job.wait).unwrap_or(job.lasts).us);
     let unanswered_us = job.timeout.map_or(unanswered_us, |timeout| timeout.us.min(unanswered_us));
@@ -211,11 +213,13 @@ fn demand(
     });
     let Some(per_second) = interval.or(rate).or(users) else { return Demand { each: 0, alive: 0 } };
     let tries = f64::from(1 + run.retries.unwrap_or(job.retries).0);
-    // A connection that is kept has many, and those that are open at the start are a life's worth.
+    // A connection that stays open carries many requests. The connections that are open at the
+    // start are the arrivals of one lifetime.
     let life_us = job.connection_life.map_or(0.0, |life| float(life.us));
     let on_each = 1.0 + life_us / (least_us + float(job.pause.us)).max(1.0);
     let each = (float(scenario.duration.us) + life_us) / 1e6 * per_second * bursts * tries * on_each;
-    // Who gives up in time looks at each request until then, served or not.
+    // If a client has a timeout, each request has an event at that time, whether it was served or
+    // not.
     let kept_us = held_us.max(life_us).max(job.timeout.map_or(0.0, |timeout| float(timeout.us)));
     let alive = job.closed.map_or(per_second * peak * kept_us / 1e6, |closed| f64::from(closed.clients.0));
     Demand { each: whole(each), alive: whole(alive) }
@@ -248,8 +252,8 @@ fn clients(scenario: &Scenario, job: &JobTable, positions: Range<usize>) -> Clie
     ClientCounts { most: copies * u64::from(most), started: copies * started }
 }
 
-/// The most members that a task's subset may have when the job has so many tasks. With fewer tasks each may have more
-/// members, but all of them together have not.
+/// The maximum number of members of a task's subset if the job has this number of tasks. With fewer
+/// tasks each may have more members, but not all of them together.
 fn most_members(
     scenario: &Scenario,
     job: &JobTable,
@@ -258,7 +262,7 @@ fn most_members(
 ) -> u64 {
     let backends = u64::from(scenario.most_backends());
     match run.size.unwrap_or(job.size).0 {
-        // An arc is at most a task's part of the ring longer than the size, and has two edges more.
+        // An arc is longer than the size by at most a task's part of the ring, and by two edges.
         Size::Fixed(size) if run.algorithm.unwrap_or(job.algorithm).0.is_aperture() => {
             (u64::from(size) + backends.div_ceil(tasks) + 2).min(backends)
         }
@@ -267,12 +271,12 @@ fn most_members(
     }
 }
 
-/// Whether the sizes of a job's subsets follow load in a run.
+/// Returns whether the sizes of a job's subsets follow load in a run.
 fn follows_load(job: &JobTable, ScenarioRun { differs: run, .. }: &ScenarioRun) -> bool {
     matches!(run.size.unwrap_or(job.size).0, Size::Band(_))
 }
 
-/// Refuses too many of something.
+/// Refuses a number above its limit.
 fn limit(span: &Range<usize>, what: &str, wanted: u64, allowed: u64) -> Result<(), SpannedFault> {
     if wanted <= allowed {
         return Ok(());

@@ -1,6 +1,6 @@
-//! Backends that fail while they are reported: which part of them, how, when and how often.
+//! Backends that fail while they are listed: which part of them, how, when and how often.
 //!
-//! Must not know which ones these are: that is decided when the scenario is played.
+//! Must not know which backends these are: that is decided when the scenario is played.
 
 use toml::Spanned;
 
@@ -8,40 +8,38 @@ use super::{Scenario, SpannedFault, sorted};
 use crate::traffic::document::{FailMode, FailTable};
 use crate::traffic::values::Span;
 
-/// Backends that fail while they are reported, once or again and again.
+/// Backends that fail, once or repeatedly, while they are listed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fail {
-    /// When the first time.
+    /// When the first failure begins.
     pub at: Span,
-    /// How long each time.
+    /// The length of each failure.
     pub lasts: Span,
-    /// Which part of the backends.
     pub part: FailPart,
-    /// What connects to them meet.
+    /// The effect on connects to these backends.
     pub how: FailMode,
-    /// How many times as slow those are that are slow.
+    /// In mode `slow`: how many times slower the backends are.
     pub slowdown: f64,
-    /// The utilization that those report that lie, in thousandths.
+    /// In mode `lies`: the utilization that the backends report, in thousandths.
     pub utilization: u32,
-    /// After how long a client gives up a connect that nobody answers.
+    /// The time after which a client gives up an unanswered connect.
     pub timeout: Span,
-    /// From the beginning of one time to that of the next.
+    /// Time from the start of one failure to the start of the next.
     pub every: Span,
-    /// How often.
+    /// The number of failures.
     pub times: u32,
 }
 
-/// How many backends fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailPart {
-    /// So many percent, rounded up.
+    /// A percentage, rounded up.
     Share(u32),
-    /// So many.
+    /// A number.
     Count(u32),
 }
 
 impl FailPart {
-    /// How many of `count` backends.
+    /// The number of failing backends among `count`.
     pub fn of(self, count: u32) -> u32 {
         match self {
             Self::Share(percent) => (count * percent).div_ceil(100),
@@ -51,16 +49,16 @@ impl FailPart {
 }
 
 impl Fail {
-    /// When the last time is over.
+    /// The end of the last failure.
     pub const fn end_us(self) -> u64 {
         self.at.us + (self.times as u64 - 1) * self.every.us + self.lasts.us
     }
 }
 
-/// After how long a client gives up a connect that nobody answers, if nothing is written.
+/// The default time after which a client gives up an unanswered connect.
 const TIMEOUT: Span = Span { us: 3_000_000 };
 
-/// How many times as slow a slow backend is, if nothing is written.
+/// The default factor by which a slow backend is slower.
 const SLOWDOWN: f64 = 10.0;
 
 pub(super) fn fails(tables: &[Spanned<FailTable>], end: Span) -> Result<Vec<Fail>, SpannedFault> {
@@ -70,7 +68,8 @@ pub(super) fn fails(tables: &[Spanned<FailTable>], end: Span) -> Result<Vec<Fail
     let mut fails: Vec<Fail> = Vec::with_capacity(tables.len());
     for spanned in by_time {
         let fail = fail(spanned.get_ref()).map_err(|message| (spanned.span(), message))?;
-        // Two at once: each would bring up what the other has taken down.
+        // Two failures at the same time are refused: each would restore backends that the other has
+        // taken down.
         let free = fails.last().map_or(0, |before| before.end_us());
         if fail.at.us < free {
             let message = format!(
@@ -142,7 +141,7 @@ fn fail(table: &FailTable) -> Result<Fail, String> {
     Ok(Fail { at, lasts, part, how, slowdown, utilization, timeout, every, times })
 }
 
-/// Refuses lies and silence where nobody would hear reports.
+/// Refuses the modes `lies` and `silent` if no client receives reports.
 pub(super) fn check_reports(scenario: &Scenario, tables: &[Spanned<FailTable>]) -> Result<(), SpannedFault> {
     if scenario.runs.iter().any(|run| run.reports(scenario).is_some()) {
         return Ok(());

@@ -1,4 +1,5 @@
-//! What a job's keys mean together: how much it sends, what that costs, and whether its policy can be played.
+//! How the keys of a job combine: how much it sends, the cost of that, and whether its policy can
+//! be played.
 
 use std::ops::Range;
 
@@ -9,7 +10,6 @@ use toml::Spanned;
 use super::{Scenario, ScenarioRun, SpannedFault};
 use crate::traffic::document::{JobTable, Traffic};
 
-/// Refuses keys that contradict each other.
 pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result<(), SpannedFault> {
     for spanned in tables {
         let job = spanned.get_ref();
@@ -39,7 +39,7 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
             );
         }
         if job.closed.is_some_and(|closed| closed.think.us < 1_000) {
-            // What fails at once would be sent again at the same moment, for ever.
+            // A request that fails at once would be sent again at the same moment, without end.
             return wrong(
                 "users who do not pause never end what fails at once: write think = \"1ms\" or more".into(),
             );
@@ -83,7 +83,7 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
     Ok(())
 }
 
-/// Refuses weights that follow load where nothing is known of it, or nobody heeds weights.
+/// Refuses weights that follow load if load is unknown, or if the policy ignores weights.
 fn check_load(
     scenario: &Scenario,
     job: &JobTable,
@@ -125,7 +125,8 @@ fn check_load(
     Ok(())
 }
 
-/// Refuses a size that follows load where subsets are fitted to each other, as the configuration does.
+/// Refuses a size that follows load if the algorithm computes the subsets of all tasks together, as
+/// the configuration does.
 fn check_size(
     job: &JobTable,
     ScenarioRun { name, differs: run }: &ScenarioRun,
@@ -145,7 +146,7 @@ fn check_size(
     }
 }
 
-/// Refuses a policy that looks at every member of a subset that is too large for that.
+/// Refuses a policy that examines every member if a subset is too large for that.
 fn check_policy(
     scenario: &Scenario,
     job: &JobTable,

@@ -1,4 +1,5 @@
-//! The machines of a scenario's backends: how fast each is, how much of it may be used, and what makes it slower at times.
+//! The machines of a scenario's backends: the speed of each, how much of it may be used, and its
+//! slowdowns.
 
 use lb_core::subset::random::{SplitMix64, shuffle};
 use toml::Spanned;
@@ -9,20 +10,20 @@ use crate::traffic::document::BackendsTable;
 use crate::traffic::document::machines::{AntagonistTable, QuotaCores, QuotaTable, RestartCost, Speed};
 use crate::traffic::quota::Quota;
 
-/// The machines of all backends that there ever are.
+/// The machines of all backends that ever exist.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machines {
-    /// Cores of each.
+    /// Cores of each machine.
     pub cores: u32,
-    /// What each one's speed is, or how it is decided.
+    /// The speed of each machine, or the rule that decides it.
     speed: Speed,
-    /// How much of each may be used; empty if there is no limit.
+    /// How much of each machine may be used; empty if there is no limit.
     quotas: Vec<Quota>,
-    /// What makes them slower at times.
+    /// Neighbours that make the machines slower at times.
     pub antagonist: Option<AntagonistTable>,
     /// What makes them slower after a start.
     pub restart_cost: Option<RestartCost>,
-    /// How many requests one works on at a time.
+    /// How many requests one machine processes at a time.
     pub queue: u32,
 }
 
@@ -52,7 +53,8 @@ impl Machines {
         })
     }
 
-    /// How fast the fastest of them can be. A quota makes none slower while it lasts.
+    /// The highest possible speed of any of them. A quota does not reduce the speed until it is
+    /// used up.
     pub fn fastest(&self) -> f64 {
         match &self.speed {
             Speed::All(speed) => *speed,
@@ -61,12 +63,12 @@ impl Machines {
         }
     }
 
-    /// How much of the machine of the backend with this index may be used.
+    /// How much of this backend's machine may be used.
     pub fn quota(&self, index: usize) -> Option<Quota> {
         self.quotas.get(index).copied()
     }
 
-    /// How fast each of so many backends is; where chance decides, by this generator.
+    /// The speeds of `count` backends; `rng` decides them if they are random.
     pub fn speeds(&self, count: u32, rng: &mut SplitMix64) -> Vec<f64> {
         let count = count as usize;
         match &self.speed {

@@ -1,4 +1,5 @@
-//! What operators do while clients send: whether it can be done at that time, and whether there is anything that it changes.
+//! Operator actions while clients send: whether an action is possible at its time, and whether it
+//! changes anything.
 
 use toml::Spanned;
 
@@ -39,7 +40,7 @@ pub(super) fn upgrades(document: &ScenarioDocument, end: Span) -> Result<Vec<Upg
     sorted(&document.upgrade, end, |table| table.at)
 }
 
-/// Refuses what would change nothing in any run.
+/// Refuses an action that would not change anything in any run.
 fn check_is_moved<T>(
     document: &ScenarioDocument,
     table: Option<&Spanned<T>>,

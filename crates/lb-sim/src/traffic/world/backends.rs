@@ -1,6 +1,6 @@
-//! What becomes of backends: they are reported, start, stop and restart, and clients are told of it.
+//! Changes of backends: they are listed, start, stop and restart, and clients are notified.
 //!
-//! Must not know what clients do about it.
+//! Must not know how clients react.
 
 use std::rc::Rc;
 
@@ -14,14 +14,14 @@ use crate::traffic::document::operator::ReweightTable;
 use crate::traffic::document::{FailMode, ReportsTable};
 
 impl World<'_> {
-    /// The service has so many backends from now on.
+    /// Changes the number of backends of the service.
     pub(super) fn set_backends(&mut self, count: u32, lame_duck_us: u64) {
         for index in self.count..count {
             let backend = &mut self.backends[index as usize];
             backend.exists = true;
             backend.exists_since = self.now;
             backend.stops_at = None;
-            // What it said before it went holds no more.
+            // The report from before the backend left is no longer valid.
             self.report(index, false);
             self.set_reported(index, Some(EndpointState::Healthy));
             self.start(index);
@@ -41,11 +41,12 @@ impl World<'_> {
         self.count = count;
     }
 
-    /// One stage of a batch; each queues the next one.
+    /// Performs one stage of a batch, and queues the next one.
     pub(super) fn restart(&mut self, BatchRestart { restart, batch, last, stage }: BatchRestart) {
         let table = self.scenario.restarts[restart];
         let lame_duck = self.run.differs.lame_duck.unwrap_or(table.lame_duck);
-        // Restarted are the backends that the service has when the restart begins, less those that it has lost since.
+        // The restart covers the backends that the service has when the restart begins, except
+        // those that it has lost since.
         let last =
             if batch.start == 0 && matches!(stage, RestartStage::LameDuck) { self.count } else { last };
         let indexes = batch.start..batch.end.min(last).min(self.count);
@@ -91,7 +92,7 @@ impl World<'_> {
         }
     }
 
-    /// A backend tells all clients whether it is a lame duck, if it reports.
+    /// Reports to all clients whether a backend is a lame duck, if backends send reports.
     fn report(&mut self, backend: u32, is_lame: bool) {
         let Some(reports) = self.reports else { return };
         if self.backends[backend as usize].is_lame == is_lame {
@@ -105,7 +106,7 @@ impl World<'_> {
         clients.into_iter().for_each(|client| self.report_to(client, backend, reports));
     }
 
-    /// What a backend says of itself now is on its way to a client.
+    /// Sends a backend's current report to a client.
     fn report_to(&mut self, client: u32, backend: u32, ReportsTable { delay, spread, .. }: ReportsTable) {
         let SimulatedBackend { reports: report, is_lame, .. } = self.backends[backend as usize];
         let mut rng = SplitMix64::new(mix64(&[self.seed, 7, self.now, backend.into(), client.into()]));
@@ -113,7 +114,7 @@ impl World<'_> {
         self.queue.push(at_us, SimulationEvent::Hear { client, backend, report, is_lame });
     }
 
-    /// A client that has just begun asks all backends, and lame ducks say so.
+    /// A new client requests reports from all backends, and lame ducks answer.
     pub(super) fn ask(&mut self, client: u32) {
         let Some(reports) = self.reports else { return };
         let lame: Vec<u32> = (0..)
@@ -124,10 +125,11 @@ impl World<'_> {
         lame.into_iter().for_each(|backend| self.report_to(client, backend, reports));
     }
 
-    /// Some backends begin to fail, and nobody is told.
+    /// Makes some backends fail, without notifying any client.
     pub(super) fn fail(&mut self, position: usize, times: u32) {
         let fail = self.scenario.fails[position];
-        // Which ones depends on the seed alone: the same each time, in each run, and of a larger part all of a smaller one.
+        // The choice depends only on the seed: it is the same each time and in each run, and a
+        // larger part includes all of a smaller part.
         let mut indexes: Vec<u32> = (0..self.count).collect();
         indexes.sort_by_cached_key(|&index| mix64(&[self.seed, 2, index.into()]));
         indexes.truncate(fail.part.of(self.count) as usize);
@@ -149,13 +151,13 @@ impl World<'_> {
         }
     }
 
-    /// The backends that fail are well again.
+    /// Restores the failing backends.
     pub(super) fn recover(&mut self) {
         for index in std::mem::take(&mut self.failing) {
             match self.backends[index as usize].failing.take() {
                 Some(FailMode::Slow) => self.set_slowdown(index, 1.0),
                 Some(FailMode::Errors | FailMode::Lies | FailMode::Silent) | None => {}
-                // Nothing else helps a process that hangs: it is started anew.
+                // A hung process recovers only by a restart.
                 Some(FailMode::Hang) => {
                     self.end_connections(index);
                     self.take_up(index);
@@ -166,7 +168,7 @@ impl World<'_> {
         self.note_recovery();
     }
 
-    /// Backends have another weight in the list from now on.
+    /// Gives backends another weight in the list.
     pub(super) fn reweight(&mut self, ReweightTable { from, to, weight, .. }: ReweightTable) {
         let weight = u16::try_from(weight.0).expect("its bounds are those of u16");
         for index in from.0..=to.0 {
@@ -176,7 +178,7 @@ impl World<'_> {
         self.publish();
     }
 
-    /// The source reports this of a backend from now on.
+    /// Sets the state that the source reports for a backend.
     fn set_reported(&mut self, index: u32, state: Option<EndpointState>) {
         self.backends[index as usize].reported = state;
         self.note_wanted(index);
@@ -188,14 +190,14 @@ impl World<'_> {
         backend.wanted_since = is_wanted.then(|| backend.wanted_since.unwrap_or(self.now));
     }
 
-    /// The source has a new list. Clients are told of it later.
+    /// Publishes a new list of the source; clients receive it later.
     pub(super) fn publish(&mut self) {
         for job in 0..self.jobs.len() {
             self.tell(job);
         }
     }
 
-    /// Computes what the tasks of a job use from now on, and sends it on its way to them.
+    /// Computes the assignments of a job's tasks, and sends them to the tasks.
     pub(super) fn tell(&mut self, job: usize) -> Rc<JobAssignments> {
         self.version += 1;
         let version = self.version;

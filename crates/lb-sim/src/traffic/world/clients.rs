@@ -1,7 +1,9 @@
-//! What clients do: they come and go, hear of lists and of lame ducks, and keep connections.
+//! The actions of clients: they come and go, receive lists and reports of lame ducks, and hold
+//! connections.
 //!
-//! A client is taken out of the list of clients while something happens to it, so that it and the backends can both
-//! change. What they send is beside. Must not know when backends stop and start.
+//! A client is removed from the list of clients while an event changes it, so that the client and
+//! the backends can both change. The module `requests` has the requests that clients send. Must not
+//! know when backends stop and start.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -19,9 +21,9 @@ use crate::traffic::client::{LinkState, SimulatedClient, SlotBackend, SlotConnec
 use crate::traffic::document::{Closing, Traffic};
 
 impl World<'_> {
-    // ---- clients -------------------------------------------------------------------------------------------------------
+    // ---- clients ----
 
-    /// A job has so many tasks from now on.
+    /// Changes the number of tasks of a job.
     pub(super) fn set_tasks(&mut self, job: usize, tasks: u32) {
         let stay = self.jobs[job].clients.len().min(tasks as usize);
         let leaving: BTreeSet<u32> = self.jobs[job].clients.split_off(stay).into_iter().collect();
@@ -47,7 +49,7 @@ impl World<'_> {
             if control.law.is_some() || control.slow_start.is_some() {
                 client.follow(control);
                 client.switch(self.switch);
-                // Not all at the same time.
+                // The clients do not all tick at the same time.
                 let first = SplitMix64::new(mix64(&[self.seed, 11, id.into()])).below(1_000_000);
                 self.queue.push(self.now + first, SimulationEvent::TickControl(id));
             }
@@ -69,7 +71,7 @@ impl World<'_> {
         }
         let assignments = self.tell(job);
         let version = self.version;
-        // A new client knows the newest list from the beginning.
+        // A new client knows the newest list from the start.
         for client in new {
             self.learn(client, &assignments, version);
             self.ask(client);
@@ -105,7 +107,7 @@ impl World<'_> {
         }
     }
 
-    /// Changes a client and whatever else it takes, unless the client is gone.
+    /// Changes a client and other state with it, unless the client is gone.
     pub(super) fn with_client(&mut self, id: u32, change: impl FnOnce(&mut Self, &mut SimulatedClient)) {
         if let Some(mut client) = self.clients[id as usize].take() {
             change(self, &mut client);
@@ -115,14 +117,15 @@ impl World<'_> {
 
     pub(super) fn learn(&mut self, id: u32, assignments: &Rc<JobAssignments>, version: u64) {
         self.with_client(id, |world, client| {
-            // Notices may overtake each other: one that is older than what the client knows is dropped.
+            // Notices may overtake each other: a notice that is older than the client's list is
+            // dropped.
             if client.version < version {
                 world.assign(id, client, assignments, version);
             }
         });
     }
 
-    /// A client looks at its open flows, and its size follows.
+    /// A client evaluates its open flows and adjusts its size.
     pub(super) fn look_at_flows(&mut self, id: u32) {
         self.with_client(id, |world, client| {
             if let Some(assignments) = client.look_at_flows(Duration::from_micros(world.now)) {
@@ -149,10 +152,10 @@ impl World<'_> {
         }
     }
 
-    /// A client hears a backend's own report.
+    /// A client receives a backend's own report.
     pub(super) fn hear(&mut self, id: u32, backend: u32, report: u32, is_lame: bool) {
         self.with_client(id, |world, client| {
-            // Reports may overtake each other as notices do.
+            // Reports may overtake each other, as notices do.
             if client.hear(Duration::from_micros(world.now), backend, report, is_lame) {
                 world.note_ejected(client);
                 if world.jobs[client.job].holds_links() {
@@ -162,9 +165,9 @@ impl World<'_> {
         });
     }
 
-    // ---- connections that are kept -------------------------------------------------------------------------------------
+    // ---- connections that stay open ----
 
-    /// Opens a connection to every member, and ends those to other backends.
+    /// Opens a connection to every member, and ends the connections to other backends.
     fn hold_links(&mut self, id: u32, client: &mut SimulatedClient) {
         let closing = self.jobs[client.job].table.closing;
         for slot in 0..client.slots.len() {
@@ -197,7 +200,7 @@ impl World<'_> {
         self.backends[backend as usize].holders.insert((id, number(slot)));
     }
 
-    /// Sets up a connection; returns whether it can be used.
+    /// Establishes a connection, and returns its state.
     fn establish(&mut self, id: u32, job: usize, slot: usize, backend: u32, serial: u32) -> LinkState {
         let to = &mut self.backends[backend as usize];
         if !to.is_up() {
@@ -206,7 +209,7 @@ impl World<'_> {
         to.connections += 1;
         self.note_opened(job);
         let takes = self.jobs[job].table.connect;
-        // Connections that exist at the start were set up before it.
+        // Connections that exist at the start were established before it.
         if takes.us == 0 || self.now == 0 {
             return LinkState::Ready;
         }
@@ -222,7 +225,7 @@ impl World<'_> {
         }
     }
 
-    /// The client ends a connection; what is under way on it fails.
+    /// Closes a connection of the client; its requests fail.
     pub(super) fn close(&mut self, id: u32, client: &mut SimulatedClient, slot: usize, is_moved: bool) {
         let link = client.links[slot].expect("what is closed was open");
         if link.flows > 0 {
@@ -248,9 +251,8 @@ impl World<'_> {
         }
     }
 
-    // ---- backends that stop and start ----------------------------------------------------------------------------------
+    // ---- backends that stop and start ----
 
-    /// A backend stops.
     pub(super) fn stop(&mut self, index: u32) {
         let backend = &mut self.backends[index as usize];
         backend.running = false;
@@ -258,7 +260,7 @@ impl World<'_> {
         self.end_connections(index);
     }
 
-    /// The connections of a backend end, and what is under way on them fails.
+    /// Ends the connections of a backend; their requests fail.
     pub(super) fn end_connections(&mut self, index: u32) {
         let backend = &mut self.backends[index as usize];
         self.counts.dropped += backend.connections;
@@ -291,7 +293,7 @@ impl World<'_> {
         }
     }
 
-    /// A backend runs from now on.
+    /// Starts a backend.
     pub(super) fn start(&mut self, index: u32) {
         let backend = &mut self.backends[index as usize];
         if !backend.running {
@@ -301,7 +303,7 @@ impl World<'_> {
         }
     }
 
-    /// A backend serves from now on: clients that lost their connection to it set it up again.
+    /// A backend serves from now on: clients that lost their connection to it re-establish it.
     pub(super) fn take_up(&mut self, index: u32) {
         let backend = &self.backends[index as usize];
         if !backend.is_up() {

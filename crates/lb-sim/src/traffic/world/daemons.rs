@@ -1,4 +1,4 @@
-//! What operators do with daemons: they switch what moves weights, and replace all of them at once.
+//! Operator actions on daemons: switching the law of weights, and replacing all daemons at once.
 //!
 //! Must not know what a daemon decides.
 
@@ -15,20 +15,21 @@ impl World<'_> {
         self.clients.iter_mut().flatten().for_each(|client| change(client, now));
     }
 
-    /// An operator says what becomes of all laws.
+    /// Applies an operator's setting to all laws.
     pub(super) fn switch_laws(&mut self, switch: Switch) {
         self.switch = switch;
         self.of_each_client(|client, _| client.switch(switch));
     }
 
-    /// All daemons keep what they have learnt.
+    /// Makes all daemons save their learnt state.
     pub(super) fn keep_learnt(&mut self) {
         self.of_each_client(SimulatedClient::keep_learnt);
     }
 
-    /// Another daemon for every client, which takes up what was kept, if anything was. Connections and the rest of what one knows go on.
+    /// Replaces every client's daemon by a new one, which loads the saved state if there is one.
+    /// Connections and the rest of the daemons' knowledge stay.
     pub(super) fn replace_daemons(&mut self, is_kept: bool) {
-        // What an operator has said is kept at once.
+        // A daemon saves an operator's setting at once.
         self.switch = if is_kept { self.switch } else { Switch::On };
         let switch = self.switch;
         self.of_each_client(|client, now| client.replace_daemon(now, is_kept, switch));

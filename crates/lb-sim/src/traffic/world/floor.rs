@@ -1,30 +1,32 @@
-//! What chance alone makes uneven: the same arrivals with the same costs, each at a backend that is drawn by capacity.
+//! The unevenness from chance alone: the same arrivals with the same costs, each at a backend drawn
+//! by capacity.
 //!
-//! Nobody who sends independent arrivals to backends in proportion does better than this by more than chance. Printed beside what
-//! policies do, so that nobody takes noise for a fault. Must not know who decides.
+//! A policy that sends independent arrivals to backends in proportion cannot be more even than
+//! this, except by chance. Reports print this floor beside the results of policies, so that noise
+//! is not mistaken for a fault. Must not know which module decides.
 
 use lb_core::subset::random::{SplitMix64, mix64};
 
 use crate::metrics::float;
 use crate::sampling::unit;
 
-/// Arrivals and costs, spread by chance.
+/// Arrivals and costs, distributed by chance.
 #[derive(Debug)]
 pub(super) struct Floor {
     rng: SplitMix64,
     weights: Urn,
     capacities: Urn,
-    /// Arrivals at each backend, over its weight.
+    /// Arrivals at each backend; divided by weight in [`Self::loads`].
     arrivals: Vec<u64>,
-    /// CPU time that arrivals at each backend cost, in seconds of a core of speed 1.
+    /// CPU time of the arrivals at each backend, in seconds of a core of speed 1.
     cpu: Vec<f64>,
 }
 
-/// Draws numbers by their parts of a whole.
+/// Draws numbers in proportion to their parts of a whole.
 #[derive(Debug)]
 struct Urn {
     parts: Vec<f64>,
-    /// Sums of parts up to each number.
+    /// The sum of the parts up to each number.
     sums: Vec<f64>,
 }
 
@@ -56,7 +58,8 @@ impl Floor {
         }
     }
 
-    /// Something arrives that costs this much CPU time, in picoseconds. Costs count only while they are measured.
+    /// Draws a backend for an arrival that costs this much CPU time, in picoseconds. The cost
+    /// counts only if `is_measured` is set.
     pub fn arrive(&mut self, is_measured: bool, cost_ps: u64) {
         let at = self.weights.draw(&mut self.rng);
         self.arrivals[at] += 1;
@@ -68,19 +71,19 @@ impl Floor {
         }
     }
 
-    /// Arrivals over weight of each backend of which `is_meant` is true.
+    /// Arrivals over weight of each backend for which `is_meant` is true.
     pub fn loads(&self, is_meant: impl Fn(usize) -> bool) -> Vec<f64> {
         let loads = self.arrivals.iter().zip(&self.weights.parts);
         let loads = loads.map(|(arrivals, weight)| float(*arrivals) / weight);
         loads.enumerate().filter(|(index, _)| is_meant(*index)).map(|(_, load)| load).collect()
     }
 
-    /// The part of all capacity that the costs ask for, times the seconds that were measured.
+    /// The part of the total capacity that the costs need, times the seconds measured.
     pub fn asked(&self) -> f64 {
         self.cpu.iter().sum::<f64>() / self.capacities.parts.iter().sum::<f64>()
     }
 
-    /// CPU time over capacity of each backend of which `is_meant` is true.
+    /// CPU time over capacity of each backend for which `is_meant` is true.
     pub fn utilizations(&self, is_meant: impl Fn(usize) -> bool) -> Vec<f64> {
         let utilizations = self.cpu.iter().zip(&self.capacities.parts).map(|(cpu, capacity)| cpu / capacity);
         utilizations.enumerate().filter(|(index, _)| is_meant(*index)).map(|(_, part)| part).collect()

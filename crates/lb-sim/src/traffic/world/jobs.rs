@@ -1,4 +1,5 @@
-//! Jobs during a run: how their tasks choose, as the daemon's configuration would say it, and how much each of them sends.
+//! Jobs during a run: how their tasks choose, as the daemon's configuration would define it, and
+//! how much each task sends.
 //!
 //! Must not know clients or backends.
 
@@ -16,7 +17,6 @@ use crate::traffic::document::{JobTable, Traffic};
 use crate::traffic::scenario::{Scenario, ScenarioRun};
 use crate::unequal::absent;
 
-/// A job during a run.
 #[derive(Debug)]
 pub(super) struct SimulatedJob {
     pub table: JobTable,
@@ -24,15 +24,15 @@ pub(super) struct SimulatedJob {
     pub service: Service,
     /// The client of each task.
     pub clients: Vec<u32>,
-    /// Mean time between two arrivals of all its tasks; or how long a user pauses.
+    /// Mean time between two arrivals of all its tasks, or the mean pause of a user.
     gap_us: Option<u64>,
-    /// How much the tasks at the start send, 1 being the mean; empty if all send the same.
+    /// How much the tasks at the start send; the mean is 1. Empty if all send the same.
     rates: Vec<f64>,
     /// Tasks that are absent.
     missing: BTreeSet<u32>,
 }
 
-/// Longer than any run: a day is the longest.
+/// Longer than any run, which is at most a day.
 const NEVER_US: u64 = 100 * 24 * 3600 * 1_000_000;
 
 impl SimulatedJob {
@@ -57,13 +57,15 @@ impl SimulatedJob {
         let algorithm = run.algorithm.unwrap_or(table.algorithm).0;
         let size = run.size.unwrap_or(table.size).0;
         let own = || lb_core::service::seed(&table.name.0, &scenario.service);
-        // Where several seeds are played, each has other subsets, unless the file says which.
+        // If several seeds are played, each has other subsets, unless the file sets the seed of the
+        // subsets.
         let of_play = || subset_seed.map_or_else(own, |number| mix64(&[own(), number]));
         let seed_of_subsets = table.seed.map_or_else(of_play, |seed| seed.0);
         let subset = Subset::Sized { algorithm, size };
         let service = Service::new(&scenario.service, SERVICE, subset, seed_of_subsets);
         let ejection = run.ejection.or(table.ejection).and_then(|choice| choice.0);
-        // Connections that are kept are made whoever fails: nothing is chosen that could be judged.
+        // A client holds its connections whether backends fail or not: it makes no choice that an
+        // ejector could judge.
         let ejection = ejection.filter(|_| table.traffic == Traffic::Connections);
         let policy = table.policy.0;
         let error_decay = table.error_decay.0.filter(|_| policy.counts_errors());
@@ -100,7 +102,8 @@ impl SimulatedJob {
         Self { table, shares, service, clients: Vec::new(), gap_us, rates, missing }
     }
 
-    /// Mean time between two arrivals at a task, or how long a user of it pauses; `None` if nothing arrives.
+    /// Mean time between two arrivals at a task, or the mean pause of its users; `None` if nothing
+    /// arrives.
     pub fn gap_us(&self, task: u32) -> Option<u64> {
         let rate = self.rates.get(task as usize).copied().unwrap_or(1.0);
         #[expect(
@@ -113,18 +116,17 @@ impl SimulatedJob {
         })
     }
 
-    /// How many connections that are kept each of them has open at a time, on average.
+    /// How many connections that stay open a task has at a time, on average.
     pub fn kept(&self, task: u32) -> f64 {
         let life = self.table.connection_life.map_or(0.0, |life| float(life.us));
         self.gap_us(task).map_or(0.0, |gap_us| life / float(gap_us.max(1)))
     }
 
-    /// When something comes that is due after a gap.
+    /// Returns when an arrival comes that is due after a gap.
     pub fn due(&self, now_us: u64, gap_us: u64) -> u64 {
         self.table.burst.map_or(now_us + gap_us, |burst| burst.0.due(now_us, gap_us))
     }
 
-    /// Whether a task is absent.
     pub fn is_missing(&self, task: u32) -> bool {
         self.missing.contains(&task)
     }

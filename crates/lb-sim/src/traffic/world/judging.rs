@@ -1,6 +1,8 @@
-//! What connects show of their backends, what clients make of it, and what is counted of that.
+//! The evidence that connects give about their backends, the clients' reaction, and the counts of
+//! it.
 //!
-//! Must not know when backends fail, nor decide who is ejected: the [`SimulatedClient`]'s ejector does.
+//! Must not know when backends fail, and must not decide which backends are ejected: the
+//! [`SimulatedClient`]'s ejector does.
 
 use lb_common::ejection::{Evidence, FailureSource};
 use lb_common::ending::{End, Ending};
@@ -11,40 +13,41 @@ use super::World;
 use crate::traffic::client::SimulatedClient;
 use crate::traffic::ejections::{EjectionCounts, EjectionRow, EjectionTotal, Most};
 
-/// What was counted of ejections.
+/// The counts of ejections.
 #[derive(Debug, Default)]
 pub(super) struct Judged {
     counts: EjectionCounts,
     at_last_row: EjectionCounts,
-    /// Members that are ejected now, over all clients.
+    /// Members that are currently ejected, over all clients.
     ejected: u64,
     most_ejected: f64,
     fewest_left: Option<u32>,
     most: Most,
-    /// When the last failure was over, and the longest ejection that was left then.
+    /// When the last failure ended, and the longest remaining ejection at that time.
     over: Option<(u64, u64)>,
-    /// Since when nobody is ejected.
+    /// Since when no backend is ejected.
     well_since: u64,
 }
 
 impl World<'_> {
-    /// The tick of the kernel programs' clock.
+    /// The current tick of the kernel programs' clock.
     pub(super) const fn tick(&self) -> u32 {
         tick(self.now * 1_000)
     }
 
-    /// A connect begins that is a trial.
+    /// Counts a connect that is a trial.
     pub(super) fn try_backend(&mut self, client: &mut SimulatedClient, slot: u32) {
         client.pairs[slot as usize].trials += 1;
         self.judged.counts.trials += 1;
     }
 
-    /// A connect was established.
+    /// Handles an established connect.
     pub(super) fn succeed(&mut self, client: &mut SimulatedClient, slot: u32, is_trial: bool) {
         self.judge(client, slot, Evidence::established(is_trial));
     }
 
-    /// A connect has failed, with this ending, or was reset as soon as it was established.
+    /// Handles a connect that failed with this ending, or that was reset as soon as it was
+    /// established.
     pub(super) fn blame(&mut self, client: &mut SimulatedClient, slot: u32, is_trial: bool, ending: Ending) {
         self.judged.counts.failed += 1;
         client.pairs[slot as usize].failed += u32::from(!is_trial);
@@ -52,10 +55,12 @@ impl World<'_> {
         if was_established {
             self.succeed(client, slot, is_trial);
         }
-        // A client task is one process here, and what it alone has found counts.
+        // A client task is one process in this model. Its failures alone must suffice for an
+        // ejection, so the evidence names several sources.
         let end = End::of(ending, was_established);
         self.judge(client, slot, Evidence::of_end(end, is_trial, FailureSource::SEVERAL, 0));
-        // After a trial that was established has taken it back, with no errors: this is its first one since.
+        // If an established trial has readmitted the backend, without errors, this is its first
+        // error since.
         if ending.is_error() {
             client.count_error(slot, self.tick());
         }
@@ -79,7 +84,7 @@ impl World<'_> {
         self.note_ejected(client);
     }
 
-    /// Brings the number of ejected members up to date with one client's.
+    /// Updates the number of ejected members with those of one client.
     pub(super) fn note_ejected(&mut self, client: &mut SimulatedClient) {
         let before = u64::from(client.ejected);
         let (members, ejected) = client.count_ejected();
@@ -96,18 +101,19 @@ impl World<'_> {
         }
     }
 
-    /// A client is gone, and its ejections with it.
+    /// Removes the ejections of a client that is gone.
     pub(super) fn forget_ejected(&mut self, client: &SimulatedClient) {
         client.pairs.iter().for_each(|pair| self.judged.most.add(*pair));
         self.judged.ejected -= u64::from(client.ejected);
     }
 
-    /// The backend in a slot has left for good: what happened to it is done.
+    /// Collects the counts of backends that have left their slots for good.
     pub(super) fn forget_pairs(&mut self, client: &mut SimulatedClient) {
         client.freed.drain(..).for_each(|pair| self.judged.most.add(pair));
     }
 
-    /// Backends are well again. If none fails after them, what is left of ejections is measured.
+    /// Handles the recovery of backends. If no failure follows, records the longest remaining
+    /// ejection.
     pub(super) fn note_recovery(&mut self) {
         if self.scenario.fails.iter().all(|fail| fail.end_us() <= self.now) {
             let left = self.clients.iter().flatten().map(|client| client.longest_left(self.tick()));

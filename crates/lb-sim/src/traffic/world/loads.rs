@@ -1,7 +1,7 @@
-//! What backends report of their load, and when clients look at it.
+//! The load reports of backends, and when clients evaluate them.
 //!
-//! Every backend measures at times of its own, and sends to whoever asks; a client sees the newest report that has reached it. Must not
-//! decide what follows: a client's [`Control`](lb_core::control::Control) does.
+//! Every backend measures at its own times. A client sees the newest report that has reached it.
+//! Must not decide the consequences: a client's [`Control`](lb_core::control::Control) does.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,16 +15,16 @@ use super::{SimulationEvent, World};
 use crate::metrics::float;
 use crate::traffic::document::{FailMode, ReportsTable};
 
-/// What one backend has measured and sent.
+/// The load measurements and reports of one backend.
 #[derive(Debug, Default)]
 pub(super) struct LoadReports {
-    /// How much had happened at each measurement, oldest first: as many as a window needs.
+    /// The sums at each measurement, oldest first: as many as a window needs.
     measured: VecDeque<Sums>,
-    /// What was sent and may still be on its way, oldest first.
+    /// Reports that were sent and may still be on their way, oldest first.
     sent: VecDeque<SentReport>,
 }
 
-/// What has happened on a backend up to a time.
+/// Sums of a backend from the start to a time.
 #[derive(Clone, Copy, Debug)]
 struct Sums {
     at_us: u64,
@@ -42,7 +42,7 @@ struct SentReport {
 }
 
 impl World<'_> {
-    /// Backends begin to measure, each at its own time: agents are not started together.
+    /// Makes backends begin to measure, each at its own time, because agents do not start together.
     pub(super) fn begin_to_report(&mut self) {
         let Some(table) = self.reports else { return };
         for backend in 0..number(self.backends.len()) {
@@ -51,13 +51,13 @@ impl World<'_> {
         }
     }
 
-    /// A backend that runs measures its load, and sends it to whoever asks.
+    /// Measures the load of a running backend, and sends a report.
     pub(super) fn report_load(&mut self, backend: u32) {
         let Some(table) = self.reports else { return };
         let (now, index) = (self.now, backend as usize);
         self.queue.push(now + table.interval.us, SimulationEvent::ReportLoad(backend));
         let (backend, reporting) = (&self.backends[index], &mut self.reporting[index]);
-        // What reports is beside the backend: it goes on where that is ill.
+        // The agent is another process than the backend, so it continues while the backend fails.
         if !backend.running || backend.failing == Some(FailMode::Silent) {
             reporting.measured.clear();
             return;
@@ -111,7 +111,7 @@ impl World<'_> {
         })
     }
 
-    /// A client looks at the reports, and its shares follow.
+    /// A client evaluates the reports, and adjusts its shares.
     pub(super) fn tick_control(&mut self, id: u32) {
         self.with_client(id, |world, client| {
             let is_made =
@@ -123,10 +123,12 @@ impl World<'_> {
     }
 }
 
-/// So many reports are kept beyond those that may be on their way: if more of them are lost, nothing is heard.
+/// How many reports are stored beyond those that may be on their way. If more than these are lost
+/// in a row, the client has no report.
 const KEPT: u64 = 32;
 
-/// What an agent reports of the time between two measurements: the use of the cores, and the share of time that somebody waited for one.
+/// The load between two measurements as an agent reports it: utilization is the use of the cores
+/// plus the share of time in which a request waited for a core or for quota.
 fn load_of(before: &Sums, now: &Sums, cores: f64, table: ReportsTable) -> ReportedLoad {
     let passed_us = float(now.at_us - before.at_us);
     let busy = (now.busy_us - before.busy_us) / passed_us / cores;

@@ -1,6 +1,7 @@
-//! Rows and totals: what was counted, and how even connections and load are at the end of a step and of a run.
+//! Rows and totals: the counts, and how even connections and load are at the end of a step and of a
+//! run.
 //!
-//! Counts are checked against each other at the end. Must not change what happens.
+//! Counts are checked against each other at the end. Must not change the course of the run.
 
 use super::serving::SimulatedServer;
 use super::{SimulatedBackend, World};
@@ -8,7 +9,7 @@ use crate::metrics::{Spread, float};
 use crate::traffic::tally::{LoadTotal, StepRow, Total, Traces, WeightChanges, utilization_of};
 
 impl World<'_> {
-    /// Connections that are open now.
+    /// Connections that are currently open.
     pub(super) fn open(&self) -> u64 {
         self.backends.iter().map(|backend| backend.connections).sum()
     }
@@ -53,14 +54,14 @@ impl World<'_> {
         }
     }
 
-    /// What has become of clients' weights since the last row, if something moves them.
+    /// How clients' weights have changed since the last row; `None` if no law adjusts them.
     fn weights(&mut self) -> Option<WeightChanges> {
         let tables = std::mem::take(&mut self.tables);
         let factors: Vec<f64> = self.clients.iter().flatten().flat_map(|client| client.factors()).collect();
         (!factors.is_empty()).then(|| WeightChanges { tables, factors: Spread::of(&factors) })
     }
 
-    /// Measuring begins.
+    /// Begins measuring.
     pub(super) fn measure(&mut self) {
         let now = self.now;
         self.machines.iter_mut().for_each(|server| server.measure(now));

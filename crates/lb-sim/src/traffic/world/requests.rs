@@ -1,7 +1,9 @@
-//! What clients send: requests and connects, from their arrival to their end.
+//! The requests and connects of clients, from arrival to end.
 //!
-//! A request is known by its number from the arrival on, also while it is tried again. Whoever works on it does not know when its
-//! client gives it up: that work is done for nothing. Must not know when backends stop and start, nor how machines share time.
+//! A request has the same number from its arrival on, also when it is retried, unless a backend
+//! still works on it: then the retry has a new number. A backend does not know that a client has
+//! given up a request, so it finishes that work in vain. Must not know when backends stop and
+//! start, nor how machines share time.
 
 use std::time::Duration;
 
@@ -15,7 +17,7 @@ use crate::sampling::{self, Distribution, unit};
 use crate::traffic::client::{LinkState, SimulatedClient, SlotBackend, SlotConnections};
 use crate::traffic::document::{FailMode, Traffic};
 
-/// After this long a SYN is sent again (RFC 6298; Linux's `TCP_TIMEOUT_INIT`).
+/// The time after which a SYN is retransmitted (RFC 6298; Linux's `TCP_TIMEOUT_INIT`).
 const FIRST_RETRANSMIT: Duration = Duration::from_secs(1);
 
 /// One arrival that has not ended.
@@ -23,39 +25,39 @@ const FIRST_RETRANSMIT: Duration = Duration::from_secs(1);
 pub(super) struct SimulatedRequest {
     pub client: u32,
     job: usize,
-    /// The slot and the backend that it went to last.
+    /// The slot and the backend to which it was last sent.
     pub slot: u32,
     pub backend: u32,
     began_us: u64,
     cost_ps: u64,
-    /// How long it is held beside that.
+    /// How long it is held in addition to its CPU time.
     wait_us: u64,
     tries_left: u32,
     /// When its client gives it up.
     gives_up_us: u64,
-    /// Until when its connection is kept.
+    /// How long its connection stays open.
     kept_until_us: u64,
-    /// Whether a user waits for it, who sends the next one later.
+    /// Whether a user waits for it, and sends the next request later.
     is_users: bool,
     /// Whether it is counted on its client's link to the backend.
     pub is_on_link: bool,
     stage: RequestStage,
 }
 
-/// Where a request is.
+/// The stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RequestStage {
-    /// Not sent, or about to be tried again.
+    /// Not sent, or about to be retried.
     Unsent,
-    /// Nobody answers the connect, which went out then.
+    /// Its connect was sent at `since_us`, and is not answered.
     Unanswered { since_us: u64, is_trial: bool },
     /// The backend has it, and it needs CPU time.
     OnMachine,
-    /// The backend has it, and it needs none.
+    /// The backend has it, and it needs no CPU time.
     Held,
-    /// It has ended, and its connection is kept for the next one.
+    /// It has ended, and its connection stays open for the next one.
     Idle,
-    /// The backend works on it, and nobody waits for it.
+    /// The backend works on it, but its client has given it up.
     Forsaken,
 }
 
@@ -65,7 +67,8 @@ impl SimulatedRequest {
     }
 }
 
-/// A request, and a number that differs from those of all others that had its place before.
+/// A request, by its place and by a generation that differs from those of all earlier requests in
+/// that place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RequestRef {
     place: u32,
@@ -102,7 +105,7 @@ impl Requests {
         self.places[place as usize].1.as_mut().expect("there is a request in this place")
     }
 
-    /// The place of a request that has not ended.
+    /// The place of a request; `None` if it has ended.
     fn find(&self, RequestRef { place, generation }: RequestRef) -> Option<u32> {
         let (here, request) = &self.places[place as usize];
         (*here == generation && request.is_some()).then_some(place)
@@ -112,19 +115,20 @@ impl Requests {
         RequestRef { place, generation: self.places[place as usize].0 }
     }
 
-    /// The same request, of which nothing that was to come before comes any more.
+    /// Returns a new reference to the same request, which makes its pending events stale.
     fn renew(&mut self, place: u32) -> RequestRef {
         let (generation, _) = &mut self.places[place as usize];
         *generation = generation.wrapping_add(1);
         RequestRef { place, generation: *generation }
     }
 
-    /// Whether somebody waits for the request in a place.
+    /// Returns whether a client waits for the request in a place.
     pub fn is_waited_for(&self, place: u32) -> bool {
         self.places[place as usize].1.as_ref().is_some_and(SimulatedRequest::is_under_way)
     }
 
-    /// The places of all requests under way, and of connections that are kept for the next one, of which this is true.
+    /// The places of the requests that have not ended, and of connections that stay open for the
+    /// next one, for which `is_meant` is true.
     pub fn of(&self, is_meant: impl Fn(&SimulatedRequest) -> bool) -> Vec<u32> {
         let places = (0..).zip(&self.places);
         let meant = places.filter(|(_, (_, request))| {
@@ -135,13 +139,12 @@ impl Requests {
         meant.map(|(place, _)| place).collect()
     }
 
-    /// How many are under way.
+    /// How many requests have not ended.
     pub fn under_way(&self) -> u64 {
         self.of(SimulatedRequest::is_under_way).len() as u64
     }
 }
 
-/// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestFailure {
     Refused,
@@ -155,7 +158,7 @@ pub(super) enum RequestFailure {
 }
 
 impl World<'_> {
-    /// A request or connect begins that was due, and the next one is due later.
+    /// Begins a request or connect that is due, and schedules the next one.
     pub(super) fn arrive(&mut self, id: u32) {
         self.with_client(id, |world, client| {
             let job = &world.jobs[client.job];
@@ -168,10 +171,11 @@ impl World<'_> {
         });
     }
 
-    /// A request or connect begins. Of how long its connection is kept this part is left.
+    /// Begins a request or connect. `left` is the remaining part of its connection's lifetime.
     fn begin(&mut self, id: u32, client: &mut SimulatedClient, left: f64) {
         let table = &self.jobs[client.job].table;
-        // Sampled in any case, so that all runs of a scenario see the same arrivals with the same lives and costs.
+        // Always sampled, so that all runs of a scenario have the same arrivals with the same
+        // lifetimes and costs.
         let cost_ps = table.cost.map_or(0, |cost| cost.0.sample(&mut client.rng));
         let wait = if table.cost.is_some() { table.wait.unwrap_or_default() } else { table.lasts };
         let wait_us = sampling::sample(table.lives, wait.us, &mut client.rng);
@@ -207,7 +211,7 @@ impl World<'_> {
         self.floor.arrive(self.now >= self.scenario.measure_from.us, cost_ps);
     }
 
-    /// Sees to it that the client gives a request up in time.
+    /// Schedules the time at which the client gives up a request.
     fn time_out_in_time(&mut self, request: RequestRef) {
         let gives_up_us = self.requests.at(request.place).gives_up_us;
         if gives_up_us != u64::MAX {
@@ -215,7 +219,6 @@ impl World<'_> {
         }
     }
 
-    /// A request is tried again.
     pub(super) fn try_again(&mut self, request: RequestRef) {
         if let Some(place) = self.requests.find(request) {
             let id = self.requests.at(place).client;
@@ -223,7 +226,7 @@ impl World<'_> {
         }
     }
 
-    /// A backend is chosen, and the request goes there.
+    /// Chooses a backend and sends the request to it.
     fn send(&mut self, id: u32, client: &mut SimulatedClient, request: u32) {
         let picked = client.pick(self.tick());
         if picked.how == How::Trial {
@@ -239,7 +242,7 @@ impl World<'_> {
         }
     }
 
-    /// A request goes to the backend in a slot.
+    /// Sends a request to the backend in a slot.
     fn send_to(&mut self, id: u32, client: &mut SimulatedClient, Pick { how, slot }: Pick, request: u32) {
         let (at, is_trial) = (slot as usize, how == How::Trial);
         let backend = client.slots[at].expect("a pick is of a slot that has a backend").backend;
@@ -274,7 +277,8 @@ impl World<'_> {
         self.serve(id, client, request);
     }
 
-    /// The backend of a request that is on its connection begins to work on it, or does not take it.
+    /// The backend of a request on an established connection begins to work on it, or does not
+    /// accept it.
     fn serve(&mut self, id: u32, client: &mut SimulatedClient, request: u32) {
         let SimulatedRequest { job, backend, cost_ps, .. } = *self.requests.at(request);
         let to = &mut self.backends[backend as usize];
@@ -298,7 +302,7 @@ impl World<'_> {
         }
     }
 
-    /// A request needs no CPU time any more.
+    /// Holds a request that needs no more CPU time.
     fn hold(&mut self, request: u32) {
         let held = self.requests.at(request);
         held.stage = RequestStage::Held;
@@ -306,7 +310,7 @@ impl World<'_> {
         self.queue.push(ends_us, SimulationEvent::Finish(self.requests.reference(request)));
     }
 
-    /// A backend does nothing any more. What needs no CPU time ends as it would have.
+    /// Stops all work of a backend. Requests that need no CPU time end as they would have.
     pub(super) fn hang(&mut self, backend: u32) {
         for request in self.take_off_machine(backend) {
             if self.requests.is_waited_for(request) {
@@ -317,7 +321,7 @@ impl World<'_> {
         }
     }
 
-    /// A machine has given a request the CPU time that it needs.
+    /// Handles a request that has received its CPU time from a machine.
     pub(super) fn worked(&mut self, request: u32) {
         match *self.requests.at(request) {
             SimulatedRequest { stage: RequestStage::Forsaken, .. } => self.requests.remove(request),
@@ -326,7 +330,7 @@ impl World<'_> {
         }
     }
 
-    /// A request has got what it came for.
+    /// Handles a request that succeeded.
     pub(super) fn finish(&mut self, request: RequestRef) {
         let Some(place) = self.requests.find(request) else { return };
         let SimulatedRequest { client: id, job, began_us, is_users, kept_until_us, .. } =
@@ -351,7 +355,8 @@ impl World<'_> {
         }
     }
 
-    /// The next request goes over a connection that is kept, unless that has lived long enough.
+    /// Sends the next request over a connection that stays open, unless the connection's lifetime
+    /// is over.
     pub(super) fn next_request(&mut self, request: RequestRef) {
         let Some(place) = self.requests.find(request) else { return };
         let SimulatedRequest { client: id, job, kept_until_us, .. } = *self.requests.at(place);
@@ -372,14 +377,14 @@ impl World<'_> {
         });
     }
 
-    /// A client that begins has as many connections open as it keeps on average.
+    /// Opens connections for a new client, as many as it has open on average.
     pub(super) fn open_kept(&mut self, id: u32) {
         self.with_client(id, |world, client| {
-            // As many on average as arrive in a life, also where that is less than one.
+            // On average as many as arrive in one lifetime, even if that is less than one.
             let some = world.jobs[client.job].kept(client.index) + unit(&mut client.kept_rng);
             let mut opened = 1.0;
             while opened <= some {
-                // What is left of a random life does not depend on its age.
+                // The remaining time of a random lifetime does not depend on its age.
                 let left = match world.jobs[client.job].table.lives {
                     Distribution::Even => unit(&mut client.kept_rng),
                     Distribution::Random => 1.0,
@@ -391,7 +396,7 @@ impl World<'_> {
         });
     }
 
-    /// A user whose request has ended sends the next one later.
+    /// Schedules the next request of a user after its pause.
     pub(super) fn think(&mut self, id: u32) {
         self.with_client(id, |world, client| {
             let job = &world.jobs[client.job];
@@ -401,7 +406,7 @@ impl World<'_> {
         });
     }
 
-    /// A request that was sent is on its connection no more.
+    /// Removes a request that was sent from its connection.
     fn end_flow(&mut self, id: u32, client: &mut SimulatedClient, request: u32) {
         let ended = self.requests.at(request);
         ended.is_on_link = false;
@@ -424,7 +429,7 @@ impl World<'_> {
         }
     }
 
-    /// A connect to a backend that is stopped or fails.
+    /// Handles a connect to a backend that is stopped or fails.
     fn fail_to_connect(&mut self, client: &mut SimulatedClient, slot: u32, is_trial: bool, request: u32) {
         let SlotBackend { backend, .. } = client.slots[slot as usize].expect("as above");
         let how = match &self.backends[backend as usize] {
@@ -454,7 +459,7 @@ impl World<'_> {
         }
     }
 
-    /// A client gives up a connect that nobody has answered, also if somebody would by now.
+    /// A client gives up an unanswered connect, even if the backend would answer by now.
     pub(super) fn give_up(&mut self, request: RequestRef) {
         let Some(place) = self.requests.find(request) else { return };
         let SimulatedRequest { client: id, slot, stage: RequestStage::Unanswered { is_trial, .. }, .. } =
@@ -469,7 +474,8 @@ impl World<'_> {
         self.fail_request(place, RequestFailure::Down);
     }
 
-    /// A client has waited long enough for a request. It is not tried again: whoever waits for it does not wait any longer.
+    /// A client gives up a request because of its timeout. The request is not retried, because no
+    /// client waits for it any longer.
     pub(super) fn time_out(&mut self, request: RequestRef) {
         let Some(place) = self.requests.find(request) else { return };
         let timed_out = self.requests.at(place);
@@ -490,7 +496,7 @@ impl World<'_> {
         self.fail_request(place, RequestFailure::TimedOut);
     }
 
-    /// How a connect ends that nobody has answered, if its client gives it up now.
+    /// The ending of an unanswered connect if its client gives it up now.
     fn ending_of_wait(&self, client: &SimulatedClient, since_us: u64) -> Ending {
         let waited = Duration::from_micros(self.now - since_us);
         let due = self.jobs[client.job].service.unanswered_after;
@@ -498,12 +504,12 @@ impl World<'_> {
         Attempt { soft_error: 0, retransmits, is_due: !due.is_zero() && waited >= due }.ending()
     }
 
-    /// A request has failed, and is on no connection. It is tried again if it may be.
+    /// Handles a failed request that is on no connection: retries it if retries are left.
     pub(super) fn fail_request(&mut self, request: u32, why: RequestFailure) {
         let failed = self.requests.at(request);
         failed.is_on_link = false;
         if failed.stage == RequestStage::Idle {
-            // Its connection is gone, and nobody waits.
+            // The connection of an idle request is gone, and no client waits for it.
             self.forget(request);
             return;
         }
@@ -511,7 +517,7 @@ impl World<'_> {
             failed.tries_left -= 1;
             self.counts.retries += 1;
             let again = if failed.stage == RequestStage::OnMachine {
-                // What the backend works on is not what is tried again.
+                // The backend still works on this request, so the retry is another one.
                 let again = SimulatedRequest { stage: RequestStage::Unsent, ..*failed };
                 failed.stage = RequestStage::Forsaken;
                 self.requests.insert(again)
@@ -542,7 +548,7 @@ impl World<'_> {
         }
     }
 
-    /// Nobody waits for a request any more.
+    /// Removes a request for which no client waits any more.
     pub(super) fn forget(&mut self, request: u32) {
         let forgotten = self.requests.at(request);
         forgotten.is_on_link = false;
@@ -553,7 +559,7 @@ impl World<'_> {
         }
     }
 
-    /// A machine has lost what was on it.
+    /// Removes a request that a machine has lost.
     pub(super) fn lose(&mut self, request: u32) {
         assert!(!self.requests.at(request).is_under_way(), "what was under way there has failed before");
         self.requests.remove(request);

@@ -1,6 +1,7 @@
-//! What machines do: they work on requests, and neighbours, failures and starts make them slower.
+//! The work of machines on requests, and what makes machines slower: neighbours, failures and
+//! starts.
 //!
-//! Must not know whose requests these are.
+//! Must not know which clients sent the requests.
 
 use lb_core::subset::random::{SplitMix64, mix64};
 
@@ -9,21 +10,21 @@ use crate::sampling::unit;
 use crate::traffic::document::machines::AntagonistTable;
 use crate::traffic::machine::Machine;
 
-/// A backend's machine, and what is known of it beside.
+/// A backend's machine and its current slowdowns.
 #[derive(Debug)]
 pub(super) struct SimulatedServer {
     machine: Machine,
     queue: usize,
-    /// When the next event of it comes; later ones that were pushed for it are stale.
+    /// When its next event comes; later events that were queued for it are stale.
     wakes_us: u64,
-    /// What neighbours take.
+    /// The part that neighbours use.
     antagonist: f64,
     neighbours: SplitMix64,
-    /// How many times as slow it is because it fails.
+    /// The factor by which a failure makes it slower.
     slowdown: f64,
-    /// How many times as slow it is because it has just started, and until when.
+    /// The factor by which a recent start makes it slower, and until when.
     cold: (f64, u64),
-    /// How long its cores had worked when measuring began, and at the end of the last step.
+    /// The working time of its cores when measuring began, and at the end of the last step.
     busy_before_us: f64,
     busy_at_row_us: f64,
 }
@@ -43,7 +44,7 @@ impl SimulatedServer {
         }
     }
 
-    /// Whether it takes no further request.
+    /// Returns whether it accepts no further request.
     pub fn is_full(&self) -> bool {
         self.machine.requests() >= self.queue
     }
@@ -53,7 +54,7 @@ impl SimulatedServer {
         self.machine.usable_cores()
     }
 
-    /// What it can do when nothing makes it slower, in cores of speed 1.
+    /// Its capacity without any slowdown, in cores of speed 1.
     pub fn capacity(&self) -> f64 {
         self.machine.capacity()
     }
@@ -63,25 +64,26 @@ impl SimulatedServer {
         self.machine.set_factor(now_us, (1.0 - self.antagonist) / self.slowdown / cold);
     }
 
-    /// How long its cores have worked since measuring began.
+    /// The working time of its cores since measuring began.
     pub fn busy_us(&self) -> f64 {
         self.machine.busy_us() - self.busy_before_us
     }
 
-    /// How long its cores have worked, and how long somebody has waited for one.
+    /// The working time of its cores, and the time in which a request waited for a core or for
+    /// quota.
     pub fn busy_and_waited_us(&mut self, now_us: u64) -> (f64, f64) {
         self.machine.advance(now_us);
         (self.machine.busy_us(), self.machine.waited_us())
     }
 
-    /// How long its cores have worked since the last step.
+    /// The working time of its cores since the last step.
     pub fn take_step_us(&mut self, now_us: u64) -> f64 {
         self.machine.advance(now_us);
         let before = std::mem::replace(&mut self.busy_at_row_us, self.machine.busy_us());
         self.machine.busy_us() - before
     }
 
-    /// Measuring begins.
+    /// Begins measuring.
     pub fn measure(&mut self, now_us: u64) {
         self.machine.advance(now_us);
         self.busy_before_us = self.machine.busy_us();
@@ -89,14 +91,14 @@ impl SimulatedServer {
 }
 
 impl World<'_> {
-    /// A machine gets a request to work on.
+    /// Gives a machine a request to work on.
     pub(super) fn work(&mut self, backend: u32, request: u32, cost_ps: u64) {
         let now = self.now;
         self.machines[backend as usize].machine.add(now, request, cost_ps);
         self.wake_in_time(backend);
     }
 
-    /// Something may be done on a machine.
+    /// Checks whether a machine has finished requests.
     pub(super) fn wake(&mut self, backend: u32) {
         let (now, at) = (self.now, backend as usize);
         if self.machines[at].wakes_us != now {
@@ -110,8 +112,8 @@ impl World<'_> {
         self.wake_in_time(backend);
     }
 
-    /// Sees to it that somebody looks when the next request is done. An event that comes too early is put off then: that costs less
-    /// than an event for each request that slows others down.
+    /// Ensures that a machine is checked when the next request is done. An event that comes too
+    /// early is postponed, which costs less than an event for each request that slows others down.
     fn wake_in_time(&mut self, backend: u32) {
         let server = &mut self.machines[backend as usize];
         if let Some(next) = server.machine.next_end()
@@ -122,26 +124,26 @@ impl World<'_> {
         }
     }
 
-    /// A machine works on nothing any more: on what it did until now.
+    /// Removes and returns all requests of a machine.
     pub(super) fn take_off_machine(&mut self, backend: u32) -> Vec<u32> {
         let now = self.now;
         self.machines[backend as usize].machine.clear(now)
     }
 
-    /// What was on a machine is lost.
+    /// Removes all requests of a machine; they are lost.
     pub(super) fn clear_machine(&mut self, backend: u32) {
         self.take_off_machine(backend).into_iter().for_each(|request| self.lose(request));
     }
 
-    /// Neighbours take another part of a machine from now on.
+    /// Changes the part of a machine that neighbours use.
     pub(super) fn antagonize(&mut self, backend: u32) {
         let AntagonistTable { share, every } =
             self.scenario.machines.antagonist.expect("there are antagonists");
         let server = &mut self.machines[backend as usize];
-        // Not all at the same times.
+        // Neighbours do not change at the same times on all machines.
         let is_first = self.now == 0;
         let lasts_us = if is_first { 1 + server.neighbours.below(every.us) } else { every.us };
-        // Half of the time nobody is there.
+        // Neighbours are absent half of the time.
         let is_there = server.neighbours.below(2) == 0;
         let part = f64::from(share.0) / 100.0 * unit(&mut server.neighbours);
         server.antagonist = if is_there { part } else { 0.0 };
@@ -149,13 +151,13 @@ impl World<'_> {
         self.change_speed(backend);
     }
 
-    /// A machine is so many times as slow from now on, because its backend fails; or 1, because it is well again.
+    /// Sets the factor by which a failure makes a machine slower; 1 after recovery.
     pub(super) fn set_slowdown(&mut self, backend: u32, slowdown: f64) {
         self.machines[backend as usize].slowdown = slowdown;
         self.change_speed(backend);
     }
 
-    /// A backend has started.
+    /// Handles the start of a backend.
     pub(super) fn warm_up(&mut self, backend: u32) {
         if let Some(cost) = self.scenario.machines.restart_cost.filter(|_| self.now > 0) {
             let until_us = self.now + cost.lasts.us;
