@@ -1,8 +1,8 @@
-//! Writes what the package needs of the command lines and of the configurations: a manual page for each command and each file,
-//! and completions for three shells.
+//! Writes the files that the package generates from the command lines and the configurations: a
+//! manual page for each command and each file, and completions for three shells.
 //!
-//! An example, so that the program itself carries neither the writers nor a hidden command. It knows nothing of commands and
-//! keys but their definitions, so a page cannot tell what the program does not.
+//! It is an example, so that the program itself contains neither the writers nor a hidden command.
+//! It reads only the definitions of commands and keys, so a page cannot differ from the program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use lb_user::cli::Cli;
 use lb_user::config::{keys, reference};
 use roff::{Inline, Roff, bold, roman};
 
-/// What the overview says after the commands, which know nothing of it. As in
+/// The sections of the overview that do not come from the commands. They match
 /// docs/reference/files-and-exit-codes.md.
 const FILES: &str = r#".SH FILES
 .TP
@@ -60,7 +60,8 @@ fn main() -> Result<()> {
     write_program(&folder, lb_sim::command(), about, "", &[".BR socklb (1)"])
 }
 
-/// Writes completions for a program, a page for each of its commands, and its own with more sections and what to see as well.
+/// Writes the completions of a program, a page for each of its commands, and its own page with the
+/// sections `more` and a list of related pages.
 fn write_program(
     folder: &Path,
     program: Command,
@@ -74,12 +75,12 @@ fn write_program(
             .with_context(|| format!("write the completions for {shell}"))?;
     }
     let mut program = program.disable_help_subcommand(true).about(about);
-    // Gives every command the options that all share, and its full name.
+    // Gives every command its full name and the options that all share.
     program.build();
     let mut pages = Vec::new();
     for command in program.get_subcommands().filter(|command| !command.is_hide_set()) {
         let name = format!("{of}-{}", command.get_name());
-        // A command that has commands of its own leads to their pages.
+        // A command with nested commands refers to their pages.
         let nested = command.get_subcommands().filter(|nested| nested.get_name() != "help");
         let mut others = vec![format!(".BR {of} (1)")];
         for nested in nested {
@@ -94,16 +95,16 @@ fn write_program(
     write(folder, program, &of, &format!("{more}.SH SEE ALSO\n{}\n", pages.join(",\n")))
 }
 
-/// Writes a page with more sections at its end.
+/// Writes a page, with the sections `more` at its end.
 fn write(folder: &Path, command: Command, name: &str, more: &str) -> Result<()> {
     let path = folder.join(format!("{name}.1"));
-    // clap_mangen leaves out what an argument after all others demands.
+    // clap_mangen shows neither the `--` before such an argument nor that it may repeat.
     let last = command.get_positionals().find(|argument| argument.is_last_set());
     let last = last.map(|argument| format!("<\\fI{}\\fR>", argument.get_id().as_str().to_uppercase()));
     let mut page = Vec::new();
     Man::new(command).title(name).render(&mut page)?;
     let page = String::from_utf8(page)?;
-    // clap_mangen leaves an empty date out, and what follows takes its place.
+    // clap_mangen leaves an empty date out, and the next field would take its place.
     let title = format!(".TH {name} 1 \"\" \"socklb {}\" \"socklb\"", env!("CARGO_PKG_VERSION"));
     let lines = page.lines().map(|line| if line.starts_with(".TH ") { title.as_str() } else { line });
     let page: Vec<&str> = lines.chain(more.lines()).collect();
@@ -115,7 +116,7 @@ fn write(folder: &Path, command: Command, name: &str, more: &str) -> Result<()> 
     fs::write(&path, page).with_context(|| format!("write {}", path.display()))
 }
 
-/// Writes the page of a configuration file, and of what belongs to it.
+/// Writes the page of a configuration file from its sections of keys.
 fn write_file_page<'s>(
     folder: &Path,
     name: &str,
@@ -151,7 +152,7 @@ fn write_file_page<'s>(
     fs::write(&path, page.render()).with_context(|| format!("write {}", path.display()))
 }
 
-/// A text in Markdown: what stands in backticks is bold, and of a link its words are left.
+/// Converts Markdown: text in backticks becomes bold, and a link becomes its text.
 fn inlines(markdown: &str) -> Vec<Inline> {
     let mut text = String::new();
     for (position, part) in markdown.replace('\n', " ").split("](").enumerate() {

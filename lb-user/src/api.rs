@@ -1,7 +1,8 @@
-//! The daemon's Unix socket: HTTP/1.1 with JSON, so that `curl --unix-socket` reads what the commands read.
+//! The daemon's Unix socket: HTTP/1.1 with JSON, so that `curl --unix-socket` can read everything
+//! that the commands read.
 //!
-//! Handlers hold no facts: they ask the event loop, and for the status read the maps beside it. In reading order: what
-//! is answered there (this file), and how the commands ask (`client`).
+//! Handlers have no state of their own: they query the event loop, and for the status they read the
+//! maps beside the loop. This file has the server's side; `client` has the side of the commands.
 
 mod client;
 
@@ -39,40 +40,41 @@ use lb_view::explanation::Explanation;
 use lb_view::load::Switched;
 use lb_view::readmission::Readmission;
 
-/// Where the answer to a query goes.
+/// The channel for the answer to a query.
 #[derive(Debug)]
 pub struct Reply<T>(oneshot::Sender<T>);
 
 impl<T> Reply<T> {
-    /// A place for an answer, and where it arrives.
+    /// Returns the sending and the receiving end.
     pub fn new() -> (Self, oneshot::Receiver<T>) {
         let (answer, arrives) = oneshot::channel();
         (Self(answer), arrives)
     }
 
-    /// Answers. The asker may have given up.
+    /// Sends the answer. If the requester has given up, the answer is discarded.
     pub fn send(self, answer: T) {
         let _ = self.0.send(answer);
     }
 
-    /// Whether the asker has given up.
+    /// Whether the requester has given up.
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()
     }
 }
 
-/// A query to the event loop.
 #[derive(Debug)]
 pub enum ControllerQuery {
-    /// What the loop knows that the maps do not hold.
+    /// The state that the maps do not hold.
     Facts(Reply<Facts>),
     /// The names of the client tasks that run.
     Clients(Reply<Vec<String>>),
     /// The configuration in force.
     Configured(Reply<Configured>),
-    /// Why a client uses its backends: of one service of one client, because each may take long.
+    /// Why a client uses its backends. Each query covers one service of one client, because an
+    /// explanation may take long.
     Explain { service: String, client: String, answer: Reply<Vec<Explanation>> },
-    /// Lifts the ejection of a backend, for one client task or all that have it. The other side may do that.
+    /// Lifts the ejection of a backend, for one client task or for all that have it. The peer's
+    /// permission has been checked.
     Readmit {
         service: String,
         backend: SocketAddr,
@@ -80,7 +82,8 @@ pub enum ControllerQuery {
         who: PeerCredentials,
         answer: Reply<Readmission>,
     },
-    /// Switches what follows load, for one client task or all that have the service. The other side may do that.
+    /// Switches the control of a service, for one client task or for all that have the service. The
+    /// peer's permission has been checked.
     SwitchLoad {
         service: String,
         switch: Switch,
@@ -88,50 +91,51 @@ pub enum ControllerQuery {
         who: PeerCredentials,
         answer: Reply<Switched>,
     },
-    /// To be answered when a client's programs are attached to one of these cgroups.
+    /// The answer is due when a client's programs are attached to one of these cgroups.
     Cover { client: String, cgroups: Vec<u64>, answer: Reply<Coverage> },
 }
 
-/// Most cgroups that one query may name: that of the process and those above it. Each costs the loop a system call
-/// whenever it looks, and no host nests cgroups this deep.
+/// The most cgroups that one query may name: the cgroup of the process and those above it. Each
+/// costs the loop a system call at every check, and no host nests cgroups this deep.
 const CGROUPS: usize = 64;
 
-/// The socket's name in its directory.
+/// The name of the socket in its directory.
 const SOCKET: &str = "socklb.sock";
 
-/// Where the socket is.
+/// The path of the socket.
 pub fn socket(run: &Path) -> PathBuf {
     run.join(SOCKET)
 }
 
-/// Binds it, under another name until it is shown. See [`lb_host::socket::bind`].
+/// Binds the socket, under another name until it is ready. See [`lb_host::socket::bind`].
 ///
 /// # Errors
-/// If its path cannot be taken.
+/// If its path cannot be used.
 pub fn bind(run: &Path, admins: Option<u32>) -> std::io::Result<Bound> {
     lb_host::socket::bind(run, SOCKET, admins)
 }
 
-/// Requests that may wait for a cgroup to be covered at a time: half of the socket's connections, so that other
-/// requests get one.
+/// Requests that may wait for a cgroup to be covered at a time: half of the socket's connections,
+/// so that other requests find a free one.
 const WAITERS: usize = 32;
 
-/// How long such a request waits. Our own commands ask anew every second.
+/// How long such a request waits. socklb's own commands send a new request every second.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// What queries are answered with.
+/// The state of the handlers.
 #[derive(Clone)]
 struct Queries {
     queries: mpsc::Sender<ControllerQuery>,
     status: Rounds,
-    /// One explanation is made at a time: that of a large service may take some hundred megabytes.
+    /// One explanation is made at a time, because that of a large service may use some hundred
+    /// megabytes.
     explaining: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
-    /// The group whose members may write, besides root and the daemon's own user.
+    /// The group that may write, besides root and the daemon's own user.
     admins: Option<u32>,
 }
 
-/// Answers queries.
+/// The routes of the socket.
 pub fn router(queries: &mpsc::Sender<ControllerQuery>, admins: Option<u32>) -> Router {
     let desk = Queries {
         queries: queries.clone(),
@@ -158,8 +162,9 @@ fn json(value: &impl Serialize) -> std::io::Result<CompressedDocument> {
     writer.finish()
 }
 
-/// The answer begins as soon as the loop has shown that it lives: a status of many clients takes a second to make,
-/// which a command must not take for a daemon that hangs.
+/// The answer begins as soon as the event loop has shown that it responds. The status of many
+/// clients takes a second to make; without this early sign a command would treat the daemon as
+/// hung.
 async fn status(State(desk): State<Queries>, headers: HeaderMap) -> Response {
     match ask(&desk.queries, ControllerQuery::Clients).await {
         Some(_) => pending(desk.status.next().await, accepts_gzip(&headers), JSON),
@@ -195,7 +200,7 @@ async fn explain(
     }
 }
 
-/// Asks client by client, so that the loop handles other events in between.
+/// Queries the loop once per client, so that it handles other events in between.
 async fn explanations(
     queries: &mpsc::Sender<ControllerQuery>,
     service: &str,
@@ -221,7 +226,8 @@ struct Ejected {
     client: Option<String>,
 }
 
-/// Lifts an ejection. Who may read may not write: that is for root, the daemon's own user, and the members of one group.
+/// Lifts an ejection. A user that may read may not write: only root, the daemon's own user and the
+/// members of one group may.
 async fn readmit(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
@@ -247,7 +253,7 @@ struct To {
     client: Option<String>,
 }
 
-/// Switches what follows load.
+/// Switches the control of a service.
 async fn switch_load(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
@@ -270,7 +276,8 @@ async fn switch_load(
     }
 }
 
-/// Who asks, if they may write. `what` they want to do with a service is told in the log, if not.
+/// The credentials of the peer if it may write. If it may not, `what` (the refused action) is
+/// logged.
 fn who_may_write(
     peer: Option<Extension<PeerCredentials>>,
     desk: &Queries,
@@ -301,11 +308,12 @@ fn may_write(who: &PeerCredentials, admins: Option<u32>) -> bool {
 
 #[derive(Deserialize)]
 struct Cgroups {
-    /// Ids with commas between.
+    /// Ids, separated by commas.
     cgroups: String,
 }
 
-/// Answers once the client's programs cover one of the cgroups, or after [`LONGEST_WAIT`] that they do not yet.
+/// Answers once the client's programs cover one of the cgroups. After [`LONGEST_WAIT`] it answers
+/// that they do not cover it yet.
 async fn cover(
     State(desk): State<Queries>,
     UrlPath(client): UrlPath<String>,
@@ -330,7 +338,7 @@ async fn cover(
     }
 }
 
-/// Asks the event loop; nothing, if the daemon is stopping.
+/// Queries the event loop; `None` if the daemon is stopping.
 pub async fn ask<T>(
     queries: &mpsc::Sender<ControllerQuery>,
     query: impl FnOnce(Reply<T>) -> ControllerQuery,

@@ -1,8 +1,9 @@
-//! An endpoint list with what each client task here uses of it.
+//! An endpoint list with the assignments of this host's client tasks.
 //!
-//! Shares come from the subsets of the whole job, which takes long for a large job: so assignments are completed beside
-//! the event loop, which only takes them in. What a task uses is found by the service and the task that it was computed
-//! for, so that an answer that comes late cannot be applied to another configuration. Starts no thread, reads no file.
+//! Shares come from the subsets of the whole job, which takes long to compute for a large job. So
+//! assignments are completed beside the event loop, which only applies them. An assignment is found
+//! by the service and the task that it was computed for, so that a late result cannot be applied to
+//! another configuration. This file starts no thread and reads no file.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,16 +15,16 @@ use lb_core::service::{Service, Task};
 
 use crate::config::{ClientConfig, EndpointSource};
 
-/// A client task that dials a service: all that its membership depends on, besides the list.
+/// A client task that dials a service: everything that its membership depends on, besides the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Consumer {
-    /// The task. First, for most of them differ in it.
+    /// The first field, because most consumers differ in it.
     pub task: Task,
     /// The service as the task sees it.
     pub service: Service,
 }
 
-/// A list and what one task uses of it. Cheap to clone.
+/// A list and its membership for one task. Cheap to clone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assignment {
     list: Arc<EndpointList>,
@@ -31,34 +32,33 @@ pub struct Assignment {
 }
 
 impl Assignment {
-    /// The list.
     pub fn list(&self) -> &EndpointList {
         &self.list
     }
 
-    /// What the task uses of it.
     pub fn membership(&self) -> &Membership {
         &self.membership
     }
 
-    /// How many members there are at most, if their number follows load.
+    /// The largest number of members, if that number follows load.
     pub fn most(&self) -> usize {
         self.membership.members.len() + self.membership.reserve.len()
     }
 
-    /// The same with so many members, of a number that follows load.
+    /// The same with `size` members, if the number follows load.
     #[must_use]
     pub fn resized(&self, size: u32) -> Self {
         Self { list: Arc::clone(&self.list), membership: Arc::new(self.membership.resized(size)) }
     }
 
-    /// The fact for the task's balancer, of the service at this position of the task's configuration.
+    /// The fact for the task's balancer; `position` is that of the service in the task's
+    /// configuration.
     pub fn fact(self, position: usize) -> Fact {
         Fact::Endpoints(position, self.list, self.membership)
     }
 }
 
-/// Those among `clients` that dial the service of this name.
+/// The tasks among `clients` that dial the service of this name.
 pub fn consumers<'c>(clients: impl IntoIterator<Item = &'c ClientConfig>, service: &str) -> Vec<Consumer> {
     let consumer = |client: &ClientConfig| {
         let mut services = client.services.iter();
@@ -68,7 +68,7 @@ pub fn consumers<'c>(clients: impl IntoIterator<Item = &'c ClientConfig>, servic
     clients.into_iter().filter_map(consumer).collect()
 }
 
-/// A list, and what it gives to each of the tasks that were asked for. Cheap to clone.
+/// A list, and its memberships for the tasks that were requested. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Assignments {
     list: Arc<EndpointList>,
@@ -79,37 +79,36 @@ pub struct Assignments {
 pub type AssignmentsByService = BTreeMap<String, Assignments>;
 
 impl Assignments {
-    /// A list of which no task's assignment is known yet.
+    /// A list without any task's assignment yet.
     pub fn new(list: EndpointList) -> Self {
         Self { list: Arc::new(list), memberships: Vec::new() }
     }
 
-    /// The list.
     pub fn list(&self) -> &EndpointList {
         &self.list
     }
 
-    /// Whether the list is the same object as that of the other assignments, not only equal: it was read once for both,
-    /// or one took it from the other (see [`Self::follow`]).
+    /// Whether the list is the same object as that of the other assignments, not only equal: it was
+    /// read once for both, or one took it from the other (see [`Self::follow`]).
     pub fn is_of_the_same_reading(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.list, &other.list)
     }
 
-    /// The list with what a task uses of it; `None` if that was not computed.
+    /// The assignment of a task; `None` if it was not computed.
     pub fn assignment(&self, service: &Service, task: Task) -> Option<Assignment> {
         let mut memberships = self.memberships.iter();
         let found = memberships.find(|(other, _)| other.task == task && other.service == *service);
         found.map(|(_, membership)| Assignment { list: self.list.clone(), membership: membership.clone() })
     }
 
-    /// What a task uses of the list; `None` if that was not computed.
+    /// The membership of a consumer; `None` if it was not computed.
     pub fn membership(&self, consumer: &Consumer) -> Option<&Membership> {
         let mut memberships = self.memberships.iter();
         memberships.find(|(other, _)| other == consumer).map(|(_, membership)| &**membership)
     }
 
-    /// Takes the list and the memberships of the assignments before, if the list that was read now is equal: from then
-    /// on both share one list, and need not be compared again.
+    /// Takes the list and the memberships of the assignments before, if the list that was read now
+    /// is equal. Both then share one list, which need not be compared again.
     pub fn follow(&mut self, before: &Self) {
         if self.list == before.list {
             self.list = before.list.clone();
@@ -117,7 +116,7 @@ impl Assignments {
         }
     }
 
-    /// Takes over what other assignments of an equal list know.
+    /// Adds the memberships of other assignments, if their list is equal.
     pub fn take_over(&mut self, other: &Self) {
         if Arc::ptr_eq(&self.list, &other.list) || self.list == other.list {
             let unknown =
@@ -127,10 +126,12 @@ impl Assignments {
         }
     }
 
-    /// Computes what is missing for these tasks, and forgets all others. May take seconds for the largest jobs; what
-    /// tasks of one job have in common is computed once.
+    /// Computes the missing memberships of these tasks, and drops those of all others. May take
+    /// seconds for the largest jobs. Results that tasks of one job have in common are computed
+    /// once.
     pub fn complete(&mut self, consumers: &[Consumer]) {
-        /// One job at a time, over all threads: each may take two hundred megabytes and a whole CPU.
+        /// One job at a time, over all threads: each may take two hundred megabytes and a whole
+        /// CPU.
         static TURN: Mutex<()> = Mutex::new(());
         self.memberships.retain(|(consumer, _)| consumers.contains(consumer));
         let mut missing: Vec<&Consumer> = Vec::new();
@@ -139,11 +140,12 @@ impl Assignments {
                 missing.push(consumer);
             }
         }
-        // Bound: each turn takes the first out.
+        // Bound: each turn removes the first.
         while let Some(first) = missing.first().copied() {
             let is_of_the_same_job =
                 |other: &&Consumer| other.service == first.service && other.task.count == first.task.count;
-            // A task that is alone needs no subset of another task, and waits for no other job.
+            // The only task of a job needs no subset of another task, and does not wait for other
+            // jobs.
             let is_large = first.task.count > 1;
             let _turn = is_large.then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
             let job = Memberships::new(&first.service, first.task.count, &self.list);
@@ -158,8 +160,8 @@ impl Assignments {
     }
 }
 
-/// The assignments of the lists that the configuration itself holds, for the tasks of these clients. What earlier
-/// assignments of equal lists know is not computed again.
+/// The assignments of the lists that the configuration itself holds, for the tasks of these
+/// clients. Memberships in `before` are reused if their lists are equal.
 pub fn statics(clients: &[ClientConfig], before: &AssignmentsByService) -> AssignmentsByService {
     let mut by_service = AssignmentsByService::new();
     for configured in clients.iter().flat_map(|client| &client.services) {
@@ -246,7 +248,7 @@ mod tests {
         };
         assert_eq!([0, 1, 2].map(|index| at(&after, index)), [None, Some(0), Some(1)]);
         assert!(Arc::ptr_eq(&after.memberships[0].1, &before.memberships[1].1), "it was not computed again");
-        // Of another list nothing is known.
+        // A different list has no memberships yet.
         let mut longer = Assignments::new(list(8));
         longer.take_over(&before);
         assert!(longer.memberships.is_empty());

@@ -1,17 +1,19 @@
-//! What failed and is to be tried again: after a second, then after twice as long each time, up to a minute.
+//! The pauses before retries of a failed action: one second, then twice as long each time, up to a
+//! minute.
 //!
-//! A fault that lasts (no descriptor is free, a privilege is missing) must neither fill the log nor keep the kernel busy,
-//! and must heal by itself when it is over. It reads no clock.
+//! A lasting fault (no free descriptor, a missing privilege) must neither fill the log nor load the
+//! kernel, and the action must succeed by itself once the fault is over. It reads no clock.
 
 use std::ops::Add;
 use std::time::{Duration, Instant};
 
 /// The pause after the first failure.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// The longest pause: how long after the end of a fault it may take until it has healed.
+/// The longest pause. This is also the longest time between the end of a fault and the retry that
+/// succeeds.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// One act that is tried until it succeeds; `T` is a time of any clock.
+/// One action that is retried until it succeeds; `T` is a time of any clock.
 #[derive(Debug)]
 pub struct Backoff<T = Instant> {
     /// The next attempt, and the pause before it; `None` after a success.
@@ -27,27 +29,27 @@ impl<T> Default for Backoff<T> {
 }
 
 impl<T: Copy + Ord + Add<Duration, Output = T>> Backoff<T> {
-    /// Whether the act may be tried now.
+    /// Whether the action may be tried now.
     pub fn is_due(&self, now: T) -> bool {
         self.next.is_none_or(|(due, _)| due <= now)
     }
 
-    /// The act succeeded.
+    /// Records that the action succeeded.
     pub fn succeeded(&mut self) {
         *self = Self::default();
     }
 
-    /// Something changed: it may be tried at once.
+    /// Allows an immediate retry, because something has changed.
     pub fn retry_now(&mut self) {
         self.next = None;
     }
 
-    /// The error of the last attempt, if that failed.
+    /// The error of the last attempt; `None` if it succeeded.
     pub fn error(&self) -> Option<&str> {
         self.reported.as_deref()
     }
 
-    /// The act failed. Returns whether to report that: not if the last error was the same.
+    /// Records a failure. Returns whether to report it: `false` if the last error was the same.
     pub fn failed(&mut self, now: T, error: &str) -> bool {
         let pause = self.next.map_or(SHORTEST, |(_, pause)| (2 * pause).min(LONGEST));
         self.next = Some((now + pause, pause));

@@ -1,6 +1,8 @@
-//! The commands, one file each: they put the parts together and decide the exit code.
+//! The commands, one file each. They combine the other parts of this crate and decide the exit
+//! code.
 //!
-//! Here is what several of them have in common: which configuration and directories are meant, and the status.
+//! This file has what several commands share: the choice of configuration and directories, and the
+//! status.
 
 mod options;
 
@@ -41,10 +43,9 @@ use crate::error::CommandFailure;
 use lb_view::filter::Filter;
 pub use options::{Cli, Command, PathOptions};
 
-/// The exit code for degraded: something works, and an operator should look.
+/// The exit code for degraded: the command worked, and an operator should look at its output.
 const DEGRADED: u8 = 3;
 
-/// Runs a command.
 pub fn run(cli: Cli) -> Result<ExitCode, CommandFailure> {
     let files = cli.files;
     match cli.command {
@@ -81,17 +82,20 @@ fn seconds(seconds: u32) -> Duration {
 }
 
 fn read_config(files: &PathOptions) -> Result<Config, CommandFailure> {
-    // Paths in the file are relative to it, and are compared with paths that the kernel reports, which are absolute.
+    // Relative paths in the file are relative to the file. They are made absolute because they are
+    // compared with paths that the kernel reports, which are absolute.
     let mut config = config::read(&std::path::absolute(files.file())?, &HostEnvironment)?;
     config.paths = files.over(config.paths)?;
     Ok(config)
 }
 
-/// The paths of commands that need nothing else of the configuration: they work whatever else is wrong with it.
+/// The paths for commands that need nothing else from the configuration. Other faults of the file
+/// do not stop these commands.
 fn paths_of(files: &PathOptions) -> Result<Paths, CommandFailure> {
     let paths = match &files.config {
         Some(file) => config::read_paths(&std::path::absolute(file)?)?,
-        // The default file may be missing, or not readable for this user: then the default paths hold.
+        // The default file may be missing, or unreadable for this user. Then the default paths
+        // apply.
         None => config::read_paths(files.file()).unwrap_or_default(),
     };
     Ok(files.over(paths)?)

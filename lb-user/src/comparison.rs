@@ -1,5 +1,5 @@
-//! What a configuration would change of what runs: the one side as the daemon or the pinned maps tell it, the other as a
-//! daemon that took the file on would decide. Changes nothing.
+//! Compares a configuration with the running one. The running side comes from the daemon or the
+//! pinned maps; the other side is what a daemon with the new file would decide. It changes nothing.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::controller::fixed;
 use crate::error::{CommandFailure, chain};
 use crate::{dry_run, status};
 
-/// What runs, as far as it can be known.
+/// The running configuration, as far as it is known.
 struct RunningState {
     configured: Configured,
     /// Whether `configured` is the daemon's own and has all keys.
@@ -32,7 +32,7 @@ impl RunningState {
                 Answer::Given(configured @ Configured { schema: KEYS_SCHEMA, .. }) => {
                     return Ok(Self { configured, is_whole: true, status });
                 }
-                // A daemon of another version names keys in another way.
+                // A daemon of another version may name keys differently.
                 Answer::Given(_) => {
                     return Ok(Self { configured: from_pins(&paths.pins)?, is_whole: false, status });
                 }
@@ -52,11 +52,12 @@ impl RunningState {
         Ok(Self { configured: from_pins(&paths.pins)?, is_whole: false, status })
     }
 
-    /// What a client task gives to the backends of a service; nothing, if it does not dial it.
+    /// The shares that a client task gives to the backends of a service; empty if it does not dial
+    /// the service.
     fn parts(&self, client: &str, service: &str) -> BackendShares {
         let service = self.status.client(client).and_then(|client| client.service(service));
         let Some(service) = service.filter(|service| service.open) else { return BackendShares::default() };
-        // What leaves already gets nothing, and will get nothing.
+        // A leaving backend has no share, before or after.
         let stays = service.backends.iter().filter(|backend| !backend.is_leaving());
         let part = |backend: &lb_view::backend::BackendStatus| {
             let (share, weight, active) = (backend.share_wanted, backend.weight, backend.active);
@@ -65,7 +66,7 @@ impl RunningState {
         BackendShares { entries: service.table_entries, backends: stays.map(part).collect() }
     }
 
-    /// The open flows of all that `is_meant`, by client and service.
+    /// The number of open flows of all clients and services for which `is_meant` returns `true`.
     fn active(&self, is_meant: impl Fn(&str, &str) -> bool) -> u64 {
         let services =
             self.status.clients.iter().flat_map(|client| {
@@ -75,7 +76,8 @@ impl RunningState {
         meant.flat_map(|(_, service)| &service.backends).map(|backend| backend.active).sum()
     }
 
-    /// What cannot change while it runs. Without the daemon's own keys only what the maps do not allow is known.
+    /// The changes that cannot be made while the daemon runs. Without the daemon's own keys only
+    /// the limits of the maps are checked.
     fn unchangeable(&self, config: &Config, paths: &Paths) -> Vec<String> {
         if self.is_whole {
             let clients: Vec<&str> = self.configured.clients.keys().map(String::as_str).collect();
@@ -94,7 +96,8 @@ impl RunningState {
     }
 }
 
-/// Compares a configuration with what runs where `paths` say. `by_service` are its lists.
+/// Compares a configuration with what runs at `paths`. `by_service` has the lists of the
+/// configuration.
 ///
 /// # Errors
 /// If nothing runs there, or it cannot be read.
@@ -147,7 +150,7 @@ fn shares(
             tell(&client.name, &service, &after);
         }
     }
-    // What only runs.
+    // Services that exist only on the running side.
     for client in &running.status.clients {
         for service in &client.services {
             tell(&client.name, &service.name, &BackendShares::default());
@@ -156,7 +159,7 @@ fn shares(
     Ok(changes)
 }
 
-/// What a client task would give to the backends of each of its services.
+/// The shares that a client task would give to the backends of each of its services.
 fn parts(
     config: &Config,
     client: &ClientConfig,

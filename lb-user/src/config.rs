@@ -1,6 +1,5 @@
-//! The configuration of this host: its file, and what it may ask about the process that reads it.
-//!
-//! What its text says is for [`lb_config`] to know.
+//! The configuration of this host: its file, and the environment of the process that reads it. The
+//! meaning of its text belongs to [`lb_config`].
 
 mod file;
 
@@ -12,12 +11,13 @@ use lb_report::keys::{Keys, ServiceKey};
 
 use crate::error::chain;
 
-/// This process on this host.
+/// The environment of this process on this host.
 pub struct HostEnvironment;
 
 impl ProcessEnvironment for HostEnvironment {
     fn variable(&self, name: &str) -> Option<String> {
-        // No variable has such a name, but getenv(3) of `A=B` would find a variable `A` whose value begins with `B=`.
+        // No variable has such a name. But getenv(3) of `A=B` would find a variable `A` whose value
+        // begins with `B=`.
         let is_name = !name.is_empty() && !name.contains(['=', '\0']);
         is_name.then(|| std::env::var_os(name)).flatten().map(|value| value.to_string_lossy().into_owned())
     }
@@ -38,11 +38,11 @@ pub mod tests {
 
     use super::*;
 
-    /// The shortest configuration.
+    /// The shortest valid configuration.
     pub const LEAST: &str = "[[client]]\njob = 'j'\ncgroup = 'c'\n\
          [[service]]\nname = 's'\naddress = '10.96.0.10:80'\nbackends = { static = [] }\n";
 
-    /// An environment of nothing.
+    /// An empty environment.
     struct Nothing;
 
     impl ProcessEnvironment for Nothing {
@@ -59,7 +59,7 @@ pub mod tests {
         }
     }
 
-    /// Reads a configuration that must be right, without an environment.
+    /// Parses a configuration without an environment. Panics if it has faults.
     pub fn good(text: &str) -> Config {
         let read = parse(text, Path::new("/etc/socklb/socklb.toml"), &Nothing);
         read.unwrap_or_else(|faults| panic!("{faults}\nin\n{text}"))

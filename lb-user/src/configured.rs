@@ -1,5 +1,5 @@
-//! A configuration as names and values, to be compared with another: of the file that was read, or what the pinned maps
-//! tell of the one that made them.
+//! A configuration as names and values, for comparison with another one. The values come from the
+//! file that was read, or from the pinned maps.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,10 +19,8 @@ use crate::config::{
 };
 use lb_document::in_units;
 
-/// A mechanism that is off.
 const OFF: &str = "off";
 
-/// What a configuration says.
 pub fn configured(config: &Config) -> Configured {
     let clients = config.clients.iter().map(|client| (client.name.clone(), of_client(client)));
     let mut services = BTreeMap::new();
@@ -57,7 +55,7 @@ fn of_client(client: &ClientConfig) -> Keys {
     ])
 }
 
-/// The seed is no key: it follows from the names of job and service.
+/// The seed is no key, because it follows from the names of job and service.
 fn of_service(configured: &ClientService) -> Keys {
     let Service {
         name: _,
@@ -91,7 +89,7 @@ fn of_service(configured: &ClientService) -> Keys {
     all.extend(load_keys(*control));
     all.extend(subset_keys(*subset));
     all.extend(source_keys(&configured.source));
-    // The other protocol does not have these keys.
+    // The keys that only this protocol has.
     match protocol {
         Protocol::Tcp => {
             all.extend(keys([
@@ -128,7 +126,7 @@ fn load_keys(ControlRules { law, mode, .. }: ControlRules) -> Keys {
 }
 
 fn health_keys(health: HealthRules, probe: Option<&ProbeConfig>) -> Keys {
-    // The rest is told with the probe.
+    // The other fields follow from the probe, which has its own keys.
     let HealthRules { panic_threshold, replace_after, first_look: _, heeds_reports: _ } = health;
     let mut all = keys([
         ("health.panic_threshold", panic_threshold.to_string()),
@@ -138,7 +136,7 @@ fn health_keys(health: HealthRules, probe: Option<&ProbeConfig>) -> Keys {
     let Some(ProbeConfig { kind, port, interval }) = probe else { return all };
     all.extend(keys([("health.interval", in_units(*interval)), ("health.port", or_none(*port))]));
     match kind {
-        // Of keys only the numbers are told.
+        // Only the numbers of the secret keys appear.
         ProbeKind::Report { keys: known, idle_interval } => {
             let ids: Vec<String> = known.all().iter().map(|key| key.id.to_string()).collect();
             all.extend(keys([
@@ -180,7 +178,7 @@ fn errno_text(errno: u16) -> String {
     known.map_or_else(|| errno.to_string(), |(name, _)| (*name).to_owned())
 }
 
-/// Where endpoints come from. A list that stands in the configuration has a key for each endpoint.
+/// The keys of a source. A list in the configuration itself has a key for each endpoint.
 fn source_keys(source: &EndpointSource) -> Keys {
     match source {
         EndpointSource::File(ListFile { path, port_name }) => keys([
@@ -201,7 +199,7 @@ fn source_keys(source: &EndpointSource) -> Keys {
     }
 }
 
-/// What a list says of an endpoint, but its address.
+/// The values of an endpoint in a list, except its address.
 pub fn endpoint_keys(endpoint: &Endpoint) -> Keys {
     let Endpoint { address: _, index, weight, state, zone, agent } = endpoint;
     keys([
@@ -245,7 +243,8 @@ fn host(config: &Config) -> Keys {
     ])
 }
 
-/// What the pinned maps tell of the configuration that made them: fewer keys, for the kernel needs no more.
+/// The configuration that the pinned maps contain. They have fewer keys, because the kernel needs
+/// only some.
 ///
 /// # Errors
 /// If the maps cannot be read.

@@ -1,19 +1,25 @@
-//! The controller: what a host's daemon decides. It is pure: an event comes in with its time, effects go out.
+//! The controller makes all decisions of a host's daemon. It is pure: an event comes in with its
+//! time, and effects go out.
 //!
-//! Call [`Controller::begin`] once; then [`Controller::handle`] for each event, and no later than [`Controller::next_wakeup`] with
-//! [`Event::Wakeup`]. Both return effects. The shell carries them out in any order and at any time; the result of
-//! each is an event of its own. An effect may fail, take for ever or never be carried out: what it was for stays as it is. An event may come
-//! late, twice, or for something that is gone.
+//! Call [`Controller::begin`] once. Then call [`Controller::handle`] for each event, and pass
+//! [`Event::Wakeup`] no later than [`Controller::next_wakeup`]. Both calls return effects. The
+//! shell may carry these out in any order and at any time; the result of each is an event of its
+//! own. An effect may fail, take for ever or never be carried out: the state that it was meant to
+//! change then stays as it is. An event may come late, twice, or for an object that is gone.
 //!
-//! The controller reads no clock and no file, starts no thread and draws no random number. It calls the kernel ([`Kernel`]) and the network
-//! ([`Network`]) through traits, for what they answer at once, because what it does next depends on that.
+//! The controller reads no clock and no file, starts no thread and draws no random number. It calls
+//! the kernel ([`Kernel`]) and the network ([`Network`]) through traits, because its next decision
+//! depends on what these calls return.
 //!
-//! In reading order: events and effects (this file); endpoint files (`files`), how lists are given to clients (`delivery`) and what of them
-//! is stored for later starts (`state_files`); another configuration (`reload`), what it changes (`changes`) and cannot change (`fixed`);
-//! one client (`client_task`), all of them (`clients`), those that cannot be started (`unstarted`) and those that leave (`leaving`); the
-//! start (`start`, `first_look`); flow records whose end no program saw (`flow_records`), the network namespaces of clients (`namespaces`);
-//! which backends are probed (`probing`, by `network`), which of them report (`register`), weights that follow load (`control`) and what was
-//! learnt of these (`learnt`); queries (`queries`) and what answers are made of (`facts`).
+//! In reading order: events and effects (this file); endpoint files (`files`), how lists are
+//! delivered to clients (`delivery`) and which state files are stored for later starts
+//! (`state_files`); a new configuration (`reload`), what it changes (`changes`) and cannot change
+//! (`fixed`); one client (`client_task`), all of them (`clients`), those that cannot be started
+//! (`unstarted`) and those that leave (`leaving`); the start (`start`, `first_look`); flow records
+//! whose end no program saw (`flow_records`), the network namespaces of clients (`namespaces`);
+//! which backends are probed (`probing`, by `network`), which of them report (`register`), weights
+//! that follow load (`control`) and what the daemon has learnt about these (`learnt`); queries
+//! (`queries`) and the facts that answers are built from (`facts`).
 
 mod start;
 
@@ -97,26 +103,27 @@ use crate::assignments::Consumer;
 use crate::config::Config;
 use crate::source::{Contents, FileSource, NoAnswer, SourceError, Stamp};
 
-/// Files and cgroups are looked at, and idle slots freed, this often: a watch can be lost without notice.
+/// The controller checks files and cgroups and frees idle slots at this interval, because a watch
+/// can be lost without notice.
 pub const TICK: Duration = Duration::from_secs(1);
 
-/// Every how many ticks clients that could not be started are tried again.
+/// Ticks between two attempts to start the clients that could not be started.
 const RETRY_TICKS: u32 = 10;
 
-/// Everything that the controller takes in.
 pub enum Event {
-    /// Something changed in directories that are watched.
+    /// Something changed in watched directories.
     Changed(BTreeSet<PathBuf>),
-    /// Directories are watched, as [`Effect::Watch`] asked.
+    /// The directories that [`Effect::Watch`] named are watched.
     Watched,
     /// The time of [`Controller::next_wakeup`] has come.
     Wakeup,
-    /// An endpoint file of the service was looked at: the version that lies there.
+    /// The stamp of the service's endpoint file was read; `None` if there is no file.
     Looked { service: String, source: FileSource, result: Result<Option<Stamp>, NoAnswer> },
-    /// The configuration file was looked at, to take it on if it has settled.
+    /// The stamp of the configuration file was read. `is_due`: the file has settled, so a new
+    /// version is to be loaded now.
     LookedAtConfig { is_due: bool, result: Result<Option<Stamp>, NoAnswer> },
-    /// An endpoint file was read, for the service. Readings are numbered in the order in which they were begun.
-    /// `result` is `None` if the file is the version that is known.
+    /// An endpoint file was read for the service. Readings are numbered in the order in which they
+    /// began. `result` is `None` if the file still has the known version.
     Read {
         service: String,
         source: FileSource,
@@ -124,46 +131,52 @@ pub enum Event {
         version: Version<Stamp>,
         result: Option<Result<Contents, SourceError>>,
     },
-    /// What an earlier daemon had learnt was read, which could not be read at the start.
+    /// The loads that an earlier daemon had learnt were read; they could not be read at the start.
     LearntRead(LearntFile),
-    /// Files for later starts were stored.
+    /// Storing files for later starts has ended.
     Stored(StoreFailures),
-    /// What client tasks use of the service's list was computed.
+    /// The assignments of the service's list are computed: what each client task uses of it.
     Computed { service: String, contents: Contents },
-    /// The configuration and all its files were read.
+    /// A configuration and all its files were read.
     Loaded(Box<Loaded>),
-    /// Clients that could not be started were tried again.
+    /// A retry of clients that could not be started has ended.
     Opened(Box<Tried>),
-    /// A wait for readers has ended: every program that was running when it began is done, unless the wait failed.
+    /// A wait for readers has ended: every program that was running when it began has ended, unless
+    /// the wait failed.
     ReadersGone(Result<(), DatapathError>),
     /// Flow records were compared with the kernel's lists of sockets.
     Reclaimed(Pass, Suspects),
-    /// The network namespaces of clients were searched for.
+    /// A search for the network namespaces of clients has ended.
     NamespacesFound(Vec<NamespaceFound>),
-    /// A process asks on the socket or the port for metrics.
+    /// A process sent a query, on the socket or the port for metrics.
     Asked(ControllerQuery),
-    /// Probes or reports have found a backend otherwise than before.
+    /// The health of a backend changed, as probes or reports show it.
     Heard,
-    /// An operator asks to read the configuration again, by SIGHUP.
+    /// An operator requests a reload by SIGHUP.
     Hangup,
 }
 
-/// What the shell does for the controller.
 pub enum Effect {
-    /// Watch for these cgroups to appear and for changes in these directories, and for nothing else; then comes [`Event::Watched`].
+    /// Watch these directories for changes, and watch for these cgroups to appear; watch nothing
+    /// else. [`Event::Watched`] follows.
     Watch { cgroups: Vec<PathBuf>, directories: BTreeSet<PathBuf> },
-    /// Tell the service manager.
+    /// Notify the service manager.
     Notify(Notice),
-    /// What takes time.
+    /// Run this beside the loop.
     Work(Box<BackgroundWork>),
 }
 
-/// What takes time and is done beside the loop. Its result is the event of the same name.
+/// Work that takes time and runs beside the loop. Its result is an event.
 pub enum BackgroundWork {
-    /// Look at an endpoint file, and watch its directory.
-    Look { service: String, source: FileSource },
-    /// Look at the configuration file, and watch its directory.
-    LookAtConfig { is_due: bool },
+    /// Read the stamp of an endpoint file, and watch its directory.
+    Look {
+        service: String,
+        source: FileSource,
+    },
+    /// Read the stamp of the configuration file, and watch its directory.
+    LookAtConfig {
+        is_due: bool,
+    },
     /// Read an endpoint file unless it is the `known` version.
     Read {
         service: String,
@@ -172,21 +185,29 @@ pub enum BackgroundWork {
         known: Option<Option<Stamp>>,
         purpose: ListPurpose,
     },
-    /// Read what an earlier daemon had learnt.
+    /// Read the loads that an earlier daemon had learnt.
     ReadLearnt,
     /// Store files for later starts.
     Store(StateFiles),
-    /// Compute what these tasks use of a list.
-    Compute { service: String, contents: Contents, consumers: Vec<Consumer> },
+    /// Compute which endpoints of a list these client tasks use.
+    Compute {
+        service: String,
+        contents: Contents,
+        consumers: Vec<Consumer>,
+    },
     /// Read a configuration and the files that it names, and open its clients.
     Load(Box<LoadRequest>),
-    /// Open clients.
     Open(Box<OpenRequest>),
-    /// Wait until every program that is running now is done.
+    /// Wait until every program that is running now has ended.
     WaitForReaders,
     /// Compare flow records with the kernel's lists of sockets.
-    Reclaim { targets: Vec<ReclaimTarget>, suspects: Suspects, now: Instant, interval: Duration },
-    /// Search for the network namespaces of clients, by name.
+    Reclaim {
+        targets: Vec<ReclaimTarget>,
+        suspects: Suspects,
+        now: Instant,
+        interval: Duration,
+    },
+    /// Search for the network namespaces of clients; each search comes with the client's name.
     SearchNamespaces(Vec<(String, Search)>),
 }
 
@@ -196,47 +217,45 @@ impl From<BackgroundWork> for Effect {
     }
 }
 
-/// What the service manager is told.
+/// A notification to the service manager.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// All is there that was asked for, with a line on the state.
+    /// The daemon is ready; the text is its status line.
     Ready(String),
-    /// A line on the state.
+    /// A new status line.
     Status(String),
-    /// A configuration is being read.
     Reloading,
 }
 
-/// What a controller is given at its start and what never changes.
+/// The constants of a controller, which it receives at its start.
 #[derive(Clone)]
 pub struct Environment {
-    /// The kernel.
     pub kernel: Arc<dyn Kernel>,
     pub features: Features,
     pub clock: Clock,
-    /// The name of this host.
     pub host: String,
-    /// The process.
+    /// The process id of the daemon.
     pub pid: u32,
-    /// How many descriptors it may have.
+    /// How many file descriptors this process may have.
     pub descriptors: u64,
-    /// Why cgroups may not be seen, if they may not.
+    /// Why cgroups may be invisible to the daemon; `None` if they are visible.
     pub namespace_warning: Option<String>,
-    /// Of 256: by how much of the longest jitter the first look begins later. Differs from host to host.
+    /// How much later the first look begins on this host, in 256ths of the longest jitter. Differs
+    /// from host to host.
     pub jitter: u8,
-    /// Clients that are opened at the same time.
+    /// How many clients are opened at the same time.
     pub threads: usize,
-    /// Whether the daemon is stopping, and does not wait for opened clients any more.
+    /// Whether the daemon is stopping and no longer waits for clients that are being opened.
     pub stopping: Arc<AtomicBool>,
 }
 
-/// See the head of this file.
 pub struct Controller {
     environment: Environment,
     /// The wall clock at the last event.
     wall: SystemTime,
     started: SystemTime,
-    /// Whether the first configuration was taken on. Before that there is no client, and no answer.
+    /// Whether the first configuration is in force. Before that the controller has no client and
+    /// answers no query.
     is_ready: bool,
     /// The configuration in force.
     config: Config,
@@ -249,14 +268,14 @@ pub struct Controller {
     waiters: Vec<Waiter>,
     ticks: u32,
     next_tick: Option<Instant>,
-    /// By how much later than at once the first look begins on this host.
+    /// How much later the first look begins on this host.
     first_look_jitter: Duration,
     effects: Vec<Effect>,
 }
 
 impl Controller {
-    /// Without any client yet: what is configured comes with the first configuration that is taken on. `version`: that of the
-    /// configuration file that was read.
+    /// The new controller has no client yet; clients come with the first configuration that is
+    /// loaded. `version` is the version of the configuration file that was read.
     pub fn new(
         config: &Config,
         version: Version<Stamp>,
@@ -287,7 +306,7 @@ impl Controller {
     /// Handles one event.
     ///
     /// # Errors
-    /// If the daemon cannot start. Once it is ready there is no error.
+    /// Returns an error if the daemon cannot start. Once it is ready, it never fails.
     pub fn handle(&mut self, event: Event, now: Instant, wall: SystemTime) -> Result<Vec<Effect>> {
         self.wall = wall;
         self.clients.has_settled = false;
@@ -333,7 +352,8 @@ impl Controller {
             }
             Event::Asked(query) => self.answer(query, now),
             Event::Heard => {
-                // What returns is tried if it is ejected: also by an ejection since the last tick.
+                // A backend that returns while it is ejected becomes the next connect's trial, even
+                // if it was ejected after the last tick.
                 self.clients.tasks.iter_mut().for_each(|client_task| client_task.hear_kernel(now));
                 self.hear_probes(now);
                 self.end_first_looks(now);
@@ -345,13 +365,14 @@ impl Controller {
         Ok(std::mem::take(&mut self.effects))
     }
 
-    /// By when [`Event::Wakeup`] is to come.
+    /// When [`Event::Wakeup`] has to come at the latest.
     pub fn next_wakeup(&self, now: Instant) -> Option<Instant> {
         let settling = self.clients.is_settling.then_some(now);
         self.next_due().into_iter().chain(self.next_tick).chain(settling).min()
     }
 
-    /// Does one thing whose time has come: the others come with the next wake-up, so that what else wakes the loop has its turn.
+    /// Does one thing that is due; a further wake-up does the next, so that other events of the
+    /// loop get their turn.
     fn wake_up(&mut self, now: Instant) {
         if self.next_due().is_some_and(|due| due <= now) {
             self.start_reading(now);
@@ -365,12 +386,14 @@ impl Controller {
         }
     }
 
-    /// Whether queries are answered: commands that wait for the daemon wait for the first look as well.
+    /// Whether the daemon answers queries. Commands that wait for the daemon also wait for the end
+    /// of the first look.
     pub fn is_open(&self) -> bool {
         self.is_ready && self.next_end_of_first_look().is_none()
     }
 
-    /// When a file that changed is to be read, if one is waiting for that, or a first look is over.
+    /// The earliest time at which a changed file is to be read or a first look ends, if there is
+    /// any.
     fn next_due(&self) -> Option<Instant> {
         let files = self.sources.files.values().map(|file| &file.feed.progress);
         let due = files.chain([self.reload.progress()]).filter_map(Progress::due);
@@ -378,18 +401,19 @@ impl Controller {
     }
 
     fn changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
-        // Directories of cgroups are watched as well, and may be those of files that are not.
+        // Directories of cgroups are watched even when files are not, and may contain such files.
         if self.config.daemon.watch {
             self.files_changed(changes, now);
             self.reload.changed(changes, now);
         }
-        // A directory above counts, too: it may be new, with all that is below it.
+        // A change of a parent directory counts as well: the directory may be new, with everything
+        // below it.
         let concerns =
             |client_task: &ClientTask| changes.iter().any(|path| client_task.path().starts_with(path));
         let mut any = false;
         for client_task in self.clients.tasks.iter_mut().filter(|client_task| concerns(client_task)) {
             client_task.cgroup_changed();
-            // Where that cannot be seen, the next tick looks.
+            // If this cannot be determined now, the next tick checks again.
             any |= !client_task.is_effective().unwrap_or(true);
         }
         if any {
@@ -398,8 +422,9 @@ impl Controller {
         }
     }
 
-    /// Has directories watched: where cgroups appear, and where files lie. A cgroup that appears before that is seen by the look that
-    /// follows ([`Event::Watched`]), and one that appears later is a change.
+    /// Requests watches on the directories where cgroups appear and where files lie. A cgroup that
+    /// appears before the watch exists is found by the check after [`Event::Watched`]; one that
+    /// appears later is reported as a change.
     fn watch(&mut self) {
         let cgroups = self.clients.tasks.iter().map(|client_task| client_task.path().to_owned());
         let directories = if self.config.daemon.watch { self.directories() } else { BTreeSet::new() };
@@ -407,7 +432,7 @@ impl Controller {
     }
 
     fn tick(&mut self, now: Instant) {
-        // Before the first configuration is taken on there is nothing to look at.
+        // Before the first configuration is in force there is nothing to check.
         if !self.is_ready {
             return;
         }
@@ -445,7 +470,7 @@ impl Controller {
         self.probe_again(now);
         self.follow_load(now);
         self.reclaim_flows(now);
-        // A wait that failed is tried again.
+        // Retries a wait that failed.
         self.wait_for_readers();
         let status = self.summary();
         self.effects.push(Effect::Notify(Notice::Status(status)));

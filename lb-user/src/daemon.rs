@@ -1,10 +1,11 @@
-//! The daemon: a shell around the [`controller`](crate::controller) that decides. It waits for events, carries effects out, and takes no
-//! decision of its own.
+//! The daemon: a shell around the [`controller`](crate::controller). It waits for events and
+//! carries out effects; the controller makes all decisions.
 //!
-//! In reading order: the loop that waits for events (`event_loop`), the start and the end (`start`), directories that are watched
-//! (`watches`), what takes time and is done beside the loop (`work`), files that may not answer (`file_io`), how lists (`lists`) and
-//! configurations (`loader`) are read, how clients are opened (`opener`), files on disk (`files`), and probes, reports and network interfaces (`network`,
-//! `receiving`).
+//! In reading order: the loop that waits for events (`event_loop`), the start and the end
+//! (`start`), watched directories (`watches`), work that takes time and runs beside the loop
+//! (`work`), files that may not answer (`file_io`), how lists (`lists`) and configurations
+//! (`loader`) are read, how clients are opened (`opener`), files on disk (`files`), and probes,
+//! reports and network interfaces (`network`, `receiving`).
 
 mod event_loop;
 
@@ -41,5 +42,5 @@ pub use self::watches::Watches;
 pub use self::work::Worker;
 use crate::config::Config;
 
-/// Reads the configuration again as the command line said to read it.
+/// Reads the configuration again in the way that the command line requests.
 pub type Reread = Arc<dyn Fn() -> Result<Config, ReadFailure> + Send + Sync>;

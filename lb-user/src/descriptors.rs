@@ -1,44 +1,47 @@
-//! How many descriptors the daemon may have, and what for: connections get what its own work leaves, so that its own
-//! work never lacks any.
+//! The daemon's budget of file descriptors. Its own work comes first; connections get the rest, so
+//! that its own work never runs out of descriptors.
 //!
-//! What other processes can make the daemon open is limited: connections on each of two listeners. The rest is its own:
-//! what it always has, and what each client takes. `docs/reference/limits.md` has the arithmetic for operators.
+//! Other processes can make the daemon open only a limited number of descriptors: the connections
+//! of two listeners. The daemon's own work needs the rest: a constant number, and a number for each
+//! client. `docs/reference/limits.md` has the arithmetic for operators.
 
 use crate::probes::MAX_UNDER_WAY;
 use lb_view::text::counted;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Of a client: maps, programs, cgroup. Twice as many for moments, while a reload opens what takes its place.
+/// For one client: maps, programs, cgroup. A reload briefly needs twice as many, while it opens the
+/// replacements.
 pub const OF_CLIENT: u64 = 20;
-/// Of the daemon itself: sockets, signals, watches (64), the maps of one client for each of the three documents that may
-/// be made at a time (64), endpoint files that do not answer (320, as many as have threads), probes by connection that are
-/// under way (256), and for reports a socket, an event and the host's maps (at most 8).
+/// For the daemon itself: sockets, signals and watches (64), the maps of one client for each of the
+/// three documents that may be made at a time (64), endpoint files that do not answer (320, the
+/// number of threads for them), probes by connection that are under way (256), and for reports a
+/// socket, an event and the host's maps (at most 8).
 pub const OF_DAEMON: u64 = 448 + MAX_UNDER_WAY as u64 + 8;
-/// Connections of each listener.
+/// Connections per listener.
 pub const CONNECTIONS: u64 = 64;
-/// The fewest connections of each listener, where there are too few descriptors for more.
+/// The minimum of connections per listener, if descriptors are scarce.
 const FEWEST_CONNECTIONS: u64 = 4;
-/// The socket and the port for metrics. Each accepts one more than its limit of connections, for a moment.
+/// The socket and the port for metrics. Each briefly accepts one connection more than its limit.
 const LISTENERS: u64 = 2;
 
-/// Descriptors that the daemon has at most with so many clients, connections included.
+/// The most descriptors that the daemon uses with this many clients, connections included.
 pub const fn wanted(clients: u64) -> u64 {
     own(clients) + LISTENERS * (CONNECTIONS + 1)
 }
 
-/// Descriptors for the daemon's own work: connections may have none of these.
+/// Descriptors for the daemon's own work, which connections may not use.
 const fn own(clients: u64) -> u64 {
     OF_DAEMON + 2 * OF_CLIENT * clients
 }
 
-/// Connections at a time of each listener, where so many descriptors are allowed.
+/// Simultaneous connections per listener if `limit` descriptors are allowed.
 pub fn connections_limit(limit: u64, clients: u64) -> usize {
     let left = limit.saturating_sub(own(clients)) / LISTENERS;
     let connections_limit = left.saturating_sub(1).clamp(FEWEST_CONNECTIONS, CONNECTIONS);
     usize::try_from(connections_limit).expect("at most CONNECTIONS")
 }
 
-/// What to say where fewer are allowed than are wanted.
+/// A warning if fewer descriptors are allowed than wanted.
 pub fn shortage(limit: u64, clients: u64) -> Option<String> {
     let wanted = wanted(clients);
     (limit < wanted).then(|| {
@@ -50,15 +53,15 @@ pub fn shortage(limit: u64, clients: u64) -> Option<String> {
     })
 }
 
-/// Raises this process's own limit as far as it may, and returns the limit.
+/// Raises the limit of this process to its maximum, and returns the resulting limit.
 pub fn raise() -> u64 {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // Any process may raise its limit to its maximum; the next line shows if that was refused.
+    // Any process may raise its limit to its maximum. If that was refused, the next line shows it.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     limit()
 }
 
-/// How many this process may have.
+/// The current limit of this process.
 pub fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
@@ -88,7 +91,8 @@ mod tests {
             let number = wanted(clients);
             assert!(limits.contains(&format!("| {row} | {number} |")), "{row}: {number}");
         }
-        // The unit allows what clients at their limit take, and says so with the same number.
+        // The unit allows the descriptors that the maximum number of clients needs, and its comment
+        // states the same number.
         let unit = include_str!("../../packaging/systemd/socklb.service");
         let most = wanted(lb_common::abi::MAX_CLIENTS as u64);
         assert!(unit.contains(&format!("# The daemon takes up to {most} with 64 clients")), "{most}");

@@ -1,6 +1,8 @@
-//! `socklb doctor`: what may be wrong with this host, with the command that mends it where there is one.
+//! `socklb doctor`: finds what may be wrong with this host, and names a command that fixes it if
+//! there is one.
 //!
-//! It looks for itself, whether or not a daemon runs, with the privileges of its caller; it says what it may not see.
+//! It examines the host by itself, even if a daemon runs, with the privileges of its caller. It
+//! reports what it has no permission to see.
 
 mod host;
 
@@ -33,10 +35,10 @@ use crate::descriptors;
 use lb_view::status::StatusDocument;
 use lb_view::text::counted;
 
-/// What to do about what may not be seen.
+/// The help for findings that lack a permission.
 const AS_ROOT: &str = "run socklb doctor as root";
 
-/// Looks at everything. `config` is the configuration, or why there is none.
+/// Examines everything. `config` is the configuration, or the reason why there is none.
 pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> Diagnosis {
     let mut diagnosis = Diagnosis { schema: SCHEMA, findings: Vec::new() };
     let features = host::examine(&mut diagnosis, paths);
@@ -46,7 +48,7 @@ pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> 
             "configuration",
             Severity::Warning,
             error.as_str(),
-            // Of a file that is not there `check` says no more.
+            // If the file does not exist, `check` has nothing to add.
             file.exists().then(|| format!("socklb check {}", file.display())).as_deref(),
         ),
     }
@@ -80,7 +82,7 @@ fn configuration(diagnosis: &mut Diagnosis, config: &Config) {
     );
 }
 
-/// Whether the daemon, if it runs, may open what its clients take.
+/// Whether the running daemon may open as many files as its clients need.
 fn open_files(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&StatusDocument>) {
     let pid = status.and_then(|status| status.daemon.as_ref()).map(|daemon| daemon.pid);
     let (Some(config), Some(limit)) = (config, pid.and_then(lb_kernel::open_files_of)) else { return };
@@ -196,7 +198,7 @@ fn stale(
     }
 }
 
-/// A client to look at: its name, and its cgroup relative to the mount.
+/// A client to examine; its cgroup is relative to the mount.
 struct KnownClient {
     name: String,
     cgroup: std::path::PathBuf,

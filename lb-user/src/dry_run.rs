@@ -1,4 +1,5 @@
-//! What a daemon that started now, on an empty kernel, would decide from the files: for `check` and `explain`.
+//! Computes what a daemon would decide from the files if it started now on an empty kernel, for
+//! `check` and `explain`.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,7 +17,7 @@ use crate::config::{ClientConfig, Config, EndpointSource};
 use crate::error::CommandFailure;
 use crate::source::FileSource;
 
-/// The sources of all services that come from files, each once.
+/// The file sources of all services. Services that share a source appear once.
 pub fn file_sources(config: &Config) -> Vec<FileSource> {
     let services: Vec<_> = config.clients.iter().flat_map(|client| &client.services).collect();
     let mut sources: Vec<FileSource> = Vec::new();
@@ -31,7 +32,7 @@ pub fn file_sources(config: &Config) -> Vec<FileSource> {
     sources
 }
 
-/// The lists of all services that these clients dial, and what each of them uses of them.
+/// The lists of all services that these clients dial, and what each client uses of them.
 pub fn assignments(
     clients: &[ClientConfig],
     sources: &[FileSource],
@@ -51,8 +52,9 @@ pub fn assignments(
     Ok(by_service)
 }
 
-/// The lists that a daemon on this configuration had in force, by the names of the services: of a service with a file the last good list,
-/// or the file if none is stored. Lists that cannot be read are left out.
+/// The lists that a daemon with this configuration had in force, by the names of the services. For
+/// a service with a file this is the last good list, or the file if no list is stored. Lists that
+/// cannot be read are left out.
 pub fn stored_lists(config: &Config) -> BTreeMap<String, Arc<EndpointList>> {
     let mut lists = BTreeMap::new();
     for configured in config.clients.iter().flat_map(|client| &client.services) {
@@ -76,20 +78,19 @@ pub fn stored_lists(config: &Config) -> BTreeMap<String, Arc<EndpointList>> {
     lists
 }
 
-/// A list that a client task has no room for.
+/// A list that does not fit the limits of a client task.
 #[derive(Debug, Error)]
 #[error("client {client}, service {service}")]
 pub struct DoesNotFit {
     client: String,
     service: String,
-    /// The service's address.
     pub address: SocketAddr,
-    /// What the client task lacks.
+    /// The limit that the list exceeds.
     #[source]
     pub refused: UnusableList,
 }
 
-/// The balancer of a client, by a clock that stands still.
+/// The balancer of a client. Its clock stands still.
 pub fn balancer(
     config: &Config,
     client: &ClientConfig,

@@ -1,4 +1,4 @@
-//! Errors as people read them, and why a command failed.
+//! Errors as people read them, and the reasons why a command failed.
 
 use std::fmt;
 use std::io;
@@ -10,11 +10,9 @@ use crate::source::SourceError;
 use lb_document::diagnostic::Diagnostics;
 pub use lb_document::diagnostic::chain;
 
-/// Why a command failed.
 pub enum CommandFailure {
-    /// Faults of files, shown with the lines they are in.
+    /// Faults of files, shown with the lines that contain them.
     Faults(Diagnostics),
-    /// Anything else.
     Other(anyhow::Error),
 }
 
@@ -42,7 +40,7 @@ impl<E: Into<anyhow::Error>> From<E> for CommandFailure {
     }
 }
 
-/// Whether a privilege is missing.
+/// Whether the cause is a missing privilege.
 pub fn is_permission(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.downcast_ref::<DatapathError>().is_some_and(DatapathError::is_permission)

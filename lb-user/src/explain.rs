@@ -1,4 +1,5 @@
-//! Why a client task uses these backends with these shares: the inputs, the order and the formulas, step by step.
+//! Explains why a client task uses its backends with their shares: the inputs, the order and the
+//! formulas, step by step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -29,10 +30,10 @@ mod absent;
 
 pub use absent::{Dials, why_none};
 
-/// Entries of the schedule that are shown.
 const SHOWN_ENTRIES: usize = 32;
 
-/// Explains every service of a client that `wanted` names (all, if it is `None`) and that has a list.
+/// Explains the service that `wanted` names, or all services of a client if it is `None`. Services
+/// without a list are skipped.
 pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
     client: &ClientConfig,
     balancer: &Balancer<T>,
@@ -56,7 +57,8 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
             let list = endpoints.as_slice();
             list.binary_search_by_key(&index, |endpoint| endpoint.index).ok().map(|at| list[at].address)
         };
-        // Of a size that follows load the whole order is known, so that another one is a cut.
+        // If the size follows load, the stored order covers all sizes. The order that is shown ends
+        // before the member that the next larger size would add.
         let ends_at = if matches!(service.subset, Subset::Sized { size: Size::Band(_), .. }) {
             let mut members = membership
                 .order
@@ -105,7 +107,8 @@ fn inputs(
     // The size that `auto` chooses may be larger than the number of endpoints.
     let size = membership.size.map(|size| size.min(endpoints.count()));
     let everybody_has_all = membership.members.iter().all(|member| member.connections == count);
-    // Arcs can overlap all backends without being of all: then their parts count.
+    // The arcs of a task can overlap all backends without covering each of them completely. Then
+    // the parts of the arcs decide.
     let is_whole = everybody_has_all && size.is_some_and(|size| size as usize >= membership.members.len());
     let (algorithm, by_weight) = match service.subset {
         Subset::All => ("all", ShareSource::Weights),
@@ -144,7 +147,7 @@ fn inputs(
     }
 }
 
-/// The largest size that `auto` chooses before it takes all.
+/// The largest size that `auto` tries before it uses all endpoints.
 const LARGEST_RUNG: u32 = weights::RUNGS[weights::RUNGS.len() - 1];
 
 fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Membership) -> Auto {
@@ -173,7 +176,7 @@ fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Members
     Auto { min, least, tried, why }
 }
 
-/// Of a row, who is not healthy.
+/// The backends of a row that are not healthy.
 fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
     balancer: &Balancer<T>,
     service: ServiceIndex,
@@ -182,7 +185,8 @@ fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
     let of = |(address, (usable, health)): (&SocketAddr, &(Usable, Health))| {
         let (address, is_replaced) = (*address, row.replaced.contains_key(address));
         let verdict = balancer.standing(Identity { service, address }).and_then(BackendEvidence::worst);
-        // Of its own word connects know by themselves, and its state word says nothing of it.
+        // Connects know directly that a backend is a lame duck by its own report; its state word
+        // does not contain it.
         let is_lame_by_report =
             verdict.is_some_and(|verdict| verdict.who == Who::Report && verdict.health == Health::LameDuck);
         let may_be_chosen = match usable {
@@ -197,7 +201,7 @@ fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
             who: match (verdict, health) {
                 (Some(verdict), _) => verdict.who,
                 (None, Health::Unproven) => Who::Probe,
-                // Of a backend that has no slot yet only the list is known.
+                // For a backend that has no slot yet only the list is known.
                 (None, _) => Who::Source,
             }
             .name()
@@ -209,7 +213,7 @@ fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
     row.usable.iter().filter_map(of).collect()
 }
 
-/// Who is in the table without being a member.
+/// The backends that are in the table without being members.
 fn substitutes<T>(row: &Row<T>, membership: &Membership) -> Vec<SocketAddr> {
     let members: BTreeSet<SocketAddr> = membership.members.iter().map(|one| one.endpoint.address).collect();
     row.members.iter().map(|(address, _)| *address).filter(|address| !members.contains(address)).collect()
@@ -232,7 +236,7 @@ fn members(plan: &Plan, index: ServiceIndex, members: &[membership::Member]) -> 
             connections: member.connections,
             weight: member.endpoint.weight,
             share: member.share,
-            // Every member has a weight, and so a target above 0.
+            // Every member has a weight, so its target is above 0.
             load: member.load / member.target,
             entries: entries.get(&slot).copied().unwrap_or(0),
             quota,

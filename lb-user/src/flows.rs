@@ -1,7 +1,8 @@
-//! The active flows, one by one: whose they are, where they go, how far they have come, and why they go there.
+//! The active flows, one by one: client, process, backend, phase, and the reason for the choice.
 //!
-//! Made from the pinned maps and `/proc` alone, so it needs no daemon. A hundred thousand flows are as few bytes as the
-//! kernel keeps of each; names are looked up when one is shown.
+//! They are read from the pinned maps and `/proc` alone, so no daemon is needed. A hundred thousand
+//! flows take only the bytes that the kernel stores of each. Names are looked up when a flow is
+//! shown.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,21 +36,23 @@ pub enum FlowsError {
 /// The flows that were found.
 pub struct FlowReport {
     clients: Vec<FlowSnapshot>,
-    /// Client and flow, the oldest first.
+    /// Indexes of client and flow, oldest flow first.
     order: Vec<(u32, u32)>,
     processes: BTreeMap<u32, Process>,
     now_ns: u64,
-    /// Clients that are on their way out and of another version: their flows are only counted.
+    /// Leaving clients of another version: only the number of their flows is known.
     pub leaving: Vec<LeavingClient>,
-    /// Clients whose maps could not be read, and why: a start that is under way, or was cut off.
+    /// Clients whose maps could not be read, each with the reason: a start is under way, or was
+    /// interrupted.
     pub unreadable: Vec<String>,
 }
 
-/// Looks for flows below a directory of pins.
+/// Finds the flows below a directory of pins.
 ///
 /// # Errors
-/// If the directory cannot be read, a permission is missing, or there is nothing of a name that is asked for. Other
-/// clients whose maps cannot be read are named in the report.
+/// If the directory cannot be read, a permission is missing, or the filter names something that
+/// does not exist. If the maps of one client cannot be read for another reason, the report names
+/// it.
 pub fn find(directory: &Path, filter: &Filter) -> Result<FlowReport, FlowsError> {
     let all = Pins::all_versions(directory)?;
     let place = format!("below {}", directory.display());
@@ -85,10 +88,10 @@ fn backends_by_service(clients: &[FlowSnapshot]) -> BackendsByService<'_> {
     backends
 }
 
-/// Leaves the flows that are asked for.
+/// Removes the flows that the filter excludes.
 fn keep(client: &mut FlowSnapshot, filter: &Filter) {
     let mut flows = std::mem::take(&mut client.flows);
-    // A flow of which the service or the backend is not known is shown only if none is asked for.
+    // A flow without a known service or backend is shown only if the filter names none.
     let service = |open: &OpenFlow| client.services.get(&ServiceIndex(open.flow.service));
     flows.retain(|open| {
         service(open).map_or(filter.service.is_none(), |service| filter.has_service(&service.name))
@@ -115,20 +118,18 @@ impl FlowReport {
         Self { clients, order, processes, now_ns, leaving: Vec::new(), unreadable: Vec::new() }
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.order.len()
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()
     }
 
-    /// One of them, the oldest first.
+    /// One flow; number 0 is the oldest.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If `number` is not less than [`FlowReport::len`].
     pub fn flow(&self, number: usize) -> ActiveFlow<'_> {
         let (client, flow) = self.order[number];
         let client = &self.clients[client as usize];
@@ -166,7 +167,6 @@ impl FlowReport {
         }
     }
 
-    /// The flows, to be shown as text.
     pub fn listing<'r>(&'r self) -> Listing<'r, impl Fn(usize) -> ActiveFlow<'r>> {
         Listing {
             count: self.len(),
@@ -177,7 +177,7 @@ impl FlowReport {
         }
     }
 
-    /// All of them, the oldest first.
+    /// All flows, oldest first.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = ActiveFlow<'_>> {
         (0..self.len()).map(|number| self.flow(number))
     }
@@ -185,7 +185,7 @@ impl FlowReport {
 
 impl Serialize for FlowReport {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        /// One after the other, so that they are never all there at once.
+        /// Serializes one flow after another, so that they are never all in memory.
         struct Flows<'a>(&'a FlowReport);
         impl Serialize for Flows<'_> {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -201,7 +201,7 @@ impl Serialize for FlowReport {
     }
 }
 
-/// What the backend of a slot is to a flow: leaving, or else its health.
+/// The state of a flow's backend: leaving, or else its health.
 fn state_of(slot: &SlotView) -> &'static str {
     match slot.state {
         BackendState::Leaving => BackendState::Leaving.name(),
@@ -261,12 +261,12 @@ mod tests {
         let found = FlowReport::of(vec![web, mail], 40_000_000_000);
         let seen: Vec<(String, u64, f64)> =
             found.iter().map(|flow| (flow.client.to_string(), flow.cookie, flow.age_s)).collect();
-        // The last began while the clock was read.
+        // The last flow began while the clock was read.
         let expected = [("web", 2, 30.0), ("mail", 3, 20.0), ("web", 1, 10.0), ("mail", 4, 0.0)];
         assert_eq!(seen, expected.map(|(client, cookie, age)| (client.to_owned(), cookie, age)));
     }
 
-    /// They are written one by one, and read back whole.
+    /// Flows are written one by one, and are read back as one document.
     #[test]
     fn the_document_is_what_readers_take_it_for() {
         let found = FlowReport::of(vec![of("web", vec![open(1, 30, 4, 1), open(2, 10, 4, 1)])], 0);

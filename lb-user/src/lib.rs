@@ -1,13 +1,20 @@
-//! socklb's daemon and commands, as a library for its own binary and benchmark. It is no interface for others.
+//! socklb's daemon and commands, as a library for its own binary and benchmark. It is not a public
+//! interface.
 //!
-//! In reading order: errors as people read them ([`error`]) and the configuration ([`config`]); where endpoints come from
-//! ([`source`]) and what client tasks use of them ([`assignments`]); what was counted of late ([`window`]), how many ends no
-//! program saw ([`reclaimed`]), what backends report ([`reports`]) and what probes by connection say ([`probes`]), when to try
-//! again ([`backoff`]) and what only the event loop knows ([`facts`]); what the daemon decides ([`controller`]) and the event loop around it ([`daemon`]), its socket ([`api`]) and
-//! metrics ([`metrics`]), how many descriptors all that may take ([`descriptors`]) and how freed memory is given back
-//! ([`memory`]); what people are shown ([`status`], [`flows`], [`explain`], [`print`](mod@print)), what a daemon would decide
-//! ([`dry_run`]) and what its probes would cost ([`probe_cost`]), what is configured ([`configured`]) and what that changes
-//! ([`comparison`]), and what may be wrong with the host ([`doctor`]); and the commands ([`cli`]).
+//! In reading order: errors for people ([`error`]) and the configuration ([`config`]); the sources
+//! of endpoints ([`source`]) and what client tasks use of them ([`assignments`]); the counts of the
+//! last minute ([`window`]), flows that ended unseen ([`reclaimed`]), reports of backends
+//! ([`reports`]), probes by connection ([`probes`]), pauses before retries ([`backoff`]) and the
+//! state that only the event loop has ([`facts`]).
+//!
+//! Then the decisions of the daemon ([`controller`]) and the event loop around them ([`daemon`]),
+//! its socket ([`api`]), its metrics ([`metrics`]), its need for descriptors ([`descriptors`]) and
+//! the release of freed memory ([`memory`]).
+//!
+//! Last, the output for people ([`status`], [`flows`], [`explain`], [`print`](mod@print)), the
+//! decisions of a daemon that does not run ([`dry_run`]) and the cost of its probes
+//! ([`probe_cost`]), the configuration as keys ([`configured`]) and its changes ([`comparison`]),
+//! the diagnosis of the host ([`doctor`]), and the commands ([`cli`]).
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod error;
@@ -79,7 +86,8 @@ pub fn main() -> ExitCode {
         }
         Err(CommandFailure::Other(error)) => {
             print::failure(format_args!("{error:#}"));
-            // A missing privilege has an exit code of its own: no change of the configuration would help.
+            // A missing privilege has its own exit code, because no change of the configuration
+            // would help.
             if is_permission(&error) { ExitCode::from(4) } else { ExitCode::FAILURE }
         }
     }

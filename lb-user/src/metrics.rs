@@ -1,9 +1,10 @@
-//! Counters for Prometheus: what the kernel maps hold, read anew for each scrape and written in one pass.
+//! Counters for Prometheus: the contents of the kernel maps, read again for each scrape and written
+//! in one pass.
 //!
-//! In reading order: what there is and what it means (`families`); what is collected for them (`collect`); how both
-//! become a page (`page`); and how it is served (`serve`). The event loop gives what only it knows, as
-//! [`Facts`](crate::facts::Facts), and is not held up by more than that: a page for ten thousand backends is half a
-//! million lines.
+//! In reading order: the metrics and their meaning (`families`), the collection of their values
+//! (`collect`), the format of a page (`page`), and the server (`serve`). The event loop only
+//! supplies its own state, as [`Facts`](crate::facts::Facts), so a scrape does not delay it: a page
+//! for ten thousand backends has half a million lines.
 
 mod families;
 

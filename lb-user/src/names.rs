@@ -1,4 +1,4 @@
-//! Whether there is anything of the names that a command is asked for: a misspelt name is an error, not an empty list.
+//! Checks that the names given to a command exist. A misspelt name is an error, not an empty list.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -7,13 +7,13 @@ use lb_view::filter::Filter;
 
 use lb_document::did_you_mean;
 
-/// The backends of services, those of several clients together.
+/// The backends of each service, merged over several clients.
 pub type BackendsByService<'a> = BTreeMap<&'a str, BTreeSet<SocketAddr>>;
 
-/// Whether the client that is asked for is one of these.
+/// Checks that the client of the filter, if any, is one of these.
 ///
 /// # Errors
-/// The message names those that there are.
+/// If it is not. The message names the clients that exist.
 pub fn check_client<'a>(
     filter: &Filter,
     clients: impl IntoIterator<Item = &'a str>,
@@ -28,10 +28,11 @@ pub fn check_client<'a>(
     }
 }
 
-/// Whether the service and the backend that are asked for, if any are, are among these of the clients that are asked for.
+/// Checks that the service and the backend of the filter, if any, exist. `services` are those of
+/// the clients that the filter selects.
 ///
 /// # Errors
-/// The message names those that there are.
+/// If they do not. The message names the services or backends that exist.
 pub fn check<'a>(filter: &Filter, services: impl FnOnce() -> BackendsByService<'a>) -> Result<(), String> {
     if filter.service.is_none() && filter.backend.is_none() {
         return Ok(());
@@ -69,7 +70,7 @@ fn unknown<'a>(
     /// A service may have thousands of backends.
     const NAMED: usize = 20;
     let known: Vec<&str> = known.into_iter().collect();
-    // Not for addresses, which are all near each other.
+    // Addresses get no suggestion, because they all look alike.
     let near = asked.map_or_else(String::new, |asked| did_you_mean(asked, &known));
     let names = if known.is_empty() { "none".to_owned() } else { known[..known.len().min(NAMED)].join(", ") };
     let more = known.len().saturating_sub(NAMED);

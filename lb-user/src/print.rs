@@ -1,5 +1,5 @@
-//! What commands print, to streams that may not take it: a full disk is a failure with a message, never a panic, and a
-//! reader that is gone is no failure.
+//! Prints the output of commands. A write may fail: a full disk is an error with a message, never a
+//! panic; a reader that is gone is no error.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use lb_document::diagnostic::Diagnostics;
 use lb_host::log::as_error;
 use lb_view::text::Style;
 
-/// Prints a text to standard output, whole. Returns `false` if its reader is gone.
+/// Prints a whole text to standard output. Returns `false` if its reader is gone.
 ///
 /// # Errors
 /// If it cannot be written.
@@ -24,8 +24,8 @@ pub fn text(text: &str) -> Result<bool> {
     }
 }
 
-/// Prints a value as JSON to standard output, piece by piece: it may be too long to be held in memory. Returns `false`
-/// if its reader is gone.
+/// Prints a value as JSON to standard output, piece by piece, because it may be too long to hold in
+/// memory. Returns `false` if its reader is gone.
 ///
 /// # Errors
 /// If it cannot be written.
@@ -44,12 +44,12 @@ pub fn message(message: impl fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "socklb: {message}");
 }
 
-/// Prints why a command failed, as [`message`] does.
+/// Prints why a command failed, like [`message`] does.
 pub fn failure(why: impl fmt::Display) {
     let _ = io::stderr().lock().write_all(as_error(&format!("socklb: {why}\n")).as_bytes());
 }
 
-/// Shows faults of a file on standard error.
+/// Prints the faults of a file to standard error.
 pub fn faults(faults: &Diagnostics) {
     let text = faults.terminal(Style::for_stderr().colour).to_string();
     let _ = io::stderr().lock().write_all(as_error(&text).as_bytes());

@@ -1,4 +1,5 @@
-//! What probes cost: the host that probes, and a backend that many probe. For `check`, before anybody pays it.
+//! Estimates the cost of probes, for the host that sends them and for a backend that many hosts
+//! probe. `check` prints it before a daemon runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -11,7 +12,8 @@ use crate::config::{ClientConfig, ProbeConfig, ProbeKind};
 use crate::probes::probed;
 use lb_view::text::counted;
 
-/// Processor time of one probe, its answer included, as `bench lame-duck many` measures it on loopback, rounded up.
+/// Processor time of one probe including its answer, rounded up, as `bench lame-duck many` measures
+/// it on loopback.
 fn time_of(kind: &ProbeKind) -> Duration {
     match kind {
         ProbeKind::Report { .. } => Duration::from_micros(12),
@@ -20,20 +22,19 @@ fn time_of(kind: &ProbeKind) -> Duration {
     }
 }
 
-/// What the client tasks of a host make of one service.
+/// The probes of one service by all client tasks of a host.
 struct ProbedService<'a> {
     probe: &'a ProbeConfig,
-    /// Each is probed once, however many client tasks of the host use it.
+    /// Each backend is probed once, even if several client tasks of the host use it.
     backends: BTreeSet<SocketAddr>,
-    /// Of one client task.
+    /// Backends that one client task probes.
     of_task: usize,
-    /// Backends that are listed.
+    /// Endpoints of the list.
     listed: usize,
-    /// Tasks of the job.
     tasks: u32,
 }
 
-/// A line for each service that is probed, by the balancers of the clients.
+/// One line for each probed service.
 pub fn notes(clients: &[(&ClientConfig, Balancer<Duration>)]) -> Vec<String> {
     let mut services: BTreeMap<&str, ProbedService<'_>> = BTreeMap::new();
     for (client, balancer) in clients {
@@ -44,7 +45,7 @@ pub fn notes(clients: &[(&ClientConfig, Balancer<Duration>)]) -> Vec<String> {
             let (of_task, listed) = (backends.len(), list.as_slice().len());
             let tasks = client.task.count;
             let new = ProbedService { probe, backends: BTreeSet::new(), of_task, listed, tasks };
-            // Services of one name are one service, however many clients use it.
+            // Services with the same name are one service, even if several clients use it.
             services.entry(&configured.service.name).or_insert(new).backends.extend(backends);
         }
     }
@@ -83,7 +84,7 @@ impl ProbedService<'_> {
     }
 }
 
-/// Two digits that count.
+/// Rounds to two significant digits.
 fn rounded(number: f64) -> String {
     let digits = match number {
         0.0 => 0,

@@ -1,8 +1,8 @@
-//! Probes by a connection: whether a backend accepts one, or answers an HTTP request over it.
+//! Connect probes: whether a backend accepts a connection, or answers an HTTP request over it.
 //!
-//! Each backend has a task of its own, and each service its part of the connections that may be under way at a time, so that
-//! backends that do not answer delay no probe, least of all of another service. How many begin in a second is bounded,
-//! and so is what is read of an answer.
+//! Each backend has a task of its own, and each service has its part of the concurrent connections,
+//! so that backends that do not answer delay no probe, least of all one of another service. The
+//! number of probes that begin per second is bounded, and so is how much is read of an answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
@@ -21,11 +21,12 @@ use tokio::task::AbortHandle;
 
 use crate::error::chain;
 
-/// How many of those that would stand in next for members are probed, and how many lame ducks, which serve if no member does.
+/// How many of the endpoints that would stand in next for members are probed, and how many lame
+/// ducks, which serve if no member does.
 const NEXT: usize = 4;
 
-/// The endpoints that a client task wants probed, by whatever means: members, substitutes, those that would stand in next, and the lame
-/// ducks that would serve.
+/// The endpoints that a client task wants probed, by any kind of probe: members, substitutes, those
+/// that would stand in next, and the lame ducks that would serve.
 pub fn probed(
     membership: &Membership,
     is_used: impl Fn(SocketAddr) -> bool + Copy,
@@ -41,54 +42,55 @@ pub fn probed(
     membership.members.iter().chain(others)
 }
 
-/// Connections under way at a time, of all services together.
+/// The most concurrent connections, of all services together.
 pub const MAX_UNDER_WAY: usize = 256;
 
-/// Between the beginnings of two probes: of many that are due at the same moment at most a thousand begin in a second.
+/// The time between the beginnings of two probes: if many are due at the same moment, at most a
+/// thousand per second begin.
 pub const BETWEEN: Duration = Duration::from_millis(1);
 
-/// What is probed, and how.
+/// A backend that is probed, and how.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConnectTarget {
-    /// Where.
+    /// The address that the probe connects to.
     pub at: SocketAddr,
-    /// What is asked for by HTTP, if anything.
+    /// The path of the HTTP request; `None` to connect only.
     pub path: Option<String>,
-    /// How often.
     pub interval: Duration,
-    /// After how long it has failed.
+    /// The time after which the probe has failed.
     pub timeout: Duration,
-    /// Successes in a row before it is well again.
+    /// Successes in a row until a refusing backend is healthy again.
     pub rise: u32,
-    /// Failures in a row before it is refusing connections.
+    /// Failures in a row until a backend is refusing connections.
     pub fall: u32,
 }
 
-/// How a backend is by its probes.
+/// The health of a backend by its probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbedHealth {
     /// Healthy or refusing.
     pub health: Health,
     /// Why, if it is refusing.
     pub why: Why,
-    /// Whether it is refusing by fewer probes (`fall`) than make a backend refusing that was well.
+    /// Whether it is refusing although fewer than `fall` probes were made: a healthy backend
+    /// becomes refusing only after `fall` failures.
     pub is_unconfirmed: bool,
 }
 
 /// What the probes of a target have found.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
-    /// Whether it is refusing.
+    /// Whether the backend is refusing.
     pub probed: Probed,
-    /// Whether the last probe that failed could connect.
+    /// Whether the last failed probe could connect.
     accepts: bool,
-    /// Whether there were as many probes (`fall`) as make a backend refusing that was well.
+    /// Whether there were at least `fall` probes.
     is_confirmed: bool,
     /// Why the last probe failed, if it did.
     pub failure: Option<String>,
     /// How long the last probe took.
     pub took: Option<Duration>,
-    /// How many there were.
+    /// The number of probes.
     pub probes: u64,
     /// How many of them failed.
     pub failures: u64,
@@ -96,18 +98,18 @@ pub struct Findings {
 
 type Shared = Arc<Mutex<BTreeMap<ConnectTarget, Findings>>>;
 
-/// Whose turn it is to begin.
+/// Held by the probe that begins next.
 type Pace = tokio::sync::Mutex<()>;
 
-/// How many connections of each service may be under way: equal parts of all, and one at least.
+/// How many concurrent connections each service may have: equal parts of all, and at least one.
 #[derive(Default)]
 struct Places {
-    /// By service, with the number of places that it has.
+    /// By service: its places, and how many it has.
     services: BTreeMap<String, (Arc<Semaphore>, usize)>,
 }
 
 impl Places {
-    /// Shares the places out to these services.
+    /// Divides the places among these services.
     fn share(&mut self, services: &BTreeSet<&str>) {
         let each = (MAX_UNDER_WAY / services.len().max(1)).max(1);
         self.services.retain(|service, _| services.contains(&**service));
@@ -118,28 +120,27 @@ impl Places {
                 places.add_permits(each - *has);
                 *has = each;
             } else {
-                // Of those that are taken none can be taken back now.
+                // Places in use cannot be withdrawn now.
                 *has -= places.forget_permits(*has - each);
             }
         }
     }
 }
 
-/// All that are probed.
 pub struct Probes {
     tasks: BTreeMap<ConnectTarget, AbortHandle>,
     findings: Shared,
     places: Places,
     /// Held by the probe that begins next.
     pace: Arc<Pace>,
-    /// Counts what has become otherwise.
+    /// Grows whenever targets or results change.
     version: Arc<AtomicU64>,
     news: Arc<Notify>,
     random: RandomState,
 }
 
 impl Probes {
-    /// Without targets. `news` is woken when the result of one changes.
+    /// Starts without targets. `news` is notified when the result of a target changes.
     pub fn new(news: Arc<Notify>) -> Self {
         Self {
             tasks: BTreeMap::new(),
@@ -152,7 +153,8 @@ impl Probes {
         }
     }
 
-    /// Probes these from now on, each for a service, and no others. What was found of those that stay is kept.
+    /// Probes these targets from now on, each for a service, and no others. Targets that stay
+    /// retain their findings.
     pub fn set_targets(&mut self, targets: &BTreeMap<ConnectTarget, String>) {
         self.version.fetch_add(1, Ordering::Relaxed);
         self.places.share(&targets.values().map(|service| &**service).collect());
@@ -182,7 +184,7 @@ impl Probes {
         tokio::spawn(probing.run()).abort_handle()
     }
 
-    /// Holds the next probe back for a time, and all behind it.
+    /// Delays the next probe by this time, and all probes after it.
     pub fn hold_back(&self, time: Duration) {
         if let Ok(pace) = Arc::clone(&self.pace).try_lock_owned() {
             tokio::spawn(async move {
@@ -192,22 +194,19 @@ impl Probes {
         }
     }
 
-    /// What was found of one.
     pub fn findings(&self, target: &ConnectTarget) -> Option<Findings> {
         lock(&self.findings).get(target).cloned()
     }
 
-    /// Whether nobody is probed.
     pub fn is_empty(&self) -> bool {
         self.tasks.is_empty()
     }
 
-    /// A number that is another one when targets or results are.
+    /// A number that grows whenever targets or results change.
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Relaxed)
     }
 
-    /// The targets that have a result, with it.
     pub fn results(&self) -> BTreeMap<ConnectTarget, ProbedHealth> {
         let findings = lock(&self.findings);
         let results =
@@ -217,13 +216,14 @@ impl Probes {
 }
 
 impl Findings {
-    /// How the backend is by its probes; `None` if that is not known yet.
+    /// The health of the backend by its probes; `None` if that is not known yet.
     fn result(&self) -> Option<ProbedHealth> {
         let why = if self.accepts { Why::Answer } else { Why::Probe };
         let health = match self.probed.is_refusing() {
             Some(true) => Health::Refusing,
             Some(false) => Health::Healthy,
-            // This host could make none of them: as without probes, nothing speaks against the backend.
+            // This host could make none of the probes. As without probes, no evidence is against
+            // the backend.
             None if self.is_confirmed => Health::Healthy,
             None => return None,
         };
@@ -254,8 +254,8 @@ struct ProbeTask {
 impl ProbeTask {
     async fn run(self) {
         let mut turn = 0_u64;
-        // The first comes at once, the others nine to eleven tenths of the interval after the one before. Until it is not
-        // probed any more.
+        // The first probe begins at once, each other one 0.9 to 1.1 intervals after the one before.
+        // The loop ends when the target is removed.
         loop {
             let Ok(place) = self.places.acquire().await else { return };
             let pace = self.pace.lock().await;
@@ -312,15 +312,16 @@ impl ProbeTask {
 /// Why a probe has failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ProbeFailure {
-    /// There was no connection: by the backend, or on the way to it.
+    /// There was no connection, because of the backend or the path to it.
     Connect(String),
-    /// There was one, and no answer, or a bad one.
+    /// There was a connection, but no answer or a bad one.
     Answer(String),
-    /// By this host, which has no descriptor left, say. That says nothing of the backend, and would say the same of all.
+    /// This host could not probe, for example because it has no descriptor left. That is no
+    /// evidence on the backend, and would affect all backends alike.
     Host(String),
 }
 
-/// One probe.
+/// Makes one probe.
 async fn probe(target: &ConnectTarget) -> Result<(), ProbeFailure> {
     let is_connected = AtomicBool::new(false);
     let result = tokio::time::timeout(target.timeout, ask(target, &is_connected)).await;
@@ -330,7 +331,7 @@ async fn probe(target: &ConnectTarget) -> Result<(), ProbeFailure> {
     })
 }
 
-/// The same, however long it takes; it sets `is_connected` as soon as it is.
+/// The probe without its timeout. Sets `is_connected` as soon as it is connected.
 async fn ask(target: &ConnectTarget, is_connected: &AtomicBool) -> Result<(), ProbeFailure> {
     let socket = if target.at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
     let socket = socket.map_err(|error| ProbeFailure::Host(error.to_string()))?;
@@ -341,8 +342,9 @@ async fn ask(target: &ConnectTarget, is_connected: &AtomicBool) -> Result<(), Pr
     answer.map_err(|error| ProbeFailure::Answer(chain(&error)))
 }
 
-/// What a failed connect says: of the backend, or of this host. A route may refuse by any of several errors: a blackhole by
-/// `EINVAL`, a prohibit by `EACCES`; so what this host lacks is named, and the rest is the backend's.
+/// Decides whether a failed connect is evidence on the backend or on this host. A route may refuse
+/// with any of several errors: a blackhole with `EINVAL`, a prohibit with `EACCES`. So the errors
+/// of this host are listed, and all others count against the backend.
 fn unconnected(error: &io::Error) -> ProbeFailure {
     const OF_HOST: [i32; 8] = [
         libc::EMFILE,
@@ -387,7 +389,7 @@ mod tests {
         refusing.map(|(target, found)| (target, found.why)).collect()
     }
 
-    /// A server that gives each connection this answer, after its request.
+    /// A server that sends this answer to each connection, after its request.
     async fn server(answer: &'static [u8]) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
@@ -448,13 +450,14 @@ mod tests {
         assert!(names.iter().all(|name| has(&places, name) == 1));
     }
 
-    /// A backend of one service is found dead beside more of another than may be probed at a time, none of which answers.
+    /// A dead backend of one service is found, although another service has more backends than may
+    /// be probed at a time and none of them answers.
     #[tokio::test]
     async fn silent_backends_of_one_service_hold_no_probe_of_another_up() {
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut probes = Probes::new(Arc::default());
         let at = silent.local_addr().unwrap();
-        // The same server by as many names.
+        // One server under that many names.
         let silent_ones = (0..2 * MAX_UNDER_WAY).map(|number| target(at, Some(&format!("/{number}"))));
         let mut targets: BTreeMap<ConnectTarget, String> =
             silent_ones.map(|target| (target, "silent".to_owned())).collect();

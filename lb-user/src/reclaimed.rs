@@ -1,15 +1,16 @@
-//! How many of the flows that ended lately ended without a program seeing it. More than a few mean that something is
-//! wrong with the host: links are lost, or another program clears callback flags. It reads no clock.
+//! The share of recently ended flows whose end no program saw. More than a few mean that something
+//! is wrong with the host: links are lost, or another program clears callback flags. It reads no
+//! clock.
 
 use std::collections::VecDeque;
 use std::ops::Sub;
 use std::time::{Duration, Instant};
 
-/// How far to look back.
+/// The time over which flows are counted.
 const WINDOW: Duration = Duration::from_secs(600);
-/// Fewer unseen ends may be chance, however few flows end.
+/// Fewer unseen ends may be chance, even if few flows end.
 const LEAST: u64 = 10;
-/// One unseen end in so many may be chance.
+/// One unseen end in this many may be chance.
 const ONE_IN: u64 = 100;
 
 /// Flows that had ended at a pass over the flow records.
@@ -17,9 +18,10 @@ const ONE_IN: u64 = 100;
 pub struct Ends {
     /// Flows whose end a program saw, since the daemon started.
     pub seen: u64,
-    /// Flows whose records that pass reclaimed.
+    /// Flows whose records this pass reclaimed.
     pub reclaimed: u64,
-    /// Of these: paths of MPTCP sockets. A kernel that does not distinguish them never shows their end.
+    /// The part of `reclaimed` that were paths of MPTCP sockets. A kernel that does not distinguish
+    /// these paths never shows their end.
     pub reclaimed_mptcp: u64,
 }
 
@@ -36,21 +38,22 @@ impl<T> Default for Reclaimed<T> {
 }
 
 impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
-    /// Takes a pass in.
     pub fn push(&mut self, now: T, ends: Ends) {
         self.passes.push_back((now, ends));
-        // The oldest pass that is kept is the beginning of the window: what it reclaimed had ended before.
+        // The oldest stored pass marks the beginning of the window: the flows that it reclaimed had
+        // ended earlier.
         while self.passes.get(1).is_some_and(|(time, _)| now - *time >= WINDOW) {
             self.passes.pop_front();
         }
     }
 
-    /// What is wrong, if too many ends were not seen: for people, about one client.
+    /// A sentence for people about one client, if too many ends were not seen.
     pub fn fault(&self) -> Option<String> {
         let (_, first) = self.passes.front()?;
         let (_, last) = self.passes.back()?;
-        // Once the window is full, the first pass is only its beginning. Until then that pass counts, too: it is the
-        // first since the start, and what it reclaimed ended unseen under an earlier daemon.
+        // Once the window is full, the first pass only marks its beginning. Until then that pass
+        // counts, too: it is the first since the start, and the flows that it reclaimed ended
+        // unseen under an earlier daemon.
         let passes = self.passes.iter().skip(usize::from(self.is_full()));
         let (reclaimed, mptcp) = passes
             .fold((0, 0), |(all, mptcp), (_, ends)| (all + ends.reclaimed, mptcp + ends.reclaimed_mptcp));
@@ -71,7 +74,7 @@ impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
         ))
     }
 
-    /// Whether the passes that are kept span the window.
+    /// Whether the stored passes span the window.
     fn is_full(&self) -> bool {
         let ends = self.passes.front().zip(self.passes.back());
         ends.is_some_and(|((first, _), (last, _))| *last - *first >= WINDOW)
@@ -82,7 +85,8 @@ impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
 mod tests {
     use super::*;
 
-    /// What is said after passes a minute apart, each with flows that ended seen, reclaimed, and of these of MPTCP.
+    /// Whether there is a fault after each of these passes, one minute apart. A pass gives the
+    /// flows whose end was seen, those reclaimed, and the MPTCP paths among the reclaimed.
     fn faults(passes: impl IntoIterator<Item = (u64, u64, u64)>) -> Vec<bool> {
         let mut reclaimed = Reclaimed::<Duration>::default();
         let (mut now, mut seen) = (Duration::from_secs(1000), 0);

@@ -1,7 +1,9 @@
-//! The reports of backends, as the daemon hears them: a thread of its own asks agents and takes in what they say.
+//! The reports of backends, as the daemon receives them: a thread of its own polls agents and
+//! receives their reports.
 //!
-//! It stores at once where connects look, whatever the event loop does meanwhile; the loop is woken if something has changed and
-//! asks what. Whom to ask and what to believe is decided in `lb_report::client`.
+//! The thread stores reports at once where connects look, independently of the event loop. It wakes
+//! the loop if something has changed, and the loop then reads the changes. `lb_report::client`
+//! decides which agents to poll and which reports to believe.
 
 mod datagrams;
 
@@ -28,16 +30,17 @@ pub use self::datagrams::ReportSocket;
 use self::datagrams::{BATCH, ReceivedBatch};
 use self::pace::{APART, TokenBucket};
 
-/// Where connects look, and what a later daemon takes over.
+/// The store that connects read and that a later daemon adopts.
 pub trait ReportStore: Send {
-    /// What was believed of a backend. Times are those of CLOCK_MONOTONIC.
+    /// Stores a report that was believed. Times are those of CLOCK_MONOTONIC.
     fn store(&mut self, what: &ToStore<'_, Duration>);
 
-    /// What the backend with this report id is asked, by its nonce; 0 once it has answered.
+    /// Stores the nonce of the open request to the backend with this report id; 0 once it has
+    /// answered.
     fn asked(&mut self, id: u32, nonce: u64);
 }
 
-/// What has come and gone.
+/// Counts of datagrams sent and received.
 #[derive(Clone, Debug, Default)]
 pub struct ExchangeCounts {
     /// Requests that were sent.
@@ -46,11 +49,12 @@ pub struct ExchangeCounts {
     pub unsent: u64,
     /// Reports that were believed.
     pub believed: u64,
-    /// Datagrams that were not followed, by why.
+    /// Datagrams that were refused, by reason.
     pub refused: HashMap<Refusal, u64>,
 }
 
-/// The exchange with agents, but for the socket and the clock: which agents are polled, and which answers are believed and stored.
+/// The exchange with agents, without the socket and the clock: it decides which agents are polled,
+/// and which answers are believed and stored.
 pub struct Exchange {
     pub senders: Senders<Duration>,
     pub counts: ExchangeCounts,
@@ -58,18 +62,19 @@ pub struct Exchange {
     nonce: Box<dyn FnMut() -> u64 + Send>,
 }
 
-/// What follows from a look at the time.
+/// The result of [`Exchange::turn`].
 pub struct Turn {
-    /// Datagrams, each with its destination.
+    /// Datagrams to send, each with its destination.
     pub requests: Vec<(SocketAddr, [u8; BYTES])>,
-    /// After how long the next request is due, at most an hour.
+    /// The time until the next request is due, at most an hour.
     pub next: Duration,
     /// Whether the state of a backend has changed.
     pub is_news: bool,
 }
 
 impl Exchange {
-    /// Without targets. `nonce` gives numbers that cannot be guessed, and never 0, which stands for no request.
+    /// Starts without targets. `nonce` returns numbers that cannot be guessed, and never 0, which
+    /// means no request.
     pub fn new(seed: u64, kernel: Box<dyn ReportStore>, nonce: Box<dyn FnMut() -> u64 + Send>) -> Self {
         Self { senders: Senders::new(seed), counts: ExchangeCounts::default(), kernel, nonce }
     }
@@ -79,7 +84,7 @@ impl Exchange {
         const LONGEST: Duration = Duration::from_hours(1);
         let is_news = !self.senders.pass(now).is_empty();
         let requests = self.senders.requests(BATCH, &mut self.nonce, now);
-        // Before they go out: their answers may be there first.
+        // Stored before the requests are sent, because an answer may arrive at once.
         for request in requests.iter().filter(|request| !request.is_again) {
             self.kernel.asked(request.id, request.datagram.nonce);
         }
@@ -89,7 +94,8 @@ impl Exchange {
         Turn { requests, next, is_news }
     }
 
-    /// Takes a datagram in. Returns whether the state of a backend has changed, or its agent has started again.
+    /// Handles a received datagram. Returns whether the state of a backend has changed, or its
+    /// agent has restarted.
     pub fn take(&mut self, datagram: &[u8], now: Duration) -> bool {
         match self.senders.take(datagram, now) {
             Ok((name, change)) => {
@@ -111,27 +117,28 @@ impl Exchange {
     }
 }
 
-/// What the thread and the loop share. Neither holds it for longer than a batch of datagrams takes.
+/// State that the thread and the loop share. Neither locks it for longer than a batch of datagrams
+/// takes.
 struct SharedExchange {
     exchange: Exchange,
     is_stopping: bool,
 }
 
-/// The thread, and what it knows.
+/// Controls the thread that polls agents and receives reports.
 pub struct ReportExchanger {
     shared: Arc<Mutex<SharedExchange>>,
     /// Wakes the thread.
     wake: Wake,
-    /// Woken when something else is said of somebody.
+    /// Notified when the health of a backend changes.
     news: Arc<Notify>,
     address: SocketAddr,
 }
 
 impl ReportExchanger {
-    /// Begins to listen. `news` is woken when something else is said of somebody.
+    /// Begins to listen. `news` is notified when the health of a backend changes.
     ///
     /// # Errors
-    /// If no thread can be made.
+    /// If the thread cannot be created.
     pub fn start(
         socket: ReportSocket,
         news: Arc<Notify>,
@@ -153,12 +160,13 @@ impl ReportExchanger {
         Ok(Self { shared, wake, news, address })
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Asks these from now on, and nobody else. `adopted`: what an earlier daemon had believed of one that is new.
+    /// Polls these backends from now on and no others. `adopted` returns what an earlier daemon had
+    /// believed of a new one.
     pub fn set_targets(
         &self,
         targets: impl IntoIterator<Item = Target>,
@@ -176,18 +184,18 @@ impl ReportExchanger {
         lock(&self.shared).exchange.senders.take_restarted()
     }
 
-    /// Polls these soon, as [`Senders::poll_first`] has it.
+    /// As [`Senders::poll_first`].
     pub fn poll_first(&self, names: impl IntoIterator<Item = Name>, after: Duration, spacing: Duration) {
         lock(&self.shared).exchange.senders.poll_first(names, after, spacing, now());
         self.wake.wake();
     }
 
-    /// Of whom something is said, and what.
+    /// The backends that are not healthy by their reports.
     pub fn sick(&self) -> BTreeMap<Name, Health> {
         lock(&self.shared).exchange.senders.sick().clone()
     }
 
-    /// What `look` makes of all that are asked.
+    /// Returns what `look` makes of the current state.
     pub fn look<R>(&self, look: impl FnOnce(&Senders<Duration>, &ExchangeCounts, Duration) -> R) -> R {
         let shared = lock(&self.shared);
         look(&shared.exchange.senders, &shared.exchange.counts, now())
@@ -226,7 +234,8 @@ impl ReportThread {
         loop {
             let has_rested = self.rest(pace.turn(now()));
             let Some(next) = self.ask() else { return };
-            // Where somebody is asked in each turn, what has come meanwhile is there without a wait.
+            // If each turn sends requests, datagrams have arrived during the rest, so no wait is
+            // needed.
             let is_busy = has_rested && next < APART && !has_failed;
             let result = if is_busy { Ok(()) } else { self.wait(next, has_failed) };
             let result = result.and_then(|()| self.take(&mut received));
@@ -239,7 +248,8 @@ impl ReportThread {
         }
     }
 
-    /// Polls the agents that are due. Returns after how long the next one is; `None` if the daemon ends.
+    /// Polls the agents that are due. Returns the time until the next one is; `None` if the daemon
+    /// ends.
     fn ask(&mut self) -> Option<Duration> {
         let Turn { requests, next, is_news } = {
             let mut shared = lock(&self.shared);
@@ -260,20 +270,21 @@ impl ReportThread {
         Some(next)
     }
 
-    /// Lets datagrams gather, unless the loop wants something. Returns whether it was to.
+    /// Lets datagrams accumulate for `time`, unless the loop wakes the thread. Returns whether
+    /// there was any time to wait.
     fn rest(&self, time: Duration) -> bool {
         if time.is_zero() {
             return false;
         }
         let time = Timespec::try_from(time).ok();
-        // A failure is that of the wait that follows.
+        // If this fails, the wait that follows fails as well.
         if let Ok(1..) = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], time.as_ref()) {
             self.wake.woken();
         }
         true
     }
 
-    /// Waits until something comes, the loop has something else to ask, or `next` has passed.
+    /// Waits until a datagram arrives, the loop wakes the thread, or `next` has passed.
     fn wait(&self, next: Duration, has_failed: bool) -> io::Result<()> {
         // A socket that cannot be read would be ready all the time.
         let limit = if has_failed { next.min(Duration::from_millis(100)) } else { next };
@@ -288,9 +299,10 @@ impl ReportThread {
         Ok(())
     }
 
-    /// Takes in what has come.
+    /// Handles the datagrams that have arrived.
     fn take(&mut self, received: &mut ReceivedBatch) -> io::Result<()> {
-        // Bound: whoever is due is asked after as many batches, however many come.
+        // Bound: after this many batches the agents that are due are polled, however many datagrams
+        // arrive.
         for _ in 0..16 {
             let count = self.socket.receive(received)?;
             if count == 0 {
@@ -409,7 +421,7 @@ mod tests {
         let flood = std::thread::spawn({
             let is_over = Arc::clone(&is_over);
             move || {
-                // Until the test says so, as fast as one core can.
+                // Until the test ends it, as fast as one core can.
                 while !is_over.load(Ordering::Relaxed) {
                     let _ = stranger.send_to(&[7; BYTES], address);
                 }
@@ -430,11 +442,12 @@ mod tests {
         for length in [0, 10, BYTES, BYTES + 1] {
             stranger.send_to(&vec![0; length], listener.address()).unwrap();
         }
-        // An agent that is asked shows that all before was looked at: the socket is one queue.
+        // Once an agent receives a request, everything before it has been handled, because the
+        // socket is one queue.
         let agent = agent();
         listener.set_targets([target(&agent)], |_| (None, None));
         let refused = || listener.look(|_, counts, _| counts.refused.values().sum::<u64>());
-        // Bound: each turn answers one request, and asks whether all was seen.
+        // Bound: each turn answers one request, and checks whether all were counted.
         while refused() < 4 {
             answer(&agent, Readiness::Ready);
         }

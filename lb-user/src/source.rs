@@ -1,7 +1,9 @@
-//! Where endpoint lists come from: a file is read whole, checked, and delivered; never a difference.
+//! Where endpoint lists come from: a file is always read, checked and delivered whole, never as a
+//! difference.
 //!
-//! The directory of a file is watched, so that a file that is renamed into place is seen. A file that cannot be used is
-//! reported and changes nothing; the last one that could be used is kept on disk as well, for a start without it.
+//! The directory of a file is watched, so that a file that is renamed into place is found. A file
+//! that cannot be used is reported and changes nothing. The last good list is also stored on disk,
+//! for a start without the file.
 
 pub mod last_good;
 
@@ -25,17 +27,17 @@ use thiserror::Error;
 use crate::assignments::Assignments;
 use lb_document::diagnostic::Diagnostics;
 
-/// The largest file that is read.
+/// The size in bytes of the largest file that is read.
 pub const MAX_BYTES: u64 = endpoints::MAX_FILE_BYTES as u64;
 
-/// Threads that files may hold at the same time: one for each of 256 services, and 64 for files of an earlier
-/// configuration, the configuration itself, and lists that are kept.
+/// The most threads that files may hold at the same time: one for each of 256 services, and 64 for
+/// files of an earlier configuration, the configuration itself, and stored lists.
 pub const MAX_THREADS: usize = 320;
 
-/// Why nothing is known of a file.
+/// Why a call on a file returned no result in time.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NoAnswer {
-    /// Its file system holds a thread.
+    /// The file's file system holds a thread.
     #[error("{} does not answer: its file system hangs or is very slow; looked at again as soon as it answers", .0.display())]
     Silent(PathBuf),
     /// Other files hold all threads.
@@ -43,7 +45,7 @@ pub enum NoAnswer {
     NoThread(PathBuf),
 }
 
-/// Why a file gave no list.
+/// Why reading a file gave no list.
 #[derive(Debug, Error)]
 pub enum SourceError {
     #[error("cannot read {}", path.display())]
@@ -67,8 +69,8 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// What it means for the feed. After an error of reading, as for want of a descriptor or of memory, the same
-    /// version of the file is tried again. A file that is missing is seen when it appears.
+    /// The failure as the feed handles it. After an error of reading, such as a lack of descriptors
+    /// or memory, the same version of the file is retried. A missing file is found when it appears.
     pub fn into_failure(self) -> ReadFailure {
         let text = crate::error::chain(&self);
         match self {
@@ -86,7 +88,7 @@ impl SourceError {
     }
 }
 
-/// Tells one version of a file from the next without reading it.
+/// Distinguishes two versions of a file without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     device: u64,
@@ -107,8 +109,8 @@ impl Stamp {
         }
     }
 
-    /// Whether a later change of the file would give it another stamp. Kernels before 6.13 stamp files with the time of
-    /// the last tick: two changes within one look alike.
+    /// Whether any later change of the file would give it another stamp. Kernels before 6.13 stamp
+    /// files with the time of the last tick, so two changes within one tick look alike.
     pub fn is_settled(self) -> bool {
         /// Two ticks of the slowest clock, 100 Hz.
         const TICKS: Duration = Duration::from_millis(20);
@@ -124,25 +126,25 @@ impl Stamp {
         Version { stamp, is_settled: stamp.is_none_or(Self::is_settled) }
     }
 
-    /// The stamp with this number.
+    /// A stamp that differs for each number.
     #[cfg(test)]
     pub fn numbered(number: u64) -> Self {
         Self { device: 0, inode: number, bytes: 0, modified: (0, 0), changed: (0, 0) }
     }
 
-    /// The stamp of what lies at a path now; `None` if nothing can be found there.
+    /// The stamp of the file at a path; `None` if no file is found there.
     pub fn at(path: &Path) -> Option<Self> {
         fs::metadata(path).ok().as_ref().map(Self::of)
     }
 }
 
-/// The version of which nothing is known.
+/// The version of a file that could not be read.
 pub const NO_VERSION: Version<Stamp> = Version { stamp: None, is_settled: true };
 
-/// Opens a file, to find out whether its file system answers, and returns the version of what lies there now.
+/// Opens a file to find out whether its file system answers, and returns the version of the file.
 pub fn answers(path: &Path) -> Version<Stamp> {
     let version = Stamp::version(Stamp::at(path));
-    // A pipe would keep us waiting for a writer.
+    // Without this flag, opening a pipe would wait for a writer.
     drop(File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path));
     version
 }
@@ -150,7 +152,6 @@ pub fn answers(path: &Path) -> Version<Stamp> {
 /// A file, and the service whose endpoints it holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSource {
-    /// The file.
     pub file: ListFile,
     /// The service's address.
     pub service: SocketAddr,
@@ -158,15 +159,16 @@ pub struct FileSource {
     pub services: Vec<SocketAddr>,
     /// The algorithm for which the list must have indexes, if it must.
     pub needs_indexes: Option<Algorithm>,
-    /// Where the last list that could be used is kept.
+    /// Where the last good list is stored.
     pub last_good: PathBuf,
 }
 
 impl FileSource {
-    /// The source of a service, keeping its last good list in the directory `state`. No endpoint may have one of the
-    /// addresses `services`, which are those of all services.
+    /// The source of a service, which stores its last good list in the directory `state`. No
+    /// endpoint may have one of the addresses `services`, which are those of all services.
     pub fn new(service: &Service, file: ListFile, services: &[SocketAddr], state: &Path) -> Self {
-        // The ending keeps the names of two services apart. A text that is JSON or YAML is mostly known by itself.
+        // The ending distinguishes the files of two services. JSON and YAML are usually recognized
+        // by their text.
         let kept = format!("{}.{}", service.name, endpoints::format_of(&file.path));
         let last_good = state.join("last-good").join(kept);
         Self {
@@ -178,7 +180,7 @@ impl FileSource {
         }
     }
 
-    /// Reads the file; changes nothing. May take as long as its file system likes.
+    /// Reads the file; changes nothing. May take as long as its file system does.
     ///
     /// # Errors
     /// If it cannot be read whole or is not a valid list.
@@ -186,7 +188,7 @@ impl FileSource {
         self.parse(&self.file.path, read_whole(&self.file.path)?)
     }
 
-    /// Reads the last list that could be used; changes nothing.
+    /// Reads the last good list; changes nothing.
     ///
     /// # Errors
     /// As [`FileSource::read`], and if another user may write to the directory of the state.
@@ -194,10 +196,10 @@ impl FileSource {
         self.parse(&self.last_good, last_good::read(&self.last_good)?)
     }
 
-    /// The list in a text that was read from `path`, the file or what was kept of it.
+    /// The list in a text that was read from `path`: the file, or its last good list.
     ///
     /// # Errors
-    /// If it is not valid under this configuration, or what was kept is not whole.
+    /// If it is not valid under this configuration, or the last good list is not whole.
     pub fn parse(&self, path: &Path, text: Vec<u8>) -> Result<Contents, SourceError> {
         if path == self.last_good && !last_good::is_whole(&text) {
             return Err(SourceError::CutOff(path.to_owned()));
@@ -210,14 +212,14 @@ impl FileSource {
     }
 }
 
-/// A valid file: its list, of which no task's assignment is known yet, and the text that it was read from.
+/// The content of a valid file: its list, without any task's assignment yet, and the text that it
+/// was read from.
 #[derive(Clone, Debug)]
 pub struct Contents {
-    /// The list.
     pub assignments: Assignments,
-    /// What of the text is ignored, and why.
+    /// What is ignored in the text, and why.
     pub notes: Arc<[String]>,
-    /// The text of the file; empty once it is kept.
+    /// The text of the file; empty once it is stored.
     pub text: Arc<[u8]>,
 }
 
@@ -235,7 +237,7 @@ impl List for Contents {
     }
 }
 
-/// Reads the list of a file. `service` is dialled at that address, if it is known;
+/// Reads the list of a file. `service` is the address of the file's service, if it is known;
 /// `services` are the addresses of all services.
 ///
 /// # Errors
@@ -248,15 +250,15 @@ pub fn read_list(
     Ok(file.parse(&read_whole(&file.path)?, service, services)?)
 }
 
-/// Reads a file that was not changed meanwhile.
+/// Reads a file whole, and reads it again if it changes during the reading.
 ///
 /// # Errors
-/// If it cannot be read, is too large, keeps changing, or is no regular file.
+/// If it cannot be read, is too large, changes during each reading, or is no regular file.
 pub fn read_whole(path: &Path) -> Result<Vec<u8>, SourceError> {
     read_at_most(path, MAX_BYTES)
 }
 
-/// As [`read_whole`], of a file that may be so long.
+/// As [`read_whole`], for a file of at most `most` bytes.
 fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
     /// A writer that needs longer than this many readings does not rename into place.
     const ATTEMPTS: usize = 3;
@@ -267,7 +269,8 @@ fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
             return Err(SourceError::TooLarge(path.to_owned(), most));
         }
         let mut text = Vec::new();
-        // One byte more than allowed, so that a file that grows meanwhile is noticed, not cut.
+        // One byte more than allowed, so that a file that grows during the reading is detected
+        // rather than cut.
         file.by_ref().take(most + 1).read_to_end(&mut text).map_err(fail)?;
         let after = file.metadata().map_err(fail)?;
         if Stamp::of(&before) == Stamp::of(&after) && after.size() == text.len() as u64 {

@@ -1,7 +1,8 @@
-//! Makes the status that is shown: from the maps alone, completed by what the daemon knows if it runs.
+//! Makes the status: from the maps alone, and, if the daemon runs, with the additional state of the
+//! daemon.
 //!
-//! Names, addresses, weights, tables and counts all lie in the pinned maps, so a dead daemon hides nothing but what was
-//! counted in the last minute and the health of the sources.
+//! The pinned maps hold names, addresses, weights, tables and counts. If the daemon is dead, only
+//! the counts of the last minute and the health of the sources are missing.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
@@ -33,7 +34,7 @@ use crate::error::chain;
 use crate::facts::{ClientFacts, Facts};
 use crate::window::{Lately, Recent};
 
-/// What is left of a client that leaves.
+/// The remaining state of a client that leaves.
 pub fn leaving(kernel: &dyn Kernel, pins: &Pins) -> LeavingClient {
     LeavingClient {
         client: pins.client.clone(),
@@ -43,8 +44,9 @@ pub fn leaving(kernel: &dyn Kernel, pins: &Pins) -> LeavingClient {
     }
 }
 
-/// The status as the daemon has it: what its loop told, and what the maps hold now. Opens and reads the maps of all
-/// clients, which takes a second where there are many: not for the event loop.
+/// The status from the daemon: the state of its loop, and the current content of the maps. It opens
+/// and reads the maps of all clients, which takes a second if there are many. Do not call it on the
+/// event loop.
 pub fn of(kernel: &dyn Kernel, facts: Facts) -> StatusDocument {
     let Facts { daemon, mut faults, clients: all, leaving, interfaces, .. } = facts;
     let mut clients = Vec::with_capacity(all.len());
@@ -55,7 +57,7 @@ pub fn of(kernel: &dyn Kernel, facts: Facts) -> StatusDocument {
             .tables(&facts.pins)
             .and_then(|tables| MapContents::read(&tables, facts.lately.as_ref()))
             .map_err(|error| {
-                // That the client's pins were removed is a fault already.
+                // If the client's pins were removed, another fault reports this already.
                 if !facts.is_unpinned {
                     faults.push(unreadable(&facts.pins.client, &error));
                 }
@@ -92,15 +94,15 @@ pub fn of(kernel: &dyn Kernel, facts: Facts) -> StatusDocument {
     StatusDocument { schema: SCHEMA, daemon: Some(daemon), faults, clients, leaving, interfaces }
 }
 
-/// Adds what the list of each service rules out to a status that no daemon made. `list`: the list of the service of this name, if it is
-/// known.
+/// Adds the endpoints that each service's list excludes to a status that no daemon made. `list`
+/// returns the list of the service of a name, if it is known.
 pub fn add_not_chosen(status: &mut StatusDocument, list: impl Fn(&str) -> Option<Arc<EndpointList>>) {
     for service in status.clients.iter_mut().flat_map(|client| &mut client.services) {
         service.not_chosen = not_chosen(list(&service.name).as_ref(), &service.backends);
     }
 }
 
-/// The endpoints that the list rules out, but for those that are shown as backends.
+/// The endpoints that the list excludes, except those that are shown as backends.
 fn not_chosen(all: Option<&Arc<EndpointList>>, backends: &[BackendStatus]) -> Vec<NotChosen> {
     let shown: HashSet<SocketAddr> = backends.iter().map(|backend| backend.address).collect();
     let endpoints = all.into_iter().flat_map(|list| list.as_slice());
@@ -126,7 +128,7 @@ impl ClientFacts {
     }
 }
 
-/// What the maps of a client tell.
+/// The contents of a client's maps.
 #[derive(Default)]
 struct MapContents {
     not_a_service: u64,
@@ -135,7 +137,7 @@ struct MapContents {
 }
 
 impl MapContents {
-    /// Reads them; with what was counted of late, if a daemon has sampled the counters.
+    /// Reads the maps. If a daemon has sampled the counters, recent counts are added.
     fn read(tables: &Tables, lately: Option<&Lately>) -> Result<Self, DatapathError> {
         let Snapshot { not_a_service, anomalies, services } = Snapshot::read(tables)?;
         let services: Result<_, _> =
@@ -144,7 +146,7 @@ impl MapContents {
     }
 }
 
-/// A client of which nothing but this is known.
+/// The status of a client of which only the maps are known.
 fn client_of(pins: &Pins, maps: MapContents) -> ClientStatus {
     let MapContents { not_a_service, anomalies, services } = maps;
     ClientStatus {
@@ -223,8 +225,8 @@ fn neighbour(other: lb_kernel::Neighbour) -> NeighbourProgram {
     NeighbourProgram { cgroup, hook, program, name, is_socklb, runs_after_ours }
 }
 
-/// A backend, from its slot in the maps, its service's rules and, if a daemon has sampled them, what was counted lately. Shares are filled in by
-/// the caller, which knows the other backends.
+/// A backend from its slot in the maps, its service's rules and, if a daemon has sampled them, its
+/// recent counts. The caller fills in the shares, because it knows the other backends.
 fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Option<&Recent>) -> BackendStatus {
     let Counts { sums, active, reclaimed } = counts;
     let (health, witness, reason) = found(slot);
@@ -273,17 +275,18 @@ fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Optio
     }
 }
 
-/// The health of a backend, by its words in the maps.
+/// The health of a backend, from its words in the maps.
 pub fn health(slot: &SlotView) -> Health {
     found(slot).0
 }
 
-/// Why a backend is as it is, by its words in the maps; `None` if it is healthy.
+/// Why a backend has its health, from its words in the maps; `None` if it is healthy.
 pub fn reason(slot: &SlotView) -> Option<String> {
     found(slot).2
 }
 
-/// The same with who has found it, and why: the worst of what the daemon, the programs and its own report have found.
+/// The health of a backend, its witness and its reason: the worst that the daemon, the programs and
+/// its own report have found.
 pub fn found(slot: &SlotView) -> (Health, Option<Who>, Option<String>) {
     let reason = stated_reason(slot.reason, slot.state, slot.usable);
     let (health, by) = meaning(reason);
@@ -307,12 +310,11 @@ pub fn found(slot: &SlotView) -> (Health, Option<Who>, Option<String>) {
     });
     let is_lame = slot.lame_until_ns > lb_kernel::monotonic_ns();
     let lame = is_lame.then(|| (Health::LameDuck, Some(Who::Report), Some("report: lame duck".to_owned())));
-    // Of equal ones the first.
+    // Among equally bad ones the first wins.
     let all = [Some(stated), ejected, lame].into_iter().flatten();
     all.rev().max_by_key(|(health, ..)| *health).expect("the daemon's is always there")
 }
 
-/// Why and until when a backend is ejected.
 fn ejection_of(slot: &SlotView, rules: EjectionRules) -> EjectionStatus {
     let EjectionState { at, run, level, phase, ending } = slot.ejection;
     let now = ticks::tick(lb_kernel::monotonic_ns());
@@ -325,7 +327,7 @@ fn ejection_of(slot: &SlotView, rules: EjectionRules) -> EjectionStatus {
     }
 }
 
-/// A value for each ending, by its name.
+/// A value for each ending, keyed by the name of the ending.
 fn by_name<T>(of: impl Fn(Ending) -> T) -> BTreeMap<String, T> {
     Ending::ALL.into_iter().map(|ending| (ending.name().to_owned(), of(ending))).collect()
 }
@@ -360,7 +362,8 @@ fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-/// Largest share had over share wanted, once there are ten connects per backend: below that it is noise.
+/// The largest ratio of actual share to wanted share; `None` up to ten connects per backend,
+/// because below that it is noise.
 fn skew(backends: &[BackendStatus]) -> Option<f64> {
     let wanted: Vec<&BackendStatus> = backends.iter().filter(|backend| backend.share_wanted > 0.0).collect();
     let connects: u64 = wanted.iter().map(|backend| backend.started).sum();
@@ -372,11 +375,11 @@ fn skew(backends: &[BackendStatus]) -> Option<f64> {
     wanted.iter().map(ratio).max_by(f64::total_cmp)
 }
 
-/// The status of everything that is pinned, without a daemon; `why` it does not come from one.
+/// The status of everything that is pinned, without a daemon. `why` says why no daemon supplied it.
 ///
 /// # Errors
-/// If the directory of pins cannot be read, or a permission is missing. Other clients whose maps cannot be read are
-/// faults.
+/// If the directory of pins cannot be read, or a permission is missing. If the maps of one client
+/// cannot be read for another reason, that becomes a fault.
 pub fn from_pins(directory: &Path, why: String) -> Result<StatusDocument, DatapathError> {
     let mut clients = Vec::new();
     let mut faults = vec![Fault::of_host(FaultCode::NoDaemon, why)];
@@ -386,14 +389,14 @@ pub fn from_pins(directory: &Path, why: String) -> Result<StatusDocument, Datapa
             leaving.push(self::leaving(&Linux, &pins));
             continue;
         }
-        // One client's pins may be incomplete: a start that was cut off, or one that is under way.
+        // One client's pins may be incomplete: a start was interrupted, or is under way.
         match from_maps(&pins) {
             Ok(client) => clients.push(client),
             Err(error) if error.is_permission() => return Err(error),
             Err(error) => faults.push(unreadable(&pins.client, &error)),
         }
     }
-    // Without the reason, which only a daemon knows.
+    // Without the reason, which only a daemon has.
     let detached = clients.iter().filter(|client| client.cgroup.is_none());
     faults.extend(detached.map(|client| {
         Fault::of_client(FaultCode::NotAttached, &client.name, "not attached to a cgroup that exists")
@@ -407,7 +410,8 @@ pub fn from_pins(directory: &Path, why: String) -> Result<StatusDocument, Datapa
     Ok(StatusDocument { schema: SCHEMA, daemon: None, faults, clients, leaving, interfaces })
 }
 
-/// Where the kernel takes reports in, whoever had it do so.
+/// The interfaces on which the kernel receives reports, no matter which process attached the
+/// program.
 fn pinned_interfaces(directory: &Path) -> Result<Vec<InterfaceStatus>, DatapathError> {
     let attached = receiver::attached(directory)?;
     let known = if attached.is_empty() { Vec::new() } else { lb_kernel::interfaces().unwrap_or_default() };

@@ -1,8 +1,9 @@
-//! What was counted in the last minute: samples of the counters of every slot, some seconds apart, and the difference
-//! between the oldest of them and now.
+//! The counts of the last minute: samples of the counters of every slot, some seconds apart, and
+//! the difference between the oldest sample and now.
 //!
-//! Reading the counters of ten thousand backends moves megabytes for each CPU, so it is done seldom, and of each value
-//! only what is shown is kept. It reads no clock and no map.
+//! Reading the counters of ten thousand backends moves megabytes for each CPU. So it is done
+//! rarely, and a sample stores only the part of each value that is shown. It reads no clock and no
+//! map.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Sub;
@@ -13,25 +14,26 @@ use lb_common::abi::{Histogram, SlotCounters, TIME_BUCKETS};
 use lb_common::ending::Ending;
 use lb_core::ids::{BackendRef, ServiceIndex};
 
-/// What was counted is shown over this time, or a little more.
+/// Counts are shown over this time, or a little more.
 pub const WINDOW: Duration = Duration::from_secs(60);
-/// Samples are this far apart: of 10,000 backends each takes 1.7 MB, and there are at most five of them.
+/// The time between samples. A sample of 10,000 backends takes 1.7 MB, and there are at most five
+/// samples.
 pub const DISTANCE: Duration = Duration::from_secs(15);
-/// The least time that rates are computed over: those of a daemon that has just started mean nothing yet.
+/// The shortest time over which rates are computed. Rates of a daemon that has just started mean
+/// nothing yet.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// Fewer connects that fail within the window say nothing of a backend.
+/// Fewer failed connects within the window say nothing about a backend.
 const FEWEST_FAILURES: u64 = 5;
 
-/// How many endings there are.
 const ENDINGS: usize = Ending::ALL.len();
 
-/// Counts of one slot at one time. What is counted is far less than 2^32 in a minute, so the low halves will do.
+/// Counts of one slot at one time. Only the low halves of the counters are stored, because a
+/// counter grows by far less than 2^32 per minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Whose they are.
     pub backend: BackendRef,
-    /// Flows sent to it.
+    /// Flows sent to the backend.
     chosen: u32,
     /// Flows that went elsewhere.
     diverted: u32,
@@ -39,14 +41,15 @@ pub struct Sample {
     endings: [u32; ENDINGS],
     connect: [u32; TIME_BUCKETS],
     connect_us: u64,
-    /// Whether its counts did not add up, apart from flows that began and ended while they were read.
+    /// Whether the counts did not add up, apart from flows that began and ended while they were
+    /// read.
     pub is_off: bool,
-    /// Whether every flow that was sent to it is over, so that nothing is counted before another one is sent.
+    /// Whether every flow to the backend has ended, so that no count changes before the next flow
+    /// is sent.
     pub is_settled: bool,
 }
 
 impl Sample {
-    /// The sample of a slot's counts.
     pub fn of(backend: BackendRef, counts: &SlotCounters) -> Self {
         Self {
             backend,
@@ -72,63 +75,66 @@ fn low(count: u64) -> u32 {
     count as u32
 }
 
-/// What was counted of a backend lately.
+/// The recent counts of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Recent {
-    /// Seconds since the sample that this is compared with.
+    /// Seconds since the sample that the counts are compared with.
     pub seconds: f64,
-    /// Flows sent to it.
+    /// Flows sent to the backend.
     pub chosen: u64,
     /// Flows that went elsewhere.
     pub diverted: u64,
-    /// Flows that were established.
     pub established: u64,
-    /// Flows that ended, by [`Ending`].
+    /// Ended flows, indexed by [`Ending`].
     pub endings: [u64; ENDINGS],
-    /// From the choice until the flow was established.
+    /// Times from the choice of the backend until the flow was established.
     pub connect: Histogram,
 }
 
 impl Recent {
-    /// Connects that failed, whether or not the cause is known. What ended an established flow does not count.
+    /// Connects that failed, with a known cause or without. Endings of established flows do not
+    /// count.
     pub fn failed(&self) -> u64 {
         let is_failure = |ending: Ending| match ending {
             Ending::Reset | Ending::DataTimeout => false,
-            // With accounting "active", which knows no causes, every connect that failed ends so.
+            // With `accounting = "active"`, which knows no causes, every failed connect ends like
+            // this.
             Ending::Other => true,
             ending => ending.is_error(),
         };
         Ending::ALL.into_iter().filter(|ending| is_failure(*ending)).map(|e| self.endings[e as usize]).sum()
     }
 
-    /// Whether a backend may be chosen (`usable`), and nothing but failures came of its connects lately.
+    /// Whether a backend may be chosen (`usable`), and all its recent connects failed.
     pub fn is_failing_backend(usable: bool, recent: Option<&Self>) -> bool {
         usable && recent.is_some_and(Self::is_failing)
     }
 
-    /// Whether nothing but failures came of connects: none was established, and so many failed that it is no chance.
-    /// Where it is seen only at the end of a flow that it was established, this takes failures of at least half of all
-    /// flows.
+    /// Whether all recent connects failed: none was established, and enough failed to rule out
+    /// chance. At least half of all flows must have failed, because some flows show only at their
+    /// end that they were established.
     pub fn is_failing(&self) -> bool {
         let failed = self.failed();
         failed >= FEWEST_FAILURES && self.established == 0 && failed.saturating_mul(2) >= self.chosen
     }
 }
 
-/// The samples of one client's slots, by any clock. A copy shares them, so that it can be given to another thread.
+/// The samples of one client's slots, by any clock. A copy shares the samples, so that it is cheap
+/// to pass to another thread.
 #[derive(Clone, Debug)]
 pub struct Window<T = Instant> {
-    /// Each in the order of slots.
+    /// Each sample is sorted by slot.
     samples: VecDeque<(T, Arc<[Sample]>)>,
-    /// The counts that backends took their slots with, if they had counts of earlier.
+    /// The counts of backends at the time when they took their slots, if they already had counts
+    /// then.
     beginnings: Arc<BTreeMap<BackendRef, Sample>>,
-    /// How many connects had been refused because all backends were at their limit, by the indexes of services that
-    /// have a limit; as old as `samples`.
+    /// Per sample in `samples`, the number of connects that were refused because all backends were
+    /// at their limit, by the index of each service that has a limit.
     limited: VecDeque<Arc<[(ServiceIndex, u64)]>>,
-    /// Flows that ended from the first sample ever to the last.
+    /// Flows that ended between the first sample ever and the last.
     ended: u64,
-    /// Backends that were chosen between the last two samples; of the first sample ever, and of backends that are new in a
-    /// sample, those that were chosen before it.
+    /// Backends that were chosen between the last two samples. From the first sample ever, and for
+    /// backends that are new in a sample, those that were chosen at any time before it.
     chosen: Arc<BTreeSet<BackendRef>>,
 }
 
@@ -145,12 +151,12 @@ impl<T> Default for Window<T> {
 }
 
 impl<T: Copy + Sub<Output = Duration>> Window<T> {
-    /// Whether it is time for the next sample.
     pub fn is_due(&self, now: T) -> bool {
         self.samples.back().is_none_or(|(last, _)| now - *last >= DISTANCE)
     }
 
-    /// Takes samples in, which are in the order of slots, and counts of refused connects by the indexes of services.
+    /// Adds a sample of each slot, sorted by slot, and the counts of refused connects by the
+    /// indexes of services.
     pub fn push(&mut self, now: T, samples: Vec<Sample>, limited: Vec<(ServiceIndex, u64)>) {
         let mut chosen = BTreeSet::new();
         for sample in &samples {
@@ -166,7 +172,8 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         self.keep(now, samples.into(), chosen, limited);
     }
 
-    /// As [`Window::push`], of backends in the order of slots. Those that are not in `counted` are as in the last sample.
+    /// Like [`Window::push`], for backends in the order of slots. The counts of backends that are
+    /// not in `counted` are the same as in the last sample.
     pub fn push_changes(
         &mut self,
         now: T,
@@ -196,7 +203,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         self.chosen = Arc::new(chosen);
         self.samples.push_back((now, samples));
         self.limited.push_back(limited.into());
-        // The oldest sample that is kept is the newest that is at least a window old.
+        // The oldest stored sample is the newest that is at least one window old.
         while self.samples.get(1).is_some_and(|(time, _)| now - *time >= WINDOW) {
             self.samples.pop_front();
             self.limited.pop_front();
@@ -207,30 +214,33 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         }
     }
 
-    /// Whether nothing was counted since the last sample of a backend that has no open flow and was sent `chosen` flows.
+    /// Whether nothing was counted since the last sample, for a backend without open flows that was
+    /// sent `chosen` flows in total.
     pub fn is_settled(&self, backend: BackendRef, chosen: u64) -> bool {
         let last = self.samples.back().and_then(|(_, last)| find(last, backend));
         last.is_some_and(|last| last.is_settled && last.chosen == low(chosen))
     }
 
-    /// How many connections to a backend were established by the last sample but one, or by the last if there is no other; the low
-    /// half of the number.
+    /// The low half of the number of connections that a backend had established at the last sample
+    /// but one, or at the last if there is only one.
     pub fn established(&self, backend: BackendRef) -> Option<u32> {
         let (_, sample) = self.samples.iter().rev().take(2).last()?;
         find(sample, backend).map(|sample| sample.established)
     }
 
-    /// Flows whose end a program saw, from the first sample ever to the last: also those before the window.
+    /// Flows whose end a program saw, from the first sample ever to the last, including those
+    /// before the window.
     pub fn ended(&self) -> u64 {
         self.ended
     }
 
-    /// Backends that were chosen lately: within the last two distances between samples, or it is not known when.
+    /// Backends that were chosen recently: within the last two intervals between samples, or at an
+    /// unknown time.
     pub fn chosen(&self) -> &BTreeSet<BackendRef> {
         &self.chosen
     }
 
-    /// Takes in what a backend's counts were when it took its slot.
+    /// Records the counts that a backend had when it took its slot.
     pub fn begin(&mut self, backend: BackendRef, counts: &SlotCounters) {
         // The backend that had the slot before has left it.
         let beginnings = Arc::make_mut(&mut self.beginnings);
@@ -238,7 +248,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         beginnings.insert(backend, Sample::of(backend, counts));
     }
 
-    /// What was counted since the oldest sample; nothing before there is one.
+    /// The counts since the oldest sample; `None` before the first sample.
     pub fn recent(&self, now: T, backend: BackendRef, counts: &SlotCounters) -> Option<Recent> {
         let (time, oldest) = self.samples.front()?;
         let seconds = (now - *time).max(SHORTEST).as_secs_f64();
@@ -258,18 +268,19 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         })
     }
 
-    /// Connects to the service at an index that were refused since the oldest sample, because all backends were at their
-    /// limit; `count` is how many there are by now. Nothing before there is a sample.
+    /// Connects to the service at an index that were refused since the oldest sample because all
+    /// backends were at their limit. `count` is the current total. `None` before the first sample.
     pub fn limited(&self, index: ServiceIndex, count: u64) -> Option<u64> {
         self.limited.front()?;
-        // A service that is in no sample was given its limit after the last one and begins at 0. Another service that
-        // has taken the index begins at 0, too.
+        // A service that is in no sample received its limit after the last sample, so its count
+        // began at 0. The count of another service that has taken the index also began at 0.
         let mut samples = self.limited.iter();
         let before = samples.find_map(|sample| sample.iter().find(|(other, _)| *other == index));
         Some(before.and_then(|(_, before)| count.checked_sub(*before)).unwrap_or(count))
     }
 
-    /// Whether a backend's counts did not add up in the last two samples, so not for a moment only.
+    /// Whether a backend's counts did not add up in the last two samples, so the cause is not
+    /// temporary.
     pub fn is_off(&self, backend: BackendRef) -> bool {
         let mut last = self.samples.iter().rev().take(2);
         let is_off = |samples: &[Sample]| find(samples, backend).is_some_and(|sample| sample.is_off);
@@ -280,14 +291,12 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
 /// A window, and the moment from which to look back.
 #[derive(Clone, Debug)]
 pub struct Lately {
-    /// The samples.
     pub window: Window,
-    /// The moment.
     pub now: Instant,
 }
 
 impl Lately {
-    /// As [`Window::recent`].
+    /// The same as [`Window::recent`].
     pub fn recent(&self, backend: BackendRef, counts: &SlotCounters) -> Option<Recent> {
         self.window.recent(self.now, backend, counts)
     }
@@ -305,7 +314,7 @@ mod tests {
 
     const BACKEND: BackendRef = backend(1);
 
-    /// The backend of that generation in slot 3.
+    /// The backend of this generation in slot 3.
     const fn backend(generation: u32) -> BackendRef {
         BackendRef { slot: Slot::new(3).unwrap(), generation: Generation(generation) }
     }
@@ -403,12 +412,13 @@ mod tests {
         check(5, 0, &[(Ending::Refused, 5)], true);
         check(5, 0, &[(Ending::Refused, 2), (Ending::TimedOut, 2), (Ending::Unreachable, 1)], true);
         check(100, 1, &[(Ending::Refused, 99)], false);
-        // Others still wait for an answer.
+        // Other flows still wait for an answer.
         check(8, 0, &[(Ending::TimedOut, 5)], true);
-        // Known to be established when they end, and most are open.
+        // These flows show only at their end that they were established, and most of them are open.
         check(100, 0, &[(Ending::Refused, 5)], false);
         check(6, 0, &[(Ending::Other, 6)], true);
-        // Earlier flows that break say nothing of connects, nor does what the application does.
+        // Established flows that break say nothing about connects, nor do actions of the
+        // application.
         check(5, 0, &[(Ending::Reset, 9), (Ending::DataTimeout, 9)], false);
         check(9, 0, &[(Ending::GaveUp, 9), (Ending::NotSent, 9)], false);
     }
@@ -442,7 +452,7 @@ mod tests {
         assert_eq!(recent(&window, later, 7), Some((7, 10.0)));
         window.begin(BACKEND, &chosen(1 << 40));
         assert_eq!(recent(&window, later, (1 << 40) + 7), Some((7, 10.0)));
-        // Once it is in the oldest sample, that is what counts.
+        // Once the backend is in the oldest sample, that sample is used instead.
         for minute in 1..4 {
             let now = start + minute * WINDOW;
             window.push(now, vec![Sample::of(BACKEND, &chosen((1 << 40) + 50))], Vec::new());
@@ -459,7 +469,7 @@ mod tests {
             let mut counts = SlotCounters::default();
             counts.endings[0] = (1 << 32) - 50 + 10 * sample;
             counts.endings[1] = sample;
-            // Another backend in the slot begins anew.
+            // For another backend in the slot, counting starts again.
             let generation = u32::from(sample >= 10);
             let now = start + u32::try_from(sample).unwrap() * DISTANCE;
             window.push(now, vec![Sample::of(backend(generation), &counts)], Vec::new());

@@ -1,4 +1,4 @@
-//! One backend as `status` has it: what it gets, what became of its flows, how long connects take.
+//! One backend as `status` shows it: its share, how its flows ended, and how long connects take.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,41 +8,39 @@ use lb_common::abi::{self, FIRST_BUCKET_LOG2, TIME_BUCKETS};
 use lb_core::health::Health;
 use serde::{Deserialize, Serialize};
 
-/// One backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BackendStatus {
-    /// Where it listens.
     pub address: SocketAddr,
-    /// Its slot.
     pub slot: u32,
-    /// The slot's generation.
     pub generation: u32,
-    /// Its health, by [`Health::name`](lb_core::health::Health::name).
+    /// Its health, as [`Health::name`](lb_core::health::Health::name) names it.
     pub state: String,
-    /// Where that comes from: `list`, `report`, `probe` or `kernel`; `None` of a healthy backend.
+    /// The witness that found this state: `list`, `report`, `probe` or `kernel`; `None` for a
+    /// healthy backend.
     #[serde(default)]
     pub witness: Option<String>,
-    /// Why it is in that state; `None` of a healthy backend.
+    /// Why it is in that state; `None` for a healthy backend.
     #[serde(default)]
     pub reason: Option<String>,
-    /// What its slot is for, by [`BackendState::name`](abi::BackendState::name).
+    /// What its slot is for, as [`BackendState::name`](abi::BackendState::name) names it.
     #[serde(default)]
     pub membership: String,
-    /// Why and until when it is ejected; `None` if it is not.
+    /// Why and until when it is ejected; `None` if it is not ejected.
     #[serde(default)]
     pub ejection: Option<EjectionStatus>,
-    /// Whether the programs did not eject it although it failed often enough, because it is the last.
+    /// Whether it failed often enough to be ejected but was not, because it is the last available
+    /// backend.
     #[serde(default)]
     pub is_withheld: bool,
-    /// For how many seconds it has not been available; `None` if it is, or without a daemon.
+    /// Seconds since it became unavailable; `None` if it is available, or without a daemon.
     #[serde(default)]
     pub unavailable_s: Option<f64>,
-    /// What its reports or the daemon's probes say; `None` if it is not probed, or without a daemon.
+    /// The result of its reports or of the daemon's probes; `None` if it is not probed, or without
+    /// a daemon.
     #[serde(default)]
     pub probe: Option<BackendHealth>,
-    /// Whether connect may choose it.
     pub usable: bool,
-    /// Its capacity.
+    /// Its capacity, relative to the other backends.
     pub weight: u32,
     /// Its share of the table.
     pub share_wanted: f64,
@@ -50,42 +48,44 @@ pub struct BackendStatus {
     pub share_60s: Option<f64>,
     /// Its share of the flows since it was first seen; `None` without flows.
     pub share: Option<f64>,
-    /// Flows that were started to it. Counts are since it was first seen, except those of the last minute.
+    /// Flows that were started to it. All counts run since it was first seen, except those of the
+    /// last minute.
     pub started: u64,
-    /// Of these: flows that are in no active count.
+    /// The part of `started` that is in no active count.
     pub untracked: u64,
-    /// Active flows.
     pub active: u64,
-    /// Flows whose records were reclaimed, because their sockets were gone.
+    /// Flows whose records were reclaimed because their sockets no longer exist.
     pub reclaimed: u64,
     /// Flows whose first SYN was sent.
     pub connecting: u64,
-    /// Flows that were established.
     pub established: u64,
-    /// How flows ended, by [`Ending::name`](lb_common::ending::Ending::name).
+    /// How flows ended, keyed by [`Ending::name`](lb_common::ending::Ending::name).
     pub endings: BTreeMap<String, u64>,
-    /// By how many flows the counts do not add up, also after what running calls explain; 0 unless something is wrong.
+    /// By how many flows the counts do not add up, after allowing for calls that are still running;
+    /// 0 unless something is wrong.
     pub unaccounted: i64,
-    /// Flows that went to another address, because another program rewrote the destination after ours.
+    /// Flows that went to another address because another program rewrote the destination after
+    /// ours.
     pub diverted: u64,
     /// Diverted flows of the last minute; `None` without a daemon.
     pub diverted_60s: Option<u64>,
-    /// Connects that failed in the last minute, except those that the application gave up or that this host did not
-    /// send; `None` without a daemon.
+    /// Connects that failed in the last minute, without those that the application gave up and
+    /// those that this host did not send; `None` without a daemon.
     #[serde(default)]
     pub failed_60s: Option<u64>,
-    /// Whether it may be chosen, no connect of the last minute was established, and enough of them failed to say so.
+    /// Whether connect may choose it, no connect of the last minute was established, and enough
+    /// connects failed to rule out chance.
     #[serde(default)]
     pub failing: bool,
-    /// Round-trip time of the handshake.
+    /// Round-trip times of the handshake.
     pub rtt: Times,
-    /// From the choice until the flow was established.
+    /// Times from the choice of the backend until the flow was established.
     pub connect: Times,
-    /// [`BackendStatus::connect`] in brief; `None` where no flow was established.
+    /// Summary of [`BackendStatus::connect`]; `None` if no flow was established.
     pub latency: Option<ConnectLatency>,
-    /// Of the last minute; `None` without a daemon.
+    /// The same for the last minute; `None` without a daemon.
     pub latency_60s: Option<ConnectLatency>,
-    /// Of the last minute; `None` without a daemon.
+    /// Rates of the last minute; `None` without a daemon.
     pub rates_60s: Option<ConnectionRates>,
     /// Sum of the lifetimes of ended flows, in seconds.
     pub lifetime_s: f64,
@@ -93,61 +93,61 @@ pub struct BackendStatus {
     pub bytes_received: u64,
     /// Bytes of ended flows that the peer acknowledged.
     pub bytes_sent: u64,
-    /// Segments of ended flows that were sent again.
+    /// Segments that ended flows retransmitted.
     pub retransmits: u64,
     /// How often it was ejected.
     pub ejections: u64,
-    /// Flows that were trials.
     pub trials: u64,
-    /// How often it was taken back because a trial was established.
+    /// How often a trial was established and so readmitted it.
     pub readmissions: u64,
-    /// Failures after which it was not ejected, because it was the last.
+    /// Failures that would have ejected it, had it not been the last available backend.
     pub withheld: u64,
 }
 
 impl BackendStatus {
-    /// Whether it is to be looked at first: its connects fail, it is ejected or refusing.
+    /// Whether an operator should look at it first: its connects fail, or it is ejected or
+    /// refusing.
     pub fn is_failing(&self) -> bool {
         self.failing || [Health::Ejected, Health::Refusing].iter().any(|bad| self.state == bad.name())
     }
 
-    /// Its health, or that it is leaving if nothing else is to be said of it.
+    /// Its health. A healthy backend that is leaving shows its membership instead.
     pub fn state_in_words(&self) -> &str {
         if self.is_leaving() && self.state == Health::Healthy.name() { &self.membership } else { &self.state }
     }
 
-    /// Whether it is in the table no more, and has flows left.
+    /// Whether it is no longer in the table but still has flows.
     pub fn is_leaving(&self) -> bool {
         self.membership == abi::BackendState::Leaving.name()
     }
 }
 
-/// What reports or probes say of a backend.
+/// The result of the reports or probes of a backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BackendHealth {
     /// `report`, `tcp` or `http`.
     pub kind: String,
-    /// Of reports `ready`, `lame-duck`, `down`, `unheard`, `silent` or `unknown`; of probes `well` or `failing`; `unprobed` before
-    /// the first.
+    /// For reports `ready`, `lame-duck`, `down`, `unheard`, `silent` or `unknown`; for probes
+    /// `well` or `failing`; `unprobed` before the first result.
     pub state: String,
     /// Why the last probe failed, or why nothing is known.
     pub why: Option<String>,
-    /// How many seconds ago the last report came.
+    /// Seconds since the last report.
     pub age_s: Option<f64>,
-    /// For how many seconds it is a lame duck if it says nothing more.
+    /// For how many more seconds it stays a lame duck if no further report arrives.
     pub lasts_s: Option<f64>,
-    /// How long the last probe took that was answered, in milliseconds.
+    /// Duration of the last answered probe, in milliseconds.
     pub round_trip_ms: Option<f64>,
-    /// Requests a second, as it says.
+    /// Reported requests per second.
     pub qps: Option<f64>,
-    /// Errors a second, as it says.
+    /// Reported errors per second.
     pub eps: Option<f64>,
-    /// How much of what it can do it does, as it says.
+    /// Reported utilization; 1 is full capacity.
     pub utilization: Option<f64>,
 }
 
 impl BackendHealth {
-    /// Of a backend that was not probed yet, by probes of this kind.
+    /// The health of a backend before its first probe of this kind.
     pub fn unprobed(kind: &str) -> Self {
         Self {
             kind: kind.to_owned(),
@@ -162,7 +162,7 @@ impl BackendHealth {
         }
     }
 
-    /// What the state of a backend may be by probes of this kind.
+    /// The possible values of `state` for probes of this kind.
     pub fn states(kind: &str) -> &'static [&'static str] {
         match kind {
             "report" => &["ready", "lame-duck", "down", "unheard", "silent", "unknown", "unprobed"],
@@ -170,7 +170,7 @@ impl BackendHealth {
         }
     }
 
-    /// Whether there is something to tell: it is neither ready nor well, nor about to be probed first.
+    /// Whether the state deserves a line of its own: it is not `ready`, `well` or `unprobed`.
     pub fn is_remarkable(&self) -> bool {
         !matches!(self.state.as_str(), "ready" | "well" | "unprobed")
     }
@@ -201,21 +201,23 @@ impl fmt::Display for BackendHealth {
     }
 }
 
-/// Why and until when a backend is ejected.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EjectionStatus {
     /// How many flows failed in a row.
     pub failures: u32,
-    /// What the last of them was, by [`name_of_failure`](lb_common::ejection::name_of_failure).
+    /// How the last of them failed, as [`name_of_failure`](lb_common::ejection::name_of_failure)
+    /// names it.
     pub cause: String,
-    /// How often it was ejected without having recovered since.
+    /// How often it was ejected since it last recovered.
     pub times: u32,
-    /// In how many seconds it is tried again: 0 if by the next connect, `None` while a trial is under way.
+    /// Seconds until the next trial: 0 if the next connect is the trial, `None` while a trial is
+    /// under way.
     pub trial_in_s: Option<f64>,
 }
 
 impl BackendStatus {
-    /// Why it is ejected, and when it is tried again; `None` if it is not. A backend that is known to refuse is not tried.
+    /// Why it is ejected and when its trial is due; `None` if it is not ejected. A backend that is
+    /// known to be refusing connections has no trial.
     pub fn ejection_in_words(&self) -> Option<String> {
         let EjectionStatus { failures, cause, times, trial_in_s } = self.ejection.as_ref()?;
         let mut text = format!("ejected: {failures} {cause} in a row");
@@ -234,7 +236,7 @@ impl BackendStatus {
 
 #[cfg(test)]
 impl BackendStatus {
-    /// A healthy backend of which nothing was counted.
+    /// A healthy backend whose counts are all zero.
     pub fn unused(address: SocketAddr, slot: u32) -> Self {
         let none = Times::from(&abi::Histogram::default());
         Self {
@@ -283,14 +285,12 @@ impl BackendStatus {
     }
 }
 
-/// A histogram of times. The upper bound of bucket `i` is 16 x 2^i microseconds; the last bucket has none.
+/// A histogram of times. The upper bound of bucket `i` is 16 x 2^i microseconds; the last bucket
+/// has none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Times {
-    /// Number of times.
     pub count: u64,
-    /// Their sum in microseconds.
     pub sum_us: u64,
-    /// Number of times in each bucket.
     pub buckets: Vec<u64>,
 }
 
@@ -307,16 +307,16 @@ fn count(times: &abi::Histogram) -> u64 {
 /// How long connects take, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ConnectLatency {
-    /// The mean.
     pub mean_us: f64,
-    /// The median, estimated: times within a bucket are taken for evenly spread. At most 4,194,304, the last bound.
+    /// The median, estimated as if times were evenly spread within a bucket. At most 4,194,304, the
+    /// last bound.
     pub p50_us: f64,
-    /// The 99th percentile, estimated likewise.
+    /// The 99th percentile, estimated in the same way.
     pub p99_us: f64,
 }
 
 impl ConnectLatency {
-    /// The latency of a histogram; `None` if that is empty.
+    /// `None` if the histogram is empty.
     #[expect(clippy::cast_precision_loss, reason = "times for people")]
     pub fn of(times: &abi::Histogram) -> Option<Self> {
         let count = count(times);
@@ -327,7 +327,7 @@ impl ConnectLatency {
         })
     }
 
-    /// The latency of several histograms together.
+    /// The latency over the sum of several histograms; `None` if all are empty.
     pub fn of_all<'t>(all: impl Iterator<Item = &'t abi::Histogram>) -> Option<Self> {
         let mut sum = abi::Histogram::default();
         for times in all {
@@ -340,7 +340,7 @@ impl ConnectLatency {
     }
 }
 
-/// The time that a part of all times does not exceed, as Prometheus' `histogram_quantile` estimates it.
+/// The quantile `part` (0 to 1), estimated as in Prometheus' `histogram_quantile`.
 #[expect(clippy::cast_precision_loss, reason = "an estimate")]
 fn quantile(times: &abi::Histogram, part: f64) -> f64 {
     let wanted = part * count(times) as f64;
@@ -357,19 +357,19 @@ fn quantile(times: &abi::Histogram, part: f64) -> f64 {
     LONGEST_US
 }
 
-/// The highest bound of a histogram, in microseconds: the estimate for every time that is longer.
+/// The highest bound of a histogram, in microseconds: the estimate for every longer time.
 pub const LONGEST_US: f64 = (1u32 << (FIRST_BUCKET_LOG2 as usize + TIME_BUCKETS - 2)) as f64;
 
 /// Rates per second, averaged over about a minute.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ConnectionRates {
-    /// Over how many seconds: fewer than 60 for a daemon that has just started.
+    /// The averaging time in seconds: less than 60 if the daemon started recently.
     pub over_s: f64,
-    /// Flows that were started to it.
     pub started: f64,
     /// Flows that ended with an error of the backend.
     pub errors: f64,
-    /// How flows ended, by [`Ending::name`](lb_common::ending::Ending::name); endings that did not occur are left out.
+    /// How flows ended, keyed by [`Ending::name`](lb_common::ending::Ending::name); endings that
+    /// did not occur are left out.
     pub endings: BTreeMap<String, f64>,
 }
 
@@ -408,7 +408,7 @@ mod tests {
     fn percentiles_are_estimated_within_their_bucket() {
         check(&[], 0, None);
         check(&[(0, 4)], 40, Some([10.0, 8.0, 15.84]));
-        // 99 of 100 at most 32 us: the 99th is the last of them.
+        // 99 of 100 times are at most 32 us: the 99th percentile is the last of them.
         check(&[(1, 99), (10, 1)], 20_000, Some([200.0, 16.0 + 16.0 * 50.0 / 99.0, 32.0]));
         check(&[(19, 1)], 9_000_000, Some([9e6, LONGEST_US, LONGEST_US]));
         assert!((LONGEST_US - 4_194_304.0).abs() < f64::EPSILON);

@@ -1,5 +1,5 @@
-//! What a configuration would change of one that is in force: clients and services by name and key, and what each client
-//! task gives to each backend.
+//! The changes that a configuration would make to the one in force: clients and services by name
+//! and key, and the share of each backend at each client task.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -9,32 +9,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::configured::{Keys, NONE};
 
-/// Version of the JSON form.
 pub const SCHEMA: u32 = 2;
 
-/// What a file would change of what runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// [`SCHEMA`].
     pub schema: u32,
-    /// The file.
     pub file: PathBuf,
-    /// Whether a running daemon of this version gave what is in force; if not, the pinned maps did, which do not have all keys.
+    /// Whether a running daemon of this version supplied the configuration in force. If not, it was
+    /// read from the pinned maps, which do not hold all keys.
     pub from_daemon: bool,
-    /// Clients that change.
     pub clients: Vec<ConfigurationChange>,
-    /// Services that change.
     pub services: Vec<ConfigurationChange>,
-    /// Other keys that change.
+    /// Changed keys that belong to no client and no service.
     pub host: Vec<KeyChange>,
-    /// Shares that change.
     pub shares: Vec<ShareChanges>,
-    /// What cannot change while the daemon runs, and what it takes.
+    /// Changes that the daemon cannot make while it runs, and what each of them needs.
     pub unchangeable: Vec<String>,
 }
 
 impl Comparison {
-    /// Whether nothing would change.
     pub fn is_empty(&self) -> bool {
         let Self { schema: _, file: _, from_daemon: _, clients, services, host, shares, unchangeable } = self;
         clients.is_empty()
@@ -45,23 +38,20 @@ impl Comparison {
     }
 }
 
-/// What becomes of something that has a name or an address.
+/// What happens to an item that has a name or an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ChangeKind {
-    /// It is new.
     Added,
-    /// It is no longer there.
     Removed,
-    /// It is there before and after, and not the same.
+    /// It exists before and after, with different values.
     Changed,
 }
 
 impl ChangeKind {
-    /// All of them, in the order in which they are told.
+    /// All kinds, in the order in which they are shown.
     pub const ALL: [Self; 3] = [Self::Added, Self::Removed, Self::Changed];
 
-    /// The word for it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Added => "added",
@@ -71,64 +61,51 @@ impl ChangeKind {
     }
 }
 
-/// A client or service that changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConfigurationChange {
-    /// Its name.
     pub name: String,
-    /// What becomes of it.
     pub kind: ChangeKind,
-    /// Of one that is changed: which keys.
+    /// The keys that change; empty unless `kind` is [`ChangeKind::Changed`].
     pub keys: Vec<KeyChange>,
-    /// Of one that is removed: its open flows, which stay until they end.
+    /// Open flows of a removed client or service; they stay until they end.
     pub active: Option<u64>,
 }
 
-/// A key that changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyChange {
-    /// The key.
     pub key: String,
-    /// What it was.
     pub before: String,
-    /// What it will be.
     pub after: String,
 }
 
-/// How a client task's shares of a service change.
+/// How the shares of one service change at one client task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ShareChanges {
-    /// The client task.
     pub client: String,
-    /// The service.
     pub service: String,
-    /// Its backends that change, by address.
+    /// The backends that change, by address.
     pub backends: Vec<BackendChange>,
-    /// How many stay as they are.
+    /// How many backends do not change.
     pub unchanged: usize,
 }
 
-/// A backend that changes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BackendChange {
-    /// Where it listens.
     pub address: SocketAddr,
-    /// What becomes of it.
     pub kind: ChangeKind,
-    /// Its share of the table, if it is there before.
+    /// Its share of the table before; `None` if it is added.
     pub before: Option<f64>,
-    /// Its share of the table, if it is there after.
+    /// Its share of the table after; `None` if it is removed.
     pub after: Option<f64>,
-    /// Its weight, if it is there before.
     pub weight_before: Option<u32>,
-    /// Its weight, if it is there after.
     pub weight_after: Option<u32>,
-    /// Its open flows; they stay until they end, whatever becomes of it.
+    /// Its open flows. They stay until they end, even if the backend is removed.
     pub active: u64,
 }
 
-/// The keys that differ. A key that only one side has is [`NONE`] on the other if that has the table of the key, and left out if
-/// not: the pinned maps do not have all keys.
+/// The keys that differ. If only one side has a key and the other side has the table of that key,
+/// the value on the other side is [`NONE`]. If the other side lacks the table, the key is left out,
+/// because the pinned maps do not hold all keys.
 pub fn keys(before: &Keys, after: &Keys) -> Vec<KeyChange> {
     let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     let change = |key: &String| {
@@ -140,7 +117,7 @@ pub fn keys(before: &Keys, after: &Keys) -> Vec<KeyChange> {
     names.into_iter().filter_map(change).collect()
 }
 
-/// Whether a side has the table that a key belongs to, as in `ejection` for `ejection.base`.
+/// Whether a side has the table that a key belongs to: for `ejection.base` that is `ejection`.
 fn has_table_of(side: &Keys, key: &str) -> bool {
     let Some((table, _)) = key.split_once('.') else { return false };
     let first = side.range(table.to_owned()..).next();
@@ -149,7 +126,7 @@ fn has_table_of(side: &Keys, key: &str) -> bool {
     })
 }
 
-/// What differs between clients or services by name, in the order of the names.
+/// The clients or services that differ, in the order of their names.
 pub fn changes(before: &BTreeMap<String, Keys>, after: &BTreeMap<String, Keys>) -> Vec<ConfigurationChange> {
     let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     let change = |name: &String| {
@@ -164,28 +141,25 @@ pub fn changes(before: &BTreeMap<String, Keys>, after: &BTreeMap<String, Keys>) 
     names.into_iter().filter_map(change).collect()
 }
 
-/// What a client task gives to a backend.
+/// What a client task gives to one backend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Part {
-    /// Its share of the table.
     pub share: f64,
-    /// Its weight.
     pub weight: u32,
-    /// Its open flows.
     pub active: u64,
 }
 
-/// What a client task gives to the backends of a service.
+/// What a client task gives to the backends of one service.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BackendShares {
-    /// Entries of the table.
+    /// The number of entries of the table.
     pub entries: u32,
-    /// By address.
     pub backends: BTreeMap<SocketAddr, Part>,
 }
 
-/// The backends that differ, and how many do not. Backends of equal weight may have an entry more or less, by the order in
-/// which they came: that is no difference.
+/// The backends that differ, and the number of those that do not. A share that differs by one entry
+/// does not count: backends of equal weight may get one entry more or less, depending on the order
+/// in which they came.
 pub fn backends(before: &BackendShares, after: &BackendShares) -> (Vec<BackendChange>, usize) {
     let entry = 1.0 / f64::from(before.entries.min(after.entries).max(1)) + 1e-9;
     let addresses: BTreeSet<SocketAddr> =
@@ -298,7 +272,7 @@ mod tests {
             (4, ChangeKind::Added, 0),
         ];
         check(&thirds, &halves, &expected, 0);
-        // All weights doubled give the same shares, and are not the same.
+        // Doubling all weights leaves the shares the same, but the weights have changed.
         let doubled = parts(1024, &[(1, 2, 512), (4, 2, 512)]);
         check(&halves, &doubled, &[(1, ChangeKind::Changed, 1), (4, ChangeKind::Changed, 4)], 0);
         check(&BackendShares::default(), &BackendShares::default(), &[], 0);

@@ -8,82 +8,78 @@ use crate::load::ServiceLoadStatus;
 use crate::status::UnusedEndpoints;
 use serde::{Deserialize, Serialize};
 
-/// Version of the JSON form.
 pub const SCHEMA: u32 = 5;
 
-/// The explanation of one service of one client task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// [`SCHEMA`].
     pub schema: u32,
-    /// The client task.
     pub client: String,
-    /// The service.
     pub service: String,
-    /// Whether a running daemon answered; if not, the configuration was read anew.
+    /// Whether a running daemon answered; if not, the configuration was read again.
     pub from_daemon: bool,
-    /// What the subset was computed from.
     pub inputs: Inputs,
-    /// What changes shares while the list stays; `None` if nothing does, or without a daemon.
+    /// What changes the shares while the list stays the same; `None` if nothing does, or without a
+    /// daemon.
     #[serde(default)]
     pub load: Option<ServiceLoadStatus>,
-    /// The order that the algorithm gives the task, as far as it was looked at. Indexes that no endpoint has are left out.
+    /// The order that the algorithm gives the task, up to the last endpoint that was looked at.
+    /// Indexes without an endpoint are left out.
     pub order: Vec<OrderedEndpoint>,
-    /// The members in the order in which they were taken.
+    /// The members in the order in which they were chosen.
     pub members: Vec<SubsetMember>,
-    /// Endpoints that no task of the job uses, if there are some.
+    /// Endpoints that no task of the job uses; `None` if every endpoint is used.
     #[serde(default)]
     pub unused: Option<UnusedEndpoints>,
-    /// Members and others of the table that are not healthy, as addresses in their order.
+    /// Members and other backends of the table that are not healthy, in the order of their
+    /// addresses.
     pub unhealthy: Vec<Unhealthy>,
-    /// Who is in the table without being a member: in place of those that are replaced, or because nobody is healthy.
+    /// Backends that are in the table without being members: they take the place of replaced
+    /// members, or no member is healthy.
     pub substitutes: Vec<SocketAddr>,
-    /// Whether so few are available that ejected ones are chosen as well.
+    /// Whether so few backends are available that connects also choose ejected ones.
     pub is_panic: bool,
-    /// Entries of the schedule.
+    /// The number of entries of the schedule.
     pub entries: usize,
-    /// Its first entries, as addresses.
+    /// The backends of the first entries of the schedule.
     pub first: Vec<SocketAddr>,
-    /// The backend that is taken when every pick is unusable.
+    /// The backend that connect uses if no entry and no member that it looks at is usable.
     pub fallback: Option<SocketAddr>,
 }
 
-/// What a subset is computed from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Inputs {
-    /// The job.
     pub job: String,
     /// m: this task's number.
     pub index: u32,
-    /// M: tasks of the job.
+    /// M: the number of tasks of the job.
     pub count: u32,
-    /// N: highest endpoint index plus one.
+    /// N: the highest endpoint index plus one.
     pub backends: u32,
-    /// Endpoints in the source's list.
+    /// The number of endpoints in the source's list.
     pub endpoints: usize,
-    /// How evenly tasks connect to a list without indexes; `None` if it has some, or each task uses all.
+    /// How evenly tasks connect to a list without indexes; `None` if the list has some, or if each
+    /// task uses all endpoints.
     #[serde(default)]
     pub evenness: Option<TaskEvenness>,
-    /// The algorithm, or "all".
+    /// The name of the subset algorithm, or `all`.
     pub algorithm: String,
-    /// k, unless all are taken.
+    /// k, the size of the subset; `None` if the task uses all endpoints.
     pub size: Option<u32>,
     /// How the size was chosen, if it is `auto`.
     pub auto: Option<Auto>,
-    /// Where shares come from.
     pub shares: ShareSource,
     /// The seed, as a decimal string.
     pub seed: String,
-    /// The policy.
     pub policy: String,
 }
 
-/// How evenly the tasks of a job connect to a list without indexes: mean over largest number of tasks of an endpoint, 1 is even.
+/// How evenly the tasks of a job connect to a list without indexes: the mean number of tasks per
+/// endpoint divided by the largest. 1 is even.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskEvenness {
-    /// With the indexes that the addresses give.
+    /// With the indexes that follow from the addresses.
     pub by_address: f64,
-    /// As it would be with the indexes from 0 on.
+    /// With indexes counted from 0 upwards.
     pub dense: f64,
 }
 
@@ -95,12 +91,12 @@ impl From<membership::Evenness> for TaskEvenness {
 }
 
 impl TaskEvenness {
-    /// Whether indexes would make connections so much more even that it is worth a note.
+    /// Whether indexes would make connections so much more even that a note is worthwhile.
     pub fn is_low(&self) -> bool {
         self.dense - self.by_address > 0.1
     }
 
-    /// In words, under a policy that heeds weights or does not.
+    /// A sentence about the evenness. It depends on whether the policy uses weights.
     pub fn describe(&self, is_weighted: bool) -> String {
         let Self { by_address, dense } = self;
         let weights = if is_weighted {
@@ -116,87 +112,74 @@ impl TaskEvenness {
     }
 }
 
-/// How a size was chosen.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Auto {
-    /// The least that was asked for.
+    /// The minimum that the configuration asks for.
     pub min: u32,
-    /// The smallest size to try: `min`, or as many as each task must use so that every backend has a task.
+    /// The smallest size to try: `min`, or, if that is larger, the number of backends per task,
+    /// rounded up, so that every backend has a task.
     pub least: u32,
-    /// Sizes that were tried.
     pub tried: Vec<CandidateSize>,
-    /// The reason in words.
     pub why: String,
 }
 
-/// A size that was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CandidateSize {
-    /// The size.
     pub size: u32,
-    /// The part of all backends that the job can use with it before the first is full; 0.99 is enough.
+    /// The part of all backends that the job can use with this size before the first backend is
+    /// full. A size with at least 0.99 is accepted.
     pub utilization: f64,
 }
 
-/// Where the shares of members come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShareSource {
-    /// The weights alone: the task is alone, or every task uses the same.
+    /// Only the weights: the task is alone, or every task uses the same endpoints.
     Weights,
-    /// The subsets of all tasks of the job, so that their load is even.
+    /// The subsets of all tasks of the job, so that the load is even.
     Job,
-    /// The parts of the arcs of all tasks of the job, fitted to weights so that their load is even.
+    /// The arcs of all tasks of the job, fitted to the weights so that the load is even.
     Arc,
-    /// The policy ignores weights: all members have the same.
+    /// The policy ignores weights: all members have the same share.
     Equal,
 }
 
-/// One endpoint of the order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OrderedEndpoint {
-    /// The endpoint index.
     pub index: u32,
-    /// What became of it.
+    /// `member`, or why it is none: `lame-duck`, `down` or `weight 0`.
     pub verdict: String,
-    /// Where it listens.
     pub address: SocketAddr,
 }
 
-/// One that is not healthy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unhealthy {
-    /// Where it listens.
     pub address: SocketAddr,
-    /// How it is: "lame-duck", "refusing", "ejected" or "drained".
+    /// Its health: `lame-duck`, `unproven`, `refusing`, `ejected` or `drained`.
     pub health: String,
-    /// Who says so: "source", "kernel" or "daemon".
+    /// The witness that found it: `list`, `report`, `probe` or `kernel`.
     pub who: String,
-    /// Whether another backend stands in for it, so that it is not in the table.
+    /// Whether another backend takes its place, so that it is not in the table.
     pub is_replaced: bool,
-    /// Whether a connect may choose it all the same.
+    /// Whether connects may choose it although it is not healthy.
     pub may_be_chosen: bool,
 }
 
-/// One member.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SubsetMember {
-    /// Its endpoint's index.
     pub index: u32,
-    /// Where it listens.
     pub address: SocketAddr,
-    /// Its slot.
     pub slot: u32,
-    /// Tasks of the job that use it.
+    /// The number of tasks of the job that use it.
     pub connections: u32,
-    /// Its capacity.
     pub weight: u16,
     /// Its share of this task's connects.
     pub share: f64,
-    /// What it gets of all tasks of the job, relative to what its weight entitles it to: 1 is even.
+    /// The load that all tasks of the job together put on it, relative to the load that its weight
+    /// calls for: 1 is even.
     pub load: f64,
     /// Its entries of the schedule.
     pub entries: u32,
-    /// Entries it would have if they could be divided: share * entries.
+    /// Its exact number of entries before rounding: share * entries.
     pub quota: f64,
 }

@@ -1,6 +1,8 @@
-//! What an operator should look at: a code that programs compare, what it is about, and a sentence for people.
+//! Faults: conditions that an operator should look at. A fault has a code for programs, a subject,
+//! and a sentence for people.
 //!
-//! Also derives the faults that follow from a client's status alone, whether the daemon or a command made that status.
+//! This file also derives the faults that follow from a client's status alone. It does not matter
+//! whether the daemon or a command made that status.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,45 +14,38 @@ use crate::load::ServiceLoadStatus;
 use crate::status::{ClientStatus, ServiceStatus, SourceStatus};
 use crate::text::counted;
 
-/// Something is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// What it is.
     pub code: FaultCode,
-    /// What it is about.
     #[serde(flatten)]
     pub subject: Subject,
-    /// What is wrong and, where something can be done, what to do: a sentence without its subject.
+    /// What is wrong and, if something can be done, what to do: a sentence without its subject.
     pub text: String,
 }
 
-/// What a fault is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultCode {
-    /// No daemon runs or answers: the status was made of the maps alone.
+    /// No daemon runs or answers: the status comes from the maps alone.
     NoDaemon,
-    /// There is nothing below the directory of pins.
+    /// The directory of pins is empty.
     NoClients,
-    /// The configuration file cannot be used.
     Configuration,
     /// The configuration file has changes that need a restart.
     RestartNeeded,
-    /// The daemon may open too few files.
+    /// The daemon's limit of open files is too low.
     OpenFiles,
     /// The pins of other clients cannot be read.
     Pins,
-    /// A client cannot be started.
     NotStarted,
     /// A client's programs are not attached to its cgroup.
     NotAttached,
-    /// A client's maps cannot be read.
     MapsUnreadable,
-    /// The maps of a client are not as planned.
+    /// The maps of a client differ from the plan.
     TablesBehind,
-    /// A client is attached and not configured.
+    /// A client is attached but not configured.
     NotConfigured,
-    /// A client cannot leave a cgroup, or the kernel.
+    /// A client cannot be detached from a cgroup, or removed from the kernel.
     CannotLeave,
     /// Another socklb is attached to a client's cgroup, or above it.
     AnotherSocklb,
@@ -58,7 +53,7 @@ pub enum FaultCode {
     EndsUnseen,
     /// Flow records cannot be compared with the kernel's sockets.
     RecordsUnchecked,
-    /// Backends cannot be probed, or not all of them.
+    /// Some or all backends cannot be probed.
     Probes,
     /// A service's endpoints cannot be used.
     Source,
@@ -70,13 +65,13 @@ pub enum FaultCode {
     BackendFailing,
     /// A backend has been ejected for longer than it takes to replace it.
     BackendEjected,
-    /// A backend fails and is not ejected, because it is the last.
+    /// A backend fails but is not ejected, because it is the last available one.
     EjectionWithheld,
-    /// So few backends are available that ejected ones are chosen as well.
+    /// So few backends are available that connects also choose ejected ones.
     Panic,
-    /// Weights are to follow load, and fewer than half of the members report theirs.
+    /// Weights should follow load, but fewer than half of the members report theirs.
     LoadUnknown,
-    /// A member's weight is as far from its structural one as load may move it.
+    /// Load has moved a member's weight as far from the structural weight as it may.
     LoadAtClamp,
     /// Handshakes take more than half of the time after which an answer is due.
     SlowHandshakes,
@@ -86,44 +81,36 @@ pub enum FaultCode {
     CountsOff,
 }
 
-/// What a fault is about; the host, if it is about no client.
+/// The subject of a fault. All fields are `None` if the fault is about the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Subject {
-    /// The client task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// The service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
-    /// The backend.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<SocketAddr>,
 }
 
 impl Subject {
-    /// The host.
     pub fn host() -> Self {
         Self::default()
     }
 
-    /// A client task.
     pub fn client(client: &str) -> Self {
         Self { client: Some(client.to_owned()), ..Self::default() }
     }
 
-    /// A service of a client task.
     pub fn service(client: &str, service: &str) -> Self {
         Self { service: Some(service.to_owned()), ..Self::client(client) }
     }
 }
 
 impl Fault {
-    /// A fault of the host.
     pub fn of_host(code: FaultCode, text: impl Into<String>) -> Self {
         Self { code, subject: Subject::host(), text: text.into() }
     }
 
-    /// A fault of a client task.
     pub fn of_client(code: FaultCode, client: &str, text: impl Into<String>) -> Self {
         Self { code, subject: Subject::client(client), text: text.into() }
     }
@@ -147,7 +134,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What is wrong, as far as the clients' status shows it.
+/// The faults that the status of the clients shows.
 pub fn of(clients: &[ClientStatus]) -> Vec<Fault> {
     let mut faults = Vec::new();
     for client in clients {
@@ -240,7 +227,7 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
     faults
 }
 
-/// What is wrong with weights that follow load.
+/// The faults of weights that follow load.
 fn of_load(load: &ServiceLoadStatus, subject: &Subject) -> Vec<Fault> {
     let mut faults = Vec::new();
     if load.is_blind() {
@@ -265,7 +252,8 @@ fn of_load(load: &ServiceLoadStatus, subject: &Subject) -> Vec<Fault> {
     faults
 }
 
-/// The text of a fault if handshakes take so long that a backend which answers all of them may look as if it did not.
+/// The text of the fault if handshakes take so long that a backend which answers every SYN may look
+/// as if it did not.
 fn slow_handshakes(service: &ServiceStatus) -> Option<String> {
     let (Some(due_ms), Some(took)) = (service.unanswered_after_ms, service.handshake_60s) else {
         return None;
@@ -282,7 +270,8 @@ fn slow_handshakes(service: &ServiceStatus) -> Option<String> {
     })
 }
 
-/// Another socklb on the client's cgroup or above it: only the one whose programs run first sees the services.
+/// The fault if another socklb is attached to the client's cgroup or above it: only the socklb
+/// whose programs run first sees the services.
 fn another_socklb(client: &ClientStatus) -> Option<Fault> {
     let others = client.neighbours.iter().flatten().filter(|neighbour| neighbour.is_socklb);
     let others: Vec<_> = others.filter(|neighbour| neighbour.hook.starts_with("connect")).collect();

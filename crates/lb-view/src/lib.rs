@@ -1,11 +1,12 @@
-//! What socklb shows, as types with a form in JSON and one as text: for its commands, its socket, its metrics and its
-//! tests.
+//! The documents that socklb shows. Each is a type with a JSON form and a text form; the commands,
+//! the daemon's socket, the metrics and the tests use them.
 //!
-//! In reading order: the status ([`status`]) with its backends ([`backend`]) and faults ([`fault`]), active flows
-//! ([`flows`]), why a subset is as it is ([`explanation`]), what may be wrong with a host ([`diagnosis`]), whether a
-//! process is covered ([`coverage`]), what is configured ([`configured`]) and what another configuration would change
-//! ([`comparison`]); and all of it for people ([`text`]). It reads no map, no file and no clock: its
-//! callers fill the values in.
+//! In reading order: the status ([`status`]) with its backends ([`backend`]) and faults
+//! ([`fault`]), active flows ([`flows`]), the reasons for a subset ([`explanation`]), the diagnosis
+//! of a host ([`diagnosis`]), the coverage of a process ([`coverage`]), the configuration
+//! ([`configured`]) and the changes that another configuration would make ([`comparison`]), and the
+//! text form of all of them ([`text`]). This crate reads no map, no file and no clock: its callers
+//! supply the values.
 
 pub mod backend;
 

@@ -1,117 +1,111 @@
-//! Weights that follow load, as they are shown: what is known of each member, what follows from it, and what holds it back.
+//! Weights that follow load, as socklb shows them: for each member the reported load, the resulting
+//! factor, and the reason if the factor is held.
 
 use std::net::SocketAddr;
 
 use lb_core::control::{Reporting, Switch};
 use serde::{Deserialize, Serialize};
 
-/// Version of the JSON form.
 pub const SCHEMA: u32 = 1;
 
-/// What changes the weights of a service of a client task while its list stays.
+/// What changes the weights of one service at one client task while its list stays the same.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServiceLoadStatus {
-    /// `feedback` or `a58`; `None` where weights do not follow load.
+    /// `feedback` or `a58`; `None` if weights do not follow load.
     pub control: Option<String>,
     /// `enforce` or `observe`.
     pub mode: String,
-    /// What an operator has said: `on`, `freeze` or `off`.
+    /// The operator's switch: `on`, `freeze` or `off`.
     pub switch: String,
-    /// Over how long a member that is new comes to its share; `None`: at once.
+    /// The time in which a new member reaches its full share; `None` means at once.
     pub slow_start_s: Option<f64>,
-    /// How long a flow lives on average, by what is open and what begins.
+    /// The mean lifetime of a flow in seconds, estimated from the open flows and the rate of new
+    /// ones.
     pub flows_live_s: f64,
-    /// About how long it takes until a difference is made good; `None` without a control.
+    /// About how long it takes to even out a difference in load; `None` without a control.
     pub settling_s: Option<f64>,
-    /// Tables that were made because of it, since the daemon started or the service has had a control or slow start.
+    /// Tables published because of it, since the daemon started or since the service got a control
+    /// or slow start, whichever is later.
     pub tables: u64,
-    /// Whether the task hardly uses the service: its backends are asked for reports seldom then, and nobody is expected to report.
+    /// Whether the task hardly uses the service. The daemon then rarely requests reports from its
+    /// backends and expects none.
     pub is_idle: bool,
-    /// How many of the members that have a weight and are available have reported a utilization that is new,
+    /// Members with a fresh utilization report, among those in `expected`.
     pub reporting: u32,
-    /// of how many; none where the service is idle.
+    /// Available members that have a weight; 0 if the service is idle.
     pub expected: u32,
-    /// Who is in the table, by address; empty before the first look.
+    /// The backends of the table, by address; empty before the control has first run.
     pub members: Vec<MemberLoadStatus>,
 }
 
-/// One member.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemberLoadStatus {
-    /// Where it listens.
     pub address: SocketAddr,
-    /// What it has reported: 1 is all that it can do.
+    /// The reported utilization; 1 is full capacity.
     pub utilization: Option<f64>,
-    /// How long ago that was measured.
+    /// Seconds since it was measured.
     pub age_s: Option<f64>,
-    /// By what the control would multiply its structural weight.
+    /// The factor that the control wants to apply to the structural weight.
     pub wanted: f64,
-    /// By what it is multiplied: `wanted`, unless that is only observed or switched off; slow start included.
+    /// The factor in force: `wanted`, unless the control only observes or is switched off. It
+    /// includes slow start.
     pub factor: f64,
-    /// Whether the control cannot move it any further.
+    /// Whether the factor has reached the limit of the control.
     pub is_at_clamp: bool,
-    /// Its share of this task's connects by that.
+    /// The resulting share of this task's connects.
     pub share: f64,
-    /// Why it keeps its factor or gets no more: `operator`, `panic`, `unavailable`, `slow-start`, `active-limit`, `idle`,
-    /// `no-report`, `errors`, `long-flows` or `few-reports`.
+    /// Why the factor does not change, or may not rise: `operator`, `panic`, `unavailable`,
+    /// `slow-start`, `active-limit`, `idle`, `no-report`, `errors`, `long-flows` or `few-reports`.
     pub held_by: Option<String>,
 }
 
 impl ServiceLoadStatus {
-    /// Whether too few report for anything to be learnt.
+    /// Whether too few members report for the control to learn anything.
     pub fn is_blind(&self) -> bool {
         let reporting = Reporting { fresh: self.reporting, members: self.expected };
         self.control.is_some() && self.switch == Switch::On.name() && reporting.is_blind()
     }
 }
 
-/// The weights that change of a host's client tasks.
+/// The services of a host's client tasks that have changing weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoadDocument {
-    /// [`SCHEMA`].
     pub schema: u32,
-    /// By client task and service.
+    /// In the order of client task and service.
     pub services: Vec<ClientLoad>,
 }
 
-/// Those of one service of one client task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClientLoad {
-    /// The client task.
     pub client: String,
-    /// The service.
     pub service: String,
-    /// What is known, and what follows.
     #[serde(flatten)]
     pub load: ServiceLoadStatus,
 }
 
-/// What came of a switch.
+/// The result of switching the control of a service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Switched {
-    /// [`SCHEMA`].
     pub schema: u32,
-    /// The service.
     pub service: String,
-    /// What it is switched to: `on`, `freeze` or `off`.
+    /// The new setting: `on`, `freeze` or `off`.
     pub switch: String,
-    /// The client tasks that have it.
+    /// The client tasks that have the service.
     pub clients: Vec<SwitchedClient>,
-    /// Why a later daemon may not know of it yet; `None` if nothing is wrong with where it is kept.
+    /// Why a later daemon may not know the new setting; `None` if it was stored without an error.
     pub not_kept: Option<String>,
 }
 
-/// What came of it for one client task.
+/// The result for one client task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SwitchedClient {
-    /// The client task.
     pub client: String,
-    /// What it was.
+    /// The previous setting.
     pub before: String,
 }
 
 impl Switched {
-    /// For people: a line for each client task.
+    /// The result for people: one line for each client task.
     pub fn describe(&self) -> String {
         let Self { service, switch, clients, not_kept, .. } = self;
         let what = match switch.as_str() {
@@ -132,11 +126,11 @@ impl Switched {
 }
 
 #[cfg(test)]
-/// Loads that are made up.
+/// Example loads for tests.
 pub mod tests {
     use super::*;
 
-    /// A member that reports so much and has that factor.
+    /// A member with this utilization and factor.
     pub fn member(port: u16, utilization: Option<f64>, factor: f64) -> MemberLoadStatus {
         MemberLoadStatus {
             address: ([10, 0, 0, 1], port).into(),
@@ -150,7 +144,7 @@ pub mod tests {
         }
     }
 
-    /// A service that follows feedback.
+    /// A service whose weights follow feedback.
     pub fn service(members: Vec<MemberLoadStatus>) -> ServiceLoadStatus {
         ServiceLoadStatus {
             is_idle: false,

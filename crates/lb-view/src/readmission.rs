@@ -1,41 +1,34 @@
-//! What came of lifting an ejection.
+//! The result of `socklb readmit`.
 
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// Version of the JSON form.
 pub const SCHEMA: u32 = 1;
 
-/// What came of it, for each client task that has the backend.
+/// The result for each client task that has the backend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Readmission {
-    /// [`SCHEMA`].
     pub schema: u32,
-    /// The service.
     pub service: String,
-    /// The backend.
     pub backend: SocketAddr,
-    /// By client task: whether the backend was ejected, and so was taken back.
     pub clients: Vec<Readmitted>,
 }
 
-/// What came of it for one client task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Readmitted {
-    /// The client task.
     pub client: String,
-    /// Whether the backend was ejected; else nothing has changed.
+    /// Whether the backend was ejected. If it was not, nothing has changed.
     pub was_ejected: bool,
 }
 
 impl Readmission {
-    /// Whether anything has changed.
+    /// Whether any client task has readmitted the backend.
     pub fn has_effect(&self) -> bool {
         self.clients.iter().any(|client| client.was_ejected)
     }
 
-    /// For people: a line for each client task.
+    /// The result for people: one line for each client task.
     pub fn describe(&self) -> String {
         let Self { service, backend, clients, .. } = self;
         let line = |Readmitted { client, was_ejected }: &Readmitted| {

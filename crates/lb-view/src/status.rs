@@ -1,7 +1,7 @@
-//! What the balancer is doing, as one value: client tasks, their services and what is wrong.
+//! The status of the balancer as one value: client tasks, their services, and faults.
 //!
-//! The daemon makes it from the maps and its own state; without a daemon the commands make it from the maps alone,
-//! which hold names, addresses, weights and counts.
+//! The daemon makes it from the maps and its own state. Without a daemon the commands make it from
+//! the maps alone, which hold names, addresses, weights and counts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,42 +17,39 @@ use crate::fault::Fault;
 use crate::filter::Filter;
 use crate::load::ServiceLoadStatus;
 
-/// Version of the JSON form.
 pub const SCHEMA: u32 = 7;
 
-/// The status of the balancer on this host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StatusDocument {
-    /// [`SCHEMA`].
     pub schema: u32,
     /// The daemon, if it runs.
     pub daemon: Option<DaemonStatus>,
     /// What an operator should look at; empty if all is well.
     pub faults: Vec<Fault>,
-    /// Client tasks by name.
+    /// In the order of their names.
     pub clients: Vec<ClientStatus>,
-    /// Clients that were removed, or taken over by this version from another, and have flows left.
+    /// Clients that were removed, or that this version took over from another, and that still have
+    /// flows.
     pub leaving: Vec<LeavingClient>,
-    /// Network interfaces on which the kernel is to take reports in by itself.
+    /// Network interfaces on which the kernel should receive reports by itself.
     #[serde(default)]
     pub interfaces: Vec<InterfaceStatus>,
 }
 
-/// Who takes in on a network interface what comes for a daemon or an agent.
+/// How a daemon or an agent receives datagrams on a network interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceStatus {
-    /// Its name.
     pub name: String,
-    /// The kernel, by the interface's driver (`native`) or in the network stack (`generic`), or their `socket` alone.
+    /// `native` if the kernel receives them in the interface's driver, `generic` if it does so in
+    /// the network stack, `socket` if only the process's socket does.
     pub mode: String,
-    /// Why it is the socket.
+    /// Why `mode` is `socket`.
     pub why: Option<String>,
 }
 
-/// In which order backends are shown, those that fail always first.
+/// The order in which backends are shown; failing backends always come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SortBy {
-    /// By address.
     Address,
     /// The largest share of the flows of the last minute first; without a daemon, of all flows.
     Share,
@@ -62,16 +59,14 @@ pub enum SortBy {
     Active,
     /// The most failed connects of the last minute first.
     Failed,
-    /// The slowest median of connects first.
+    /// The slowest median connect first.
     Latency,
 }
 
 impl SortBy {
-    /// All of them.
     pub const ALL: [Self; 6] =
         [Self::Address, Self::Share, Self::Flows, Self::Active, Self::Failed, Self::Latency];
 
-    /// The word for it on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Address => "address",
@@ -83,7 +78,7 @@ impl SortBy {
         }
     }
 
-    /// The number by which backends are in descending order.
+    /// The sort key; larger numbers come first.
     fn number_of(self, backend: &BackendStatus) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "an order for people")]
         let number = |count: u64| count as f64;
@@ -99,8 +94,8 @@ impl SortBy {
 }
 
 impl StatusDocument {
-    /// Leaves what is asked for, and of backends only those that fail if `only_failing`: then also only the services and
-    /// clients that have such. Faults stay that concern it.
+    /// Removes all that the filter excludes. If `only_failing` is set, only failing backends
+    /// remain, with their services and clients. A fault remains if it concerns the filter.
     pub fn retain(&mut self, filter: &Filter, only_failing: bool) {
         let names_backends = filter.backend.is_some() || only_failing;
         for client in &mut self.clients {
@@ -121,7 +116,8 @@ impl StatusDocument {
         self.faults.retain(|fault| filter.concerns(&fault.subject));
     }
 
-    /// Brings the backends of each service into an order. Services with failing backends come first, and so do their clients.
+    /// Sorts the backends of each service. Services with failing backends come first, and so do
+    /// their clients.
     pub fn sort(&mut self, by: SortBy) {
         for client in &mut self.clients {
             client.services.sort_by_key(|service| !service.is_failing());
@@ -137,18 +133,16 @@ impl StatusDocument {
         }
     }
 
-    /// The client of a name.
     pub fn client(&self, name: &str) -> Option<&ClientStatus> {
         self.clients.iter().find(|client| client.name == name)
     }
 }
 
-/// A client on its way out, or one of another version of socklb: its maps cannot be read here.
+/// A client that is leaving, or one of another version of socklb. Its maps cannot be read here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeavingClient {
-    /// Its name.
     pub client: String,
-    /// The version of the kernel ABI that its maps are of.
+    /// The kernel ABI version of its maps.
     pub abi: u32,
     /// Whether flows still begin there, because the version that made it is still in force.
     pub in_force: bool,
@@ -157,7 +151,7 @@ pub struct LeavingClient {
 }
 
 impl LeavingClient {
-    /// How it is, for people: what follows its name.
+    /// Its state in words, to be printed after its name.
     pub fn describe(&self) -> String {
         let open = self.active.map_or_else(|| "?".to_owned(), |active| active.to_string());
         let what = if self.in_force { "is in force" } else { "is leaving" };
@@ -165,142 +159,142 @@ impl LeavingClient {
     }
 }
 
-/// The running daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DaemonStatus {
-    /// Process id.
     pub pid: u32,
-    /// Version of the program.
     pub version: String,
-    /// The configuration file.
     pub config: PathBuf,
-    /// Where its pins are; `None` from an older daemon, which does not tell.
+    /// The directory of its pins; `None` from an older daemon, which does not report it.
     #[serde(default)]
     pub pins: Option<PathBuf>,
-    /// Optional features of the kernel, by name: whether it has them.
+    /// Optional features of the kernel, by name, and whether the kernel has them.
     pub features: BTreeMap<String, bool>,
-    /// Offsets of the fields of kernel structures that the programs read, in bytes, by name (`sk_kern_sock_mask` is a
-    /// mask); empty if the kernel does not describe its types.
+    /// Offsets of the fields of kernel structures that the programs read, in bytes, by name
+    /// (`sk_kern_sock_mask` is a mask). Empty if the kernel does not describe its types.
     pub offsets: BTreeMap<String, u32>,
 }
 
-/// One client task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClientStatus {
-    /// Name.
     pub name: String,
-    /// The cgroup that it is configured for; only from the daemon.
+    /// The cgroup that it is configured for; `None` without a daemon.
     pub configured_cgroup: Option<PathBuf>,
-    /// The cgroup that its programs are attached to, if they are and it exists.
+    /// The cgroup that its programs are attached to; `None` if they are not attached or the cgroup
+    /// no longer exists.
     pub cgroup: Option<PathBuf>,
-    /// The kernel's id of that cgroup: another one each time the cgroup is made.
+    /// The kernel's id of that cgroup; it changes each time the cgroup is created.
     pub cgroup_id: Option<u64>,
-    /// Other programs that run for the same sockets, in the order in which they run; only from the daemon.
+    /// Other programs that run for the same sockets, in the order in which they run; `None` without
+    /// a daemon.
     pub neighbours: Option<Vec<NeighbourProgram>>,
-    /// Flow records that were compared with the kernel's lists of sockets; only from the daemon.
+    /// Flow records compared with the kernel's lists of sockets; `None` without a daemon.
     pub reclaim: Option<Reclaim>,
     /// Connects of the cgroup to addresses that are no service.
     pub not_a_service: u64,
-    /// What should not happen.
     pub anomalies: AnomalyCounts,
     /// Services in the order of their indexes.
     pub services: Vec<ServiceStatus>,
 }
 
 impl ClientStatus {
-    /// The service of a name.
     pub fn service(&self, name: &str) -> Option<&ServiceStatus> {
         self.services.iter().find(|service| service.name == name)
     }
 }
 
-/// What became of open flows whose sockets are in no list of the kernel, as the last pass over the records found it.
+/// The result of the last pass over the records of open flows. The pass looks for records whose
+/// sockets are in no list of the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reclaim {
-    /// Passes over the records since the daemon started; none is made while no flow is open.
+    /// Passes since the daemon started. There is none while no flow is open.
     pub passes: u64,
-    /// Reclaimed since the daemon started: the flows had ended, and no program had seen it.
+    /// Records reclaimed since the daemon started: their flows had ended without a program seeing
+    /// it.
     pub reclaimed: u64,
-    /// Suspected: reclaimed by the next pass if that finds the same.
+    /// Suspected records: the next pass reclaims them if it finds the same.
     pub suspected: u64,
-    /// Kept: a process holds the socket, which is not connected.
+    /// Retained because a process holds the socket, which is not connected.
     pub kept_open: u64,
-    /// Kept: in network namespaces that the daemon could not look into, and not known to be held by a process.
+    /// Retained because the socket is in a network namespace that the daemon could not look into,
+    /// and no process is known to hold it.
     pub kept_elsewhere: u64,
 }
 
-/// Counts of what should not happen, since the client's maps were made.
+/// Counts of events that should not happen, since the client's maps were made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AnomalyCounts {
-    /// Sockets of flows that closed and had no record. A socket that dialled elsewhere since counts, too.
+    /// Sockets of flows that closed without a record. This includes sockets that have since dialled
+    /// another address.
     pub close_without_record: u64,
-    /// Flows that were established before a SYN was seen.
+    /// Flows that were established before a program saw their SYN.
     pub established_out_of_turn: u64,
     /// Records that two calls ended at the same moment.
     pub ended_twice: u64,
-    /// Sockets that were closed in a phase in which their end should have been seen.
+    /// Sockets that were closed in a phase in which a program should already have seen their end.
     pub release_out_of_turn: u64,
 }
 
-/// One service of a client task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServiceStatus {
-    /// Name.
     pub name: String,
     /// The address that processes dial.
     pub address: SocketAddr,
-    /// The protocol.
     pub protocol: String,
-    /// Whether connects are balanced; a removed service only waits for its last flow to end.
+    /// Whether connects are balanced. A removed service only waits for its last flow to end.
     pub open: bool,
-    /// Publications of its table so far, modulo 65,536.
+    /// How often its table was published, modulo 65,536.
     pub table_generation: u16,
     /// Entries of its table.
     pub table_entries: u32,
-    /// The backend that is taken when every pick is unusable.
+    /// The backend that connect uses if no entry and no member that it looks at is usable.
     pub fallback: Option<SocketAddr>,
-    /// How connects and addressed datagrams ended, by [`Outcome::name`](abi::Outcome::name): each counts once.
+    /// Outcomes of connects and addressed datagrams, keyed by
+    /// [`Outcome::name`](abi::Outcome::name). Each call counts once.
     pub outcomes: BTreeMap<String, u64>,
-    /// Connects of the last minute that were refused because all backends were at their limit; only from the daemon,
-    /// and of a service with an `active_limit`.
+    /// Connects of the last minute that were refused because all backends were at their limit;
+    /// `None` without a daemon or without an `active_limit`.
     #[serde(default)]
     pub limited_60s: Option<u64>,
-    /// How long handshakes with its backends took in the last minute; only from the daemon, and of a service over TCP.
+    /// How long handshakes with its backends took in the last minute; `None` without a daemon, if
+    /// there were none, or for a service over UDP.
     #[serde(default)]
     pub handshake_60s: Option<ConnectLatency>,
-    /// After how many milliseconds an answer to a SYN is due, to a tick of 1.05 ms; `None` of a service over UDP.
+    /// Milliseconds after which an answer to a SYN is due, to the precision of a tick (1.05 ms);
+    /// `None` for a service over UDP.
     #[serde(default)]
     pub unanswered_after_ms: Option<u64>,
-    /// Whether so few backends are available that ejected ones are chosen as well; without a daemon, whether they are chosen for
-    /// whatever reason.
+    /// Whether so few backends are available that connects also choose ejected ones. Without a
+    /// daemon, whether connects choose them for any reason.
     #[serde(default)]
     pub is_panic: bool,
-    /// Whether backends that fail are ejected.
     #[serde(default)]
     pub ejection: EjectionMode,
-    /// After how many seconds a backend that is unavailable is replaced; only from the daemon.
+    /// Seconds after which an unavailable backend is replaced; `None` without a daemon.
     #[serde(default)]
     pub replace_after_s: Option<f64>,
-    /// The largest ratio of share to share wanted; only above ten connects per backend.
+    /// The largest ratio of actual share to wanted share; `None` up to ten connects per backend.
     pub skew: Option<f64>,
-    /// Where its endpoints come from; only from the daemon.
+    /// Where its endpoints come from; `None` without a daemon.
     pub source: Option<SourceStatus>,
-    /// Endpoints that no task of the job uses, if there are some; only from the daemon.
+    /// Endpoints that no task of the job uses; `None` without a daemon, or if every endpoint is
+    /// used.
     #[serde(default)]
     pub unused: Option<UnusedEndpoints>,
-    /// Endpoints of the list that no connect may choose because the list says so, and that are not among `backends`; only from the
-    /// daemon.
+    /// Endpoints that the list excludes from every connect and that are not among `backends`; empty
+    /// without a daemon.
     #[serde(default)]
     pub not_chosen: Vec<NotChosen>,
-    /// What changes weights while the list stays; `None` if nothing does, or without a daemon.
+    /// What changes weights while the list stays the same; `None` if nothing does, or without a
+    /// daemon.
     #[serde(default)]
     pub load: Option<ServiceLoadStatus>,
-    /// Backends by slot.
+    /// In the order of their slots.
     pub backends: Vec<BackendStatus>,
 }
 
 impl ServiceStatus {
-    /// Whether it is to be looked at first: a backend fails, or none may be chosen.
+    /// Whether an operator should look at it first: a backend fails, no backend may be chosen, or
+    /// its list cannot be used.
     pub fn is_failing(&self) -> bool {
         let has_faulty_list = self.source.as_ref().is_some_and(|source| source.error.is_some());
         has_faulty_list
@@ -311,7 +305,7 @@ impl ServiceStatus {
 
 #[cfg(test)]
 impl ServiceStatus {
-    /// A service over TCP that is open and of which nothing is known but its backends.
+    /// An open TCP service of which only the backends are known.
     pub fn with_backends(backends: Vec<BackendStatus>) -> Self {
         Self {
             name: "users".to_owned(),
@@ -341,11 +335,10 @@ impl ServiceStatus {
 /// An endpoint that no connect may choose.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotChosen {
-    /// Where it listens.
     pub address: SocketAddr,
-    /// Its health, by [`Health::name`](lb_core::health::Health::name).
+    /// Its health, as [`Health::name`](lb_core::health::Health::name) names it.
     pub state: String,
-    /// Where that comes from: `list`.
+    /// The witness that found this state: always `list`.
     pub witness: String,
 }
 
@@ -356,14 +349,15 @@ impl fmt::Display for NotChosen {
     }
 }
 
-/// Endpoints that take connections, and that no task of a job uses.
+/// Endpoints that accept connections but are used by no task of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnusedEndpoints {
-    /// How many.
+    /// The number of unused endpoints.
     pub endpoints: u32,
-    /// Of how many that take connections.
+    /// The number of endpoints that accept connections.
     pub of: u32,
-    /// The smallest size of a subset with which each endpoint has a task; `None` if that is larger than a subset can be.
+    /// The smallest subset size with which every endpoint has a task; `None` if a subset cannot be
+    /// that large.
     pub size: Option<u32>,
 }
 
@@ -385,31 +379,30 @@ impl fmt::Display for UnusedEndpoints {
     }
 }
 
-/// Whether backends that fail are ejected.
+/// Whether failing backends are ejected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EjectionMode {
-    /// They are.
     On,
-    /// Nobody asked for it.
+    /// It is not configured.
     #[default]
     Off,
-    /// It is configured, and they are not: the kernel does not tell the programs why flows fail. Only from the daemon.
+    /// It is configured but has no effect, because the kernel does not give the programs the causes
+    /// of failures. Only the daemon reports this.
     CausesUnknown,
 }
 
-/// A source of endpoints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SourceStatus {
-    /// The file, or `None` for a static list.
+    /// The file; `None` for a static list.
     pub file: Option<PathBuf>,
-    /// Seconds since the file was last read and found good; `None` if it never was.
+    /// Seconds since the file was last read without faults; `None` if it never was.
     pub good_for_s: Option<u64>,
-    /// Why it could not be used when it was last read.
+    /// Why the last read of the file failed; `None` if it succeeded.
     pub error: Option<String>,
-    /// How often it could not be used since the daemon started.
+    /// How often reading it failed since the daemon started.
     pub failures: u64,
-    /// What of the file is ignored, and why.
+    /// Parts of the file that are ignored, each with the reason.
     #[serde(default)]
     pub notes: Vec<String>,
 }
@@ -426,22 +419,22 @@ impl From<abi::Anomalies> for AnomalyCounts {
     }
 }
 
-/// A program that is not this client's and runs for its sockets.
+/// A program that runs for this client's sockets but does not belong to this client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NeighbourProgram {
-    /// Where it is attached.
+    /// The cgroup that it is attached to.
     pub cgroup: PathBuf,
-    /// The hook.
     pub hook: String,
     /// The kernel's id of the program.
     pub program: u32,
-    /// Its name, as far as privileges tell (CAP_SYS_ADMIN).
+    /// Its name; `None` without the privilege to read it (CAP_SYS_ADMIN).
     pub name: Option<String>,
-    /// Whether it is socklb's: by its name, or, where names are not told, because unnamed programs are on every hook
-    /// that a socklb takes.
+    /// Whether it belongs to a socklb. Its name decides. If names cannot be read, it counts as
+    /// socklb's when every hook that socklb uses has an unnamed program.
     #[serde(default)]
     pub is_socklb: bool,
-    /// Whether it sees the destination that our program has written, and may write another.
+    /// Whether it runs after our program, sees the destination that ours has written, and may
+    /// replace it.
     pub runs_after_ours: bool,
 }
 
@@ -484,7 +477,7 @@ mod tests {
         }
     }
 
-    /// What is left: backends by client and service, and how many faults.
+    /// Checks what remains: the backends by client and service, and the number of faults.
     #[track_caller]
     fn check(filter: &Filter, only_failing: bool, expected: &[(&str, &str, &[u32])], faults: usize) {
         let failing = BackendStatus { failing: true, ..backend(2) };

@@ -1,4 +1,5 @@
-//! Tables for people: columns that line up, bold and colour only on a terminal that wants them, and no wider than that.
+//! Text for people: aligned columns that fit the width of the terminal. Bold and colour appear only
+//! on a terminal, and only if it wants them.
 
 mod style;
 
@@ -32,7 +33,7 @@ use std::fmt::Write as _;
 
 use crate::diagnosis::{Diagnosis, Severity};
 
-/// A number of things: "1 client", "2 clients".
+/// A number with its noun: "1 client", "2 clients".
 pub fn counted(number: impl TryInto<u64>, thing: &str) -> String {
     let number = number.try_into().unwrap_or(u64::MAX);
     let plural = if number == 1 { "" } else { "s" };
@@ -43,7 +44,7 @@ fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", share * 100.0))
 }
 
-/// A diagnosis as text: one finding a line, with what to do below it.
+/// A diagnosis as text: one line for each finding, and below it what to do.
 pub fn diagnosis(diagnosis: &Diagnosis, style: Style) -> String {
     let mut text = String::new();
     for finding in &diagnosis.findings {
@@ -61,7 +62,8 @@ pub fn diagnosis(diagnosis: &Diagnosis, style: Style) -> String {
         }
         text.push('\n');
         if let Some(help) = &finding.help {
-            // Whole: it may be a command, which a terminal that wraps it gives back whole.
+            // Not wrapped: it may be a command. If the terminal wraps it, it can still be copied in
+            // one piece.
             let _ = writeln!(text, "{:<24}-> {help}", "");
         }
     }

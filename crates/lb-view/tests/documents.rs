@@ -1,6 +1,7 @@
-//! The JSON forms, key by key, as programs of others read them; of maps also the keys that come from one table. Where a
-//! test fails because a key has another name, is gone or is new, its document changes here, the schema's number rises, and
-//! the CHANGELOG says so.
+//! The JSON forms, key by key, as programs of other authors read them. Maps with a fixed set of
+//! keys are compared with the table of these keys. If a test fails because a key is renamed,
+//! removed or added, change its document here, raise the number of the schema, and add an entry to
+//! the CHANGELOG.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +19,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// A document as its type, which writes it as it was read.
+/// Reads a document as its type, and checks that the type writes the same JSON again.
 #[track_caller]
 fn document<D: DeserializeOwned + Serialize>(text: &str) -> D {
     let read: D = serde_json::from_str(text).expect("the document is one of these");
@@ -68,7 +69,7 @@ fn a_configuration_has_these_keys() {
     assert_eq!(read.schema, configured::SCHEMA);
 }
 
-/// The list itself is written flow by flow.
+/// `flows` writes the list itself flow by flow, so there is no type to write it back.
 #[test]
 fn flows_have_these_keys() {
     let text = include_str!("documents/flows.json");

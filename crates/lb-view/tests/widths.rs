@@ -1,4 +1,4 @@
-//! What is shown as text is no wider than the terminal, and all of it is there where no terminal limits it.
+//! Texts are no wider than the terminal, and complete if there is no terminal to limit them.
 
 use lb_view::comparison::Comparison;
 use lb_view::diagnosis::Diagnosis;
@@ -11,7 +11,8 @@ fn document<D: DeserializeOwned>(text: &str) -> D {
     serde_json::from_str(text).expect("the document is one of these")
 }
 
-/// Looks at a text at several widths. What is to be copied is left whole: the command of a help, a word.
+/// Checks a text at several widths. Whatever a reader may copy is not broken: the command in a help
+/// text, a word.
 #[track_caller]
 fn check(show: impl Fn(Style) -> String) {
     let words = |text: &str| text.split_whitespace().count();

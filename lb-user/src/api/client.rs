@@ -1,4 +1,5 @@
-//! What the commands ask of a running daemon, and how long they wait: a daemon that hangs must not hold up a command.
+//! The queries of commands to a running daemon, with time limits, so that a hung daemon does not
+//! block a command.
 
 use std::io;
 use std::path::Path;
@@ -18,47 +19,48 @@ use tokio::net::UnixStream;
 use super::socket;
 use crate::config::Paths;
 
-/// A name as a segment of a path or a value of a query: names may have any characters but `/`.
+/// Encodes a name as a segment of a path or a value of a query. Names may contain any character but
+/// `/`.
 pub fn quoted(name: &str) -> PercentEncode<'_> {
     percent_encoding::utf8_percent_encode(name, NON_ALPHANUMERIC)
 }
 
-/// What came of a query to the daemon.
+/// The result of a query to the daemon.
 #[derive(Debug)]
 pub enum Answer<T> {
-    /// What it said.
     Given(T),
     /// No daemon runs with this directory.
     NotRunning,
-    /// A daemon runs, and said nothing in time: it is stopped, or hangs.
+    /// A daemon runs but has not answered in time: it is stopped, or hangs.
     Silent,
 }
 
-/// Asks the daemon that runs with this directory, and does not wait long for its answer to begin: the commands that ask
-/// can do without a daemon.
+/// Queries the daemon that runs with this directory. It waits only briefly for the answer to begin,
+/// because its callers can work without a daemon.
 ///
 /// # Errors
-/// If the daemon is not trusted, or does not answer as it should.
+/// If the daemon is not trusted, or its answer is not as expected.
 pub fn ask_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
     request(paths, Method::GET, path)
 }
 
-/// As [`ask_daemon`], for what changes something.
+/// Like [`ask_daemon`], for requests that change something.
 ///
 /// # Errors
-/// If the daemon is not trusted, or does not do it; of kind `PermissionDenied` if this user may not.
+/// If the daemon is not trusted, or refuses; of kind `PermissionDenied` if this user may not.
 pub fn tell_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
     request(paths, Method::POST, path)
 }
 
 fn request<T: DeserializeOwned>(paths: &Paths, method: Method, path: &str) -> Result<Answer<T>> {
-    /// A status begins between two events of the daemon's loop, which take milliseconds. An explanation begins when it
-    /// is made.
+    /// A status begins between two events of the daemon's loop, which take milliseconds. An
+    /// explanation begins when it is complete.
     const TO_BEGIN: Duration = Duration::from_secs(2);
-    /// An answer is whole after a second or two, with clients and services at their limits.
+    /// An answer is complete after a second or two, with clients and services at their limits.
     const TO_END: Duration = Duration::from_secs(30);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    // Whether a change was made is not known then.
+    // If the connection breaks during a request that changes something, it is unknown whether the
+    // change was made. That is an error, and not `NotRunning`.
     let may_have_ended = method == Method::GET;
     runtime.block_on(async {
         let response = match tokio::time::timeout(TO_BEGIN, begin(paths, method, path)).await {
@@ -77,7 +79,7 @@ fn request<T: DeserializeOwned>(paths: &Paths, method: Method, path: &str) -> Re
     })
 }
 
-/// What to say of a daemon that is silent.
+/// The message about a daemon that does not answer.
 pub fn silent(run: &Path) -> String {
     format!("the daemon at {} does not answer", socket(run).display())
 }
@@ -87,7 +89,7 @@ fn is_full(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
-/// Whether the daemon ended before its answer was whole.
+/// Whether the daemon ended before its answer was complete.
 fn has_ended(error: &anyhow::Error) -> bool {
     let has_ended = |kind| {
         matches!(
@@ -102,10 +104,10 @@ fn has_ended(error: &anyhow::Error) -> bool {
     })
 }
 
-/// As [`ask_daemon`], without a limit of time of its own; `None` if no daemon runs.
+/// Like [`ask_daemon`], without its own time limit; `None` if no daemon runs.
 ///
 /// # Errors
-/// If the daemon is not trusted, or does not answer as it should.
+/// If the daemon is not trusted, or its answer is not as expected.
 pub async fn fetch<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Option<T>> {
     match begin(paths, Method::GET, path).await? {
         Some(response) => end(response, path).await.map(Some),
@@ -132,7 +134,8 @@ async fn begin(paths: &Paths, method: Method, path: &str) -> Result<Option<Respo
 }
 
 async fn end<T: DeserializeOwned>(response: Response<Incoming>, path: &str) -> Result<T> {
-    /// A status of 64 clients with 16,384 backends each, of about a kilobyte per backend, is far below this.
+    /// A status of 64 clients with 16,384 backends each, at about a kilobyte per backend, is far
+    /// below this.
     const MAX_BYTES: usize = 1 << 32;
     let status = response.status();
     let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
@@ -154,7 +157,7 @@ mod tests {
 
     use super::*;
 
-    /// What is made of a daemon that reads a request, answers this, and ends.
+    /// The result of a query to a daemon that reads a request, sends this answer, and ends.
     fn asked(answer: &'static [u8], method: Method) -> Result<Answer<u32>> {
         let folder = tempfile::tempdir().unwrap();
         let paths =

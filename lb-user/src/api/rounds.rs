@@ -1,7 +1,8 @@
-//! Documents that many readers may want at once: one is made at a time, and readers that ask meanwhile share the next.
+//! Documents that many readers may request at once. One is made at a time, and requests that arrive
+//! meanwhile share the next.
 //!
-//! So the cost does not depend on the number of readers: one thread, and one look at the maps. What a reader gets was
-//! read after it asked.
+//! So the cost does not depend on the number of readers: one thread, and one reading of the maps. A
+//! reader receives only data that was read after its request.
 
 use std::sync::Arc;
 
@@ -15,14 +16,16 @@ use crate::facts::Facts;
 /// Requests that may queue for the next round; further ones wait until there is room in the queue.
 const WAITING: usize = 64;
 
-/// A kind of document. The task that makes it ends with the last copy of this.
+/// One kind of document. The task that makes the documents ends when the last copy of this value is
+/// dropped.
 #[derive(Clone, Debug)]
 pub struct Rounds {
     waiting: mpsc::Sender<oneshot::Sender<Arc<CompressedDocument>>>,
 }
 
 impl Rounds {
-    /// Documents that `make` makes of what the event loop knows, on a thread that may block.
+    /// Starts a task. `make` builds each document from the state of the event loop, on a thread
+    /// that may block.
     pub fn of(
         queries: mpsc::Sender<ControllerQuery>,
         make: fn(Facts) -> std::io::Result<CompressedDocument>,
@@ -32,10 +35,11 @@ impl Rounds {
         Self { waiting }
     }
 
-    /// The next document that is begun. Its sender is dropped if the document cannot be made.
+    /// Requests the next document that is started. Its sender is dropped if the document cannot be
+    /// made.
     pub async fn next(&self) -> oneshot::Receiver<Arc<CompressedDocument>> {
         let (turn, document) = oneshot::channel();
-        // The task that receives ends only with the runtime.
+        // The receiving task ends only with the runtime.
         let _ = self.waiting.send(turn).await;
         document
     }
@@ -61,7 +65,7 @@ async fn go(
             Ok(Ok(document)) => {
                 let document = Arc::new(document);
                 for reader in readers {
-                    // A requester may have gone away.
+                    // The requester may be gone.
                     let _ = reader.send(Arc::clone(&document));
                 }
             }

@@ -1,4 +1,4 @@
-//! `socklb agent`: the commands of `lb-agent`, which print nothing by themselves.
+//! `socklb agent`: runs the commands of `lb-agent`.
 
 use std::process::ExitCode;
 
@@ -10,10 +10,10 @@ use super::PathOptions;
 use crate::error::CommandFailure;
 use crate::print;
 
-/// Runs one of them.
+/// Runs one of the commands.
 ///
 /// # Errors
-/// Why it failed; the faults of a file apart.
+/// If the command fails. Faults of its file become [`CommandFailure::Faults`].
 pub fn run(agent: AgentOptions, files: PathOptions) -> Result<ExitCode, CommandFailure> {
     let directories = Directories { run: files.run, state: files.state };
     let ended =

@@ -1,6 +1,6 @@
-//! `socklb check`: everything that can be known of a configuration without touching the kernel: its own faults, those of
-//! the endpoint files it names, whether what they hold fits the limits, and what of it has no effect here. Reads files, and
-//! changes nothing.
+//! `socklb check`: reports what a configuration reveals without touching the kernel. This includes
+//! its own faults, faults of the endpoint files that it names, lists that do not fit the limits,
+//! and values that have no effect here. The command reads files and changes nothing.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -31,20 +31,21 @@ use lb_view::explanation::TaskEvenness;
 use lb_view::status::UnusedEndpoints;
 use lb_view::text::{self, Style};
 
-/// How a comparison is printed.
 pub enum OutputFormat {
-    /// For people, below what is said of the file.
+    /// For people, printed after the notes on the file.
     Text,
     /// JSON, and nothing else.
     Json,
 }
 
-/// Checks the configuration at `file`, or the one that `files` names, and prints all faults at once, or notes on what is
-/// right and may still surprise. With `compared` also what it would change of what runs. `previews` are files of endpoints, by
-/// service, that are read in place of those that the configuration names.
+/// Checks the configuration at `file`, or else the one that `files` names. Prints all faults at
+/// once, or, if there are none, notes on values that are valid but may surprise. If `compared` is
+/// set, it also prints the changes against what runs. `previews` are pairs of a service and a file
+/// of endpoints, which is read instead of the file that the configuration names.
 ///
 /// # Errors
-/// If it cannot be read, does not fit its limits, there is nothing to compare it with, or a preview is of no service with a file.
+/// If a file cannot be read, a list does not fit the limits, nothing runs to compare with, or a
+/// preview names a service without a file.
 pub fn run(
     file: Option<&Path>,
     compared: Option<OutputFormat>,
@@ -65,11 +66,12 @@ pub fn run(
                     let notes = parsed.notes.into_iter();
                     ignored.extend(notes.map(|note| format!("{}: {note}", file.path.display())));
                 }
-                // Several services may name one file, as TCP and UDP at one address do: equal faults are told once.
+                // Several services may name one file, as TCP and UDP at one address do. Equal
+                // faults are reported once.
                 Err(SourceError::Invalid(faults)) if faulty.contains(&faults) => {}
                 Err(SourceError::Invalid(faults)) => faulty.push(faults),
-                // A file that cannot be read has no line to report: the line of the configuration, or the option, that names it
-                // is reported.
+                // A file that cannot be read has no line to report. The report shows the line of
+                // the configuration, or the option, that names the file.
                 Err(error) if previews.iter().any(|(_, path)| *path == file.path) => {
                     unread.push(format!("--endpoints: {}", crate::error::chain(&error)));
                 }
@@ -90,7 +92,7 @@ pub fn run(
         return Err(anyhow::anyhow!(unread.join("\n")).into());
     }
     let Some(config) = config.filter(|_| faulty.is_empty()) else { return Ok(ExitCode::FAILURE) };
-    // What the files hold must fit the limits, too.
+    // The contents of the endpoint files must fit the limits, too.
     let lists = with_previews(&config, previews)?;
     let by_service = dry_run::assignments(&lists.clients, &file_sources(&lists))?;
     let mut balancers = Vec::new();
@@ -109,7 +111,7 @@ pub fn run(
             (None, true) => files.over(config.paths.clone())?,
             _ => paths_of(files)?,
         };
-        // The options are those that the daemon would be started with, which hold over the file.
+        // The options are those that the daemon would be started with, so they override the file.
         let config = Config { paths: files.over(config.paths.clone())?, ..config };
         let comparison = comparison::compare(&config, &by_service, &paths)?;
         match form {
@@ -123,16 +125,17 @@ pub fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The file of a service's endpoints: the last preview of it, or the one that the configuration names.
+/// The endpoint file of a service: the last preview for it, or else the one that the configuration
+/// names.
 fn previewed(service: Option<&str>, file: &ListFile, previews: &[(String, PathBuf)]) -> ListFile {
     let preview = previews.iter().rfind(|(of, _)| service == Some(of.as_str()));
     preview.map_or_else(|| file.clone(), |(_, path)| ListFile { path: path.clone(), ..file.clone() })
 }
 
-/// The configuration with the files of previews in place of its own.
+/// Replaces the endpoint files of the configuration with the previews.
 ///
 /// # Errors
-/// If a preview is of no service whose endpoints come from a file.
+/// If a preview names a service whose endpoints do not come from a file.
 fn with_previews(config: &Config, previews: &[(String, PathBuf)]) -> Result<Config, CommandFailure> {
     let mut config = config.clone();
     let mut names = BTreeSet::new();
@@ -154,7 +157,7 @@ fn with_previews(config: &Config, previews: &[(String, PathBuf)]) -> Result<Conf
     Err(anyhow::anyhow!(text).into())
 }
 
-/// The failure with the line that names the list which does not fit, and what would make room.
+/// Adds to the failure the line that names the list which does not fit, and a way to make room.
 fn located(failure: CommandFailure, path: &Path, named: &[(SocketAddr, usize)]) -> CommandFailure {
     let CommandFailure::Other(error) = &failure else { return failure };
     let Some(misfit) = error.downcast_ref::<DoesNotFit>() else { return failure };
@@ -170,7 +173,8 @@ fn located(failure: CommandFailure, path: &Path, named: &[(SocketAddr, usize)]) 
     CommandFailure::Other(anyhow::anyhow!(text))
 }
 
-/// Notes on endpoints that no task uses, and on connections that indexes would make more even; once for each job and service.
+/// Notes on endpoints that no task uses, and on connections that indexes would make more even. Each
+/// job and service has one note.
 fn subsets(balancers: &[(&ClientConfig, Balancer<Duration>)]) -> BTreeSet<String> {
     let of_client = |(client, balancer): &(&ClientConfig, Balancer<Duration>)| {
         let of_service = |(service, _, in_use): (&Service, _, Option<(&_, &Membership)>)| {
@@ -190,10 +194,10 @@ fn subsets(balancers: &[(&ClientConfig, Balancer<Duration>)]) -> BTreeSet<String
     balancers.iter().flat_map(of_client).collect()
 }
 
-/// Notes on what is valid, and may not be what was meant.
+/// Notes on values that are valid but may not be intended.
 fn notes(config: &Config, by_service: &AssignmentsByService) -> Vec<String> {
     let mut notes = Vec::new();
-    // Where there is no cgroup2 at all, the configuration is that of another host.
+    // If there is no cgroup2 at all, the configuration is meant for another host.
     if let Ok(mount) = lb_kernel::cgroup2_mount() {
         let absent = config.clients.iter().filter(|client| !mount.join(&client.cgroup).exists());
         notes.extend(absent.map(|client| {

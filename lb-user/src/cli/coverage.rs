@@ -1,7 +1,8 @@
-//! Waiting until a client's programs cover this process, for `wait` and `exec`.
+//! Waits until a client's programs cover this process, for `wait` and `exec`.
 //!
-//! The cgroup in which a socket is made decides for its whole life. A service that restarts gets a new cgroup; what it
-//! dials before the programs are attached to that cgroup is not balanced.
+//! The cgroup in which a socket is made decides for the whole life of the socket. A service that
+//! restarts gets a new cgroup. Sockets that dial before the programs are attached to that cgroup
+//! are not balanced.
 
 use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
@@ -20,12 +21,12 @@ use lb_view::coverage::Coverage;
 use lb_view::fault::Fault;
 use lb_view::status::StatusDocument;
 
-/// How long between two queries while no daemon answers.
+/// The pause between two queries while no daemon answers.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long to wait for an answer before looking again at what is attached.
+/// How long to wait for an answer before checking again which programs are attached.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The client whose programs shall cover this process, and where to ask for it.
+/// The client that should cover this process, and the paths at which to ask for it.
 pub struct CoverageWait<'a> {
     client: &'a str,
     paths: &'a Paths,
@@ -33,7 +34,8 @@ pub struct CoverageWait<'a> {
     look: Duration,
 }
 
-/// Does `work`, which waits for a client's programs. `timeout` includes the time to find out why they do not cover.
+/// Runs `work`, which waits for a client's programs. `timeout` includes the time for finding out
+/// why they do not cover the process.
 pub fn in_time(
     client: &str,
     paths: &Paths,
@@ -75,7 +77,7 @@ impl CoverageWait<'_> {
         // Bound: the caller's limit of time.
         loop {
             pause.tick().await;
-            // Programs that are attached cover, whatever a daemon says, and if none answers.
+            // Attached programs cover the process, even if the daemon disagrees or does not answer.
             if cgroups.iter().any(|cgroup| lb_kernel::is_balanced(&pins, *cgroup).unwrap_or(false)) {
                 return Ok(());
             }
@@ -88,7 +90,8 @@ impl CoverageWait<'_> {
                     bail!("client {client} is not configured; {}", clients_here(&clients))
                 }
                 Ok(Err(error)) if is_final(&error) => return Err(error),
-                // The daemon does not run, is stopping, or takes longer: it is asked again.
+                // The daemon does not run, is stopping, or takes longer. The next turn asks it
+                // again.
                 Ok(Ok(None) | Err(_)) | Err(_) => {}
             }
         }
@@ -107,7 +110,8 @@ impl CoverageWait<'_> {
         }
     }
 
-    /// The cgroup of the client: as the daemon says; if it says nothing, where the programs are attached.
+    /// The client's cgroup, from the daemon; if the daemon does not answer, the cgroup that the
+    /// programs are attached to.
     pub async fn cgroup(&self) -> Result<PathBuf> {
         let Self { client, paths, look } = *self;
         let mut pause = tokio::time::interval(PAUSE);
@@ -136,21 +140,22 @@ impl CoverageWait<'_> {
         }
     }
 
-    /// The cgroup that the client's programs are attached to, as far as that can be seen.
+    /// The cgroup that the client's programs are attached to; `None` if this cannot be read.
     fn attached(&self) -> Option<PathBuf> {
         let attached =
             lb_kernel::balanced_cgroup(&Pins::of(&self.paths.pins, self.client)).unwrap_or_default();
         attached.and_then(lb_kernel::cgroup_of_id)
     }
 
-    /// Makes the client's cgroup if it does not exist, as after its service was stopped, and says so, because a path
-    /// that was mistyped in the configuration would become a cgroup, too.
+    /// Creates the client's cgroup if it does not exist, for example after its service was stopped.
+    /// Prints a message, because a mistyped path in the configuration would also become a cgroup.
     pub fn make(&self, tree: &CgroupTree, cgroup: &Path) -> Result<()> {
         let (client, path) = (self.client, cgroup.display());
         if tree.has(cgroup)? {
             return Ok(());
         }
-        // Links that only let flows end count, too: the daemon removes the others as soon as the client is to move.
+        // Links that only let flows end count, too: the daemon removes the others as soon as the
+        // client is to move to another cgroup.
         let linked = lb_kernel::linked_to(&Pins::of(&self.paths.pins, client)).unwrap_or_default();
         if let Some(other) = linked.into_iter().find_map(lb_kernel::cgroup_of_id) {
             bail!(
@@ -166,12 +171,13 @@ impl CoverageWait<'_> {
     }
 }
 
-/// Whether asking again would not help: a permission is missing, or the daemon is not trusted.
+/// Whether a retry would not help: a permission is missing, or the daemon is not trusted.
 fn is_final(error: &anyhow::Error) -> bool {
     crate::error::is_permission(error) || error.is::<Untrusted>()
 }
 
-/// The cgroup of a client: as configured, or where a dead daemon has left its programs.
+/// The cgroup of a client: the configured one, or the one that a dead daemon's programs are still
+/// attached to.
 fn cgroup_of(client: &str, status: &StatusDocument) -> Result<PathBuf> {
     let names: Vec<&str> = status.clients.iter().map(|client| client.name.as_str()).collect();
     let found = status.client(client);

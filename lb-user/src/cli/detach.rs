@@ -8,13 +8,14 @@ use super::{PathOptions, paths_of};
 use crate::error::CommandFailure;
 use crate::print;
 
-/// Removes a client, or all.
+/// Removes one client, or all if `client` is `None`.
 ///
 /// # Errors
 /// If there is no such client, another socklb writes to it, or the kernel refuses.
 pub fn run(client: Option<&str>, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let directory = paths_of(files)?.pins;
-    // Of every version: clients that an upgrade has left until their last flow ends are removed as well.
+    // All versions: clients that an upgrade has left until their last flow ends are removed as
+    // well.
     let mut clients = Pins::all_versions(&directory)?;
     if let Some(client) = client {
         clients.retain(|pins| pins.client == client);
@@ -23,7 +24,7 @@ pub fn run(client: Option<&str>, files: &PathOptions) -> Result<ExitCode, Comman
         }
     }
     if clients.is_empty() {
-        // A start that was cut off may have left what all clients share.
+        // An interrupted start may have left the maps and pins that all clients share.
         lb_kernel::remove_roots(&directory)?;
         print::text(&format!("nothing is attached below {}\n", directory.display()))?;
         return Ok(ExitCode::SUCCESS);
@@ -33,7 +34,7 @@ pub fn run(client: Option<&str>, files: &PathOptions) -> Result<ExitCode, Comman
         lb_kernel::detach(pins)?;
         print::text(&format!("client {}: detached, its maps and pins are removed\n", pins.client))?;
     }
-    // Removes only directories that are empty now, and what all clients shared only if none is left.
+    // Removes only empty directories, and shared maps and pins only if no client is left.
     lb_kernel::remove_roots(&directory)?;
     Ok(ExitCode::SUCCESS)
 }

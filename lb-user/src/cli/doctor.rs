@@ -1,4 +1,4 @@
-//! `socklb doctor`: what may be wrong with this host.
+//! `socklb doctor`: prints what may be wrong with this host.
 
 use std::process::ExitCode;
 
@@ -10,14 +10,14 @@ use crate::{doctor, print};
 use lb_view::status::StatusDocument;
 use lb_view::text::{self, Style};
 
-/// Examines the host, or whether one process is covered.
+/// Examines the host, or, if `pid` is given, whether that process is covered.
 ///
 /// # Errors
-/// If a path cannot be made absolute, the output cannot be written, there is no such process, or it cannot be seen what
-/// is attached to its cgroup.
+/// If a path cannot be made absolute, the output cannot be written, there is no such process, or a
+/// permission is missing to see what is attached to its cgroup.
 pub fn run(pid: Option<u32>, json: bool, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let mut files = files.clone();
-    // The whole examination asks the daemon for itself.
+    // The examination of the whole host asks the daemon by itself.
     let is_asked = files.config.is_none() || pid.is_some();
     let status = match paths_of(&files).ok().filter(|_| is_asked) {
         Some(paths) => match api::ask_daemon::<StatusDocument>(&paths, "/v1/status") {
@@ -26,7 +26,7 @@ pub fn run(pid: Option<u32>, json: bool, files: &PathOptions) -> Result<ExitCode
         },
         None => None,
     };
-    // The daemon that runs knows which configuration is its own.
+    // Uses the configuration that the running daemon names as its own.
     if files.config.is_none()
         && let Some(status) = &status
     {
@@ -35,7 +35,7 @@ pub fn run(pid: Option<u32>, json: bool, files: &PathOptions) -> Result<ExitCode
     let config = read_config(&files).map_err(|failure| failure.to_string());
     let paths = match &config {
         Ok(config) => config.paths.clone(),
-        // The diagnosis tells what is wrong with the configuration.
+        // The diagnosis reports the faults of the configuration.
         Err(_) => paths_of(&files).or_else(|_| files.over(Paths::default()))?,
     };
     let diagnosis = match pid {

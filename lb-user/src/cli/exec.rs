@@ -1,4 +1,4 @@
-//! `socklb exec`: starts a command in a client's cgroup, once that is covered.
+//! `socklb exec`: starts a command in a client's cgroup once the cgroup is covered.
 
 use std::ffi::OsString;
 use std::io;
@@ -14,12 +14,13 @@ use super::{PathOptions, paths_of};
 use crate::error::CommandFailure;
 use crate::print;
 
-/// Exit codes of shells for a command that is not there, and for one that cannot be started.
+/// The exit codes of shells for a command that does not exist, and for one that cannot be started.
 const NOT_FOUND: u8 = 127;
 const NOT_STARTED: u8 = 126;
 
-/// Becomes `command`, in the client's cgroup, once that is covered. The cgroup is made if it does not exist. Returns only
-/// if the command could not be started, with the exit code that shells have for that.
+/// Replaces this process with `command`, in the client's cgroup, once the cgroup is covered. The
+/// cgroup is created if it does not exist. Returns only if the command could not be started, with
+/// the exit code that shells use for this.
 ///
 /// # Errors
 /// If the cgroup cannot be entered, or is not covered in time.

@@ -1,4 +1,5 @@
-//! `socklb explain`: why a client has this subset, these shares and this schedule; from the daemon, or from the files.
+//! `socklb explain`: shows why a client has this subset, these shares and this schedule. The daemon
+//! answers, or else the files do.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -13,7 +14,7 @@ use crate::print;
 use lb_view::explanation::Explanation;
 use lb_view::text::{self, Style};
 
-/// Shows why.
+/// Prints the explanation.
 ///
 /// # Errors
 /// If there is no such service or client, or the files cannot be used.
@@ -57,7 +58,7 @@ pub fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The explanation that a daemon started now, on an empty kernel, would give.
+/// The explanation that a daemon would give if it started now on an empty kernel.
 fn explain_from_config(
     config: &Config,
     service: &str,

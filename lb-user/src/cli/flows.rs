@@ -1,4 +1,4 @@
-//! `socklb flows`: the active flows.
+//! `socklb flows`: lists the active flows.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use crate::flows;
 use crate::print;
 use lb_view::text::{self, Style};
 
-/// Shows them. Clients whose maps cannot be read make the exit code "degraded".
+/// Prints the flows. If the maps of a client cannot be read, the exit code is "degraded".
 ///
 /// # Errors
 /// If a permission is missing, or the filter names something that does not exist.

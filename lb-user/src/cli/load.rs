@@ -1,4 +1,4 @@
-//! `socklb load`: what weights follow, and an operator's switch for that.
+//! `socklb load`: shows how weights follow load, and switches this for an operator.
 
 use std::process::ExitCode;
 
@@ -14,29 +14,29 @@ use crate::api::{self, Answer, quoted};
 use crate::error::CommandFailure;
 use crate::print;
 
-/// What becomes of a service's weights that follow load.
+/// The switch for weights that follow load.
 #[derive(Clone, Debug, Subcommand)]
 pub enum LoadCommand {
-    /// Keep the weights of a service as they are, whatever is reported
+    /// Freeze the weights of a service, whatever backends report
     ///
-    /// The daemon keeps that over restarts and upgrades, until `socklb load on`, or
-    /// until the service has no `load` any more. Who is in slow start goes on to come to its share.
+    /// The daemon stores this across restarts and upgrades, until `socklb load on`, or until the
+    /// service no longer has `load`. Members in slow start still reach their full share.
     Freeze(LoadTarget),
-    /// Give every member of a service its structural weight, whatever is reported
+    /// Give every member of a service its structural weight, whatever backends report
     ///
-    /// What was learnt is forgotten. The daemon keeps that over restarts and upgrades, until `socklb load on`, or
-    /// until the service has no `load` any more.
+    /// The learnt weights are discarded. The daemon stores this across restarts and upgrades, until
+    /// `socklb load on`, or until the service no longer has `load`.
     Off(LoadTarget),
     /// Let the weights of a service follow load again, as configured
     On(LoadTarget),
 }
 
-/// Of which service.
+/// Service and client to switch
 #[derive(Clone, Debug, clap::Args)]
 pub struct LoadTarget {
-    /// The service
+    /// Service
     pub service: String,
-    /// Only for this client, and not for all that have it
+    /// Only this client, instead of all that have the service
     #[arg(long)]
     pub client: Option<String>,
     /// Print JSON
@@ -44,13 +44,14 @@ pub struct LoadTarget {
     pub json: bool,
 }
 
-/// Options of what is shown, before a command that switches: they would have no effect.
+/// The error for options of `show` before a command that switches: they would have no effect there.
 pub const MISPLACED: &str = "--client, --service and --json before freeze, off and on have no effect: write socklb load freeze SERVICE --client CLIENT";
 
-/// Shows what weights follow.
+/// Prints how weights follow load.
 ///
 /// # Errors
-/// If no daemon answers: only it knows. Or if no service here has weights that change.
+/// If no daemon answers, because only the daemon has this state, or if no service here has weights
+/// that change.
 pub fn show(filter: &Filter, json: bool, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let paths = paths_of(files)?;
     let mut status = match api::ask_daemon::<lb_view::status::StatusDocument>(&paths, "/v1/status")? {
@@ -88,10 +89,10 @@ pub fn show(filter: &Filter, json: bool, files: &PathOptions) -> Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-/// Switches what follows load.
+/// Switches the control of a service.
 ///
 /// # Errors
-/// If no daemon answers, it does not do it for this user, or no client has such a service.
+/// If no daemon answers, it refuses this user, or no client has such a service.
 pub fn switch(command: &LoadCommand, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let (switch, LoadTarget { service, client, json }) = match command {
         LoadCommand::Freeze(target) => (Switch::Frozen, target),

@@ -1,4 +1,5 @@
-//! The command line: commands that read never change anything, commands that write say so.
+//! The command line. Commands that only read change nothing; the help of each writing command says
+//! that it writes.
 
 use std::ffi::OsString;
 use std::io;
@@ -16,26 +17,29 @@ use crate::config::{DEFAULT_PATH, Paths};
 
 /// socklb balances connections at the socket, in the kernel.
 ///
-/// A process in a chosen cgroup calls connect() to a service address; a kernel program rewrites the destination to one
-/// backend; from then on the process talks to that backend directly. The daemon (`socklb run`) decides which backends
-/// with which weights and writes them into kernel maps; connects never wait for it and go on without it.
+/// A process in a chosen cgroup calls connect() to a service address. A kernel program rewrites the
+/// destination to one backend, and from then on the process talks to that backend directly. The
+/// daemon (`socklb run`) decides on the backends and their weights and writes them into kernel
+/// maps. Connects never wait for the daemon and continue to work without it.
 ///
-/// Every command reads the directories in `[paths]` of the configuration, which --config or SOCKLB_CONFIG names.
+/// Every command reads the directories from `[paths]` of the configuration, which --config or
+/// SOCKLB_CONFIG names.
 ///
-/// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status, flows, doctor), 4 permission; exec has those of its command.
+/// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status, flows, doctor), 4 permission; exec
+/// returns the exit code of its command.
 #[derive(Debug, Parser)]
 #[command(name = "socklb", version)]
 pub struct Cli {
-    /// What to do.
+    /// Command to run
     #[command(subcommand)]
     pub command: Command,
-    /// The files and directories that are meant.
+    /// Configuration file and directories
     #[command(flatten)]
     pub files: PathOptions,
 }
 
 impl Cli {
-    /// What the command line says; ends the process where that cannot be understood.
+    /// Parses the command line. If that fails, prints the error with a hint and exits the process.
     pub fn of_command_line() -> Self {
         let mut command = Self::command();
         let matches = command.try_get_matches_from_mut(std::env::args_os()).unwrap_or_else(|mut error| {
@@ -48,7 +52,7 @@ impl Cli {
             }
             error.exit()
         });
-        // From the environment it may be set for the daemon.
+        // Rejects only the options: the environment variable may be set for the daemon.
         let is_given = |name| matches.value_source(name) == Some(ValueSource::CommandLine);
         if matches.subcommand_name() == Some("agent") && (is_given("config") || is_given("pins")) {
             let text = "--config and --pins are for the daemon: an agent's file is given as `socklb agent serve FILE`";
@@ -64,14 +68,14 @@ impl Cli {
     }
 }
 
-/// What to do instead of an argument that is a configuration's name.
+/// A hint if the argument looks like the name of a configuration file.
 fn hint_of_file(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return None };
     let is_file = error.kind() == ErrorKind::UnknownArgument && word.ends_with(".toml");
     is_file.then(|| format!("name the configuration by an option: `--config {word}`"))
 }
 
-/// What to do instead of a subcommand that other load balancers have (HAProxy, ipvsadm), if it is one.
+/// A hint if the word is a subcommand of another load balancer (HAProxy, ipvsadm).
 fn hint_of_another(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else { return None };
     Some(match word.as_str() {
@@ -100,7 +104,7 @@ fn hint_of_another(error: &clap::Error) -> Option<&'static str> {
     })
 }
 
-/// What to do instead of an option of ipvsadm, which has no subcommands.
+/// A hint if the argument is an option of ipvsadm, which has no subcommands.
 fn hint_of_ipvsadm(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
     Some(match option.as_str() {
@@ -112,10 +116,10 @@ fn hint_of_ipvsadm(error: &clap::Error) -> Option<&'static str> {
     })
 }
 
-/// The configuration, and what overrides its `[paths]`.
+/// The configuration file, and directories that override its `[paths]`.
 #[derive(Clone, Debug, Args)]
 pub struct PathOptions {
-    /// The configuration [default: /etc/socklb/socklb.toml]
+    /// Configuration file [default: /etc/socklb/socklb.toml]
     #[arg(short, long, global = true, value_name = "FILE", env = "SOCKLB_CONFIG", hide_env_values = true)]
     pub config: Option<PathBuf>,
     /// Directory in bpffs where maps and links are pinned
@@ -124,7 +128,7 @@ pub struct PathOptions {
     /// Directory of the daemon's socket
     #[arg(long, global = true, value_name = "DIR")]
     pub run: Option<PathBuf>,
-    /// Directory of what the daemon remembers between starts
+    /// Directory of the state that the daemon stores between starts
     #[arg(long, global = true, value_name = "DIR")]
     pub state: Option<PathBuf>,
 }
@@ -134,166 +138,179 @@ pub struct PathOptions {
 pub enum Command {
     /// Run the daemon: fill the tables, attach to the cgroups, follow the sources
     Run,
-    /// Check a configuration and the endpoint files it names; reports all faults at once
+    /// Check a configuration and its endpoint files; reports all faults at once
     ///
-    /// Needs no privilege and changes nothing. Each fault has its file, line and column and says what would be right. Also
-    /// refused are combinations that cannot work, such as the policy least-loaded over a subset that can have more than 256
-    /// backends, and values that would have no effect.
+    /// Needs no privilege and changes nothing. Each fault comes with its file, line, column and
+    /// correction. The command also rejects combinations that cannot work, such as the policy
+    /// least-loaded over a subset that can have more than 256 backends, and values that would have
+    /// no effect.
     ///
-    /// Exit codes: 0 good, whether or not it would change anything; 1 faulty, or nothing runs to compare with.
+    /// Exit codes: 0 good, even if it would change something; 1 faulty, or nothing is running to
+    /// compare with.
     Check {
-        /// The configuration, instead of the one that --config names
+        /// Configuration file, instead of the one that --config names
         file: Option<PathBuf>,
-        /// Also show what it would change of what runs: clients, services, shares, and what takes a restart
+        /// Also show changes against the running configuration: clients, services, shares, and
+        /// changes that need a restart
         ///
-        /// What runs is asked of the daemon that --config names, else of the one in the file's own `[paths]`; if none answers,
-        /// it is read from the pinned maps, which takes root and does not have all keys.
+        /// The running configuration comes from the daemon that --config names, or else from the
+        /// one in the file's own `[paths]`. If neither answers, it is read from the pinned maps,
+        /// which needs root and does not have all keys.
         #[arg(long)]
         against_running: bool,
-        /// Take the endpoints of a service from this file, to preview a list before it replaces the one in use; may be given
-        /// for several services
+        /// Take the endpoints of a service from this file, to preview a list before it replaces the
+        /// one in use; may be given for several services
         #[arg(long, value_name = "SERVICE=FILE", requires = "against_running", value_parser = preview)]
         endpoints: Vec<(String, PathBuf)>,
-        /// Print what it would change as JSON
+        /// Print the changes as JSON
         #[arg(long, requires = "against_running")]
         json: bool,
     },
-    /// Show clients, services and backends: states, shares wanted and real, active flows, rates, latency, failures
+    /// Show clients, services and backends: states, wanted and actual shares, active flows, rates,
+    /// latency, failures
     Status {
         /// Only this client
         client: Option<String>,
         /// Only this service
         #[arg(short, long)]
         service: Option<String>,
-        /// Only this backend, by its address and port
+        /// Only this backend (address and port)
         #[arg(long, value_name = "ADDRESS")]
         backend: Option<SocketAddr>,
-        /// Only backends that fail, and the services and clients that have such
+        /// Only failing backends, with their services and clients
         #[arg(long)]
         failing: bool,
-        /// In which order backends come, those that fail always first: by address, unless JSON is asked for
+        /// Order of backends; failing ones always come first [default: by address; with --json
+        /// unsorted]
         #[arg(long, value_name = "BY", value_parser = sort_by())]
         sort: Option<SortBy>,
         /// Print JSON
         #[arg(long, conflicts_with = "watch")]
         json: bool,
-        /// Show it again and again, every so many seconds; on a terminal until q is pressed
+        /// Repeat every SECONDS seconds; on a terminal until q is pressed
         #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
         watch: Option<u32>,
     },
-    /// Show the active flows: whose, since when, where they go, and why there
+    /// Show the active flows: client, process, age, backend, and the reason for the choice
     ///
-    /// Reads the pinned maps; no daemon is needed. The oldest come first.
+    /// Reads the pinned maps; needs no daemon. Oldest flows come first.
     Flows {
-        /// Only of this client
+        /// Only this client
         #[arg(long)]
         client: Option<String>,
-        /// Only to this service
+        /// Only this service
         #[arg(short, long)]
         service: Option<String>,
-        /// Only to this backend, by its address and port
+        /// Only this backend (address and port)
         #[arg(long, value_name = "ADDRESS")]
         backend: Option<SocketAddr>,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Tell why a client has this subset of a service, these shares, this schedule
+    /// Explain why a client has this subset of a service, these shares and this schedule
     Explain {
-        /// The service
+        /// Service
         service: String,
-        /// Only for this client
+        /// Only this client
         #[arg(long)]
         client: Option<String>,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Wait until the cgroup that this is started in is covered by a client: for a unit's ExecStartPre=
+    /// Wait until a client covers the cgroup of this process: for a unit's ExecStartPre=
     ///
-    /// Programs that are attached cover, whether or not a daemon runs or answers.
+    /// Attached programs cover the cgroup even if no daemon runs or answers.
     ///
-    /// Exit codes: 0 covered; 1 not covered in time, or never will be: the message says why; 4 permission.
+    /// Exit codes: 0 covered; 1 not covered in time, or never will be (the message says why); 4
+    /// permission.
     Wait {
-        /// The client
+        /// Client
         client: String,
-        /// Give up after so many seconds
+        /// Give up after SECONDS seconds
         #[arg(long, value_name = "SECONDS", default_value_t = 30)]
         timeout: u32,
     },
-    /// Start a command in a client's cgroup, once that is covered
+    /// Start a command in a client's cgroup once the cgroup is covered
     ///
-    /// The cgroup is made if it does not exist and the one above it does, which is said on standard error. It stays. It is
-    /// not made while the client's programs are on another cgroup.
+    /// If the cgroup does not exist but its parent does, the command creates it, says so on
+    /// standard error, and does not remove it. It does not create the cgroup while the client's
+    /// programs are attached to another one.
     ///
-    /// Exit codes: that of the command, which takes the place of this one; 127 if the command is not there, 126 if it
-    /// cannot be started; 1 the cgroup is not covered in time, or cannot be; 4 permission.
+    /// Exit codes: that of the command, which replaces this process; 127 the command does not
+    /// exist; 126 it cannot be started; 1 the cgroup is not covered in time, or cannot be; 4
+    /// permission.
     Exec {
-        /// The client
+        /// Client
         client: String,
-        /// Give up after so many seconds
+        /// Give up after SECONDS seconds
         #[arg(long, value_name = "SECONDS", default_value_t = 30)]
         timeout: u32,
-        /// The command and its arguments
+        /// Command and its arguments
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },
-    /// Check this host: kernel, privileges, mounts, other programs, sockets that are not covered; or whether a process is
+    /// Check this host (kernel, privileges, mounts, other programs, uncovered sockets), or whether
+    /// a process is covered
     ///
-    /// Exit codes: 0 nothing is wrong, or the process is covered; 3 otherwise; with --pid 1 if there is no such process, 4 if
-    /// it cannot be seen what is attached.
+    /// Exit codes: 0 nothing is wrong, or the process is covered; 3 otherwise; with --pid, 1 if
+    /// there is no such process and 4 if a permission is missing to see which programs are
+    /// attached.
     Doctor {
-        /// Tell whether this process is covered, by which client, and if not, why
+        /// Check whether this process is covered and by which client, or why it is not
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
         pid: Option<u32>,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Take a backend back that is ejected, before its trial
+    /// Readmit an ejected backend before its trial
     ///
-    /// Asks the daemon, which does it for root, its own user, and the members of the group that `[admin]` names.
+    /// The daemon does this for root, its own user, and members of the group that `[admin]` names.
     ///
-    /// Exit codes: 0 taken back by one client at least; 1 it was not ejected, or nothing was done: the message says why;
-    /// 4 permission.
+    /// Exit codes: 0 at least one client readmitted it; 1 it was not ejected, or nothing was done
+    /// (the message says why); 4 permission.
     Readmit {
-        /// The service
+        /// Service
         service: String,
-        /// The backend, by its address and port
+        /// Backend (address and port)
         #[arg(value_name = "BACKEND")]
         backend: SocketAddr,
-        /// Only for this client, and not for all that have it
+        /// Only this client, instead of all that have the backend
         #[arg(long)]
         client: Option<String>,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Show how weights follow the load that backends report, or switch that
+    /// Show how weights follow the load that backends report, or switch this off and on
     ///
-    /// Asks the daemon; what switches it does for root, its own user, and the members of the group that `[admin]` names.
+    /// Needs the daemon. It switches only for root, its own user, and members of the group that
+    /// `[admin]` names.
     Load {
         #[command(subcommand)]
         command: Option<load::LoadCommand>,
-        /// Only of this client
+        /// Only this client
         #[arg(long)]
         client: Option<String>,
-        /// Only of this service
+        /// Only this service
         #[arg(short, long)]
         service: Option<String>,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Say how the backends of this host are, to the clients that ask: readiness, lame duck, load
+    /// Report readiness, lame-duck state and load of this host's backends to requesting clients
     ///
-    /// `socklb agent serve` runs beside backends and needs neither root nor the daemon. Its file is /etc/socklb/agent.toml, or the
-    /// one that is given to `serve`; --run and --state name its directories, --config and --pins are for the daemon alone.
+    /// `socklb agent serve` runs beside backends and needs neither root nor the daemon. Its file is
+    /// /etc/socklb/agent.toml, or the one given to `serve`. --run and --state name its directories;
+    /// --config and --pins are only for the daemon.
     Agent(lb_agent::cli::AgentOptions),
-    /// Remove a client, or all, from the kernel: programs, maps, pins
+    /// Remove one client, or all, from the kernel: programs, maps, pins
     #[command(group = clap::ArgGroup::new("which").required(true).args(["client", "all"]))]
     Detach {
-        /// The client
+        /// Client
         client: Option<String>,
         /// Every client
         #[arg(long)]
@@ -302,12 +319,12 @@ pub enum Command {
 }
 
 impl PathOptions {
-    /// The configuration.
+    /// The path of the configuration file, or its default.
     pub fn file(&self) -> &Path {
         self.config.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
     }
 
-    /// These paths, but for those that are overridden.
+    /// Replaces those of `paths` for which an option was given.
     ///
     /// # Errors
     /// If a path is relative and the current directory cannot be found.
@@ -315,7 +332,8 @@ impl PathOptions {
         let Self { pins, run, state, config: _ } = self;
         for (path, wanted) in [(&mut paths.pins, pins), (&mut paths.run, run), (&mut paths.state, state)] {
             if let Some(wanted) = wanted {
-                // It is compared with paths that the kernel reports, which are absolute.
+                // Made absolute because it is compared with paths that the kernel reports, which
+                // are absolute.
                 *path = std::path::absolute(wanted)?;
             }
         }
@@ -323,7 +341,7 @@ impl PathOptions {
     }
 }
 
-/// Reads the name of a service and a file of endpoints for it.
+/// Parses `SERVICE=FILE`.
 fn preview(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
         Some((service, file)) if !service.is_empty() && !file.is_empty() => {

@@ -11,10 +11,10 @@ use crate::api::{self, Answer, quoted};
 use crate::error::CommandFailure;
 use crate::print;
 
-/// Lifts the ejection of a service's backend, for one client task or all that have it.
+/// Lifts the ejection of a backend for one client task, or for all that have the backend.
 ///
 /// # Errors
-/// If no daemon answers, it does not do it for this user, or nobody has the backend.
+/// If no daemon answers, it refuses this user, or no client has the backend.
 pub fn run(
     service: &str,
     backend: SocketAddr,

@@ -17,22 +17,23 @@ use crate::print;
 use crate::source::Stamp;
 use lb_view::text::Style;
 
-/// Runs the daemon until it is told to stop.
+/// Runs the daemon until a signal stops it.
 ///
 /// # Errors
 /// If it cannot start.
 pub fn run(files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let (read, waiting) = mpsc::channel::<()>();
     let name = files.file().to_owned();
-    // The file may be on a file system that does not answer. Without a configuration there is nothing else to do.
+    // The file may be on a file system that does not answer. The daemon waits for it, because
+    // without a configuration it has nothing to do.
     let tell = move || {
         if waiting.recv_timeout(Duration::from_secs(2)) == Err(mpsc::RecvTimeoutError::Timeout) {
             print::message(format_args!("{} does not answer yet; waiting for it", name.display()));
         }
     };
-    // If no thread can be started the message is left out.
+    // If no thread can be started, the message is left out.
     let _ = std::thread::Builder::new().name("waiting".to_owned()).spawn(tell);
-    // Taken before the file is read, so that a change from here on is seen as a change.
+    // Taken before the file is read, so that any later change of the file is noticed.
     let stamp = Stamp::at(files.file());
     let config = read_config(files)?;
     drop(read);
@@ -42,8 +43,9 @@ pub fn run(files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let reread = move || read_config(&again).map_err(|failure| failure_of(&failure));
     match daemon::run(config, stamp, Arc::new(reread)) {
         Ok(()) => Ok(ExitCode::SUCCESS),
-        // A service manager does not try again after the exit code of a missing privilege. Other refusals (a hook or a
-        // directory that another process has) may pass, so they must not end with that code.
+        // A service manager does not restart a service after the exit code of a missing privilege.
+        // Other refusals may pass, such as a hook or a directory that another process uses, so they
+        // must not end with that code.
         Err(error) if is_permission(&error) && !lb_kernel::lacks_privilege() => {
             Err(anyhow::anyhow!("{error:#}").into())
         }
@@ -51,7 +53,7 @@ pub fn run(files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     }
 }
 
-/// How a running daemon classes a failure to read its configuration again.
+/// How a running daemon classifies a failure to reload its configuration.
 fn failure_of(failure: &CommandFailure) -> ReadFailure {
     let is_missing = |error: &(dyn std::error::Error + 'static)| {
         error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
@@ -64,8 +66,9 @@ fn failure_of(failure: &CommandFailure) -> ReadFailure {
     }
 }
 
-/// Lists in the state directory are used where an endpoint file cannot be, so the directory must be trusted. That it
-/// cannot be made is told when a list is to be kept there; from a directory that does not answer no list is used.
+/// Checks that the state directory is trusted, because lists stored there are used if an endpoint
+/// file cannot be read. If the directory cannot be created, the error appears later, when a list is
+/// to be stored. From a directory that does not answer no list is used.
 fn check_state(directory: &Path) -> Result<(), Untrusted> {
     fn look(path: &Path) -> Result<(), Untrusted> {
         match trust::make_directory(path) {

@@ -1,4 +1,4 @@
-//! `socklb status`: clients, services and backends, once or again and again.
+//! `socklb status`: prints clients, services and backends, once or repeatedly.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,16 +20,16 @@ use lb_view::filter::Filter;
 use lb_view::status::{SortBy, StatusDocument};
 use lb_view::text::{self, Style};
 
-/// What is shown of the status, and in which order.
+/// What to show of the status, and in which order.
 pub struct Shown {
     pub filter: Filter,
     pub only_failing: bool,
-    /// As it comes, which for people is by address.
+    /// `None` leaves the order of the document, which for people is by address.
     pub sort: Option<SortBy>,
 }
 
 impl Shown {
-    /// Whether there is what the filter names.
+    /// An error if a name in the filter does not exist.
     fn check(&self, status: &StatusDocument) -> Result<(), String> {
         let names = status.clients.iter().map(|client| client.name.as_str());
         names::check_client(&self.filter, names, "here")?;
@@ -45,10 +45,11 @@ impl Shown {
     }
 }
 
-/// Shows the status.
+/// Prints the status.
 ///
 /// # Errors
-/// If the daemon is not trusted, the pins cannot be read, or there is nothing of a name that is asked for.
+/// If the daemon is not trusted, the pins cannot be read, or the filter names something that does
+/// not exist.
 pub fn run(
     shown: Shown,
     json: bool,
@@ -78,7 +79,7 @@ pub fn run(
     Ok(if degraded { ExitCode::from(DEGRADED) } else { ExitCode::SUCCESS })
 }
 
-/// The status, from the daemon if one runs and answers, else from the pins.
+/// Reads the status from the daemon if one runs and answers, else from the pins.
 pub fn read(files: &PathOptions) -> Result<StatusDocument, CommandFailure> {
     let paths = paths_of(files)?;
     let why = match api::ask_daemon::<StatusDocument>(&paths, "/v1/status")? {
@@ -100,8 +101,8 @@ pub fn read(files: &PathOptions) -> Result<StatusDocument, CommandFailure> {
     Ok(status)
 }
 
-/// The lists that the daemon had in force. None if the configuration is missing, faulty, or not readable for this user, or if a file system
-/// does not answer: the pins are shown all the same.
+/// The lists that the daemon had in force. Empty if the configuration is missing, faulty or
+/// unreadable for this user, or if a file system does not answer; the pins are shown in any case.
 fn stored_lists(files: &PathOptions) -> BTreeMap<String, Arc<EndpointList>> {
     const PATIENCE: Duration = Duration::from_secs(2);
     let (sender, read) = mpsc::channel();
@@ -114,7 +115,7 @@ fn stored_lists(files: &PathOptions) -> BTreeMap<String, Arc<EndpointList>> {
     started.ok().and_then(|_| read.recv_timeout(PATIENCE).ok()).unwrap_or_default()
 }
 
-/// Where the daemon has its pins, if others were asked for.
+/// The daemon's directory of pins, if the command line names another one.
 fn other_pins(status: &StatusDocument, files: &PathOptions) -> Option<PathBuf> {
     let (wanted, daemon) = (files.pins.as_ref()?, status.daemon.as_ref()?.pins.as_ref()?);
     let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();

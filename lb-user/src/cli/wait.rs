@@ -10,7 +10,7 @@ use crate::error::CommandFailure;
 /// Returns once a client's programs are attached to the cgroup of this process, or to one above it.
 ///
 /// # Errors
-/// If that does not happen in time, or cannot.
+/// If that does not happen in time, or cannot happen.
 pub fn run(client: &str, timeout: Duration, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     in_time(client, &paths_of(files)?, timeout, async |waiting| waiting.until_covered().await)?;
     Ok(ExitCode::SUCCESS)

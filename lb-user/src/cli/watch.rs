@@ -1,8 +1,8 @@
-//! `socklb status --watch`: on a terminal a screen of its own that is brought up to date until it is left, elsewhere one
-//! text after the other.
+//! `socklb status --watch`: on a terminal a screen that is refreshed until the user leaves it;
+//! elsewhere one text after another.
 //!
-//! What the terminal was is given back however it ends. Reading the status may take seconds, and is done beside the loop,
-//! which goes on to hear keys and signals.
+//! The terminal is always restored, however the command ends. Reading the status may take seconds.
+//! It happens beside the loop, which continues to handle keys and signals.
 
 mod keys;
 
@@ -31,28 +31,29 @@ use crate::print;
 /// Reads the status.
 pub type Look = Arc<dyn Fn() -> Result<StatusDocument, CommandFailure> + Send + Sync>;
 
-/// Shows the status every so often, until it is told to stop or the reader of the output is gone.
+/// Shows the status once per `every`, until a key or signal ends it or the reader of the output is
+/// gone.
 ///
 /// # Errors
-/// If it cannot be read the first time, or not be written. On a terminal a status that cannot be read later is said there,
-/// and read again.
+/// If the first read fails, or the output cannot be written. On a terminal, an error of a later
+/// read appears on the screen, and the read is retried.
 pub fn run(look: Look, every: Duration) -> Result<ExitCode, CommandFailure> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     if !std::io::stdout().is_terminal() {
         return texts(&runtime, &look, every);
     }
-    // Before the screen is taken: a name that is misspelt is told where it was typed.
+    // Read before the screen is entered, so that the error for a misspelt name appears where it was
+    // typed.
     let view = WatchView { status: look()?, error: None, top: 0 };
     let code = runtime.block_on(screen(view, look, every));
-    // A reading that is under way is not waited for.
+    // Does not wait for a read that is under way.
     runtime.shutdown_background();
     Ok(code?)
 }
 
-/// One text after the other.
 fn texts(runtime: &Runtime, look: &Look, every: Duration) -> Result<ExitCode, CommandFailure> {
     let mut tick = runtime.block_on(async { tokio::time::interval(every) });
-    // Ends with the process: by ^C, or when the reader of the output is gone.
+    // Ends with the process, on ^C, or when the reader of the output is gone.
     loop {
         runtime.block_on(tick.tick());
         if !print::text(&text::status(&look()?, Style::for_stdout()))? {
@@ -63,19 +64,19 @@ fn texts(runtime: &Runtime, look: &Look, every: Duration) -> Result<ExitCode, Co
 
 /// What is shown, and which part of it.
 struct WatchView {
-    /// The last that could be read.
+    /// The last status that could be read.
     status: StatusDocument,
-    /// Why it could not be read again.
+    /// Why the latest read failed; `None` if it did not.
     error: Option<String>,
-    /// The first line that is seen.
+    /// The first line that is visible.
     top: usize,
 }
 
 impl WatchView {
-    /// As it is seen on the terminal as that is now.
+    /// The screen for the current size of the terminal.
     fn screen(&self) -> Screen {
         let (style, size) = (Style::for_stdout(), terminal::size());
-        // COLUMNS may be what a shell said before the window was made smaller.
+        // COLUMNS may be a value from before the window was made smaller.
         let width = style.width.map_or(size.columns, |width| width.min(size.columns));
         let text = text::status(&self.status, Style { width: Some(width), ..style });
         Screen::new(&text, self.error.as_deref(), size, self.top)
@@ -90,7 +91,6 @@ impl WatchView {
         }
     }
 
-    /// Moves what is seen.
     fn scroll(&mut self, key: KeyAction) {
         let screen = self.screen();
         let (top, page) = (screen.top(), screen.room().max(1));
@@ -106,9 +106,10 @@ impl WatchView {
     }
 }
 
-/// The screen, until it is left.
+/// Runs the screen until the user leaves it.
 async fn screen(mut view: WatchView, look: Look, every: Duration) -> Result<ExitCode> {
-    // Before the terminal is changed: from here on no signal ends the process before that is given back.
+    // Installed before the terminal is changed, so that no signal can end the process before the
+    // terminal is restored.
     let mut signals = WatchSignals::new()?;
     let mut terminal = AlternateScreen::enter()?;
     let mut keyboard = Keyboard::open()?;
@@ -128,7 +129,7 @@ async fn screen(mut view: WatchView, look: Look, every: Duration) -> Result<Exit
                 SignalAction::End(signal) => return Ok(ExitCode::from(128 + signal)),
             },
             keys = keyboard.keys() => {
-                // Bound: what was typed at once.
+                // Bound: the keys that one read returned.
                 for key in keys {
                     if key == KeyAction::Quit {
                         return Ok(ExitCode::SUCCESS);
@@ -149,7 +150,7 @@ async fn screen(mut view: WatchView, look: Look, every: Duration) -> Result<Exit
     }
 }
 
-/// What was read; never, if nothing is being read.
+/// The result of the read that is under way; waits forever if there is none.
 async fn ended<T>(reading: &mut Option<JoinHandle<T>>) -> T {
     match reading {
         Some(reading) => reading.await.expect("reading does not panic, and is not cancelled"),

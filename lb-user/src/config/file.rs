@@ -1,6 +1,5 @@
-//! The configuration as a file: whether it can be read at all, and how far.
-//!
-//! What its text says is for [`lb_config`] to know.
+//! Reads the configuration file, either completely or only its `[paths]`. The meaning of its text
+//! belongs to [`lb_config`].
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,33 +11,24 @@ use thiserror::Error;
 use lb_config::{Config, MAX_FILE_BYTES, NamedFile, Paths, ProcessEnvironment, parse_paths, parse_with};
 use lb_document::diagnostic::{DiagnosticCollector, Diagnostics, utf8};
 
-/// Where the configuration is, unless `--config` says otherwise.
+/// The path of the configuration, unless `--config` names another.
 pub const DEFAULT_PATH: &str = "/etc/socklb/socklb.toml";
 
 /// Why there is no configuration.
 #[derive(Debug, Error)]
 pub enum ConfigFileError {
-    /// The file cannot be read.
     #[error("read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// There is no file at the default path.
     #[error(
         "there is no configuration at {DEFAULT_PATH}, and --config names no other: the package has an example, \
          /usr/share/doc/socklb/examples/socklb.toml, which is packaging/examples/socklb.toml in the repository"
     )]
     None,
-    /// The file is too long to be a configuration.
+    /// The file is longer than any configuration.
     #[error("read {}: longer than {MAX_FILE_BYTES} bytes, which no configuration is", path.display())]
-    TooLong {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file was read and is wrong.
+    TooLong { path: PathBuf },
+    /// The file was read and has faults.
     #[error(transparent)]
     Faulty(#[from] Diagnostics),
 }
@@ -46,26 +36,28 @@ pub enum ConfigFileError {
 /// Reads the configuration file at `path`.
 ///
 /// # Errors
-/// The file cannot be read, or all its faults.
+/// If the file cannot be read, or has faults; the error has all of them.
 pub fn read(path: &Path, env: &dyn ProcessEnvironment) -> Result<Config, ConfigFileError> {
     read_with(path, env, |_, _, _| ())
 }
 
-/// Reads `[paths]` of the configuration file at `path`, whatever else is wrong with it, for commands that need no more.
+/// Reads only `[paths]` of the configuration file at `path`, for commands that need nothing else.
+/// Other faults of the file are ignored.
 ///
 /// # Errors
-/// The file cannot be read, or the faults of that table. If there is none, and the text cannot be parsed, the faults of
-/// the text.
+/// If the file cannot be read, or this table has faults. If the text cannot be parsed and the table
+/// cannot be found, the error has the faults of the text.
 pub fn read_paths(path: &Path) -> Result<Paths, ConfigFileError> {
     let bytes = read_file(path)?;
     Ok(parse_paths(utf8(&bytes, path)?, path)?)
 }
 
-/// As [`read`], and shows to `look` the endpoint files that the text names, whatever else is wrong with it, and the
-/// addresses of all services. What `look` reports is a fault of the configuration.
+/// Like [`read`]. It also passes to `look` the endpoint files that the text names, even if the text
+/// has other faults, and the addresses of all services. Faults that `look` reports count as faults
+/// of the configuration.
 ///
 /// # Errors
-/// The file cannot be read, or all its faults.
+/// If the file cannot be read, or has faults; the error has all of them.
 pub fn read_with(
     path: &Path,
     env: &dyn ProcessEnvironment,

@@ -1,5 +1,5 @@
-//! What another configuration or another endpoint list changes, in words for the log: clients, services, keys and endpoints
-//! by name.
+//! What another configuration or another endpoint list changes, in words for the log: clients,
+//! services, keys and endpoints by name.
 
 use lb_core::endpoint::{Difference, Endpoint, EndpointList};
 use lb_view::comparison;
@@ -8,10 +8,10 @@ use lb_view::text::{changes_in_a_line, names};
 
 use crate::configured::endpoint_keys;
 
-/// Names of each kind that a line has: a log is read by people, and `socklb check --against-running` tells them all.
+/// The most names of each kind in one line, so that the log stays readable; `socklb check
+/// --against-running` lists all.
 const MOST: usize = 8;
 
-/// What `after` changes of `before`.
 pub fn changes(before: &Configured, after: &Configured) -> String {
     let clients = comparison::changes(&before.clients, &after.clients);
     let services = comparison::changes(&before.services, &after.services);
@@ -24,7 +24,7 @@ pub fn list_changes(before: &EndpointList, after: &EndpointList) -> String {
     let address = |endpoint: &&Endpoint| endpoint.address.to_string();
     let changed = changed.iter().filter_map(|(before, after_it)| {
         let mut keys = comparison::keys(&endpoint_keys(before), &endpoint_keys(after_it));
-        // An index that follows from the addresses may move with any other endpoint.
+        // An index that follows from the addresses may change with any other endpoint.
         keys.retain(|change| change.key != "index" || !after.has_address_indexes());
         let keys: Vec<String> = keys
             .iter()

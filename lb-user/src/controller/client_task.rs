@@ -1,10 +1,12 @@
-//! One client task: the controller that plans for it and the kernel side that carries the plan out, kept in step.
+//! One client task: the balancer that plans for it, and the kernel side that carries the plan out.
 //!
-//! Facts change the plan; [`ClientTask::settle`] brings the maps to it. What cannot be done at once (a region that may
-//! still be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing. In reading
-//! order: its plan and its maps (this file), the lists that change the plan (`lists`), its cgroup (`attachment`), its network namespace (`namespace`), what
-//! its programs find of backends (`health`), guesses of probes (`guesses`), what they count (`counts`), weights that change while lists stay (`control`), errors that count as
-//! load (`errors`), and subsets whose size follows load (`size`).
+//! Facts change the plan; [`ClientTask::settle`] makes the maps match it. Steps that cannot be done
+//! at once (a region that may still be read, a slot with open flows) are left for the next time. A
+//! client task reads no clock and spawns nothing. In reading order: its plan and its maps (this
+//! file), the lists that change the plan (`lists`), its cgroup (`attachment`), its network
+//! namespace (`namespace`), what its programs find of backends (`health`), guesses from probes
+//! (`guesses`), its counters (`counts`), weights that change while lists stay (`control`), errors
+//! that count as load (`errors`), and subsets whose size follows load (`size`).
 
 mod lists;
 
@@ -49,7 +51,6 @@ use crate::config::ClientConfig;
 use crate::controller::{Clock, Environment};
 use crate::window::Window;
 
-/// Why a client task cannot be started.
 #[derive(Debug, Error)]
 pub enum ClientTaskError {
     #[error(transparent)]
@@ -60,34 +61,34 @@ pub enum ClientTaskError {
     Cpus(#[source] std::io::Error),
 }
 
-/// One client task.
 pub struct ClientTask {
-    /// Its configuration.
     pub client: ClientConfig,
-    /// Its pins.
     pub pins: Pins,
-    /// Whether the directory of the pins was removed, and all in it: an operator wanted the client gone.
+    /// Whether the directory of the pins was removed with all its content, because an operator
+    /// wanted the client gone.
     is_unpinned: bool,
     /// Full path of its cgroup.
     path: PathBuf,
-    /// The cgroup that the programs are attached to; `None` while there is none at the client's path.
+    /// The cgroup that the programs are attached to; `None` while there is none at the client's
+    /// path.
     cgroup: Option<Cgroup>,
-    /// The network namespace of its processes; `None` until that is known.
+    /// The network namespace of its processes; `None` until it is known.
     namespace: Option<ClientNamespace>,
     search: namespace::Searches,
-    /// What flow records tell of these processes.
+    /// What flow records show of these processes.
     recorded: RecordedProcesses,
     /// Why the programs are not attached, if the kernel refused.
     attach_error: Option<String>,
-    /// When attaching is tried again.
+    /// When attaching is retried.
     attaching: Backoff,
-    /// Whether the programs have found something of a backend, when they were last heard.
+    /// Whether the programs had a verdict on any backend when their verdicts were last read.
     has_verdicts: bool,
-    /// Whether there were links to cgroups that are not the client's any more, when they were last looked at.
+    /// Whether the last look found links to cgroups that are no longer the client's.
     has_old_links: bool,
-    /// The cgroup to which all links led when they were last looked at, and when that was.
+    /// The cgroup that all links led to at the last look, and when that was.
     links_seen: Option<(u64, Instant)>,
-    /// Whether flows may still begin in cgroups that the client has left, and when it is tried again to end that.
+    /// Whether flows may still begin in cgroups that the client has left; `leaving`: when ending
+    /// that is retried.
     has_moved: bool,
     leaving: Backoff,
     limits: Limits,
@@ -95,47 +96,52 @@ pub struct ClientTask {
     clock: Clock,
     balancer: Balancer,
     datapath: Datapath,
-    /// Once the maps are as planned: the slots that neither the plan nor the maps name. `None` while steps may be left.
+    /// The slots that neither the plan nor the maps name, once the maps match the plan. `None`
+    /// while steps may be left.
     settled: Option<BTreeSet<Slot>>,
-    /// The name of this host.
     host: String,
     cursor_seed: CursorSeed,
-    /// How far slots that nothing names have come on their way to be freed.
+    /// How far the slots that nothing names are on their way to being freed.
     grace_periods: GracePeriods,
     window: Window,
-    /// What was said of ejections.
+    /// What was logged of backends' health.
     told: health::Told,
-    /// Whether nothing of the client was pinned when this was opened.
+    /// Whether nothing of the client was pinned when this client task was opened.
     pub is_new: bool,
     /// Until when attaching waits for the first results of probes.
     pub first_look: Option<Instant>,
-    /// What was last heard of probes by connection, as the version of that; `None` while the controller has heard nothing.
+    /// The version of the probe results that was applied last; `None` if the current ones are to be
+    /// applied whatever their version is.
     pub probes_heard: Option<(u64, u64)>,
-    /// What is known of services with too few available backends: whether they serve.
+    /// Whether services with too few available backends serve.
     serving: BTreeMap<ServiceIndex, health::Serving>,
     /// Backends that fail probes, if the client is in another network namespace than the daemon.
     guesses: BTreeMap<Identity, guesses::Guess>,
-    /// When counters that could not be read are read again.
+    /// When reading counters is retried after a failure.
     counting: Backoff,
-    /// Why the maps are not as planned, if they are not, and whether the kernel has refused a step.
+    /// Why the maps do not match the plan, if they do not; `has_failed`: whether the kernel refused
+    /// a step.
     trouble: Option<String>,
     has_failed: bool,
-    /// By service: why the list that the configuration holds was refused.
+    /// Why a list that the configuration holds was refused, by service name.
     refused_static: BTreeMap<String, String>,
-    /// By position: what changes the weights of a service, and its name. Empty until they are made.
+    /// The control that changes the weights of a service, and the service's name, by position.
+    /// Empty until the controls are made.
     controls: Vec<Option<(String, control::Controlled)>>,
     errors_seen: errors::ErrorLook,
-    /// Of backends that report errors: how many of these are still to be added to their recent errors.
+    /// For backends that report errors: how many of these are still to be added to their recent
+    /// errors.
     reported_errors: BTreeMap<BackendRef, ReportedErrors>,
-    /// By position: the size of a subset that follows load, and its service's name. Empty until they are made.
+    /// The size of a subset that follows load, and its service's name, by position. Empty until the
+    /// sizes are made.
     sizes: Vec<Option<(String, size::FollowedSize)>>,
 }
 
 impl ClientTask {
-    /// Takes over or makes the client's maps. Nothing is attached yet.
+    /// Adopts or creates the client's maps. Attaches nothing yet.
     ///
     /// # Errors
-    /// If what is there does not fit, or the kernel refuses.
+    /// If the existing maps do not fit, or the kernel refuses.
     pub fn open(
         client: ClientConfig,
         pins: Pins,
@@ -195,13 +201,15 @@ impl ClientTask {
         })
     }
 
-    /// Takes on another configuration of the same client, as a start would: what the kernel holds goes on until lists
-    /// are delivered anew, and what is no longer wanted leaves once its last flow has ended. The same configuration
-    /// again changes nothing. Programs that are loaded for it take the place of those before with the next look at the
-    /// cgroup ([`ClientTask::follow_cgroup`]), which is tried again until it succeeds.
+    /// Applies another configuration of the same client, as a start would: what the kernel holds
+    /// stays in use until lists are delivered again, and what is no longer wanted leaves once its
+    /// last flow has ended. An equal configuration changes nothing. If other programs are loaded
+    /// for it, they replace the earlier ones at the next look at the cgroup
+    /// ([`ClientTask::follow_cgroup`]), which is retried until it succeeds.
     ///
     /// # Errors
-    /// If its services do not fit, or the kernel refuses the programs; everything stays as it was then.
+    /// If its services do not fit, or the kernel refuses the programs; then everything stays as it
+    /// was.
     pub fn reconfigure(&mut self, client: ClientConfig, now: Instant) -> Result<(), ClientTaskError> {
         // At a reload most clients stay as they are, and making a balancer takes time.
         if client == self.client {
@@ -228,7 +236,7 @@ impl ClientTask {
         Ok(())
     }
 
-    /// Brings the maps to the plan, as far as is possible now.
+    /// Makes the maps match the plan, as far as is possible now.
     ///
     /// # Errors
     /// If the kernel refuses a step.
@@ -256,8 +264,8 @@ impl ClientTask {
         result.map(drop)
     }
 
-    /// Slots that neither the plan nor anything in the maps names. What the plan has dropped may still be named by a
-    /// table whose successor waits for room.
+    /// Slots that neither the plan nor the maps name. A slot that the plan has dropped may still be
+    /// named by a table whose successor waits for room.
     fn unneeded(&self) -> Cow<'_, BTreeSet<Slot>> {
         match &self.settled {
             Some(unneeded) => Cow::Borrowed(unneeded),
@@ -270,7 +278,7 @@ impl ClientTask {
         &unneeded - &self.datapath.named(&unneeded)
     }
 
-    /// Whether anything can be done only after readers are gone.
+    /// Whether any step has to wait until readers are gone.
     pub fn wants_wait(&self) -> bool {
         self.datapath.is_waiting_for_readers() || self.grace_periods.wants_wait(&self.unneeded())
     }
@@ -300,45 +308,43 @@ impl ClientTask {
         true
     }
 
-    /// Active flows of all backends.
+    /// The number of active flows to all backends.
     pub fn open_flows(&self) -> u64 {
         let tables = self.datapath.tables();
         let slots = self.datapath.applied().backends.keys();
         slots.fold(0, |sum, slot| sum.saturating_add(tables.active(*slot)))
     }
 
-    /// Takes errors away that are long past, at the programs' tick `now`.
+    /// Removes errors that are long past, at the programs' tick `now`.
     pub fn forget_errors(&self, now: u32) {
         let tables = self.datapath.tables();
         self.datapath.applied().backends.keys().for_each(|slot| tables.forget_errors(*slot, now));
     }
 
-    /// Gives up all but what its removal needs.
+    /// Drops everything except what the client's removal needs.
     pub fn into_lock(self) -> (Pins, Option<Lock>) {
         (self.pins, self.datapath.into_lock())
     }
 
-    /// Whether any service's backends are probed or asked.
+    /// Whether any service probes its backends or requests their reports.
     pub fn has_probes(&self) -> bool {
         self.client.services.iter().any(|configured| configured.probe.is_some())
     }
 
-    /// The controller.
     pub fn balancer(&self) -> &Balancer {
         &self.balancer
     }
 
-    /// The kernel side.
     pub fn datapath(&self) -> &Datapath {
         &self.datapath
     }
 
-    /// Why the maps are not as planned, if they are not.
+    /// Why the maps do not match the plan, if they do not.
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
 
-    /// Whether the kernel has refused a step on the way to the plan.
+    /// Whether the kernel has refused a step towards the plan.
     pub fn has_failed(&self) -> bool {
         self.has_failed
     }
@@ -362,7 +368,7 @@ fn balancer(
     Balancer::new(services, limits, adopted, now)
 }
 
-/// What the programs of a client are made for.
+/// What the client's programs have to be able to do.
 fn purpose(client: &ClientConfig) -> Purpose {
     let mut services = client.services.iter().map(|configured| &configured.service);
     let scans =
@@ -370,8 +376,8 @@ fn purpose(client: &ClientConfig) -> Purpose {
     Purpose { accounting: client.accounting, scans }
 }
 
-/// Cursors of a client start at a hash of its task and its host, so that two hosts that were given the same index by
-/// mistake, or none at all, still start at different entries.
+/// Seeds the cursors of a client: a hash of its task and its host. Two hosts that have the same
+/// index by mistake, or no index at all, still start at different entries.
 fn task_on(client: &ClientConfig, host: &str) -> String {
     format!("{}/{}@{host}", client.job, client.task.index)
 }

@@ -1,7 +1,7 @@
-//! The clients of the daemon: they come and go with the configuration, follow their cgroups, and are brought to their
-//! plans.
+//! The clients of the daemon: they come and go with the configuration, follow their cgroups, and
+//! their maps are made to match their plans.
 //!
-//! What is wrong with one client is reported once and tried again, and all others go on.
+//! A fault of one client is reported once and retried, and all other clients go on.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -15,24 +15,25 @@ use super::{BackgroundWork, Controller};
 use crate::backoff::Backoff;
 use crate::config::{ClientConfig, Config};
 
-/// The clients of the daemon.
 #[derive(Default)]
 pub struct Clients {
-    /// Those that run.
+    /// The clients that run.
     pub tasks: Vec<ClientTask>,
-    /// The names of those whose maps are to be brought to their plans, each in a turn of the loop of its own.
+    /// The names of the clients whose maps do not match their plans yet; each is settled in its own
+    /// turn of the loop.
     pub to_settle: BTreeSet<String>,
-    /// Whether clients were left for turns of their own, so that `all_settled` is still to follow.
+    /// Whether clients were left for later turns, so that `all_settled` is still to follow.
     pub is_settling: bool,
-    /// Whether one was brought to its plan in this turn.
+    /// Whether a client was settled in this turn.
     pub has_settled: bool,
-    /// Those that could not be started when the configuration was reloaded, and why. Tried again now and then.
+    /// Clients that could not be started when the configuration was reloaded, each with the reason.
+    /// They are retried regularly.
     pub unstarted: Vec<(ClientConfig, String)>,
-    /// Whether some are being opened beside the loop.
+    /// Whether clients are being opened beside the loop.
     pub opening: bool,
-    /// Those on their way out.
+    /// Clients on their way out.
     pub leaving: Vec<Leaving>,
-    /// When to try again to take up what an earlier daemon had begun to remove.
+    /// When to retry resuming the removals that an earlier daemon had begun.
     pub resuming: Backoff,
     /// Whether a wait for readers is under way.
     waiting_for_readers: bool,
@@ -48,14 +49,13 @@ impl Clients {
         self.tasks.iter().find(|task| task.client.name == name)
     }
 
-    /// The same, to change it.
     pub fn task_mut(&mut self, name: &str) -> Option<&mut ClientTask> {
         self.tasks.iter_mut().find(|task| task.client.name == name)
     }
 }
 
 impl Clients {
-    /// Notes whose maps are not at their plans.
+    /// Notes the clients whose maps do not match their plans.
     fn find_unsettled(&mut self, now: Instant) {
         for client_task in &mut self.tasks {
             client_task.hear_kernel(now);
@@ -65,7 +65,7 @@ impl Clients {
         }
     }
 
-    /// Brings the maps of one client to its plan, if one waits for that.
+    /// Settles one client, if any waits for that.
     fn settle_next(&mut self, now: Instant) {
         let next = self.to_settle.pop_first();
         // A reload may have dropped it.
@@ -86,14 +86,15 @@ impl Clients {
 }
 
 impl Controller {
-    /// Takes in a client that was opened, in place of one whose pins were removed if there is such a one.
+    /// Adds a client that was opened. It replaces a client of the same name whose pins were
+    /// removed, if there is one.
     pub fn take_in(&mut self, mut client_task: ClientTask, others: Vec<Leaving>, now: Instant) {
         // The first sample, so that what is counted from here on shows in the last minute.
         if let Err((error, _)) = client_task.sample(now) {
             warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read counters");
         }
         if !client_task.has_cgroup() {
-            // Logged, because a path that is mistyped looks the same.
+            // Logged, because a mistyped path looks the same.
             warn!(client = %client_task.client.name, cgroup = %client_task.client.cgroup.display(), "there is no such cgroup; waiting for it");
         }
         let name = client_task.client.name.clone();
@@ -106,12 +107,13 @@ impl Controller {
         self.make_controls(&name, now);
     }
 
-    /// The clients that need not be opened: those whose pins were removed by hand are opened anew.
+    /// The clients that need not be opened. A client whose pins were removed by hand is opened
+    /// again.
     pub fn there(&mut self) -> BTreeSet<String> {
         let mut there = BTreeSet::new();
         for client_task in &mut self.clients.tasks {
             let was_unpinned = client_task.is_unpinned();
-            // A client whose pins cannot be seen is left alone.
+            // A client whose pins cannot be checked is left alone.
             if client_task.look_for_pins().unwrap_or(true) {
                 there.insert(client_task.client.name.clone());
             } else if !was_unpinned {
@@ -137,7 +139,8 @@ impl Controller {
         self.clients.unstarted = unstarted;
     }
 
-    /// Takes out the clients that the configuration no longer has. They are still attached.
+    /// Removes the clients that are no longer configured from the running ones, and returns them.
+    /// They are still attached.
     pub fn drop_clients(&mut self, config: &Config) -> Vec<Leaving> {
         let stays = |client_task: &ClientTask| {
             config.clients.iter().any(|client| client.name == client_task.client.name)
@@ -148,35 +151,36 @@ impl Controller {
         gone.into_iter().map(Leaving::of).collect()
     }
 
-    /// Brings the maps of all clients to their plans, if any is not there.
+    /// Settles all clients if the maps of any do not match its plan.
     pub fn settle_if_needed(&mut self, now: Instant) {
         if self.clients.tasks.iter().any(|client_task| !client_task.is_settled()) {
             self.settle(now);
         }
     }
 
-    /// Brings the maps of a client to its plan, and has the loop bring those of each other client in a turn of its own: with many
-    /// services one client takes milliseconds, and a service manager, operators and probes must not wait for all of them.
+    /// Settles one client, and has the loop settle each other client in a turn of its own. One
+    /// client with many services takes milliseconds, and the service manager, operators and probes
+    /// must not wait for all clients.
     pub fn settle(&mut self, now: Instant) {
         self.clients.find_unsettled(now);
-        // What changes several times in a turn must not settle as many clients.
+        // Several changes in one turn must not settle several clients.
         if !self.clients.has_settled {
             self.settle_next(now);
         }
         self.clients.is_settling |= !self.clients.to_settle.is_empty();
     }
 
-    /// The same of all clients in this turn: at the start nothing waits for the loop yet.
+    /// Settles all clients in this turn: at the start nothing waits for the loop yet.
     pub fn settle_all(&mut self, now: Instant) {
         self.settle(now);
-        // Bound: each turn takes out one.
+        // Bound: each turn removes one.
         while !self.clients.to_settle.is_empty() {
             self.settle_next(now);
         }
         self.clients.is_settling = false;
     }
 
-    /// A turn of the loop for the next client.
+    /// One turn of the loop, for the next client.
     pub fn go_on_settling(&mut self, now: Instant) {
         self.settle_next(now);
         if self.clients.to_settle.is_empty() {
@@ -185,7 +189,7 @@ impl Controller {
         }
     }
 
-    /// Brings the maps of the next client to its plan, if one waits for that.
+    /// Settles the next client, if any waits for that.
     fn settle_next(&mut self, now: Instant) {
         self.clients.settle_next(now);
         if self.clients.to_settle.is_empty() {
@@ -196,7 +200,8 @@ impl Controller {
         }
     }
 
-    /// Starts a wait for readers if any client, or an id of reports, needs one and none is under way.
+    /// Starts a wait for readers if any client, or an id of reports, needs one and none is under
+    /// way.
     pub fn wait_for_readers(&mut self) {
         let wants_wait = self.probing.wants_wait() || self.clients.tasks.iter().any(ClientTask::wants_wait);
         if self.clients.waiting_for_readers || !wants_wait {
@@ -213,7 +218,8 @@ impl Controller {
     pub fn readers_gone(&mut self, result: Result<(), DatapathError>, now: Instant) {
         self.clients.waiting_for_readers = false;
         if let Err(error) = result {
-            // What programs may still read is not written to: tables stay as they are until a wait succeeds.
+            // Programs may still read what was to be overwritten: tables stay as they are until a
+            // wait succeeds.
             let error = crate::error::chain(&error);
             if self.clients.readers_error.as_ref() != Some(&error) {
                 error!(error, "no table can be replaced for now");
@@ -234,12 +240,13 @@ impl Controller {
         self.settle(now);
     }
 
-    /// Attaches where a client's cgroup is another one now, or its links are gone.
+    /// Attaches clients whose cgroup is another one now, or whose links are gone.
     pub fn follow_cgroups(&mut self, now: Instant) {
         let mut moved = false;
         let Clients { tasks, to_settle, .. } = &mut self.clients;
-        // A client that is not attached yet is attached only after its first turn, and if the kernel refused no step of it, so
-        // that no flow begins before the tables are as they should be. (Links of an earlier daemon are attached all the time.)
+        // A client that is not attached yet is attached only after it was settled once and if the
+        // kernel refused no step, so that no flow begins before its tables are right. (Links of an
+        // earlier daemon stay attached all the time.)
         let is_ready = |client_task: &ClientTask| {
             !client_task.has_failed() && !to_settle.contains(&client_task.client.name)
         };
@@ -264,9 +271,9 @@ impl Controller {
         self.answer_waiters();
     }
 
-    /// Lets no flow begin where clients were attached before, and detaches there once their flows have ended. To be
-    /// called after all clients are attached where they are now, so that of two that change places each takes over
-    /// before the other goes.
+    /// Stops flows from beginning where clients were attached before, and detaches there once their
+    /// flows have ended. Call this after all clients are attached where they are now: if two
+    /// clients change places, each must take over before the other goes.
     pub fn leave_other_cgroups(&mut self, now: Instant) {
         let unable_to_leave: BTreeSet<String> =
             self.unable_to_leave().into_iter().map(|CannotLeave { client, .. }| client).collect();
@@ -284,7 +291,7 @@ impl Controller {
     }
 }
 
-/// Logs what became of a client's attachment.
+/// Logs a change of a client's attachment.
 fn log_attachment(client_task: &ClientTask, followed: Followed) {
     let client = &client_task.client;
     match (followed, client_task.cgroup()) {

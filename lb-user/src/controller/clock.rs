@@ -1,4 +1,5 @@
-//! The clock of events as the kernel tells it: programs and reports have CLOCK_MONOTONIC as a number, and so do laws of control.
+//! Converts the clock of events to CLOCK_MONOTONIC as a number, which programs, reports and laws of
+//! control use.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +11,12 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Of a moment, and what CLOCK_MONOTONIC said then.
+    /// `monotonic`: the time by CLOCK_MONOTONIC at the moment `at`.
     pub const fn new(at: Instant, monotonic: Duration) -> Self {
         Self { at, monotonic }
     }
 
-    /// What CLOCK_MONOTONIC says at a moment that is not before that.
+    /// The time by CLOCK_MONOTONIC at a moment that is not before the one given to [`Self::new`].
     pub fn monotonic(self, at: Instant) -> Duration {
         self.monotonic + at.saturating_duration_since(self.at)
     }

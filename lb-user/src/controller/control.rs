@@ -1,5 +1,5 @@
-//! Weights that follow load, of all client tasks: once a second each looks at what is reported, and the tables that are most wrong are
-//! made anew, as many as a tick has room for.
+//! Weights that follow load, of all client tasks. Once a second each client task evaluates its
+//! reports; then the tables that are most wrong are rebuilt, as many as a tick has room for.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use super::probing::{Probing, name_of};
 use crate::config::{ClientService, ProbeConfig};
 
 impl Controller {
-    /// Lets subsets follow the open flows of their client tasks, where that is configured.
+    /// Adapts the sizes of subsets to the open flows of their client tasks, if that is configured.
     pub fn follow_flows(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
             if let Err(refused) = client_task.follow_flows(now) {
@@ -28,14 +28,14 @@ impl Controller {
         self.settle_if_needed(now);
     }
 
-    /// Lets all weights follow what is reported, as far as there is room for tables.
+    /// Adapts all weights to the reports, as far as there is room for tables.
     pub fn follow_load(&mut self, now: Instant) {
         let mut proposals: Vec<((usize, usize), Proposal)> = Vec::new();
         let Self { clients, probing, ticks, .. } = self;
         for (number, client_task) in clients.tasks.iter_mut().enumerate() {
             let hears = Hears::of(client_task, probing);
             let heard = |position, member| hears.heard(position, member);
-            // Not all clients' counters in the same tick.
+            // The counters of different clients are read in different ticks.
             let tick = ticks.wrapping_add(u32::try_from(number).unwrap_or_default());
             client_task.weigh_errors(now);
             client_task.count_reported_errors(heard, now);
@@ -46,12 +46,13 @@ impl Controller {
             self.clients.tasks[number].publish_factors(position, proposal.factors, now);
         }
         self.settle_if_needed(now);
-        // Regions of tables that were replaced are free once nobody reads them any more.
+        // Regions of replaced tables are free once no program reads them any more.
         self.wait_for_readers();
         self.keep_learnt(now);
     }
 
-    /// An operator says what becomes of a service's law, for one client task or all that have it.
+    /// Switches a service's law as an operator requests, for one client task or for all that have
+    /// it.
     pub fn switch_load(
         &mut self,
         service: &str,
@@ -72,8 +73,8 @@ impl Controller {
         if clients.is_empty() {
             info!(?service, user, process, "asked to switch what no client has");
         } else {
-            // The next tick follows it. Kept at once, as far as that is possible: what an operator has said holds whatever happens to
-            // this process.
+            // The next tick applies the switch. It is stored at once if possible, so that it holds
+            // even if this process ends.
             not_kept = self.learnt_not_kept();
             self.learnt.hurry();
             self.sources.files_to_store.hurry();
@@ -84,12 +85,14 @@ impl Controller {
     }
 }
 
-/// What the backends of a client task's services have reported: by service, in the order of the table's members.
+/// What the backends of a client task have reported: by service, in the order of the table's
+/// members.
 struct Hears(Vec<Vec<Option<Heard>>>);
 
 impl Hears {
-    /// Of those services whose weights follow load, or whose policy counts reported errors as load. The reports are locked for one service
-    /// at a time, so that the thread that receives reports waits no longer than that.
+    /// Covers the services whose weights follow load or whose policy counts reported errors as
+    /// load. The reports are locked for one service at a time, so that the thread that receives
+    /// reports waits no longer than that.
     fn of(client_task: &ClientTask, probing: &Probing) -> Self {
         let services = client_task.client.services.iter().enumerate();
         let of_service = |(position, configured): (usize, &ClientService)| {
@@ -117,7 +120,7 @@ impl Hears {
     }
 }
 
-/// The newest report of a backend.
+/// The newest report of a backend; `None` if no report has arrived.
 fn one(
     address: SocketAddr,
     protocol: Protocol,
@@ -126,7 +129,7 @@ fn one(
 ) -> Option<Heard> {
     let (_, reported) = senders.get(name_of(protocol, address))?;
     let report = reported.report()?;
-    // It was half a round trip on its way.
+    // The report was under way for half a round trip.
     let transit = reported.round_trip().unwrap_or_default() / 2;
     let at = report.received.saturating_sub(transit);
     Some(Heard { load: report.load, at, interval: probe.interval })

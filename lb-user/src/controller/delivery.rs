@@ -1,7 +1,8 @@
 //! Endpoint lists on their way to the client tasks that use them.
 //!
-//! What each client task uses of a list is computed beside the loop. If clients have changed meanwhile, what they miss is
-//! computed in another turn, and until then they keep what they have.
+//! What each client task uses of a list is computed beside the loop. If clients change in the
+//! meantime, the missing parts are computed in another turn; until then these clients retain the
+//! lists that they have.
 
 use std::time::Instant;
 
@@ -14,7 +15,8 @@ use crate::config::EndpointSource;
 use crate::source::Contents;
 
 impl Controller {
-    /// Gives a list to every client that uses the service. It is kept for later starts once all of them took it.
+    /// Delivers a list to every client that uses the service. It is stored for later starts once
+    /// all of them have accepted it.
     pub fn deliver(&mut self, service: &str, contents: Contents, now: Instant) {
         let mut next = Some(contents);
         // Bound: after a list that is in force at most one follows, which had been refused.
@@ -29,7 +31,7 @@ impl Controller {
                         info!(service, "endpoint list that was refused is in force");
                     }
                     let text = file.feed.in_force().map(|contents| std::mem::take(&mut contents.text));
-                    // It is empty if it was kept before.
+                    // It is empty if it was stored before.
                     if let Some(text) = text.filter(|text| !text.is_empty()) {
                         self.sources.files_to_store.add(file.source.last_good.clone(), text);
                     }
@@ -39,7 +41,7 @@ impl Controller {
         }
     }
 
-    /// Gives a list to every client that uses the service and whose part of it is known.
+    /// Delivers a list to every client that uses the service and whose part of it is computed.
     pub fn deliver_assignments(
         &mut self,
         service: &str,
@@ -49,7 +51,8 @@ impl Controller {
         let mut delivered = Delivered::default();
         for client_task in &mut self.clients.tasks {
             let Some(position) = client_task.position(service) else { continue };
-            // A client that keeps an earlier configuration may have the list in that.
+            // A client that stays with an earlier configuration may have the service's list in
+            // that.
             match client_task.client.services[position].source {
                 EndpointSource::File(_) => {}
                 EndpointSource::Static(_) => continue,
@@ -65,7 +68,7 @@ impl Controller {
         delivered
     }
 
-    /// Has computed beside the loop what the clients that there are now use of a list.
+    /// Starts to compute, beside the loop, what the current clients use of a list.
     fn compute(&mut self, service: &str, contents: Contents) {
         let clients = self.clients.tasks.iter().map(|client_task| &client_task.client);
         let consumers = assignments::consumers(clients, service);
@@ -73,7 +76,8 @@ impl Controller {
             .push(BackgroundWork::Compute { service: service.to_owned(), contents, consumers }.into());
     }
 
-    /// What was computed has come back. If clients have changed again, what they miss is computed in another turn.
+    /// The computation has ended. If clients have changed again, the missing parts are computed in
+    /// another turn.
     pub fn computed(&mut self, service: &str, contents: &Contents, now: Instant) {
         let Some(file) = self.sources.files.get_mut(service) else { return };
         if let Some(contents) = file.feed.computed(contents) {

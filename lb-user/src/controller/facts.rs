@@ -1,4 +1,4 @@
-//! What the loop knows, as a value: status and metrics are made of it beside the loop.
+//! A snapshot of the loop's state, from which status and metrics are built beside the loop.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -16,9 +16,11 @@ use crate::facts::{ClientFacts, Facts, Reloads};
 use crate::window::Lately;
 
 impl Controller {
-    /// What status and metrics need of the loop; takes a few system calls per client.
+    /// Collects the facts that status and metrics need from the loop; takes a few system calls per
+    /// client.
     pub fn facts(&self, now: Instant) -> Facts {
-        // A client that runs and could not take on a new configuration is among the unstarted ones as well.
+        // A client that runs but could not apply a new configuration is among the unstarted ones as
+        // well.
         let runs = |name: &str| self.clients.task(name).is_some();
         let unstarted = self.clients.unstarted.iter().filter(|(client, _)| !runs(&client.name));
         Facts {
@@ -56,14 +58,14 @@ impl Controller {
         }
     }
 
-    /// The offsets that the programs are told, by name.
+    /// The offsets that the programs are given, by name.
     fn offsets(&self) -> BTreeMap<String, u32> {
         let offsets = self.environment.features.offsets.iter().flat_map(Offsets::named);
         offsets.map(|(name, offset)| (name.to_owned(), offset)).collect()
     }
 
     fn client_facts(&self, client_task: &ClientTask, now: Instant) -> ClientFacts {
-        // If that cannot be seen now, the client is taken to be attached as before.
+        // If this cannot be determined now, the client is taken to be attached as before.
         let attached = client_task.cgroup().filter(|cgroup| client_task.covers(cgroup.id).unwrap_or(true));
         ClientFacts {
             pins: client_task.pins.clone(),
@@ -82,13 +84,14 @@ impl Controller {
             unavailable: client_task.unavailable(now),
             probes: self.probe_views(client_task),
             loads: client_task.loads(),
-            // Where the run times of programs cannot be read they are left out, and all else is still told.
+            // If the run times of programs cannot be read, they are left out, and everything else
+            // is still reported.
             runs: client_task.datapath().kernel().runs().unwrap_or_default(),
             lately: Some(Lately { window: client_task.window().clone(), now }),
         }
     }
 
-    /// What is wrong that the maps do not show.
+    /// Faults that the maps do not show.
     fn faults(&self) -> Vec<Fault> {
         let mut faults = Vec::new();
         for client_task in &self.clients.tasks {
@@ -166,7 +169,8 @@ impl Controller {
         services.map(|configured| &configured.service.name).map(|name| (name.clone(), source(name))).collect()
     }
 
-    /// Why a client's programs are not attached where they should be, and what it takes; nothing if they are.
+    /// Why a client's programs are not attached where they should be, and the remedy; `None` if
+    /// they are.
     fn detachment(&self, client_task: &ClientTask) -> Option<String> {
         let path = client_task.client.cgroup.display();
         if client_task.is_unpinned() {

@@ -1,7 +1,8 @@
-//! Endpoint files: when each is looked at and read, and what the feed makes of it.
+//! Endpoint files: when each is checked and read, and how the controller carries out the feed's
+//! decisions.
 //!
-//! What happens in which order is decided by [`Feed`]; here it is carried out. A list is read, and what each client
-//! task uses of it computed, beside the loop; the loop takes both in together (`delivery`).
+//! [`Feed`] decides what happens in which order. Reading a list, and computing what each client
+//! task uses of it, happen beside the loop; the loop applies both results together (`delivery`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -25,9 +26,9 @@ pub struct Sources {
     pub statics: AssignmentsByService,
     /// By service name.
     pub files: BTreeMap<String, WatchedFile>,
-    /// How many readings of files were begun.
+    /// How many readings of files have begun.
     pub readings: u64,
-    /// Lists that are stored for later starts, and what else these need.
+    /// Lists and other files that are stored for later starts.
     pub files_to_store: FilesToStore,
 }
 
@@ -36,15 +37,15 @@ pub struct Sources {
 pub struct ListPurpose {
     /// The tasks that use it.
     pub consumers: Vec<Consumer>,
-    /// The assignments before, of which much may be known already.
+    /// The assignments before; much of them may still hold.
     pub before: Option<Assignments>,
 }
 
-/// What the first reading of a file gave.
+/// The result of reading a file for the first time.
 pub struct FirstRead {
     /// The version that was read.
     pub version: Version<Stamp>,
-    /// The file itself.
+    /// The content of the file itself.
     pub result: Result<Contents, SourceError>,
     /// The last good list of an earlier run, if the file cannot be used and there is one.
     pub instead: Option<Result<Contents, SourceError>>,
@@ -55,20 +56,21 @@ pub struct Reading {
     pub service: String,
     pub source: FileSource,
     pub first: FirstRead,
-    /// What was in force when the reading began, for the tasks of the new configuration; only if the file cannot be used.
+    /// The assignments in force when the reading began, completed for the tasks of the new
+    /// configuration; only if the file cannot be used.
     pub in_force: Option<Assignments>,
 }
 
-/// A file that endpoints come from, and the state of its list.
+/// A file with the endpoints of a service, and the state of its list.
 pub struct WatchedFile {
     pub source: FileSource,
     pub feed: Feed<Stamp, Contents>,
-    /// What of the file is ignored, and why, as it was last read and found good.
+    /// What is ignored in the file, and why, as of the last valid reading.
     pub notes: Arc<[String]>,
 }
 
 impl WatchedFile {
-    /// Takes the notes of a reading, and logs them if they are new.
+    /// Stores the notes of a reading, and logs the new ones.
     fn take_notes(&mut self, service: &str, notes: &Arc<[String]>) {
         let before = std::mem::replace(&mut self.notes, Arc::clone(notes));
         for note in notes.iter().filter(|note| !before.contains(note)) {
@@ -76,7 +78,7 @@ impl WatchedFile {
         }
     }
 
-    /// Takes over what assignments of an equal list know.
+    /// Takes over what is already computed in the assignments of an equal list.
     pub fn take_over(&mut self, assignments: &Assignments) {
         for contents in self.feed.lists() {
             contents.assignments.take_over(assignments);
@@ -84,7 +86,8 @@ impl WatchedFile {
     }
 }
 
-/// The sources of all services that some client uses and that come from files, by service.
+/// The files of all services that any client uses, by service; services with a list in the
+/// configuration have none.
 pub fn sources(config: &Config) -> BTreeMap<String, FileSource> {
     let mut sources = BTreeMap::new();
     for configured in config.clients.iter().flat_map(|client| &client.services) {
@@ -101,11 +104,12 @@ pub fn sources(config: &Config) -> BTreeMap<String, FileSource> {
 }
 
 impl Controller {
-    /// Takes in the reading of a file that a configuration names, completed; at a start, before anything is attached. A
-    /// file that cannot be used leaves what is in force, or is replaced by the last good one; without that, whatever
-    /// the kernel holds stays, and on a first start connects get the service's errno.
+    /// Applies the reading of a file that a configuration names, with its assignments complete; at
+    /// a start, before anything is attached. If the file cannot be used, the list in force stays,
+    /// or the last good list replaces it. If there is neither, the state of the kernel stays; on a
+    /// first start connects then get the service's errno.
     ///
-    /// The failures and times of the service's file until now stay, if it had one.
+    /// If the service had a file before, the failures and times of that file are retained.
     pub fn take_reloaded(&mut self, reading: Reading, begun: u64, before: Option<WatchedFile>, now: Instant) {
         let Reading { service, source, first: FirstRead { version, result, instead }, in_force } = reading;
         let before = before.filter(|before| before.source.service == source.service);
@@ -123,8 +127,8 @@ impl Controller {
         if let Some(mut contents) = reloaded.kept {
             if let Some(computed) = &in_force {
                 contents.assignments.take_over(computed);
-                // Another list may have come while the configuration was read. Clients that are new begin with the one
-                // before, rather than with none.
+                // Another list may have arrived while the configuration was read. New clients begin
+                // with the one before, rather than with none.
                 self.deliver_assignments(&service, computed, now);
             }
             self.deliver(&service, contents, now);
@@ -143,7 +147,8 @@ impl Controller {
 
     pub fn files_changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
         for file in self.sources.files.values_mut() {
-            // Any change in its directory counts: the file may be a link to another name there.
+            // Any change in the directory counts, because the file may be a link to another name
+            // there.
             let directory = directory_of(&file.source.file.path);
             if changes.iter().any(|path| *path == directory || path.parent() == Some(&directory)) {
                 file.feed.progress.changed(now);
@@ -151,8 +156,9 @@ impl Controller {
         }
     }
 
-    /// Has looked at every file, and watched its directory: beside the loop, for either may not answer. Nothing is read without a
-    /// look or a reload that finds a change, so files that are not watched are read at SIGHUP only.
+    /// Requests a check of every file and a watch on its directory, beside the loop, because either
+    /// may not answer. A file is read only after a check or a reload has found a change, so files
+    /// that are not watched are read only at SIGHUP.
     pub fn look_at_files(&mut self) {
         if !self.config.daemon.watch {
             return;
@@ -166,13 +172,13 @@ impl Controller {
         }
     }
 
-    /// The directories of all files, and of the configuration.
+    /// The directories of all endpoint files and of the configuration file.
     pub fn directories(&self) -> BTreeSet<PathBuf> {
         let files = self.sources.files.values().map(|file| &file.source.file.path);
         files.chain([&self.config.path]).map(|path| directory_of(path)).collect()
     }
 
-    /// A look at a file has ended.
+    /// A check of a file has ended.
     pub fn looked(
         &mut self,
         service: &str,
@@ -216,7 +222,7 @@ impl Controller {
         }
     }
 
-    /// A reading has ended; `result` is `None` if the file is the version that is known.
+    /// A reading has ended; `result` is `None` if the file still has the known version.
     pub fn read(
         &mut self,
         service: &str,
@@ -259,7 +265,7 @@ impl Controller {
     }
 }
 
-/// Completes assignments, with what earlier ones of an equal list know already.
+/// Completes assignments, reusing what is computed in those of an equal list.
 pub fn complete(assignments: &mut Assignments, consumers: &[Consumer], before: Option<&Assignments>) {
     if let Some(before) = before {
         assignments.follow(before);

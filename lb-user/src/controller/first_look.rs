@@ -1,8 +1,10 @@
-//! The first look: on a host where nothing of a client is pinned yet, its backends are probed or asked once before its connects are
-//! balanced, so that none goes to a backend of which a moment later is known that it is a lame duck, or dead.
+//! The first look: on a host where nothing of a client is pinned yet, the client's backends are
+//! probed or polled once before its connects are balanced. Otherwise a connect could go to a
+//! backend that is known a moment later to be a lame duck, or dead.
 //!
-//! It is short: a client whose cgroup exists waits until each of its members has answered, and no longer than [`AT_MOST`]. A client
-//! that has pins, one that a reload brings, and a cgroup that appears later are attached at once.
+//! It is short: a client whose cgroup exists waits until each of its members has answered, but at
+//! most [`AT_MOST`]. A client that has pins, one that a reload adds, and one whose cgroup appears
+//! later are attached at once.
 
 use std::time::{Duration, Instant};
 
@@ -15,21 +17,22 @@ use super::probing::{Probing, name_of};
 use crate::config::{ProbeConfig, ProbeKind};
 use crate::probes::BETWEEN;
 
-/// How long an answer is waited for once all are asked.
+/// How long the first look waits for answers after the last probe or request.
 const ANSWER: Duration = Duration::from_millis(150);
 
-/// How long it takes at most.
+/// The longest duration of a first look.
 const AT_MOST: Duration = Duration::from_millis(500);
 
-/// By how much it begins later, at most: hosts that start together do not probe or poll the same backend in the same moment.
+/// The longest random delay before a first look begins, so that hosts that start together do not
+/// probe or poll the same backend at the same moment.
 const MAX_JITTER: Duration = Duration::from_millis(50);
 
-/// Between two backends at most: a timer of a millisecond takes up to two.
+/// The longest time between two backends: a timer of a millisecond takes up to two.
 const SPACING: Duration = BETWEEN.saturating_mul(2);
 
 impl Controller {
-    /// Begins the first look of all clients that are new on this host, of which the lists are there. To be called before their
-    /// backends become targets of probes.
+    /// Begins the first look of all clients that are new on this host and whose lists are
+    /// delivered. Call this before their backends become targets of probes.
     pub fn begin_first_looks(&mut self, now: Instant) {
         let jitter = MAX_JITTER.mul_f64(f64::from(self.environment.jitter) / 256.0);
         for client_task in &mut self.clients.tasks {
@@ -46,8 +49,8 @@ impl Controller {
         }
     }
 
-    /// Polls the backends of all first looks that are under way: else a first poll comes within the interval of polls. To be called
-    /// when they have become targets.
+    /// Polls the backends of all first looks that are under way; otherwise the first poll would
+    /// come at any time within the interval of polls. Call this after they have become targets.
     pub fn poll_first(&self) {
         let Some(listener) = self.probing.listener() else { return };
         let looking = self.clients.tasks.iter().filter(|client_task| client_task.first_look.is_some());
@@ -63,7 +66,7 @@ impl Controller {
         listener.poll_first(names.collect(), self.first_look_jitter, SPACING);
     }
 
-    /// When the next first look is over at the latest.
+    /// When the next first look ends at the latest.
     pub fn next_end_of_first_look(&self) -> Option<Instant> {
         self.clients.tasks.iter().filter_map(|client_task| client_task.first_look).min()
     }
@@ -84,7 +87,7 @@ impl Controller {
     }
 }
 
-/// Whether something is known of each backend that a client uses and probes.
+/// Whether there is a result for each backend that a client uses and probes.
 fn has_results(client_task: &ClientTask, probing: &Probing) -> bool {
     let balancer = client_task.balancer();
     let services = client_task.client.services.iter().zip(balancer.services()).enumerate();

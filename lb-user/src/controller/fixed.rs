@@ -1,7 +1,9 @@
-//! What is fixed when the daemon starts: the directories that it works in, the sizes of the maps, and where it listens.
+//! Settings that are fixed when the daemon starts: the directories that it works in, the sizes of
+//! the maps, and where it listens.
 //!
-//! Maps are made once and outlive the daemon: a start over maps of other sizes is refused rather than losing what is in
-//! them. What has to be done for a change is told before an operator restarts in vain.
+//! Maps are created once and outlive the daemon. A start over maps of other sizes is refused rather
+//! than losing their content. The steps that a change needs are reported, so that an operator does
+//! not restart in vain.
 
 use std::path::Path;
 
@@ -11,9 +13,9 @@ use lb_view::configured::Keys;
 
 use crate::config::Config;
 
-/// Keys that the maps are made with.
+/// Keys that need new maps.
 const REMADE: [&str; 4] = ["paths.pins", "limits.schedule_entries", "limits.flow_records", "limits.slots"];
-/// Keys that a daemon reads when it starts.
+/// Keys that a daemon reads only when it starts.
 const RESTARTED: [&str; 7] = [
     "paths.run",
     "paths.state",
@@ -24,8 +26,8 @@ const RESTARTED: [&str; 7] = [
     "daemon.log_format",
 ];
 
-/// Keys of the host that `wanted` changes and that cannot change while the daemon runs with `clients`, pinned below
-/// `pins`, and how to change them.
+/// Keys of the host that `wanted` changes but that cannot change while the daemon runs with
+/// `clients`, pinned below `pins`; each with the steps that change it.
 pub fn unchangeable(running: &Keys, wanted: &Keys, pins: &Path, clients: &[&str]) -> Vec<String> {
     let changed = comparison::keys(running, wanted);
     let is_changed = |name: &&str| changed.iter().any(|change| change.key == *name);
@@ -43,7 +45,8 @@ pub fn unchangeable(running: &Keys, wanted: &Keys, pins: &Path, clients: &[&str]
     remade.chain(restarted).collect()
 }
 
-/// The command that removes these clients' pins. For more than one, a loop of the shell; their names need no quoting.
+/// The command that removes these clients' pins. For several clients it is a shell loop; their
+/// names need no quoting.
 pub fn remove_all(clients: &[&str], pins: &Path) -> String {
     let pins = pins_option(pins);
     match clients {
@@ -52,7 +55,7 @@ pub fn remove_all(clients: &[&str], pins: &Path) -> String {
     }
 }
 
-/// Puts the fixed settings of the running daemon in place of those of another configuration.
+/// Replaces the fixed settings of another configuration with those of the running daemon.
 pub fn keep(running: &Config, wanted: &mut Config) {
     wanted.paths = running.paths.clone();
     wanted.limits = running.limits;

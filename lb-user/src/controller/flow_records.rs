@@ -1,4 +1,5 @@
-//! Passes over the flow records: records whose socket is gone, and whose end no program saw, are reclaimed.
+//! Passes over the flow records: they reclaim records whose socket is gone and whose end no program
+//! saw.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,15 +14,14 @@ use super::{BackgroundWork, Controller};
 use crate::controller::client_task::ClientTask;
 use crate::reclaimed::{Ends, Reclaimed};
 
-/// What the daemon knows of the passes.
 #[derive(Default)]
 pub struct ReclaimPasses {
-    /// What one pass remembers for the next; `None` while one is under way.
+    /// The suspected records that one pass hands to the next; `None` while a pass is under way.
     suspects: Option<Suspects>,
     /// When the last one began.
     last: Option<Instant>,
     clients: BTreeMap<String, ClientReclaim>,
-    /// Why the last pass could not tell which sockets processes hold, if it had to and could not.
+    /// Why the last pass could not find the sockets that processes hold, if it had to and failed.
     holders: Option<String>,
 }
 
@@ -30,7 +30,7 @@ pub struct ReclaimPasses {
 struct ClientReclaim {
     last: ReclaimCounts,
     passes: u64,
-    /// Since the daemon started.
+    /// Records reclaimed since the daemon started.
     removed: u64,
     lately: Reclaimed,
     /// Why the last one failed, if it did.
@@ -42,7 +42,8 @@ impl ReclaimPasses {
         Self { suspects: Some(Suspects::default()), ..Self::default() }
     }
 
-    /// Notes for clients without an active flow that a pass would find nothing: they have no records.
+    /// Stores, for clients without an active flow, that a pass would find nothing, because they
+    /// have no records.
     fn nothing_open(&mut self, client_tasks: &[ClientTask], targets: &[ReclaimTarget], now: Instant) {
         let is_target = |name: &str| targets.iter().any(|target| target.pins.client == name);
         let client_task =
@@ -56,14 +57,15 @@ impl ReclaimPasses {
         }
     }
 
-    /// Whether it is time for the next pass.
+    /// Whether the next pass is due.
     fn is_due(&self, now: Instant, interval: Duration) -> bool {
         self.last.is_none_or(|last| now.duration_since(last) >= interval)
     }
 }
 
 impl Controller {
-    /// Starts to compare flow records with the kernel's lists of sockets, if it is time and any flow is open.
+    /// Starts to compare flow records with the kernel's lists of sockets, if that is due and any
+    /// flow is open.
     pub fn reclaim_flows(&mut self, now: Instant) {
         let interval = self.config.reclaim_interval;
         if !self.passes.is_due(now, interval) {
@@ -85,10 +87,11 @@ impl Controller {
             cgroup: Some(client_task.path().to_owned()),
         };
         let mut targets: Vec<ReclaimTarget> = open.map(target).collect();
-        // Clients that leave wait for their last flows only. The layout of another version's records is not known here.
+        // Leaving clients only wait for their last flows. The layout of another version's records
+        // is not known here.
         let leaving = self.clients.leaving.iter().filter(|leaving| leaving.pins.is_of_this_version());
         targets.extend(leaving.map(|leaving| ReclaimTarget { pins: leaving.pins.clone(), cgroup: None }));
-        // A pass that takes longer than the interval is waited for.
+        // If a pass takes longer than the interval, the next one waits for it.
         let Some(suspects) = self.passes.suspects.take() else { return };
         self.passes.last = Some(now);
         self.passes.nothing_open(&self.clients.tasks, &targets, now);
@@ -130,7 +133,7 @@ impl Controller {
                 }
                 Err(error) => {
                     let error = crate::error::chain(&error);
-                    // Said once, not once per pass.
+                    // Logged once, not once per pass.
                     if reclaim.error.as_ref() != Some(&error) {
                         warn!(client, error, "flow records were not checked");
                     }
@@ -140,7 +143,6 @@ impl Controller {
         }
     }
 
-    /// What became of a client's flow records.
     pub fn reclaim(&self, client_task: &ClientTask) -> Reclaim {
         let Some(reclaim) = self.passes.clients.get(&client_task.client.name) else {
             return Reclaim::default();
@@ -149,7 +151,7 @@ impl Controller {
         Reclaim { passes: reclaim.passes, reclaimed: reclaim.removed, suspected, kept_open, kept_elsewhere }
     }
 
-    /// What is wrong with the counts of active flows.
+    /// The faults of the counts of active flows.
     pub fn uncertain_counts(&self) -> Vec<Fault> {
         let mut faults = Vec::new();
         for (client, reclaim) in &self.passes.clients {

@@ -1,8 +1,9 @@
-//! What laws have learnt of loads, what operators have said of them, and which members are in slow start, kept for a later start in one
-//! file.
+//! What laws have learnt of loads, which switches operators have set, and which members are in slow
+//! start: stored in one file for later starts.
 //!
-//! The file is read once, at a start, before any list is taken in. If it cannot be read then, it is tried again, and until that has
-//! succeeded nothing is written over it: what an operator has said is in it. One of which nobody can make anything is put aside.
+//! The file is read once, at a start, before any list is applied. If it cannot be read then, the
+//! daemon retries, and does not overwrite the file until a read has succeeded, because it holds the
+//! operators' switches. A file that cannot be parsed is put aside.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,96 +17,96 @@ use tracing::{info, warn};
 
 use super::{BackgroundWork, Controller};
 
-/// What is learnt is kept this often while it changes,
+/// Learnt loads are stored at this interval while they change.
 const KEPT_EVERY: Duration = Duration::from_secs(10);
 
-/// and this often in any case, so that its age shows how long no daemon has run.
+/// Learnt loads are stored at least at this interval, so that their age shows how long no daemon
+/// has run.
 const KEPT_AT_LEAST_EVERY: Duration = Duration::from_mins(5);
 
-/// A factor has changed if it has moved by so much of itself.
+/// A factor counts as changed if it has moved by this fraction of itself.
 const MOVED: f64 = 0.02;
 
-/// The longest file that is read: 64 client tasks with ten services of 256 members each make six megabytes, and 64 with one of 16,384,
-/// the most that a table has, forty. Of members that have left there may be as many again, for some minutes.
+/// The longest file that is read. 64 client tasks with ten services of 256 members each need 6 MB;
+/// 64 with one service of 16,384 members, the most that a table has, need 40 MB. For some minutes
+/// the file may hold as many members again that have left.
 pub const MAX_BYTES: u64 = 128 << 20;
 
-/// What was learnt for each service of a client task, by name.
+/// By service name.
 type Services = BTreeMap<String, KeptService>;
 
-/// What became of reading the file.
+/// The result of reading the file.
 pub enum LearntFile {
-    /// It holds this.
     Read(StoredLoads),
-    /// There is none, or nobody can make anything of it.
+    /// There is no file, or it cannot be parsed.
     Nothing,
-    /// It cannot be read now.
+    /// The file cannot be read now; the text is the reason.
     Unread(String),
 }
 
-/// The file.
+/// The content of the file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct StoredLoads {
-    /// The version of its form.
+    /// The version of the format.
     schema: u32,
     clients: BTreeMap<String, KeptClient>,
 }
 
-/// What a file of any version says of its own.
+/// The part that a file of any version of the format has.
 #[derive(Deserialize)]
 struct FileVersion {
     schema: u32,
 }
 
-/// What is kept of one client task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct KeptClient {
-    /// When this was so, as seconds since 1970.
+    /// When the client task was in this state, in seconds since 1970.
     at: u64,
     services: Services,
 }
 
-/// What is kept of one service.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct KeptService {
     switch: String,
-    /// Whether the tables followed it: those that were only shown are not in force later.
+    /// Whether the tables followed the factors: factors that were only shown do not come into force
+    /// later.
     #[serde(default)]
     mode: String,
-    /// Factors in units of 1/65,536, by member; those that are not named are 1.
+    /// Factors in units of 1/65,536, by member; the factor of a member that is not named is 1.
     factors: BTreeMap<SocketAddr, u32>,
-    /// Members in slow start, each with the time at which it became available, as seconds since 1970.
+    /// Members in slow start, each with the time at which it became available, in seconds since
+    /// 1970.
     #[serde(default)]
     starting: BTreeMap<SocketAddr, u64>,
 }
 
 const SCHEMA: u32 = 1;
 
-/// The state of what is kept.
+/// What the daemon knows of the file.
 #[derive(Default)]
 pub struct Learnings {
-    /// By client task: as it is in the file.
+    /// The content of the file, by client task.
     known: BTreeMap<String, KeptClient>,
-    /// When it was last looked at, and written.
+    /// When the loads were last compared with the file; `written`: when the file was last written.
     looked: Option<Instant>,
     written: Option<Instant>,
-    /// Why the file could not be read, while it could not be.
+    /// Why the file could not be read; `None` once a read has succeeded.
     unread: Option<String>,
-    /// Whether it is being read.
     is_reading: bool,
-    /// Whether an operator has said something that is not in the file.
+    /// Whether an operator has set a switch that is not in the file yet.
     is_urgent: bool,
 }
 
-/// Where the file is.
+/// The path of the file, below the directory of state.
 pub fn path(state: &Path) -> PathBuf {
     state.join("load").join("factors.json")
 }
 
 impl StoredLoads {
     /// # Errors
-    /// Why nobody can make anything of it.
+    /// Why the text cannot be parsed.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
-        // Another version's may have other fields.
+        // A file of another version may have other fields.
         let version: FileVersion = serde_json::from_slice(text).map_err(|error| error.to_string())?;
         if version.schema != SCHEMA {
             return Err(format!("its schema is {}, this socklb knows {SCHEMA}", version.schema));
@@ -115,7 +116,7 @@ impl StoredLoads {
 }
 
 impl KeptService {
-    /// `at`: now, as seconds since 1970.
+    /// `at`: now, in seconds since 1970.
     fn of(learnt: &LearntWeights, at: u64) -> Self {
         let moved = learnt.factors.iter().filter(|(_, factor)| *factor != Factor::ONE);
         let factors = moved.map(|(address, factor)| (address, factor.units()));
@@ -126,7 +127,7 @@ impl KeptService {
         Self { switch, mode, factors: factors.collect(), starting: starting.collect() }
     }
 
-    /// `at`: now, as seconds since 1970.
+    /// `at`: now, in seconds since 1970.
     fn learnt(&self, at: u64) -> LearntWeights {
         let switch = Switch::ALL.into_iter().find(|switch| switch.name() == self.switch).unwrap_or_default();
         let mode = Mode::ALL.into_iter().find(|mode| mode.name() == self.mode).unwrap_or_default();
@@ -138,7 +139,7 @@ impl KeptService {
         LearntWeights { switch, mode, factors, starting: starting.collect() }
     }
 
-    /// Whether another one says so much else that it is worth a write.
+    /// Whether the other state differs by so much that it is worth a write.
     fn differs(&self, other: &Self) -> bool {
         let units = |factors: &BTreeMap<SocketAddr, u32>, address| {
             f64::from(factors.get(address).copied().unwrap_or(Factor::ONE.units()))
@@ -154,7 +155,7 @@ impl KeptService {
     }
 }
 
-/// As seconds since 1970.
+/// In seconds since 1970.
 fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -165,7 +166,7 @@ fn differ(before: &Services, now: &Services) -> bool {
 }
 
 impl Learnings {
-    /// Takes in what was read.
+    /// Applies the result of reading the file.
     pub fn take(&mut self, file: LearntFile) {
         match file {
             LearntFile::Read(kept) => self.known = kept.clients,
@@ -196,18 +197,18 @@ impl Learnings {
         Some((client.services.get(service)?.learnt(now), age))
     }
 
-    /// What an operator has said is to be kept at once.
+    /// Requests that an operator's switch is stored at once.
     pub fn hurry(&mut self) {
         self.is_urgent = true;
     }
 }
 
 impl Controller {
-    /// Keeps what was learnt, if it is time to and it has changed.
+    /// Stores what was learnt, if that is due and something has changed.
     pub fn keep_learnt(&mut self, now: Instant) {
         let has_passed =
             |last: Option<Instant>, time| last.is_none_or(|last| now.saturating_duration_since(last) >= time);
-        // A slow start may be over before the next look.
+        // A slow start may end before the next regular comparison.
         for client_task in &mut self.clients.tasks {
             self.learnt.is_urgent |= client_task.take_slow_starts_changed();
         }
@@ -224,7 +225,7 @@ impl Controller {
         let mut is_new = std::mem::take(&mut self.learnt.is_urgent);
         for client in &self.config.clients {
             let before = self.learnt.known.get(&client.name);
-            // Of a client that does not run what is known is kept, for when it does.
+            // The state of a client that does not run is retained until it runs.
             let kept = match self.clients.task(&client.name) {
                 None => before.cloned(),
                 Some(client_task) => {
@@ -252,14 +253,15 @@ impl Controller {
         self.learnt.written = Some(now);
     }
 
-    /// Why what is to be kept is not, if it could not be the last time.
+    /// Why the learnt loads are not stored: the file cannot be read, or the last write of it
+    /// failed.
     pub fn learnt_not_kept(&self) -> Option<String> {
         let unread = self.learnt.unread.as_deref();
         let keeping = &self.sources.files_to_store;
         unread.or_else(|| keeping.error_of(&path(&self.config.paths.state))).map(str::to_owned)
     }
 
-    /// Reads the file again.
+    /// Starts to read the file again, unless that is under way.
     fn read_learnt(&mut self) {
         if std::mem::replace(&mut self.learnt.is_reading, true) {
             return;
@@ -267,7 +269,7 @@ impl Controller {
         self.effects.push(BackgroundWork::ReadLearnt.into());
     }
 
-    /// It was read again, or not.
+    /// A retry of reading the file has ended.
     pub fn take_learnt(&mut self, file: LearntFile, now: Instant) {
         self.learnt.is_reading = false;
         self.learnt.take(file);
@@ -283,14 +285,15 @@ impl Controller {
         self.settle(now);
     }
 
-    /// Makes what follows load of a client task that is new, or configured otherwise.
+    /// Creates the laws and subset sizes that follow load, for a client task that is new or was
+    /// reconfigured.
     pub fn make_controls(&mut self, client: &str, now: Instant) {
         let clock = self.wall;
         let Self { clients, learnt, .. } = self;
         if let Some(client_task) = clients.task_mut(client) {
             client_task.make_sizes();
             client_task.make_controls(|service| learnt.learnt(client, service, clock), now);
-            // What was said of a law ends with it, however soon there is another one.
+            // A switch ends with its law, even if the service soon has a law again.
             let services = &client_task.client.services;
             let lost_it = |name: &str| {
                 services.iter().any(|known| known.service.name == name && known.service.control.law.is_none())
@@ -322,7 +325,7 @@ mod tests {
         UNIX_EPOCH + Duration::from_secs(seconds)
     }
 
-    /// What is known after a file was read.
+    /// The state after a file with this text was read.
     fn known(text: &[u8]) -> Learnings {
         let mut learnings = Learnings::default();
         learnings.take(LearntFile::Read(StoredLoads::parse(text).unwrap()));
@@ -366,7 +369,7 @@ mod tests {
         }
         let of_another = StoredLoads::parse(br#"{"schema":2,"clients":[]}"#).unwrap_err();
         assert_eq!(of_another, "its schema is 2, this socklb knows 1");
-        // A time that is none, a word that is none, a factor that is none.
+        // An invalid time, an invalid word and invalid factors.
         let text =
             br#"{"schema":1,"clients":{"web":{"at":18446744073709551615,"services":{"users":{"switch":"stop",
             "factors":{"10.0.0.1:80":4294967295,"10.0.0.2:80":0}}}}}}"#;

@@ -1,7 +1,9 @@
-//! Clients on their way out: no flow begins there any more, and they are removed when their last flow has ended.
+//! Leaving clients: their programs begin no flow any more, and they are removed when their last
+//! flow has ended.
 //!
-//! A client leaves when a reload drops it, or when a socklb of another ABI version has taken its hooks over. That it is
-//! leaving is kept in the kernel, as the absence of links that begin flows: a daemon that starts goes on with it.
+//! A client leaves when a reload drops it, or when a socklb of another ABI version has taken over
+//! its hooks. The kernel's state shows that a client is leaving, by the absence of links that begin
+//! flows, so a later daemon can continue.
 
 use std::path::Path;
 use std::time::Instant;
@@ -15,17 +17,17 @@ use crate::backoff::Backoff;
 use crate::config::Config;
 use crate::controller::client_task::ClientTask;
 
-/// One client that leaves.
 pub struct Leaving {
     pub pins: Pins,
-    /// Whether no flow begins there any more. Flows go on to begin until the client that takes its cgroup over is attached.
+    /// Whether no flow begins there any more. Flows still begin until the client that takes over
+    /// its cgroup is attached.
     retired: bool,
-    /// When what failed is tried again.
+    /// When a failed removal is retried.
     removing: Backoff,
     _lock: Option<Lock>,
 }
 
-/// A client whose connects go on being balanced in a cgroup that it is to leave, and why.
+/// A client that still balances connects in a cgroup that it is to leave, and why.
 pub struct CannotLeave {
     pub client: String,
     version: u32,
@@ -43,13 +45,13 @@ impl Leaving {
         Ok(Self { retired, pins, removing: Backoff::default(), _lock: lock })
     }
 
-    /// Whether its connects may still be balanced, by the tables that it has.
+    /// Whether its connects may still be balanced, with its tables.
     pub const fn begins_flows(&self) -> bool {
         !self.retired
     }
 
-    /// A client of this daemon. Its lock is taken over, so that no step is left that could fail for want of a
-    /// descriptor.
+    /// A client of this daemon. Its lock is taken over, so that no later step can fail because a
+    /// descriptor is missing.
     pub fn of(client_task: ClientTask) -> Self {
         let (pins, lock) = client_task.into_lock();
         Self { retired: false, pins, removing: Backoff::default(), _lock: lock }
@@ -59,7 +61,7 @@ impl Leaving {
 /// Locks the pins that other versions have of a client, except those that are leaving already.
 ///
 /// # Errors
-/// If another socklb has it.
+/// If another socklb has the lock.
 pub fn lock_other_versions(
     kernel: &dyn Kernel,
     pins: &Path,
@@ -76,8 +78,9 @@ pub fn lock_other_versions(
 }
 
 impl Controller {
-    /// Takes up what an earlier daemon had begun to remove. Clients that are attached and not configured stay as they are
-    /// and are reported: another socklb may have them in its configuration.
+    /// Resumes the removals that an earlier daemon had begun. Clients that are attached but not
+    /// configured stay as they are and are reported, because another socklb may have them in its
+    /// configuration.
     pub fn resume_leaving(&mut self, config: &Config, now: Instant) {
         match self.find_leaving(config) {
             Ok(()) => self.clients.resuming.succeeded(),
@@ -116,13 +119,13 @@ impl Controller {
                 }
                 Err(error) => Err(error),
             };
-            // A fault of one client keeps no other from being removed.
+            // A fault of one client does not prevent the removal of others.
             result = result.and(found);
         }
         result
     }
 
-    /// Clients that have pins, are not configured, and are not about to be removed.
+    /// Clients that have pins, are not configured, and are not being removed.
     ///
     /// # Errors
     /// If the directory of pins cannot be read.
@@ -139,8 +142,9 @@ impl Controller {
         Ok(pinned)
     }
 
-    /// Lets no flow begin at leaving clients, and removes those whose last flow has ended. One whose cgroup another client
-    /// is to take over goes on until that is attached. What fails is tried again after a growing pause.
+    /// Stops leaving clients from beginning flows, and removes those whose last flow has ended. A
+    /// client whose cgroup another client is to take over goes on until that client is attached.
+    /// Failures are retried after a growing pause.
     pub fn retire_leaving(&mut self, now: Instant) {
         let unable_to_leave = self.unable_to_leave();
         let is_held_back = |pins: &Pins| {
@@ -167,8 +171,8 @@ impl Controller {
         });
     }
 
-    /// Clients that are to leave a cgroup, or altogether, and go on there because the client that takes the cgroup over is
-    /// not attached to it, or because that cannot be seen.
+    /// Clients that are to leave a cgroup, or to leave altogether, but still balance there: the
+    /// client that takes over the cgroup is not attached to it, or that cannot be determined.
     pub fn unable_to_leave(&self) -> Vec<CannotLeave> {
         let mut unable_to_leave = Vec::new();
         let mut add = |pins: &Pins, missing: Result<Option<String>, DatapathError>| {
@@ -196,8 +200,8 @@ impl Controller {
         unable_to_leave
     }
 
-    /// The client that is to be attached to one of these cgroups and is not, if there is one; apart from the one that
-    /// leaves them itself.
+    /// The client, other than `other_than`, that is to be attached to one of these cgroups but is
+    /// not, if there is one.
     fn missing_successor(
         &self,
         cgroups: &[u64],
@@ -238,7 +242,8 @@ impl Leaving {
         self.removing.error()
     }
 
-    /// Lets no flow begin there, and removes it if its last flow has ended. Returns whether it is gone.
+    /// Stops the client from beginning flows, and removes it if its last flow has ended. Returns
+    /// whether it is gone.
     fn go_on(&mut self, kernel: &dyn Kernel) -> Result<bool, DatapathError> {
         let Pins { client, version, .. } = &self.pins;
         if !self.retired {

@@ -1,4 +1,5 @@
-//! The network namespaces and the processes of all clients, searched for beside the loop by one thread at a time.
+//! The network namespaces and the processes of all clients. One thread at a time searches for them
+//! beside the loop.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,12 +15,14 @@ pub struct NamespaceSearch {
     /// The path of the cgroup that was searched.
     pub path: PathBuf,
     pub result: io::Result<Option<ClientNamespace>>,
-    /// What flow records tell, if flows have begun since they were last read, and they can be read.
+    /// What flow records show, if flows have begun since the last reading and the records can be
+    /// read.
     pub recorded: Option<RecordedProcesses>,
 }
 
 impl Controller {
-    /// Starts to search for the namespaces of clients for which that is due, unless a search is under way.
+    /// Starts to search for the namespaces of clients for which that is due, unless a search is
+    /// under way.
     pub fn search_namespaces(&mut self, now: Instant) {
         if self.clients.is_searching {
             return;

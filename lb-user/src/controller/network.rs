@@ -1,4 +1,5 @@
-//! What the controller has of the network: probes by connection, the listener that receives reports, and the programs of network interfaces.
+//! The controller's view of the network: connect probes, the listener that receives reports, and
+//! the programs of network interfaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -18,52 +19,55 @@ use super::Stores;
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
 use crate::reports::ExchangeCounts;
 
-/// What probes and receives beside the controller. It works by itself, and wakes the controller with
-/// [`Event::Heard`](super::Event::Heard) when it has found a backend otherwise than before. Nothing here blocks.
+/// Probes backends and receives reports beside the controller. It works by itself, and wakes the
+/// controller with [`Event::Heard`](super::Event::Heard) when the health of a backend has changed.
+/// No call blocks.
 pub trait Network: Send {
-    /// Probes these by connection and no others, each for a service that wants it.
+    /// Makes connect probes of these targets and no others, each for a service that wants it.
     fn probe(&mut self, targets: &BTreeMap<ConnectTarget, String>);
 
     /// Begins no probe before this time has passed.
     fn hold_back(&self, time: Duration);
 
-    /// Counts what probes have found otherwise than before.
+    /// A number that grows whenever targets or results change.
     fn version(&self) -> u64;
 
-    /// How all targets of which something is known are by their probes.
+    /// The health of all targets that have a result.
     fn results(&self) -> BTreeMap<ConnectTarget, ProbedHealth>;
 
     /// What the probes of a target have found.
     fn findings(&self, target: &ConnectTarget) -> Option<Findings>;
 
-    /// Begins to receive reports at this address, in which the kernel's entries are stored by `stores`.
+    /// Begins to receive reports at this address and to store them in the kernel's entries with
+    /// `stores`.
     ///
     /// # Errors
-    /// If there is no socket or no thread for it.
+    /// If the socket or the thread for it cannot be created.
     fn listen(&mut self, address: SocketAddr, stores: Stores) -> io::Result<()>;
 
-    /// The listener that receives reports; `None` if it was never begun.
+    /// The listener that receives reports; `None` if [`listen`](Self::listen) was never called.
     fn listener(&self) -> Option<&dyn ReportListener>;
 
-    /// Has the kernel take reports in where `at` says from now on, and nowhere else.
+    /// Makes the kernel receive reports where `at` describes, from now on, and nowhere else.
     fn receive(&mut self, at: Option<ReceiveAt>);
 
-    /// How reports come in on the interfaces of the configuration.
+    /// How reports are received on the interfaces of the configuration.
     fn interfaces(&self) -> Vec<status::InterfaceStatus>;
 
-    /// What is wrong with these.
     fn interface_faults(&self) -> Vec<String>;
 }
 
-/// What [`ReportListener::look`] shows: who is polled, what came, and the time by CLOCK_MONOTONIC.
+/// The argument of [`ReportListener::look`]: the polled backends, the counts, and the time by
+/// CLOCK_MONOTONIC.
 pub type LookAtReports<'l> = dyn FnMut(&Senders<Duration>, &ExchangeCounts, Duration) + 'l;
 
 /// Polls agents and receives their reports.
 pub trait ReportListener {
-    /// Where it listens.
+    /// The address at which it listens.
     fn address(&self) -> SocketAddr;
 
-    /// Polls these from now on and no others. `adopted`: what an earlier daemon had believed of one that is new.
+    /// Polls these backends from now on and no others. `adopted` returns what an earlier daemon had
+    /// believed of a new one.
     fn poll(&self, targets: Vec<Target>, adopted: &dyn Fn(Name) -> (Option<Base>, Option<Duration>));
 
     /// As [`Senders::poll_first`].
@@ -75,12 +79,12 @@ pub trait ReportListener {
     /// The backends that are not healthy by their reports.
     fn sick(&self) -> BTreeMap<Name, Health>;
 
-    /// Shows what is known.
+    /// Calls `look` once with the current state.
     fn look(&self, look: &mut LookAtReports<'_>);
 }
 
 impl dyn ReportListener + '_ {
-    /// What `of` makes of what is known.
+    /// Returns what `of` makes of the current state.
     pub fn of<R>(&self, of: impl FnOnce(&Senders<Duration>, &ExchangeCounts, Duration) -> R) -> R {
         let (mut of, mut made) = (Some(of), None);
         self.look(&mut |senders, counts, now| made = of.take().map(|of| of(senders, counts, now)));
@@ -88,15 +92,15 @@ impl dyn ReportListener + '_ {
     }
 }
 
-/// Where the kernel takes in reports by itself.
+/// Where the kernel receives reports by itself.
 #[derive(Clone)]
 pub struct ReceiveAt {
-    /// The maps that hold what is believed.
+    /// The maps that hold the believed reports.
     pub maps: Arc<HostMaps>,
     /// Where the daemon listens.
     pub address: SocketAddr,
-    /// On which interfaces.
+    /// The interfaces.
     pub place: Place,
-    /// Whether the daemon is to see what is not believed.
+    /// Whether the daemon is to receive the datagrams that the kernel does not believe.
     pub passes_unbelieved: bool,
 }

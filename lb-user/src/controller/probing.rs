@@ -1,8 +1,9 @@
-//! Which backends are probed for the clients that there are, and what they hear of it.
+//! Which backends are probed for the current clients, and how the clients receive the results.
 //!
-//! Probes go to the members of each client task and to those that would stand in next, one for each backend, however many client
-//! tasks want to know. All come from the daemon's network namespace. Reports come in by a thread of their own, probes by connection
-//! by tasks; both only wake the loop when something has changed, and then it takes in how everybody is.
+//! Probes go to the members of each client task and to those that would stand in next, once per
+//! backend, however many client tasks need the result. All probes come from the daemon's network
+//! namespace. A thread receives reports, and tasks make connect probes; both only wake the loop
+//! when something has changed, and the loop then reads the health of all backends.
 
 mod views;
 
@@ -41,46 +42,49 @@ use crate::probes::ConnectTarget;
 
 /// The state of probing.
 pub struct Probing {
-    /// Whom the services of all client tasks wanted probed when this was last carried out: the same again costs nothing.
+    /// The backends that client tasks wanted probed when targets were last set. If they want the
+    /// same, there is nothing to do.
     wanted: Vec<Wanted>,
-    /// How often that was another one.
+    /// How often the wanted backends changed.
     aimed: u64,
     network: Box<dyn Network>,
     /// Why no report is received.
     unheard: Option<String>,
     /// The agents that are polled.
     polled: Vec<Target>,
-    /// The targets of probes by connection, each with a service that wants it.
+    /// The targets of connect probes, each with a service that wants it.
     connected: BTreeMap<ConnectTarget, String>,
-    /// Once somebody is to be asked.
+    /// `None` until a backend is to be polled.
     register: Option<Register>,
-    /// Why there is none.
+    /// Why there is no register.
     error: Option<String>,
-    /// Why the register does not have all that are asked.
+    /// Why some polled backends are missing in the register.
     unregistered: Option<String>,
-    /// The ids that rows of backends are to have; `None` before anybody was to be asked, and rows keep those that they have.
+    /// The ids that rows of backends are to have. Before any backend is polled this is `None`, and
+    /// rows retain the ids that they have.
     ids: Option<ReportIdMap>,
-    /// Derived keys, which take microseconds each, of all that are to be asked.
+    /// Derived keys, which take microseconds each, of all backends that are to be polled.
     keys: BTreeMap<Name, (Keys<ServiceKey>, Keys<BackendKey>)>,
     disagreements: Disagreements,
-    /// Whether interfaces are named and nothing that is asked for comes there.
+    /// Whether the configuration names interfaces although no service requests reports.
     has_no_use: bool,
 }
 
-/// Backends of which services, or their lists, say different things.
+/// Backends for which services, or their lists, contradict each other.
 #[derive(Default)]
 struct Disagreements {
-    /// Two keys. Nobody can tell whose word counts, so nobody is asked: each key's holder could speak for the other's backend.
+    /// Backends with two keys. The daemon cannot know which key is right and does not poll them:
+    /// the holder of either key could report for the other's backend.
     keys: BTreeSet<Name>,
-    /// Two agents. The first is asked; without the key nothing is believed of it, so a wrong one can but be silent.
+    /// Backends with two agents. The daemon polls the first. It believes no report without the key,
+    /// so a wrong agent can only be silent.
     agents: BTreeSet<Name>,
 }
 
-/// Who is to be asked for reports.
+/// The backends that are to be polled for reports.
 type Targets = BTreeMap<Name, Target>;
 
 impl Probing {
-    /// Of nobody yet.
     pub fn new(network: Box<dyn Network>) -> Self {
         Self {
             wanted: Vec::new(),
@@ -99,7 +103,7 @@ impl Probing {
         }
     }
 
-    /// What has come and gone of reports.
+    /// Counts of requests and of received datagrams, by outcome.
     pub fn counts(&self) -> ReportCounts {
         let counts = self.listener().map(|listener| listener.of(|_, counts, _| counts.clone()));
         let counts = counts.unwrap_or_default();
@@ -113,7 +117,6 @@ impl Probing {
         ReportCounts { requests: counts.requests, unsent: counts.unsent, datagrams, by_kernel }
     }
 
-    /// What is wrong with it.
     pub fn faults(&self) -> Vec<Fault> {
         let errors = [self.unheard.as_deref(), self.error.as_deref(), self.unregistered.as_deref()];
         let errors = errors.into_iter().flatten();
@@ -148,7 +151,8 @@ impl Probing {
         }
     }
 
-    /// Opens the register and begins to listen, if an agent is to be polled and that has not been done.
+    /// Opens the register and starts the listener, if an agent is to be polled and that has not
+    /// been done.
     fn open(&mut self, targets: &Targets, address: SocketAddr, kernel: &dyn Kernel, pins: &Path) {
         if targets.is_empty() {
             self.error = None;
@@ -181,7 +185,8 @@ impl Probing {
         }
     }
 
-    /// Probes by connection whom they want probed so, and returns who is to be asked for reports.
+    /// Sets the targets of connect probes, and returns the backends that are to be polled for
+    /// reports.
     fn aim(&mut self, wanted: Vec<Wanted>) -> Targets {
         let mut targets = Targets::new();
         let mut names = BTreeSet::new();
@@ -201,7 +206,8 @@ impl Probing {
                 }
                 let is_first = names.insert(name);
                 let keys = match self.keys.get(&name).filter(|_| !is_first) {
-                    // While keys are replaced, one service may have one that the other has not.
+                    // While keys are being replaced, one service may have a key that the other
+                    // lacks.
                     Some((of, _)) => of.common(keys),
                     None => Some(keys.clone()),
                 };
@@ -222,7 +228,7 @@ impl Probing {
         }
         targets.retain(|name, _| !disagreements.keys.contains(name));
         for (name, target) in &mut targets {
-            // A client that came later may not have had all keys of the first.
+            // A later client may lack some keys of the first: only the common ones are used.
             target.keys.clone_from(&self.keys[name].1);
         }
         self.keys.retain(|name, _| names.contains(name));
@@ -242,7 +248,8 @@ impl Probing {
         targets
     }
 
-    /// Asks these backends and nobody else. Returns those whose entries are to go once no row has their id any more.
+    /// Polls these backends and no others. Returns the backends whose entries are to be removed
+    /// once no row has their id any more.
     fn ask(&mut self, mut targets: Targets, now: Instant) -> Vec<Name> {
         let Some(register) = &mut self.register else { return Vec::new() };
         let mut unregistered = None;
@@ -264,7 +271,7 @@ impl Probing {
         let (ids, gone) = register.renew(&asked, now);
         self.ids = Some(ids);
         if targets.is_empty() {
-            // Nobody misses them.
+            // Nothing is polled, so no report is missing.
             self.unheard = None;
         }
         let targets: Vec<Target> = targets.into_values().collect();
@@ -277,13 +284,14 @@ impl Probing {
         gone
     }
 
-    /// Has the kernel take reports in where the configuration says so. `may_ask`: whether a service asks for reports.
+    /// Makes the kernel receive reports on the interfaces that the configuration names. `may_ask`:
+    /// whether any service requests reports.
     fn receive(&mut self, reports: &ReportsConfig, may_ask: bool) {
         self.has_no_use = !reports.xdp.is_empty() && !may_ask;
         if reports.xdp.is_empty() || !may_ask {
             return self.network.receive(None);
         }
-        // Until the daemon can hear, what one before it has attached is all that does.
+        // Until the daemon listens, only programs that an earlier daemon attached receive reports.
         let Some((listener, register)) = self.network.listener().zip(self.register.as_ref()) else { return };
         let at = ReceiveAt {
             maps: Arc::clone(register.maps()),
@@ -298,17 +306,15 @@ impl Probing {
         self.network.receive(Some(at));
     }
 
-    /// What probes and receives.
     pub fn network(&self) -> &dyn Network {
         &*self.network
     }
 
-    /// The listener that receives reports, if there is one.
     pub fn listener(&self) -> Option<&dyn ReportListener> {
         self.network.listener()
     }
 
-    /// Whether no report of a backend has come since it is polled.
+    /// Whether no report of the backend has arrived since its polling began.
     fn has_no_report(&self, name: Name) -> bool {
         self.listener().is_none_or(|listener| {
             listener
@@ -316,36 +322,37 @@ impl Probing {
         })
     }
 
-    /// How many datagrams the kernel has taken in, by what became of them; `None` where it takes none in.
+    /// How many datagrams the kernel received, by outcome; `None` if it receives none or the counts
+    /// cannot be read.
     fn receptions(&self) -> Option<[u64; RECEPTIONS]> {
         let register = self.register.as_ref().filter(|_| !self.network.interfaces().is_empty())?;
         register.maps().receptions().ok()
     }
 
-    /// Whether all is done that these want, and nothing is to be tried again.
+    /// Whether these probes and polls are all set up, and nothing is to be retried.
     fn has_done(&self, wanted: &[Wanted]) -> bool {
         let is_open = self.error.is_none() && self.unheard.is_none();
         let nobody_leaves = self.register.as_ref().is_none_or(Register::is_steady);
         is_open && nobody_leaves && self.unregistered.is_none() && self.wanted == wanted
     }
 
-    /// Whether ids wait for readers.
+    /// Whether report ids wait for readers.
     pub fn wants_wait(&self) -> bool {
         self.register.as_ref().is_some_and(Register::wants_wait)
     }
 
-    /// A wait for readers begins.
+    /// To be called before a wait for readers starts.
     pub fn before_wait(&mut self) {
         self.register.iter_mut().for_each(Register::before_wait);
     }
 
-    /// The wait has ended.
+    /// To be called once that wait has ended.
     pub fn after_wait(&mut self) {
         self.register.iter_mut().for_each(Register::after_wait);
     }
 }
 
-/// Says in the log what is wrong if it was not so before.
+/// Logs the error if it differs from the known one.
 fn warn_of_news(known: &mut Option<String>, error: Option<String>) {
     if let Some(error) = error.as_ref().filter(|error| known.as_ref() != Some(error)) {
         warn!("{error}");
@@ -353,7 +360,7 @@ fn warn_of_news(known: &mut Option<String>, error: Option<String>) {
     *known = error;
 }
 
-/// Whom a service of a client task wants probed, and how.
+/// The backends that a service of a client task wants probed, and how.
 #[derive(PartialEq, Eq)]
 struct Wanted {
     service: String,
@@ -365,15 +372,15 @@ struct Wanted {
 /// A backend that a service of a client task may use.
 #[derive(PartialEq, Eq)]
 pub struct ProbeCandidate {
-    /// Where it listens.
     pub address: SocketAddr,
-    /// Where its agent does, if the list says so.
+    /// The address of its agent, if the list names one.
     pub agent: Option<SocketAddr>,
-    /// Whether the client task has an open flow to it, or has chosen it lately.
+    /// Whether the client task has an open flow to it or chose it recently. If weights follow load,
+    /// one such backend makes its whole row active.
     pub is_active: bool,
 }
 
-/// How a service probes one of its backends by connection.
+/// The connect probe of a service for one of its backends; `None` if the service uses reports.
 pub fn connect_target(probe: &ProbeConfig, address: SocketAddr) -> Option<ConnectTarget> {
     let ProbeKind::Connect { path, timeout, rise, fall } = &probe.kind else { return None };
     Some(ConnectTarget {
@@ -386,12 +393,12 @@ pub fn connect_target(probe: &ProbeConfig, address: SocketAddr) -> Option<Connec
     })
 }
 
-/// The name by which a service asks one of its backends.
+/// The name under which a service requests the reports of one of its backends.
 pub fn name_of(protocol: Protocol, address: SocketAddr) -> Name {
     Name { protocol, address }.on_wire()
 }
 
-/// The first of these, and how many more there are; `None` if there are none.
+/// The first of these names, and how many more there are; `None` if there are none.
 fn first_of(names: &BTreeSet<Name>) -> Option<String> {
     let others = match names.len() {
         0 | 1 => String::new(),
@@ -417,7 +424,7 @@ impl Disagreements {
     }
 }
 
-/// What is wrong where two agents answer for a backend, if they do for one.
+/// The fault of backends for which two agents answer, if there are any.
 fn contested_fault(contested: &BTreeSet<Name>) -> Option<Fault> {
     let text = format!(
         "two agents answer for {}: each takes back what the other has said, and the one that answers last is believed. \
@@ -428,13 +435,14 @@ fn contested_fault(contested: &BTreeSet<Name>) -> Option<Fault> {
 }
 
 impl Controller {
-    /// Probes whom the clients use now, and gives these clients what is known already.
+    /// Probes the backends that clients use now, and gives these clients the results that are known
+    /// already.
     pub fn probe_again(&mut self, now: Instant) {
         self.aim(now);
         self.hear_probes(now);
     }
 
-    /// Probes whom the clients use now.
+    /// Probes the backends that clients use now.
     fn aim(&mut self, now: Instant) {
         let wanted: Vec<Wanted> = self.clients.tasks.iter().flat_map(wanted_by).collect();
         let gone = if self.probing.has_done(&wanted) {
@@ -448,12 +456,13 @@ impl Controller {
         };
         let may_ask = self.config.clients.iter().any(asks);
         self.probing.receive(&self.config.reports, may_ask);
-        // Also where nothing is new: a client task that was loaded anew has to be told.
+        // Needed even if nothing changed: a client task that was loaded again has to receive its
+        // ids.
         self.give_ids(now);
         self.let_go(gone);
     }
 
-    /// Gives the client tasks the ids of those that report.
+    /// Passes the ids of backends that report to the client tasks.
     fn give_ids(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
             client_task.take_report_ids(self.probing.ids.as_ref(), now);
@@ -461,9 +470,10 @@ impl Controller {
         self.settle_if_needed(now);
     }
 
-    /// Removes from the register whom no row names any more.
+    /// Removes backends from the register that no row names any more.
     fn let_go(&mut self, gone: Vec<Name>) {
-        // A client that does not run may still have rows with these ids, and so may one that leaves and has not been let go yet.
+        // A client that does not run may still have rows with these ids, and so may a leaving
+        // client that still begins flows.
         let has_rows = !self.clients.unstarted.is_empty()
             || self.clients.leaving.iter().any(Leaving::begins_flows)
             || self.clients.tasks.iter().any(|client_task| !client_task.is_settled());
@@ -475,12 +485,12 @@ impl Controller {
         }
     }
 
-    /// Takes in how everybody is, as probes and reports have it.
+    /// Applies the health of all backends as probes and reports show it.
     pub fn hear_probes(&mut self, now: Instant) {
         let listener = self.probing.listener();
         let sick = listener.map(ReportListener::sick).unwrap_or_default();
         let restarted = listener.map(ReportListener::take_restarted).unwrap_or_default();
-        // Read before the results: what changes in between is taken in once more.
+        // Read before the results, so that a change in between is applied once more.
         let version = (self.probing.aimed, self.probing.network.version());
         let is_news = self.clients.tasks.iter().any(|task| task.probes_heard != Some(version));
         let results = if is_news { self.probing.network.results() } else { BTreeMap::new() };
@@ -490,7 +500,8 @@ impl Controller {
             for position in 0..client_task.client.services.len() {
                 let configured = &client_task.client.services[position];
                 let Some(probe) = &configured.probe else { continue };
-                // Nothing new is said: of thousands of backends that would take milliseconds, every second.
+                // This task has these results already: applying those of thousands of backends
+                // again would take milliseconds every second.
                 if has_heard && !probe.is_by_report() {
                     continue;
                 }
@@ -500,7 +511,8 @@ impl Controller {
                         let of = |address| {
                             let name = name_of(protocol, address);
                             let health = *sick.get(&name)?;
-                            // What the kernel keeps of an earlier daemon's reports does not tell one that is down from a lame duck.
+                            // What the kernel holds of an earlier daemon's reports does not
+                            // distinguish a backend that is down from a lame duck.
                             let is_adopted = client_task.is_down_by_report(position, address)
                                 && probing.has_no_report(name);
                             Some((if is_adopted { Health::Refusing } else { health }, Why::Report))
@@ -519,7 +531,8 @@ impl Controller {
                     ProbeKind::Connect { .. } => {
                         let said = |address| {
                             let found = *results.get(&connect_target(probe, address)?)?;
-                            // A backend that an earlier daemon found well stays so if one probe is lost.
+                            // A backend that an earlier daemon found healthy stays healthy if one
+                            // probe is lost.
                             let is_news =
                                 !found.is_unconfirmed || !client_task.is_taken_over_well(position, address);
                             is_news.then_some((found.health, found.why))
@@ -535,7 +548,8 @@ impl Controller {
         self.try_returned(now);
     }
 
-    /// Has backends that are well again tried by the next connect. Clients whose maps do not follow their plan yet come later.
+    /// Makes the next connect the trial of backends that are healthy again. Clients whose maps do
+    /// not match their plan yet follow later.
     pub fn try_returned(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
             if !self.clients.to_settle.contains(&client_task.client.name) {
@@ -546,7 +560,6 @@ impl Controller {
     }
 }
 
-/// The backends that a client task wants probed.
 fn wanted_by(client_task: &ClientTask) -> impl Iterator<Item = Wanted> {
     let services = client_task.client.services.iter().enumerate();
     services.filter_map(|(position, configured)| {
@@ -557,7 +570,7 @@ fn wanted_by(client_task: &ClientTask) -> impl Iterator<Item = Wanted> {
     })
 }
 
-/// Whether a client has a service that asks for reports.
+/// Whether any service of the client requests reports.
 fn asks(client: &ClientConfig) -> bool {
     let mut probes = client.services.iter().filter_map(|configured| configured.probe.as_ref());
     probes.any(ProbeConfig::is_by_report)
@@ -583,7 +596,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A service of a client task that asks agents under the keys of these numbers, of backends of 10.0.0.1 by port.
+    /// A service that requests reports under the keys with these ids. Candidates are backends of
+    /// 10.0.0.1, by port.
     fn wanted(keys: &[u16], candidates: &[(u16, bool)]) -> Wanted {
         let numbered = |id: u16| Numbered { id, key: ServiceKey::from_bytes([id.to_be_bytes()[1]; 32]) };
         let keys = Keys::new(numbered(keys[0]), keys.get(1).copied().map(numbered));
@@ -602,7 +616,7 @@ mod tests {
         }
     }
 
-    /// Who is asked: the port, under which keys, and how often.
+    /// The backends that are polled: port, key ids and interval of each.
     fn aimed(probing: &mut Probing, wanted: Vec<Wanted>) -> Vec<(u16, Vec<u16>, Duration)> {
         let targets = probing.aim(wanted);
         let asked = targets.into_values().map(|target| {
@@ -625,7 +639,7 @@ mod tests {
     #[test]
     fn keys_that_are_replaced_in_one_file_after_the_other_leave_no_gap() {
         let mut probing = Probing::new(Box::new(WireEnd::default()));
-        // What both services have, by the steps of a replacement.
+        // The keys of both services at each step of a replacement, and those that both have.
         for (first, second, expected) in [
             (&[1][..], &[1][..], &[1][..]),
             (&[2, 1], &[1], &[1]),

@@ -1,4 +1,4 @@
-//! Queries, and the line on the state that the service manager is told (sd_notify(3)).
+//! Queries, and the status line for the service manager (sd_notify(3)).
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -61,7 +61,7 @@ impl Controller {
                 answer.send(client_task.map(explain).unwrap_or_default());
             }
             ControllerQuery::Readmit { service, backend, client, who, answer } => {
-                // Who has given up was told that it is not done.
+                // A sender that has given up has already received the answer that nothing was done.
                 if !answer.is_closed() {
                     let readmission = self.readmit(&service, backend, client.as_deref(), &who);
                     answer.send(readmission);
@@ -76,13 +76,14 @@ impl Controller {
                 // Requests whose sender has given up are dropped.
                 self.waiters.retain(|waiter| !waiter.answer.is_closed());
                 self.waiters.push(Waiter { client, cgroups, answer });
-                // The sender has most likely just made its cgroup: attach now, not when the watch reports it.
+                // The sender has most likely just created its cgroup: attach now, not when the
+                // watch reports it.
                 self.follow_cgroups(now);
             }
         }
     }
 
-    /// Lifts the ejection of a backend, for one client task or all that have it.
+    /// Lifts the ejection of a backend, for one client task or for all that have it.
     fn readmit(
         &mut self,
         service: &str,
@@ -110,7 +111,7 @@ impl Controller {
         for waiter in std::mem::take(&mut self.waiters) {
             let Waiter { client, cgroups, answer } = waiter;
             let Some(client_task) = self.clients.task(&client) else {
-                // A client that could not be started is tried again, so the request waits.
+                // A client that could not be started is retried, so the request waits.
                 if self.clients.unstarted.iter().any(|(other, _)| other.name == client) && !answer.is_closed()
                 {
                     self.waiters.push(Waiter { client, cgroups, answer });
@@ -121,9 +122,10 @@ impl Controller {
                 answer.send(Coverage::UnknownClient { clients });
                 continue;
             };
-            // The cgroup that the path names now. If there is none, the one of the sender may have been removed.
+            // The cgroup that the path names now. If there is none, the sender's cgroup may have
+            // been removed.
             let now = self.environment.kernel.cgroup(client_task.path()).ok();
-            // While it cannot be seen whether a cgroup is covered, the request goes on waiting.
+            // While it cannot be determined whether a cgroup is covered, the request stays waiting.
             if cgroups.iter().any(|cgroup| client_task.covers(*cgroup).unwrap_or(false)) {
                 answer.send(Coverage::Covered);
             } else if let Some(now) = now.filter(|now| !cgroups.contains(&now.id)) {

@@ -1,8 +1,9 @@
-//! The register of backends that report, in the kernel: their ids and keys, what was believed of them last, and until when each is
-//! a lame duck.
+//! The register of backends that report, in the kernel: their ids and keys, the last report that
+//! was believed of each, and until when each is a lame duck.
 //!
-//! It outlives the daemon, and so does what it says. The event loop alone makes and removes entries. A thread ([`Stores`]), and the
-//! program of network interfaces if there is one, store reports in existing entries; of two reports the later one counts.
+//! The register and its contents outlive the daemon. Only the event loop creates and removes
+//! entries. A thread ([`Stores`]), and the program of network interfaces if there is one, store
+//! reports in existing entries; of two reports the later one counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -25,30 +26,30 @@ use tracing::warn;
 
 use crate::reports::ReportStore as Entries;
 
-/// The register.
 pub struct Register {
     maps: Arc<HostMaps>,
     storing: Arc<Mutex<()>>,
     ids: ReportIds,
     /// The keys of the entries, as they were written.
     written: BTreeMap<Name, Keys<BackendKey>>,
-    /// Since when those that have an entry are not asked.
+    /// Backends that have an entry but are not polled, and since when they are not.
     absent: BTreeMap<Name, Instant>,
 }
 
-/// For how long a backend that is not asked keeps its entry: a daemon that starts does not know its lists at once, and whoever comes
-/// back to a subset soon is known.
+/// How long a backend that is not polled retains its entry: a daemon that starts does not have its
+/// lists at once, and a backend that soon returns to a subset is still known.
 const KEPT: Duration = Duration::from_mins(1);
 
-/// For as long as a report can ask at most that its backend is a lame duck.
+/// The longest time for which a report can declare its backend a lame duck.
 #[expect(clippy::cast_possible_truncation, reason = "it is an hour")]
 const MAX_HOLD_NS: u64 = MAX_HOLD.as_nanos() as u64;
 
 impl Register {
-    /// Takes over what lies below these pins, or makes it. Entries that contradict others are removed.
+    /// Adopts the maps pinned below this directory, or creates them. Entries that contradict others
+    /// are removed.
     ///
     /// # Errors
-    /// If the maps cannot be made or read.
+    /// If the maps cannot be created or read.
     pub fn open(kernel: &dyn Kernel, pins: &Path) -> Result<Self, DatapathError> {
         let maps = kernel.host_maps(pins)?;
         let mut ids = ReportIds::default();
@@ -58,7 +59,8 @@ impl Register {
             let taken = name.map(|name| ids.adopt(name, sender.id));
             match taken {
                 Some(Ok(())) => {
-                    // No report asks for that long: whatever wrote it was none, and nobody would take it back.
+                    // No report can request so long a time. The value is not from a report, and no
+                    // report would clear it.
                     if maps.lame_until_ns(sender.id) > latest {
                         maps.set_lame_until_ns(sender.id, 0);
                     }
@@ -74,17 +76,17 @@ impl Register {
         Ok(Self { maps, storing, ids, written: BTreeMap::new(), absent: BTreeMap::new() })
     }
 
-    /// What the thread that takes in reports stores by.
+    /// The handle with which the thread that receives reports stores them.
     pub fn stores(&self) -> Stores {
         Stores { maps: Arc::clone(&self.maps), storing: Arc::clone(&self.storing) }
     }
 
-    /// The maps.
     pub fn maps(&self) -> &Arc<HostMaps> {
         &self.maps
     }
 
-    /// The id of a backend, whose entry is made if there is none, or if its keys are others; [`NO_REPORT`] if none is left.
+    /// The id of a backend. Creates its entry if there is none, and rewrites it if the keys differ.
+    /// Returns [`NO_REPORT`] if no id is left.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -98,8 +100,10 @@ impl Register {
             return Ok(id);
         }
         let _storing = self.storing.lock();
-        // What was believed last stays, whichever daemon has stored it. What was believed under other keys alone was another party's
-        // word, and where the name is new an earlier daemon may not have lived to clear it.
+        // The last believed report stays, whichever daemon has stored it, with two exceptions. If
+        // the old and new keys have none in common, the report came from another party. If the name
+        // is new, an earlier daemon may have ended before it could clear the id. In both cases it
+        // is cleared.
         let before = if is_known { self.maps.sender(&key_of(name))? } else { None };
         let sender = sender(id, keys);
         if before.is_none_or(|before| !share_a_key(&before, &sender)) {
@@ -110,8 +114,9 @@ impl Register {
         Ok(id)
     }
 
-    /// What was believed of a backend that is asked from now on, by an earlier daemon or by this one when it asked it before: the last
-    /// report, and until when it is a lame duck. Where the kernel does not say, an answer has to come first.
+    /// The last report that was believed of a backend whose polling begins now, and until when it
+    /// is a lame duck. An earlier daemon may have stored these, or this one when it polled the
+    /// backend before. If the kernel does not hold them, an answer has to arrive first.
     pub fn adopted(&self, name: Name) -> (Option<Base>, Option<Duration>) {
         let _storing = self.storing.lock();
         let Some(id) = self.ids.get(name) else { return (None, None) };
@@ -119,8 +124,8 @@ impl Register {
         (Base::of(self.maps.base(id)), until.map(Duration::from_nanos))
     }
 
-    /// The ids that rows of backends are to have, where these are asked; and those whose entries are to go once no row has their
-    /// id any more.
+    /// The ids that rows of backends are to have if these backends are polled, and the backends
+    /// whose entries are to be removed once no row has their id any more.
     pub fn renew(&mut self, asked: &BTreeSet<Name>, now: Instant) -> (ReportIdMap, Vec<Name>) {
         self.ids.retain_uncovered(|name| asked.contains(name));
         self.absent.retain(|name, _| !asked.contains(name));
@@ -134,10 +139,10 @@ impl Register {
         (Arc::new(ids), gone)
     }
 
-    /// Removes entries that no row names any more and in which nobody stores.
+    /// Removes entries that no row names any more and in which no thread stores.
     ///
     /// # Errors
-    /// If the kernel refuses; the others are removed another time.
+    /// If the kernel refuses; the remaining entries are removed by a later call.
     pub fn remove(&mut self, gone: Vec<Name>) -> Result<(), DatapathError> {
         for name in gone {
             self.maps.remove_sender(&key_of(name))?;
@@ -148,27 +153,28 @@ impl Register {
         Ok(())
     }
 
-    /// Whether all that have an entry are asked, and all that are asked have one: nothing changes by time.
+    /// Whether every backend with an entry is polled and every polled backend has an entry, so that
+    /// time alone changes nothing.
     pub fn is_steady(&self) -> bool {
         self.absent.is_empty() && self.ids.uncovered() == 0
     }
 
-    /// How many backends have no id, because there are no more.
+    /// How many backends have no id because all ids are in use.
     pub fn uncovered(&self) -> usize {
         self.ids.uncovered()
     }
 
-    /// Whether something waits for readers.
+    /// Whether an id waits for readers.
     pub fn wants_wait(&self) -> bool {
         self.ids.wants_wait()
     }
 
-    /// A wait for readers begins.
+    /// To be called before a wait for readers starts.
     pub fn before_wait(&mut self) {
         self.ids.before_wait();
     }
 
-    /// The wait has ended.
+    /// To be called once that wait has ended.
     pub fn after_wait(&mut self) {
         let over = self.ids.after_wait();
         for id in &over {
@@ -178,10 +184,11 @@ impl Register {
     }
 }
 
-/// Stores what is believed.
+/// Stores the reports that are believed.
 pub struct Stores {
     maps: Arc<HostMaps>,
-    /// Held from a look at an entry until it is written: others store by theirs, and the loop writes other keys.
+    /// Held from reading an entry until it is written, because other handles store as well and the
+    /// event loop writes keys.
     storing: Arc<Mutex<()>>,
 }
 
@@ -193,14 +200,16 @@ impl Entries for Stores {
         }
         let _storing = self.storing.lock();
         let known = self.maps.sender(&key_of(target.name)).unwrap_or_default();
-        // The loop has given it the keys of another party, which this listener is about to be told.
+        // The event loop has given the entry another party's keys, which this listener has not
+        // received yet.
         if known.as_ref().is_some_and(|known| !share_a_key(known, &sender(target.id, &target.keys))) {
             return;
         }
         let known = self.maps.base(target.id);
         let number = Base::number(Some(base));
         let is_stored = if known == number {
-            // The program has, or another listener, when the report came: it is late here, and its times begin no second time.
+            // The program or another listener stored this report when it arrived. Here it is late
+            // and must not start its times a second time.
             before == Some(base)
         } else {
             !is_old(base, Base::of(known), before) && self.maps.replace_base(target.id, known, number)
@@ -231,9 +240,10 @@ fn share_a_key(one: &Sender, other: &Sender) -> bool {
     one.keys.iter().any(|key| key.id != 0 && other.keys.contains(key))
 }
 
-/// Whether another listener has stored what the same life of an agent said later than this. Of two lives nobody can tell: a clock may
-/// have jumped. What this listener has stored itself `before` is no such thing: the answer to its last request is believed whatever its
-/// number is.
+/// Whether another listener has stored a later report of the same incarnation. Two incarnations
+/// cannot be ordered, because a clock may have jumped. A report that this listener has stored
+/// itself (`before`) does not count: the answer to its last request is believed whatever its number
+/// is.
 fn is_old(base: Base, known: Option<Base>, before: Option<Base>) -> bool {
     let of_another = known.filter(|known| Some(*known) != before);
     of_another.is_some_and(|known| known.incarnation == base.incarnation && known.counter > base.counter)
@@ -287,7 +297,7 @@ mod tests {
         for (known, before, expected) in [
             (Some(base(7, 9)), None, true),
             (Some(base(7, 9)), Some(base(7, 3)), true),
-            // It was stored by this one, or there is nothing later, or nobody can tell.
+            // This listener stored it, or it is not later, or the two cannot be ordered.
             (Some(base(7, 9)), Some(base(7, 9)), false),
             (Some(base(7, 8)), None, false),
             (Some(base(8, 9)), None, false),

@@ -1,7 +1,9 @@
-//! Another configuration while running: read and checked beside the loop, decided in one turn of it, and carried out one client per turn.
+//! Reloads: a new configuration is read and checked beside the loop, decided in one turn of the
+//! loop, and carried out one client per turn.
 //!
-//! What a reload does is what a restart would do, without one: clients get their configuration and all lists anew, and
-//! what the kernel holds is brought to it step by step. A configuration with a fault changes nothing.
+//! A reload does what a restart would do, without one: clients receive their configuration and all
+//! lists again, and the kernel's state is changed to match step by step. A configuration with a
+//! fault changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,27 +21,27 @@ use crate::config::Config;
 use crate::configured::configured;
 use crate::source::{FileSource, NoAnswer, Stamp, directory_of};
 
-/// Which configuration is to be taken on.
+/// The configuration that is to be loaded.
 pub enum ConfigLoad {
     /// The one that the daemon starts with.
     Given(Box<Config>),
-    /// What the file says.
+    /// The one in the configuration file.
     File,
 }
 
-/// A configuration that is to be read, with all that it names.
+/// A configuration that is to be read, with all files that it names.
 pub struct LoadRequest {
     pub load: ConfigLoad,
-    /// The number of this reading, the same for all of the files.
+    /// The number of this reading, which is the same for all of the files.
     pub begun: u64,
     /// The configuration that was in force when the reading began.
     pub running: Config,
     pub before: BTreeMap<String, (FileSource, Assignments)>,
     pub statics: AssignmentsByService,
-    /// Whether an operator asked for it.
+    /// Whether an operator requested it.
     pub is_asked: bool,
     pub opener: ClientOpener,
-    /// Clients that need not be opened.
+    /// The names of clients that need not be opened.
     pub there: BTreeSet<String>,
 }
 
@@ -49,13 +51,13 @@ pub struct Loaded {
     pub version: Option<Version<Stamp>>,
     pub config: Result<Config, ReadFailure>,
     pub files: Vec<Reading>,
-    /// The number of this reading, the same for all of the files.
+    /// The number of this reading, which is the same for all of the files.
     pub begun: u64,
     /// The lists that the configuration holds.
     pub statics: AssignmentsByService,
     /// Clients that did not run yet, opened.
     pub opened: Vec<Opened>,
-    /// What an earlier daemon had learnt of loads; read at a start alone.
+    /// What an earlier daemon had learnt of loads; read only at a start.
     pub learnt: Option<LearntFile>,
 }
 
@@ -63,23 +65,25 @@ pub struct Loaded {
 pub struct Reload {
     file: PathBuf,
     progress: Progress<Stamp>,
-    /// Whether it is being read, and whether an operator asked for that by SIGHUP.
+    /// Whether the file is being read, and whether an operator requested that by SIGHUP.
     pub turn: ReadTurn,
-    /// How often, since the start, a configuration was taken on, and how often one could not be used.
+    /// How often since the start a configuration was applied; `refused`: how often one could not be
+    /// used.
     pub taken_on: u64,
     pub refused: u64,
-    /// Since when the configuration in force is.
+    /// Since when the current configuration is in force.
     pub in_force_since: SystemTime,
-    /// What the configuration in force changes, until the maps of all clients follow it.
+    /// What the configuration in force changes; `None` once the maps of all clients follow it.
     following: Option<String>,
     /// Why the file cannot be used, if it cannot.
     pub error: Option<String>,
-    /// What the file says and cannot change while running.
+    /// Changes in the file that cannot be applied while the daemon runs.
     pub unchangeable: Vec<String>,
 }
 
 impl Reload {
-    /// Of a file that had this version when it was read, and that is in force since `now`.
+    /// `version`: that of the file when it was read. `now`: since when its configuration is in
+    /// force.
     pub fn new(file: &Path, version: Version<Stamp>, now: SystemTime) -> Self {
         Self {
             file: file.to_owned(),
@@ -99,8 +103,8 @@ impl Reload {
     }
 
     pub fn changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
-        // Endpoint files lie beside it and change often: only the file itself counts, or its directory. A changed link
-        // on the way to it is seen by the tick.
+        // Endpoint files lie beside it and change often, so only the file itself or its directory
+        // counts. The tick finds a changed link on the path to it.
         if changes.contains(&self.file) || changes.contains(&directory_of(&self.file)) {
             self.progress.changed(now);
         }
@@ -108,39 +112,42 @@ impl Reload {
 }
 
 impl Controller {
-    /// SIGHUP: reads at once, whether or not the file has changed, because the files that it names may have.
+    /// Handles SIGHUP: reads at once, whether or not the file has changed, because the files that
+    /// it names may have.
     pub fn reload_now(&mut self, now: Instant) {
         self.request(true, now);
     }
 
-    /// Has the file read: at once, or after the reading that is under way.
+    /// Requests a reading of the file: at once, or after the reading that is under way.
     fn request(&mut self, is_asked: bool, now: Instant) {
         if self.reload.turn.request(is_asked) {
             self.load(ConfigLoad::File, is_asked, now);
         }
     }
 
-    /// Has looked whether the configuration file is another one: beside the loop, for it may not answer.
+    /// Requests a check of the configuration file for a change, beside the loop, because the file
+    /// may not answer.
     pub fn look_at_config(&mut self) {
         if self.config.daemon.watch && self.reload.progress.begin_look() {
             self.effects.push(BackgroundWork::LookAtConfig { is_due: false }.into());
         }
     }
 
-    /// Has looked at the configuration file once it has settled, to take it on if it is another one.
+    /// Requests a check of the configuration file once it has settled; a changed file is then
+    /// loaded.
     pub fn look_at_due_config(&mut self, now: Instant) {
         if self.reload.progress.begin(now).is_some() {
             self.effects.push(BackgroundWork::LookAtConfig { is_due: true }.into());
         }
     }
 
-    /// A look at the configuration file has ended.
+    /// A check of the configuration file has ended.
     pub fn looked_at_config(&mut self, is_due: bool, result: Result<Option<Stamp>, NoAnswer>, now: Instant) {
         match result {
             Ok(stamp) => {
                 let is_another = self.reload.progress.looked(stamp);
                 if is_another && is_due {
-                    // No look is due while it is read.
+                    // No check is due while the file is being read.
                     self.reload.progress.begin_look();
                     self.request(false, now);
                 } else if is_another {
@@ -159,14 +166,15 @@ impl Controller {
         self.reload.error = Some(error);
     }
 
-    /// Begins the start with the configuration that it was given.
+    /// Starts with the configuration that was read for the start.
     pub fn load_given(&mut self, config: Config, now: Instant) {
         if self.reload.turn.request(false) {
             self.load(ConfigLoad::Given(Box::new(config)), false, now);
         }
     }
 
-    /// Reads a configuration, and the files that it names, and opens its clients, all beside the loop.
+    /// Reads a configuration and the files that it names, and opens its clients, all beside the
+    /// loop.
     fn load(&mut self, load: ConfigLoad, is_asked: bool, now: Instant) {
         if self.is_ready {
             self.effects.push(Effect::Notify(Notice::Reloading));
@@ -192,8 +200,8 @@ impl Controller {
             self.reload.progress.done(version);
         }
         match loaded.config {
-            // A file that was only touched, or read before its stamp could tell versions apart, or corrected to what it
-            // was.
+            // The file was only touched, or read before its stamp could distinguish versions, or
+            // corrected to what it was.
             Ok(config) if config == self.config && !is_asked && !is_first => {
                 if self.reload.error.take().is_some() {
                     info!("the configuration is good again, and as it was");
@@ -217,7 +225,7 @@ impl Controller {
             }
             Err(ReadFailure::Unread(error)) => {
                 self.reload.progress.found_nothing();
-                // Counted and logged once, however often it is tried again.
+                // Counted and logged once, however often reading is retried.
                 if self.reload.error.as_ref() != Some(&error) {
                     self.reload.refused += 1;
                     let next = if self.config.daemon.watch { "retrying" } else { "waiting for SIGHUP" };
@@ -227,14 +235,15 @@ impl Controller {
             }
             Err(ReadFailure::Faulty(error)) => {
                 self.reload.refused += 1;
-                // Logged once per fault, not once per look; but an operator who asks gets an answer.
+                // Logged once per fault, not once per check; but an operator who requests a reload
+                // always gets an answer.
                 if is_asked || self.reload.error.as_ref() != Some(&error) {
                     warn!(%error, "the configuration cannot be used; what was in force stays");
                 }
                 self.reload.error = Some(error);
             }
         }
-        // At the start readiness is told later, once the socket accepts.
+        // At the start readiness is reported later, once the socket accepts.
         let is_following = self.reload.following.is_some() && self.clients.is_settling;
         if !is_first && !is_following {
             self.reloaded();
@@ -244,7 +253,7 @@ impl Controller {
         }
     }
 
-    /// The maps of all clients follow what is known.
+    /// The maps of all clients follow their plans.
     pub fn all_settled(&mut self, now: Instant) {
         self.follow_cgroups(now);
         self.leave_other_cgroups(now);
@@ -260,7 +269,7 @@ impl Controller {
             let (clients, files) = (self.config.clients.len(), self.sources.files.len());
             info!(clients, files, changed, "configuration taken on");
         }
-        // A reload that is under way tells it.
+        // A reload that is under way will report it.
         if !self.reload.turn.is_reading() {
             let status = self.summary();
             self.effects.push(Effect::Notify(Notice::Ready(status)));
@@ -295,7 +304,8 @@ impl Controller {
             }
             self.make_controls(&client.name, now);
         }
-        // A client that was dropped and has come back while this was read is not in `opened`: it is tried again.
+        // A client that was dropped and has come back while this was read is not in `opened`: it is
+        // retried.
         for client in &config.clients {
             let is_there = self.clients.task(&client.name).is_some();
             if !is_there && !opened.iter().any(|opened| opened.client.name == client.name) {
@@ -319,8 +329,8 @@ impl Controller {
         self.watch();
         self.look_at_files();
         self.look_at_config();
-        // Those that leave are still attached: where a client only got another name, or two changed places, their cgroups
-        // are balanced all the time.
+        // Leaving clients are still attached, so that cgroups stay balanced when a client only got
+        // another name, or when two clients changed places.
         self.clients.leaving.extend(gone);
         if is_first {
             self.begin_first_looks(now);
@@ -330,7 +340,7 @@ impl Controller {
         self.start_unstarted(now);
     }
 
-    /// The newest lists of all files, with what is known of them.
+    /// The newest lists of all files, with their assignments.
     pub fn in_force(&self) -> BTreeMap<String, (FileSource, Assignments)> {
         let newest = |(service, file): (&String, &WatchedFile)| {
             Some((service.clone(), (file.source.clone(), file.feed.newest()?.assignments.clone())))
@@ -338,7 +348,7 @@ impl Controller {
         self.sources.files.iter().filter_map(newest).collect()
     }
 
-    /// Gives every client the lists of its services, as at a start.
+    /// Delivers to every client the lists of its services, as at a start.
     fn deliver_all(&mut self, begun: u64, read: Vec<Reading>, now: Instant) {
         for client_task in &mut self.clients.tasks {
             if let Err(refused) = client_task.deliver_static(&self.sources.statics, now) {

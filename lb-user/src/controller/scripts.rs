@@ -1,7 +1,9 @@
-//! Scripts of a daemon on a kernel in memory: lists, reloads, cgroups, connects and time, without privileges.
+//! Scripts of a daemon on a kernel in memory: lists, reloads, cgroups, connects and time, without
+//! privileges.
 //!
-//! Each runs twice: plain, and with a tenth of all operations of the kernel failing, from a fixed seed. Then safety holds at each step
-//! (connects go to backends of a list, and counts are exact), and the end is the same once the faults have stopped.
+//! Each script runs twice: plain, and with a tenth of all operations of the kernel failing, from a
+//! fixed seed. With faults, safety holds at each step (connects go to backends of a list, and
+//! counts are exact), and the final state is the same once the faults have stopped.
 
 mod stage;
 
@@ -47,7 +49,7 @@ const BRIEFLY: &str = "ejection = { base = \"1s\", max = \"2s\" }\nslow_start = 
 fn connects_are_spread_over_the_backends_of_the_list() {
     script("", |stage| {
         assert_eq!(stage.dial(300), 0);
-        // 64 entries cannot be even.
+        // 64 entries cannot be divided evenly.
         assert!(
             stage.sent.len() == 3 && stage.sent.values().all(|sent| (98..=102).contains(sent)),
             "{:?}",
@@ -77,7 +79,7 @@ fn an_ejected_backend_comes_back_by_a_trial() {
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
         assert_eq!(stage.states()[&address(BACKENDS[0])], (BackendState::Member, true));
-        // Each trial fails until it is well.
+        // Each trial fails until the backend is healthy.
         stage.pass(Duration::from_secs(3));
         assert_eq!(stage.dial(60), 1);
         stage.dead.clear();
@@ -126,13 +128,13 @@ fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends_and_goes_on_countin
         stage.settle();
         assert_eq!(stage.dial(30), 0);
         stage.stop_faults();
-        // `check` compares its count with all that was ever sent there.
+        // `check` compares its count with all flows that were ever sent there.
         assert_eq!(stage.states()[&address(BACKENDS[0])].0, BackendState::Member);
         assert_eq!(stage.sent[&address(BACKENDS[0])], 11);
     });
 }
 
-/// Programs may still read what names it.
+/// Programs may still read an entry that names the slot.
 #[test]
 fn a_slot_is_kept_until_a_wait_for_readers_has_succeeded() {
     script("", |stage| {
@@ -219,12 +221,12 @@ fn a_client_that_an_operator_has_removed_stays_gone() {
         }
         assert!(stage.task().is_unpinned());
         assert!(stage.faults().iter().any(|fault| fault.starts_with("its pins were removed")));
-        // The configuration says the same again, which does not bring back what was removed on purpose.
+        // An equal configuration does not restore what was removed on purpose.
         stage.write_config("");
         stage.changed(CONFIG);
         stage.tick();
         assert_eq!((stage.connect(), stage.pinned()), (Err(0), vec![]));
-        // SIGHUP makes it again, and so does another configuration, and a start would.
+        // SIGHUP makes the client again, and so would another configuration, or a start.
         (stage.sent, stage.open) = Default::default();
         stage.kernel.faults().fail_some(FAULTS_PER_MILLE, SEED);
         stage.tell(Event::Hangup);
@@ -242,8 +244,8 @@ fn a_client_that_an_operator_has_removed_stays_gone() {
 }
 
 impl Stage {
-    /// Two backends hold so many connections each, and a third is new and refuses. Lets `each_second` act, and dials so often a second.
-    /// Returns how many connects failed.
+    /// Two backends hold `held` connections each, and a third is new and refuses. Each second,
+    /// calls `each_second` and dials `rate` times. Returns how many connects failed.
     fn fail_beside(
         &mut self,
         held: usize,
@@ -263,7 +265,8 @@ impl Stage {
         self.dial_each_second(seconds, rate, each_second)
     }
 
-    /// Dials so often a second, while what is open stays so.
+    /// Each second, calls `each_second` and dials `rate` times; open connections stay open. Returns
+    /// how many connects failed.
     fn dial_each_second(&mut self, seconds: u32, rate: u32, each_second: impl Fn(&mut Self, u32)) -> u32 {
         let mut failed = 0;
         for second in 0..seconds {
@@ -292,7 +295,8 @@ fn a_backend_that_fails_gets_at_most_its_share_whatever_others_hold() {
     }
 }
 
-/// With `p2c` it is compared with one of the others at a time: the one that holds little must not be the measure for both.
+/// `p2c` compares the failing backend with one of the others at a time: the backend that holds few
+/// connections must not be the measure for both.
 #[test]
 fn others_that_hold_very_different_numbers_give_it_no_more() {
     let list = |first: &str| {
@@ -327,7 +331,7 @@ fn others_that_hold_very_different_numbers_give_it_no_more() {
     }
 }
 
-/// Each of the others loses a connection now and then, as every backend does.
+/// Each of the other backends loses a connection now and then, as every backend does.
 #[test]
 fn single_errors_of_others_give_it_no_more() {
     for policy in ["p2c", "least-loaded"] {
@@ -367,7 +371,8 @@ fn a_backend_that_is_well_again_has_connects_soon_also_if_others_hold_none_any_m
     }
 }
 
-/// Each operation in turn fails once: in the end all is as without that, and the next daemon finds maps that it can adopt.
+/// Each operation in turn fails once: the final state is as without the fault, and the next daemon
+/// can adopt the maps.
 #[test]
 fn one_operation_that_fails_anywhere_changes_nothing_in_the_end() {
     let run = |fails: Option<u64>| {

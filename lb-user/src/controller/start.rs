@@ -1,7 +1,7 @@
 //! How the controller starts.
 //!
-//! A start is the first reload, of a controller that has no client yet. What is wrong with one client does not fail the
-//! start and is tried again; it fails only if no client can be started.
+//! A start is the first reload of a controller that has no client yet. A fault of one client does
+//! not fail the start; the client is retried. The start fails only if no client can be started.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::api;
 use crate::config::Config;
 
 impl Controller {
-    /// Begins the start with the configuration that was read for it.
+    /// Starts with the configuration that was read for it.
     pub fn begin(&mut self, config: Config, now: Instant) -> Vec<Effect> {
         self.next_tick = Some(now + TICK);
         self.resume_leaving(&config, now);
@@ -22,7 +22,7 @@ impl Controller {
         std::mem::take(&mut self.effects)
     }
 
-    /// Takes the first configuration on.
+    /// Applies the first configuration.
     ///
     /// # Errors
     /// If no client can be started.
@@ -42,7 +42,7 @@ impl Controller {
     }
 }
 
-/// Why no client at all can be started: the errors of all clients at once.
+/// Why no client can be started: the errors of all clients at once.
 fn why_none(opened: Vec<Opened>, config: &Config) -> anyhow::Error {
     let mut faults: Vec<(String, anyhow::Error)> =
         opened.into_iter().filter_map(|opened| Some((opened.client.name, opened.result.err()?))).collect();
@@ -64,7 +64,7 @@ fn why_none(opened: Vec<Opened>, config: &Config) -> anyhow::Error {
         text.push_str(&format!("\nto remove all that have another shape: {remove}"));
     }
     let denied = |error: &anyhow::Error| crate::error::is_permission(error);
-    // Whether a privilege is missing is looked up in the causes.
+    // The causes of the errors show whether a privilege is missing.
     match faults.into_iter().find(|(_, error)| denied(error)) {
         Some((_, error)) => error.context(text),
         None => anyhow!(text),

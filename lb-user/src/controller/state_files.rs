@@ -1,6 +1,8 @@
-//! What later starts need, stored beside the loop: all in one turn, and again later if that fails.
+//! The files that later starts need. They are stored beside the loop, all in one turn, and again
+//! later if that fails.
 //!
-//! The directory may be full or may not answer. Connects do not need it, so a failure is logged once and tried again.
+//! The directory may be full or may not answer. Connects do not need it, so a failure is logged
+//! once and retried.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,16 +17,15 @@ use crate::backoff::Backoff;
 /// Files by path, each with its whole content.
 pub type StateFiles = BTreeMap<PathBuf, Arc<[u8]>>;
 
-/// The files that are to be stored.
 #[derive(Default)]
 pub struct FilesToStore {
-    /// The newest content takes the place of an older one.
+    /// A newer content of a file replaces an older one.
     files: StateFiles,
     is_busy: bool,
     retry: Backoff,
 }
 
-/// What could not be stored, and the first reason.
+/// The files that could not be stored, and the first error.
 #[derive(Default)]
 pub struct StoreFailures {
     pub left: StateFiles,
@@ -32,24 +33,24 @@ pub struct StoreFailures {
 }
 
 impl FilesToStore {
-    /// Has a file stored soon.
+    /// Schedules a file to be stored.
     pub fn add(&mut self, path: PathBuf, text: Arc<[u8]>) {
         self.files.insert(path, text);
     }
 
-    /// Tries it at once, however often it has failed.
+    /// Lets the next attempt to store begin at once, however often storing has failed.
     pub fn hurry(&mut self) {
         self.retry.retry_now();
     }
 
-    /// Why a file could not be stored the last time, if it waits for the next one.
+    /// Why the last attempt to store the file failed, if the file waits for another.
     pub fn error_of(&self, path: &Path) -> Option<&str> {
         self.retry.error().filter(|_| self.files.contains_key(path))
     }
 }
 
 impl Controller {
-    /// Begins to store what is to be stored, unless that is under way.
+    /// Starts to store the waiting files, unless that is under way.
     pub fn start_storing(&mut self, now: Instant) {
         let FilesToStore { files, is_busy, retry } = &mut self.sources.files_to_store;
         if !*is_busy && !files.is_empty() && retry.is_due(now) {
@@ -58,7 +59,7 @@ impl Controller {
         }
     }
 
-    /// Files were stored, or not.
+    /// An attempt to store files has ended.
     pub fn stored(&mut self, StoreFailures { mut left, error }: StoreFailures, now: Instant) {
         let FilesToStore { files, is_busy, retry } = &mut self.sources.files_to_store;
         *is_busy = false;

@@ -1,4 +1,5 @@
-//! Clients that could not be started: they are opened again now and then, beside the loop, and get the lists that are in force.
+//! Clients that could not be started: they are regularly opened again, beside the loop, and receive
+//! the lists in force.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -15,49 +16,45 @@ use crate::assignments::{Assignments, AssignmentsByService};
 use crate::config::ClientConfig;
 use crate::source::FileSource;
 
-/// Clients that could not be started, tried again.
+/// A retry of clients that could not be started.
 pub struct Tried {
-    /// All that were tried.
+    /// All clients that were retried.
     pub clients: Vec<ClientConfig>,
-    /// Those of them that did not run, opened.
+    /// The opened clients; those that already run are not among them.
     pub opened: Vec<Opened>,
-    /// The lists that were in force when it began, for all of them.
+    /// The lists in force when the retry began, with the assignments of these clients.
     pub by_service: AssignmentsByService,
 }
 
-/// A client that was opened beside the loop, with the locked pins that other versions have of it; or why it could not
-/// be.
+/// A client that was opened beside the loop, with the locked pins that other versions have of it;
+/// or why it could not be opened.
 pub struct Opened {
-    /// As it is configured.
     pub client: ClientConfig,
-    /// What came of it.
     pub result: Result<(ClientTask, Vec<Leaving>)>,
 }
 
-/// Clients that are to be opened.
 pub struct OpenRequest {
-    /// All of them. Those that are `there` run with an earlier configuration.
+    /// All clients to be started. Those in `there` run with an earlier configuration.
     pub clients: Vec<ClientConfig>,
     pub there: BTreeSet<String>,
-    /// The lists that are in force.
+    /// The lists in force.
     pub statics: AssignmentsByService,
     pub in_force: BTreeMap<String, (FileSource, Assignments)>,
     pub opener: ClientOpener,
 }
 
-/// What it takes to open clients.
+/// The means to open clients.
 pub struct ClientOpener {
     pub environment: Environment,
     pub pins: PathBuf,
     pub limits: Limits,
     /// Pins of leaving clients, which this daemon has locked already.
     pub leaving: Vec<Pins>,
-    /// When the opening began.
     pub now: Instant,
 }
 
 impl Controller {
-    /// What it takes to open clients beside the loop.
+    /// The means to open clients beside the loop.
     pub fn opener(&self, now: Instant) -> ClientOpener {
         ClientOpener {
             pins: self.config.paths.pins.clone(),
@@ -68,19 +65,20 @@ impl Controller {
         }
     }
 
-    /// Tries clients again that could not be started.
+    /// Retries the clients that could not be started.
     pub fn start_unstarted(&mut self, now: Instant) {
         if self.clients.unstarted.is_empty() || self.clients.opening || self.reload.turn.is_reading() {
             return;
         }
-        // A client that was leaving and is configured again is opened anew, which needs the lock that is held for it.
+        // A client that was leaving and is configured again is opened again, which needs the lock
+        // that is held for it.
         let clients: Vec<ClientConfig> =
             self.clients.unstarted.iter().map(|(client, _)| client.clone()).collect();
         let names: BTreeSet<String> = clients.iter().map(|client| client.name.clone()).collect();
         self.clients
             .leaving
             .retain(|leaving| !leaving.pins.is_of_this_version() || !names.contains(&leaving.pins.client));
-        // Those that are there run with an earlier configuration.
+        // Clients in `there` run with an earlier configuration.
         let there = self.there();
         self.clients.opening = true;
         let (opener, in_force) = (self.opener(now), self.in_force());
@@ -95,7 +93,7 @@ impl Controller {
         let Tried { clients, opened, by_service } = tried;
         let mut unstarted = self.clients.unstarted.clone();
         for client in clients {
-            // A reload may have changed or dropped it meanwhile.
+            // A reload may have changed or dropped it in the meantime.
             let Some(at) = unstarted.iter().position(|(other, _)| *other == client) else { continue };
             let Some(client_task) = self.clients.task_mut(&client.name) else {
                 continue;
@@ -124,8 +122,8 @@ impl Controller {
         self.leave_other_cgroups(now);
     }
 
-    /// Gives one client the lists that are in force: at first those of which its part was computed, then those that
-    /// have come since.
+    /// Delivers the lists in force to one client: first those for which its part was computed, then
+    /// those that have arrived since.
     pub fn deliver_to(&mut self, client: &str, by_service: &AssignmentsByService, now: Instant) {
         let Some(client_task) = self.clients.task_mut(client) else {
             return;

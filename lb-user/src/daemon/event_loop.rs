@@ -1,5 +1,5 @@
-//! The one event loop: its threads, the signals, and the wait for the next event. Only here the clock of the events
-//! (`Instant::now`) is read.
+//! The one event loop: its threads, the signals, and the wait for the next event. No other file
+//! reads the clock of the events (`Instant::now`).
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::num::NonZero;
@@ -26,39 +26,40 @@ use lb_host::notify::Notifier;
 use lb_host::watch::Watch;
 use lb_kernel::{Features, Kernel as _, Linux};
 
-/// Threads for what may block beside the loop. Each use has a limit of its own, and this is the sum of the limits, so
-/// that no use waits for another: files that may not answer; what client tasks use of a list, one thread for each of
-/// 256 services; and 64 for a wait for readers, a pass over flow records, a search for network namespaces, clients that
-/// are opened, and pages and answers that are written.
+/// Threads for work beside the loop that may block. Each use has a limit of its own, and this is
+/// the sum of the limits, so that no use waits for another: files that may not answer; computing
+/// what client tasks use of a list, one thread for each of 256 services; and 64 for a wait for
+/// readers, a pass over flow records, a search for network namespaces, opening clients, and writing
+/// pages and answers.
 const BLOCKING_THREADS: usize = MAX_THREADS + 256 + 64;
 
-/// Runs until SIGTERM or SIGINT, with a configuration whose file had `stamp` when it was read. What the daemon has put
-/// into the kernel stays there.
+/// Runs until SIGTERM or SIGINT, with a configuration whose file had `stamp` when it was read. The
+/// maps, programs and links that the daemon has put into the kernel stay there.
 ///
 /// # Errors
 /// If the daemon cannot start. Once it is ready, it returns no error.
 pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
     crate::memory::give_back_what_is_freed();
     let runtime = runtime()?;
-    // A thread that panics beside the loop would never report back, and the loop would wait for it: better to end and
-    // be started anew, which no connect notices.
+    // A thread that panics beside the loop would never report back, and the loop would wait for it.
+    // The process ends instead and is started again, which no connect notices.
     let tell_panic = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         tell_panic(panic);
         std::process::abort();
     }));
     let result = runtime.block_on(turn(config, stamp, reread));
-    // A file system that does not answer must not keep the daemon from ending.
+    // A file system that does not answer must not prevent the daemon from ending.
     runtime.shutdown_timeout(TICK);
     result
 }
 
-/// The loop runs in this thread, and one other thread serves the socket and the port for metrics. What may block runs
-/// on further threads.
+/// The loop runs in this thread, and one other thread serves the socket and the port for metrics.
+/// Work that may block runs on further threads.
 ///
 /// # Errors
-/// If the kernel refuses a descriptor, or a thread. For some of these tokio panics: at what it sets up once in a
-/// process.
+/// If the kernel refuses a descriptor or a thread. In some of these cases tokio panics, in the
+/// parts that it sets up once per process.
 fn runtime() -> Result<Runtime> {
     let build = || {
         tokio::runtime::Builder::new_multi_thread()
@@ -80,7 +81,7 @@ fn runtime() -> Result<Runtime> {
 }
 
 async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
-    // Before anything is changed: a signal during the start must not leave it half done.
+    // Before any change: a signal during the start must not leave it half done.
     let mut stop =
         Stop { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
     let mut hangup = signal(SignalKind::hangup())?;
@@ -146,7 +147,7 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
     result
 }
 
-/// What the controller has of this host.
+/// The constants of the controller on this host.
 fn environment(features: Features) -> Environment {
     let [jitter, ..] = RandomState::new().hash_one(()).to_le_bytes();
     Environment {
@@ -163,11 +164,11 @@ fn environment(features: Features) -> Environment {
     }
 }
 
-/// What effects are carried out with.
+/// The means to carry out effects.
 struct Shell {
     watch: Watch,
     watches: Watches,
-    /// Whether directories were watched and the controller is to know.
+    /// Whether directories were watched but `Event::Watched` has not been sent yet.
     is_watched: bool,
     notifier: Notifier,
     worker: Worker,
@@ -201,11 +202,12 @@ impl Shell {
     }
 }
 
-/// How far apart the loop takes in what probes and reports say. A backend that says something else all the time, as who has its key
-/// can make it, takes a part of the loop's time and not all of it. Connects heed a lame duck without the loop.
+/// The shortest time between two turns in which the loop applies results of probes and reports. Any
+/// holder of a backend's key can make its reports change all the time; with this pause they take
+/// part of the loop's time, but not all of it. Connects avoid a lame duck without the loop.
 const HEARD_EVERY: Duration = Duration::from_millis(5);
 
-/// Waits until there is news, and not sooner than some time after the last.
+/// Waits for news, and at least [`HEARD_EVERY`] after the last news.
 async fn heard(news: &Notify, last: Option<Instant>) {
     if let Some(last) = last {
         tokio::time::sleep_until((last + HEARD_EVERY).into()).await;
@@ -213,14 +215,14 @@ async fn heard(news: &Notify, last: Option<Instant>) {
     news.notified().await;
 }
 
-/// Ends at once, or never.
+/// Returns at once if ready, otherwise never.
 async fn ready_if(is_ready: bool) {
     if !is_ready {
         std::future::pending::<()>().await;
     }
 }
 
-/// Waits until a moment; for ever, if there is none.
+/// Waits until `due`, or for ever if it is `None`.
 async fn until(due: Option<Instant>) {
     match due {
         Some(due) => tokio::time::sleep_until(due.into()).await,
@@ -228,7 +230,7 @@ async fn until(due: Option<Instant>) {
     }
 }
 
-/// Waits for the next tick of an interval; for ever, if there is none.
+/// Waits for the next tick of an interval, or for ever if it is `None`.
 async fn next(interval: &mut Option<tokio::time::Interval>) {
     match interval {
         Some(interval) => drop(interval.tick().await),

@@ -1,8 +1,8 @@
 //! System calls on files whose file system may not answer, on threads beside the loop.
 //!
-//! A server of NFS or FUSE that is gone holds a thread for as long as it likes, also in stat(2), and nothing can take
-//! the thread back. So there is at most one thread for each file, and [`MAX_THREADS`] in all; a caller gives up after a
-//! while, and other files are not held up.
+//! If an NFS or FUSE server is gone, it holds a thread for an unlimited time, even in stat(2), and
+//! nothing can release the thread. So there is at most one thread per file, and [`MAX_THREADS`] in
+//! all. A caller gives up after a while, and other files are not delayed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,28 +13,27 @@ use tokio::sync::{Mutex as Turn, OwnedMutexGuard, Semaphore};
 
 use crate::source::{MAX_THREADS, NoAnswer};
 
-/// How long a file is waited for.
+/// How long a caller waits for a file.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The threads. Cheap to clone.
+/// Cheap to clone.
 #[derive(Clone)]
 pub struct FileIo {
     threads: Arc<Semaphore>,
-    /// By file: the lock that the thread which works on it holds.
+    /// The lock of each file, which the thread that works on the file holds.
     turns: Arc<Mutex<BTreeMap<PathBuf, Arc<Turn<()>>>>>,
 }
 
 impl FileIo {
-    /// With no thread held.
     pub fn new() -> Self {
         Self { threads: Arc::new(Semaphore::new(MAX_THREADS)), turns: Arc::default() }
     }
 
-    /// Does `work` on a file that may not answer, and waits for it as long as `patience`. Work that hangs goes on, and
-    /// until it ends no other work is done on the file.
+    /// Does `work` on a file that may not answer, and waits at most `patience` for it. Work that
+    /// hangs continues, and until it ends no other work is done on the file.
     ///
     /// # Errors
-    /// If it takes longer.
+    /// If it takes longer than `patience`.
     pub async fn run<T: Send + 'static>(
         &self,
         file: &Path,
@@ -54,7 +53,7 @@ impl FileIo {
         };
         match tokio::time::timeout(patience, done).await {
             Ok(result) => Ok(result),
-            // No thread works on this file: what it lacked was a free thread.
+            // No thread works on this file, so `work` waited only for a free thread.
             Err(_) if turn.try_lock().is_ok() && self.threads.available_permits() == 0 => {
                 Err(NoAnswer::NoThread(file.to_owned()))
             }
@@ -85,11 +84,12 @@ mod tests {
         let short = Duration::from_millis(20);
         assert_eq!(io.run(hung, short, work).await, Err(NoAnswer::Silent(hung.to_owned())));
         assert_eq!(io.run(other, PATIENCE, || 1).await, Ok(1));
-        // Nothing else is done to it meanwhile.
+        // No other work is done on it in the meantime.
         assert_eq!(io.run(hung, short, || true).await, Err(NoAnswer::Silent(hung.to_owned())));
         answer.send(()).unwrap();
         assert_eq!(io.run(hung, PATIENCE, || 2).await, Ok(2));
-        // The thread that was held unlocks the file a moment before it drops its reference to the lock.
+        // The thread that was held unlocks the file a moment before it drops its reference to the
+        // lock.
         let gone = async {
             while io.turns.lock().unwrap().contains_key(hung) {
                 io.turn(other);

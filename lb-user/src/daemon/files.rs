@@ -1,4 +1,4 @@
-//! Files on disk: endpoint lists, and what later starts need.
+//! Files on disk: endpoint lists, and the files that later starts need.
 
 use std::io;
 use std::path::Path;
@@ -10,12 +10,13 @@ use tracing::warn;
 use crate::controller::{LearntFile, MAX_LEARNT_BYTES, StateFiles, StoreFailures, StoredLoads};
 use crate::source::{self, SourceError, Stamp, last_good};
 
-/// The files of a host. Each call may take as long as the file system likes.
+/// The files of a host. Each call may take as long as the file system does.
 pub trait Files: Send + Sync {
-    /// The stamp of what lies at a path; `None` if nothing can be found there.
+    /// The stamp of the file at a path; `None` if no file is found there.
     fn stamp(&self, path: &Path) -> Option<Stamp>;
 
-    /// The version of what lies at a path. The file is opened as well, because some file systems answer stat(2) from a cache.
+    /// The version of the file at a path. The file is opened as well, because some file systems
+    /// answer stat(2) from a cache.
     fn version(&self, path: &Path) -> Version<Stamp>;
 
     /// Reads an endpoint file.
@@ -24,26 +25,22 @@ pub trait Files: Send + Sync {
     /// As [`source::read_whole`].
     fn read(&self, path: &Path) -> Result<Vec<u8>, SourceError>;
 
-    /// Reads a file that an earlier daemon has stored, of at most so many bytes.
+    /// Reads a file that an earlier daemon has stored, of at most `most` bytes.
     ///
     /// # Errors
     /// As [`last_good::read_at_most`].
     fn read_stored(&self, path: &Path, most: u64) -> Result<Vec<u8>, SourceError>;
 
-    /// Gives a stored file another path.
-    ///
     /// # Errors
-    /// If it cannot have that; it stays where it is then.
+    /// If it cannot be renamed; then it stays where it is.
     fn rename_stored(&self, path: &Path, to: &Path) -> Result<(), StoreError>;
 
-    /// Stores a file.
-    ///
     /// # Errors
     /// As [`last_good::keep`].
     fn store(&self, path: &Path, text: &[u8]) -> Result<(), StoreError>;
 }
 
-/// Those of this host.
+/// The files of this host.
 pub struct HostFiles;
 
 impl Files for HostFiles {
@@ -73,7 +70,7 @@ impl Files for HostFiles {
     }
 }
 
-/// Stores files, and says which could not be stored.
+/// Stores files, and returns those that could not be stored.
 pub fn store_all(disk: &dyn Files, files: StateFiles) -> StoreFailures {
     let mut stored = StoreFailures::default();
     for (path, text) in files {
@@ -85,7 +82,7 @@ pub fn store_all(disk: &dyn Files, files: StateFiles) -> StoreFailures {
     stored
 }
 
-/// Reads what an earlier daemon had learnt of loads. A file that cannot be understood is put aside.
+/// Reads the loads that an earlier daemon had learnt. A file that cannot be parsed is put aside.
 pub fn read_learnt(disk: &dyn Files, path: &Path) -> LearntFile {
     let parsed = match disk.read_stored(path, MAX_LEARNT_BYTES) {
         Ok(text) => StoredLoads::parse(&text),
@@ -132,14 +129,14 @@ mod tests {
         assert!(matches!(read_learnt(&HostFiles, &file), LearntFile::Nothing));
         let aside = file.with_file_name("factors.json.not-understood");
         assert!(!file.exists() && std::fs::read(aside).unwrap() == b"{\"schema\":1,");
-        // What cannot be put aside is not written over.
+        // A file that cannot be put aside is not overwritten.
         std::fs::remove_file(file.with_file_name("factors.json.not-understood")).unwrap();
         std::fs::create_dir(file.with_file_name("factors.json.not-understood")).unwrap();
         std::fs::write(&file, "{\"schema\":2}").unwrap();
         let LearntFile::Unread(why) = read_learnt(&HostFiles, &file) else { panic!("it is there") };
         assert!(why.contains("its schema is 2") && why.contains("cannot be put aside"), "{why}");
         std::fs::remove_dir(file.with_file_name("factors.json.not-understood")).unwrap();
-        // Nor does one that is too long keep later ones from being kept.
+        // A file that is too long does not prevent later ones from being stored either.
         std::fs::File::create(&file).unwrap().set_len(MAX_LEARNT_BYTES + 1).unwrap();
         assert!(matches!(read_learnt(&HostFiles, &file), LearntFile::Nothing) && !file.exists());
         std::fs::write(&file, "{\"schema\":1,\"clients\":{}}").unwrap();

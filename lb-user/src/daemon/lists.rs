@@ -1,4 +1,5 @@
-//! Reads endpoint lists beside the loop: any number of files that may not answer, and few texts in memory at a time.
+//! Reads endpoint lists beside the loop: any number of files that may not answer, but few texts in
+//! memory at a time.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,27 +14,26 @@ use super::files::Files;
 use crate::controller::{self, FirstRead, ListPurpose};
 use crate::source::{Contents, FileSource, MAX_BYTES, NO_VERSION, NoAnswer, SourceError, Stamp};
 
-/// Texts that are in memory at the same time to be parsed, each of up to 4 MiB.
+/// The most texts that are in memory at the same time to be parsed, each of up to 4 MiB.
 const TEXTS: usize = 4;
 
-/// Reads lists. Cheap to clone.
+/// Cheap to clone.
 #[derive(Clone)]
 pub struct ListReader {
-    /// The threads that the files are read with.
+    /// The threads that read the files.
     pub io: FileIo,
     pub files: Arc<dyn Files>,
     texts: Arc<Semaphore>,
-    /// One text is parsed at a time: what comes of it may take more memory than the text.
+    /// One text is parsed at a time, because the result may take more memory than the text.
     parsing: Arc<Mutex<()>>,
 }
 
 impl ListReader {
-    /// Reads these files.
     pub fn new(files: Arc<dyn Files>) -> Self {
         Self { io: FileIo::new(), files, texts: Arc::new(Semaphore::new(TEXTS)), parsing: Arc::default() }
     }
 
-    /// Reads the file, unless it is the `known` version, and completes what it holds.
+    /// Reads the file unless it still has the `known` version, and completes its assignments.
     pub async fn read(
         &self,
         source: &FileSource,
@@ -49,8 +49,8 @@ impl ListReader {
         (version, Some(result))
     }
 
-    /// Reads the file as a start does: one that cannot be used is replaced by the last good one, if there is one and it is
-    /// wanted. Each is waited for as long as `patience`.
+    /// Reads the file as a start does: if it cannot be used, the last good list is read instead, if
+    /// there is one and `wants_last_good` is set. Waits at most `patience` for each of the two.
     pub async fn read_first(
         &self,
         source: &FileSource,
@@ -69,7 +69,6 @@ impl ListReader {
         FirstRead { version, result, instead: Some(instead).filter(|instead| !is_absent(instead)) }
     }
 
-    /// The version of the file.
     pub async fn version(&self, path: &Path, patience: Duration) -> Result<Version<Stamp>, NoAnswer> {
         let (files, file) = (Arc::clone(&self.files), path.to_owned());
         self.io.run(path, patience, move || files.version(&file)).await
@@ -85,7 +84,7 @@ impl ListReader {
         let permit = self.texts.clone().acquire_owned().await.expect("it is never closed");
         let (files, file, is_stored) = (Arc::clone(&self.files), path.to_owned(), path == source.last_good);
         let read = move || if is_stored { files.read_stored(&file, MAX_BYTES) } else { files.read(&file) };
-        // If the file stops answering here, the permit is given back.
+        // If the file stops answering here, the permit is released.
         let text = self.io.run(path, patience, read).await??;
         let (source, path, parsing) = (source.clone(), path.to_owned(), self.parsing.clone());
         let parse = move || {
@@ -101,7 +100,7 @@ impl ListReader {
     }
 }
 
-/// Whether nothing was ever kept.
+/// Whether no list was ever stored.
 fn is_absent(instead: &Result<Contents, SourceError>) -> bool {
     matches!(instead, Err(SourceError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound)
 }

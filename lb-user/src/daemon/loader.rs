@@ -1,8 +1,8 @@
-//! Reads a configuration and all that it names, and opens its clients: beside the loop, which takes all of it on in one
-//! turn.
+//! Reads a configuration and all files that it names, and opens its clients. This runs beside the
+//! loop, which applies all of it in one turn.
 //!
-//! A file that does not answer is given up after a while. A file that cannot be used is reported, and what was in force
-//! goes on.
+//! A file that does not answer is given up after a while. A file that cannot be used is reported,
+//! and its earlier content stays in force.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,7 +19,6 @@ use crate::config::Config;
 use crate::controller::{self, ConfigLoad, ListPurpose, LoadRequest, Loaded, Reading};
 use crate::source::{FileSource, NO_VERSION, Stamp};
 
-/// Reads a configuration and all that it names, beside the loop.
 pub struct Loader {
     pub file: PathBuf,
     pub reread: Reread,
@@ -28,7 +27,7 @@ pub struct Loader {
 
 impl Loader {
     pub async fn load(self, request: LoadRequest) -> Loaded {
-        /// At a start a file is waited for so long before the list of an earlier run is used.
+        /// How long a start waits for a file before it uses the list of an earlier run.
         const AT_A_START: Duration = Duration::from_secs(2);
         let LoadRequest { load, begun, running, before, statics, is_asked, opener, there } = request;
         let is_start = matches!(load, ConfigLoad::Given(_));
@@ -51,16 +50,17 @@ impl Loader {
                 None
             },
         };
-        // An equal configuration is not taken on, and opens no client whose pins were removed by hand.
+        // An equal configuration is not applied, and opens no client whose pins were removed by
+        // hand.
         if let Ok(config) = &loaded.config
             && (is_wanted || *config != running)
         {
-            // Where lists are kept cannot change while running.
+            // The directory where lists are stored cannot change while running.
             let config = Config { paths: running.paths.clone(), ..config.clone() };
             loaded.files = self.read_files(&config, &before, patience).await;
             let open = move || {
                 let statics = assignments::statics(&config.clients, &statics);
-                // Loading programs takes tens of milliseconds for each.
+                // Loading programs takes tens of milliseconds per client.
                 let absent = config.clients.into_iter().filter(|client| !there.contains(&client.name));
                 (statics, opener.open_all(absent))
             };
@@ -70,10 +70,10 @@ impl Loader {
     }
 
     async fn reread(&self) -> (Option<Version<Stamp>>, Result<Config, ReadFailure>) {
-        /// A large configuration takes longer to be understood than to be read.
+        /// A large configuration takes longer to parse than to read.
         const TO_READ: Duration = Duration::from_secs(10);
         let reread = self.reread.clone();
-        // Taken before the file is read, so that a change from here on is seen as a change.
+        // Taken before the file is read, so that a change from here on is detected.
         let version = self.lists.version(&self.file, PATIENCE).await;
         let config = match &version {
             Ok(_) => self.lists.io.run(&self.file, TO_READ, move || reread()).await,
@@ -86,7 +86,8 @@ impl Loader {
         (Some(version.unwrap_or(NO_VERSION)), config)
     }
 
-    /// Reads the files that a configuration names, all at the same time: one that does not answer delays no other.
+    /// Reads the files that a configuration names, all at the same time: one that does not answer
+    /// delays no other.
     async fn read_files(
         &self,
         config: &Config,
@@ -115,7 +116,7 @@ async fn read(
     purpose: ListPurpose,
     patience: Duration,
 ) -> Reading {
-    // A list that is in force is better than one of an earlier run.
+    // A list in force is better than one of an earlier run.
     let wants_last_good = purpose.before.is_none();
     let first = lists.read_first(&source, purpose.clone(), wants_last_good, patience).await;
     let mut in_force = None;

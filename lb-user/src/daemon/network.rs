@@ -1,4 +1,4 @@
-//! The network of this host: probes by connection, reports, and the programs of network interfaces.
+//! The network of this host: connect probes, reports, and the programs of network interfaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,7 +20,6 @@ use crate::controller::{LookAtReports, Network, ReceiveAt, ReportListener, Store
 use crate::probes::{ConnectTarget, Findings, ProbedHealth, Probes};
 use crate::reports::{ReportExchanger, ReportSocket};
 
-/// What of this host probes and receives.
 pub struct HostNetwork {
     probes: Probes,
     listener: Option<ReportExchanger>,
@@ -31,7 +30,8 @@ pub struct HostNetwork {
 }
 
 impl HostNetwork {
-    /// Of nothing yet. `news` is notified when a backend is otherwise than before.
+    /// Starts with no targets and no listener. `news` is notified when the health of a backend
+    /// changes.
     pub fn new(news: Arc<Notify>, pins: PathBuf, features: Features) -> Self {
         let probes = Probes::new(Arc::clone(&news));
         Self { probes, listener: None, receiving: Receiving::default(), news, pins, features }

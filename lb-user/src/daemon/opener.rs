@@ -1,5 +1,5 @@
-//! Opens clients: locks their pins, adopts or makes their maps, and loads their programs, tens of milliseconds each. Several wait for
-//! readers together.
+//! Opens clients: locks their pins, adopts or creates their maps, and loads their programs, which
+//! takes tens of milliseconds each. Several clients share one wait for readers.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Builder;
@@ -13,8 +13,8 @@ use crate::controller::{
     ClientOpener, ClientTask, ClientTaskError, Leaving, OpenRequest, Opened, Tried, lock_other_versions,
 };
 
-/// Opens clients with the lists that are in force. May block for as long as [`ClientOpener::open_all`], and for seconds to compute lists of
-/// the largest jobs.
+/// Opens clients with the lists in force. May block as long as [`ClientOpener::open_all`], plus
+/// seconds to compute the lists of the largest jobs.
 pub fn open(request: OpenRequest) -> Tried {
     let OpenRequest { clients, there, statics, in_force, opener } = request;
     let mut by_service = assignments::statics(&clients, &statics);
@@ -28,16 +28,16 @@ pub fn open(request: OpenRequest) -> Tried {
 }
 
 impl ClientOpener {
-    /// Opens a client, and locks what other versions have of it.
+    /// Opens a client, and locks the pins that other versions have of it.
     fn open(&self, client: ClientConfig) -> Result<(ClientTask, Vec<Leaving>)> {
         let kernel = &*self.environment.kernel;
-        // A successor waits for the locks of those that are open already.
+        // A successor waits for the locks of clients that are open already.
         ensure!(!self.environment.stopping.load(Ordering::Relaxed), "the daemon is stopping");
-        // Locked before anything is changed: another socklb of another version may be running.
+        // Locked before any change, because a socklb of another version may be running.
         let others = lock_other_versions(kernel, &self.pins, &client.name, &self.leaving)?;
         match self.open_here(client) {
             Ok(client_task) => Ok((client_task, others)),
-            // Unwrapped, so that its kind is found among the causes: what to do about it depends on that.
+            // Not wrapped, so that its kind is found among the causes: the remedy depends on it.
             Err(ClientTaskError::Datapath(error)) => Err(error.into()),
             Err(error) => Err(error.into()),
         }
@@ -46,7 +46,8 @@ impl ClientOpener {
     fn open_here(&self, client: ClientConfig) -> Result<ClientTask, ClientTaskError> {
         let kernel = &*self.environment.kernel;
         let path = kernel.mount()?.join(&client.cgroup);
-        // A path that can never be a cgroup is found out now; one that is not there yet is waited for.
+        // A path that can never be a cgroup is an error now; one that does not exist yet is waited
+        // for.
         match kernel.cgroup(&path) {
             Ok(_) | Err(DatapathError::NoCgroup(_)) => {}
             Err(error) => return Err(error.into()),
@@ -56,7 +57,8 @@ impl ClientOpener {
         ClientTask::open(client, pins, kernel, self.limits, &self.environment, self.now)
     }
 
-    /// Opens several, on all CPUs at once: nearly all of it is the kernel's verifier. May block for tens of milliseconds each.
+    /// Opens several clients, on all CPUs at once: nearly all of the time is the kernel's verifier.
+    /// May block for tens of milliseconds per client.
     pub fn open_all(&self, clients: impl IntoIterator<Item = ClientConfig>) -> Vec<Opened> {
         let clients: Vec<ClientConfig> = clients.into_iter().collect();
         let open =
@@ -74,8 +76,8 @@ impl ClientOpener {
         if adopted.is_empty() {
             return opened;
         }
-        // A daemon that was killed may have replaced tables just now: what it left must not be written over while a program
-        // reads it.
+        // A daemon that was killed may have replaced tables just now: its old tables must not be
+        // overwritten while a program reads them.
         let waited = self.environment.kernel.wait_for_readers().map_err(|error| crate::error::chain(&error));
         for Opened { client, result } in &mut opened {
             let (true, Ok((client_task, _))) = (adopted.contains(&client.name), &mut *result) else {
@@ -84,7 +86,8 @@ impl ClientOpener {
             match &waited {
                 Ok(()) => {
                     client_task.after_wait();
-                    // Before lists come in: they may need the slots of backends whose last flow ended meanwhile.
+                    // Before lists are delivered: they may need the slots of backends whose last
+                    // flow ended in the meantime.
                     client_task.free_idle(self.now);
                 }
                 Err(error) => *result = Err(anyhow!(error.clone())),
@@ -94,8 +97,9 @@ impl ClientOpener {
     }
 }
 
-/// Does something with each of several things, on so many threads, of which this is one: where the kernel refuses another, as at
-/// a limit of tasks, those that there are do its part. Results are in the order of the things.
+/// Calls `of` for each thing, on this thread and others, at most `threads` in all. If the kernel
+/// refuses a thread, as at a limit of tasks, the existing ones do its part. Results are in the
+/// order of the things.
 fn on_threads<T: Sync, R: Send>(
     threads: usize,
     builder: fn() -> Builder,

@@ -1,5 +1,6 @@
-//! Reports that the kernel takes in by itself, on the network interfaces that the configuration names: connects heed them also while the
-//! daemon cannot. Everywhere else the daemon's socket takes them in, by the same rules. What is attached outlives the daemon.
+//! Reports that the kernel receives by itself, on the network interfaces that the configuration
+//! names, so that connects obey them even while the daemon does not run. Everywhere else the
+//! daemon's socket receives them, by the same rules. Attached programs outlive the daemon.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,8 @@ use tracing::{info, warn};
 use crate::controller::ReceiveAt;
 use crate::error::chain;
 
-/// How reports come in on the interfaces of the configuration, and whoever sees to that.
+/// How reports are received on the interfaces of the configuration, and the thread that manages
+/// that.
 #[derive(Default)]
 pub struct Receiving {
     follower: Option<Follower<ReceiverWork>>,
@@ -25,14 +27,15 @@ pub struct Receiving {
 }
 
 impl Receiving {
-    /// Has reports taken in there from now on, and nowhere else. Does nothing that takes long.
+    /// Makes the kernel receive reports as `wanted` describes from now on, and nowhere else.
+    /// Returns quickly.
     pub fn want(&mut self, wanted: Option<ReceiveAt>, pins: &Path, features: Features) {
         let is_same = match (&self.wanted, &wanted) {
             (Some(before), Some(now)) => is_same(before, now),
             (None, None) => true,
             _ => false,
         };
-        // A daemon before this one may have left what is not wanted any more.
+        // An earlier daemon may have left attachments that are no longer wanted.
         let is_idle = self.follower.is_none() && wanted.is_none() && self.error.is_none();
         if is_same
             && (self.follower.is_some()
@@ -57,7 +60,7 @@ impl Receiving {
         self.follower.as_ref().map(Follower::found).unwrap_or_default()
     }
 
-    /// How reports come in on the interfaces of the configuration.
+    /// How reports are received on the interfaces of the configuration.
     pub fn interfaces(&self) -> Vec<status::InterfaceStatus> {
         let interfaces = self.found().interfaces.into_iter().map(|one| status::InterfaceStatus {
             mode: one.mode().to_owned(),
@@ -67,7 +70,6 @@ impl Receiving {
         interfaces.collect()
     }
 
-    /// What is wrong with it.
     pub fn faults(&self) -> Vec<String> {
         let mut faults: Vec<String> = self.error.iter().cloned().collect();
         let Found { interfaces, error } = self.found();
@@ -90,11 +92,11 @@ fn is_same(one: &ReceiveAt, other: &ReceiveAt) -> bool {
             == (other.address, &other.place, other.passes_unbelieved)
 }
 
-/// What the thread that follows interfaces does for reports.
+/// The work of the thread that follows interfaces, for reports.
 struct ReceiverWork {
     pins: PathBuf,
     features: Features,
-    /// The program as it is loaded, and for which port.
+    /// The loaded program, and the port for which it was loaded.
     program: Option<(u16, Receiver)>,
 }
 
@@ -120,14 +122,15 @@ impl Work for ReceiverWork {
         if let Err(error) = &taken {
             found.error = Some(format!("links of another version cannot be taken over: {}", chain(error)));
         }
-        // Addresses first: the program passes on what is for none of them.
+        // Addresses first, because the program passes on datagrams to any other address.
         if let Err(error) = listen(wanted, all) {
             found.error = Some(error);
         }
         found.interfaces = match self.load(wanted) {
             Ok(program) => attach_to(&wanted.place, all, program.id(), |to, modes| program.attach(to, modes)),
             Err(error) => {
-                // That version's program would go on to judge by its own maps, and drop what is asked for here.
+                // The other version's program would continue to judge by its own maps, and would
+                // drop the reports that this daemon requests.
                 if taken.is_ok_and(|taken| taken)
                     && let Err(error) = receiver::detach_others(&self.pins, &BTreeSet::new())
                 {
@@ -173,7 +176,7 @@ impl ReceiverWork {
     }
 }
 
-/// Tells the program where the daemon listens.
+/// Publishes to the program where the daemon listens.
 fn listen(wanted: &ReceiveAt, all: &[Interface]) -> Result<(), String> {
     let addresses = addresses_of(wanted.address.ip(), &wanted.place.interfaces, all);
     let listener = Listener { passes_unbelieved: wanted.passes_unbelieved.into() };

@@ -1,6 +1,7 @@
 //! How the daemon starts and ends.
 //!
-//! It starts only if nothing is wrong with the host. At its end it gives up what a successor needs before it waits for anything.
+//! It starts only if the host has no fault. When it ends, it releases everything that a successor
+//! needs before it waits for anything.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +23,7 @@ use crate::controller::{Controller, Event};
 use crate::descriptors;
 use crate::metrics;
 
-/// Checks what the host has, independent of the clients: the kernel's features, cgroup2 and the bpffs.
+/// Checks the host, independently of the clients: the kernel's features, cgroup2 and the bpffs.
 ///
 /// # Errors
 /// If socklb cannot run here, or not as this user.
@@ -38,27 +39,25 @@ pub fn check_host(config: &Config) -> Result<Features> {
     Ok(features)
 }
 
-/// The socket, and the port for metrics if one is configured. Both are bound before anything is changed in the kernel, so
-/// that a failure to bind changes nothing, and they accept once the daemon can answer.
+/// The socket, and the port for metrics if one is configured. Both are bound before any change in
+/// the kernel, so that a failure to bind changes nothing. They accept once the daemon can answer.
 pub struct Listeners {
     path: PathBuf,
     queries: mpsc::Sender<ControllerQuery>,
-    /// The group whose members may write.
+    /// The group whose members may send commands that change state.
     admins: Option<u32>,
     bound: Option<(api::Bound, Option<TcpListener>)>,
-    /// The names that requests may give the port for metrics.
+    /// The names that requests may use for the port for metrics.
     metrics: Metrics,
     servers: Vec<JoinHandle<()>>,
-    /// Connections at a time, for each of the two.
+    /// The most connections at a time, for each of the two.
     connections: usize,
 }
 
 impl Listeners {
-    /// Binds them.
-    ///
     /// # Errors
-    /// If another process has the socket or the port, or the directory of the socket cannot be written or is not
-    /// trusted.
+    /// If another process has the socket or the port, or the directory of the socket cannot be
+    /// written or is not trusted.
     pub fn bind(config: &Config, queries: mpsc::Sender<ControllerQuery>) -> Result<Self> {
         let (limit, clients) = (descriptors::raise(), config.clients.len() as u64);
         if let Some(shortage) = descriptors::shortage(limit, clients) {
@@ -78,7 +77,7 @@ impl Listeners {
         Ok(Self { path, queries, admins, bound, metrics, servers: Vec::new(), connections })
     }
 
-    /// Begins to accept. Returns whether it had not before.
+    /// Begins to accept. Returns `false` if an earlier call has done so.
     ///
     /// # Errors
     /// If the socket cannot be given its path.
@@ -97,7 +96,8 @@ impl Listeners {
 
     /// Stops accepting, and frees the socket and the port for a successor.
     async fn close(self) {
-        // Removed before the listener is closed: until then no other daemon can have put its socket at the path.
+        // Removed before the listener is closed: until then no other daemon can have put its socket
+        // at the path.
         if self.bound.is_none() {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -110,7 +110,6 @@ impl Listeners {
     }
 }
 
-/// The number of the group that `[admin]` names.
 fn group_number(name: &str) -> Result<u32> {
     let number = peer::group_number(name).with_context(|| format!("look up the group {name} of [admin]"))?;
     number.with_context(|| {
@@ -118,9 +117,9 @@ fn group_number(name: &str) -> Result<u32> {
     })
 }
 
-/// Gives up, within seconds and whatever hangs, all that a successor needs: the sockets, the locks of all clients, and
-/// what the service manager was told. Threads that a hanging file system holds may keep the process and its descriptors
-/// for longer.
+/// Releases, within seconds and whatever hangs, everything that a successor needs: the sockets, the
+/// locks of all clients, and the state at the service manager. Threads in a hanging file system may
+/// hold the process and its descriptors for longer.
 pub async fn stop(
     controller: Controller,
     stopping: &AtomicBool,
@@ -129,13 +128,14 @@ pub async fn stop(
     events: mpsc::Sender<Event>,
     mut inbox: mpsc::Receiver<Event>,
 ) {
-    /// A client that is being opened holds its lock, for tens of milliseconds.
+    /// A client that is being opened holds its lock for tens of milliseconds.
     const PATIENCE: Duration = Duration::from_secs(1);
     stopping.store(true, Ordering::Relaxed);
     notifier.stopping();
     listeners.close().await;
     drop((controller, events));
-    // Clients that are being opened come in, and their locks are dropped. The channel ends when all senders are gone.
+    // Clients that are being opened arrive here, and their locks are dropped. The channel ends when
+    // all senders are gone.
     let emptied = async { while inbox.recv().await.is_some() {} };
     let _ = tokio::time::timeout(PATIENCE, emptied).await;
     drop(inbox);

@@ -1,6 +1,6 @@
-//! Directories that are watched for changes: where cgroups appear, and where files lie.
+//! Watched directories: where cgroups appear, and where files lie.
 //!
-//! A watch can fail, and can be lost without notice: everything is looked at once a second all the same.
+//! A watch can fail, and can be lost without notice, so everything is also checked once a second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,12 +17,11 @@ pub struct Watches(Arc<Mutex<WatchState>>);
 struct WatchState {
     /// `None` if there is no inotify instance.
     watcher: Option<Watcher>,
-    /// Directories of which it was reported that they cannot be watched.
+    /// Directories that were already reported as not watchable.
     unwatched: BTreeSet<PathBuf>,
 }
 
 impl Watches {
-    /// Those of `watch`.
     pub fn of(watch: &Watch) -> Self {
         let watches = Self::default();
         watches.with(|state| state.watcher = watch.watcher());
@@ -37,14 +36,14 @@ impl Watches {
         self.with(|state| state.watcher.clone())
     }
 
-    /// Watches a directory. May take as long as its file system likes.
+    /// Watches a directory. May take as long as its file system does.
     pub fn add(&self, directory: &Path) {
         if let Some(Err(error)) = self.watcher().map(|watcher| watcher.add(directory)) {
             self.report(directory, &error.to_string());
         }
     }
 
-    /// Makes an inotify instance if there is none. Returns it if it is new.
+    /// Creates an inotify instance if there is none. Returns it if it is new.
     pub fn open_again(&self) -> Option<Watch> {
         if self.watcher().is_some() {
             return None;
@@ -55,12 +54,12 @@ impl Watches {
         Some(watch)
     }
 
-    /// Watches for cgroups to appear, and gives back the watches that are needed no more. `directories`: those of files, which are watched
-    /// when their files are looked at.
+    /// Watches for cgroups to appear, and removes the watches that are no longer needed.
+    /// `directories` are those of files; they are watched when their files are checked.
     pub fn watch(&self, cgroups: &[PathBuf], mut directories: BTreeSet<PathBuf>) {
         let Some(watcher) = self.watcher() else { return };
         let mut failed = BTreeMap::new();
-        // Most cgroups lie side by side: one look at the directory will do.
+        // Most cgroups lie side by side, so one search per directory is enough.
         let one_of_each: BTreeMap<_, _> = cgroups.iter().map(|path| (path.parent(), path)).collect();
         for path in one_of_each.into_values() {
             match watcher.add_nearest(path) {
@@ -74,11 +73,12 @@ impl Watches {
         for (path, error) in failed {
             self.report(&path, &error);
         }
-        // Beside the loop: a file system that does not answer may hold up the removal of a watch.
+        // Beside the loop, because a file system that does not answer may delay the removal of a
+        // watch.
         tokio::task::spawn_blocking(move || watcher.keep_only(&directories));
     }
 
-    /// Says once that a directory cannot be watched.
+    /// Logs once that a directory cannot be watched.
     fn report(&self, path: &Path, error: &str) {
         if self.with(|state| state.unwatched.insert(path.to_owned())) {
             warn!(path = %path.display(), error, "cannot watch; looking once a second instead");

@@ -1,4 +1,4 @@
-//! What takes time is done beside the loop: each piece of work becomes an event.
+//! Work that takes time runs beside the loop; each result becomes an event.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::controller::{
 };
 use crate::source::{NoAnswer, Stamp, directory_of};
 
-/// How long the directory of what later starts need is waited for: all files are written and synchronized one by one.
+/// How long storing may take: all files are written and synchronized one by one.
 const TO_STORE: Duration = Duration::from_secs(10);
 
-/// Processes that have begun a flow within this time are those of the client that count.
+/// Processes that have begun a flow within this time count as those of the client.
 const RECENT: Duration = Duration::from_mins(1);
 
-/// Does the work. Cheap to clone.
+/// Cheap to clone.
 #[derive(Clone)]
 pub struct Worker {
     lists: ListReader,
@@ -32,14 +32,15 @@ pub struct Worker {
     /// The configuration file.
     file: PathBuf,
     reread: Reread,
-    /// Where what later starts need is stored.
+    /// The directory where the files for later starts are stored.
     state: PathBuf,
     kernel: Arc<dyn Kernel>,
     knows_mptcp: bool,
 }
 
 impl Worker {
-    /// `state`: the directory of what later starts need. `knows_mptcp`: whether paths of MPTCP sockets have no records.
+    /// `state`: the directory of the files for later starts. `knows_mptcp`: whether paths of MPTCP
+    /// sockets have no records.
     pub fn new(
         files: Arc<dyn Files>,
         file: PathBuf,
@@ -52,7 +53,8 @@ impl Worker {
         Self { lists: ListReader::new(files), watches, file, reread, state, kernel, knows_mptcp }
     }
 
-    /// Does a piece of work. What may block runs on a thread of its own; files that do not answer are given up after a while.
+    /// Does the work. Calls that may block run on threads of their own; a file that does not answer
+    /// is given up after a while.
     pub async fn carry_out(self, work: BackgroundWork) -> Event {
         match work {
             BackgroundWork::Look { service, source } => {
@@ -103,12 +105,12 @@ impl Worker {
         }
     }
 
-    /// Looks at a file and watches its directory.
+    /// Reads the stamp of a file, and watches its directory.
     async fn look(&self, path: &Path) -> Result<Option<Stamp>, NoAnswer> {
         let (file, watches) = (path.to_owned(), self.watches.clone());
         let files = Arc::clone(&self.lists.files);
         let look = move || {
-            // Watched first, so that what changes from here on is an event of its own.
+            // Watched first, so that a change from here on is an event of its own.
             watches.add(&directory_of(&file));
             files.stamp(&file)
         };
@@ -124,7 +126,7 @@ impl Worker {
     }
 }
 
-/// Reads what an earlier daemon had learnt of loads.
+/// Reads the loads that an earlier daemon had learnt.
 pub async fn read_learnt(lists: &ListReader, state: &Path) -> LearntFile {
     let path = learnt_path(state);
     let (disk, file) = (Arc::clone(&lists.files), path.clone());
@@ -135,7 +137,7 @@ pub async fn read_learnt(lists: &ListReader, state: &Path) -> LearntFile {
         .unwrap_or_else(|silent| LearntFile::Unread(silent.to_string()))
 }
 
-/// Runs on a thread of its own what may block.
+/// Runs work that may block on a thread of its own.
 async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     spawn_blocking(work).await.expect("a panic ends the process")
 }

@@ -1,16 +1,17 @@
-//! What the host must have before anything else works: the kernel's features, cgroup2, bpffs, privileges.
+//! Examines what the host must have before anything else works: features of the kernel, cgroup2,
+//! bpffs, privileges.
 
 use lb_kernel::{FEATURES, Features, Host};
 use lb_view::diagnosis::{Diagnosis, Severity};
 
 use crate::config::Paths;
 
-/// How to give the daemon the privileges that it needs; only root can.
+/// How to give the daemon the privileges that it needs; only root can do this.
 const GIVE_ALL: &str = "run it as root, or as root give USER all three: `setpriv --reuid USER --regid GROUP --init-groups \
                         --inh-caps +bpf,+net_admin,+perfmon --ambient-caps +bpf,+net_admin,+perfmon socklb run` (in a \
                         unit AmbientCapabilities=CAP_BPF CAP_NET_ADMIN CAP_PERFMON)";
 
-/// Looks at the host. Returns the kernel's features, if they could be probed.
+/// Examines the host. Returns the kernel's features, if they could be probed.
 pub fn examine(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<Features> {
     let host = lb_kernel::host(&paths.pins);
     let features = kernel(diagnosis, &host);
@@ -66,7 +67,8 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
     let missing = || host.capabilities.iter().filter(|capability| !capability.held);
     for capability in &host.capabilities {
         let text = format!("{}: {}", capability.name, capability.why);
-        // The help once, for all capabilities: a user who lacks one cannot give himself any.
+        // The help appears once for all capabilities: users who lack one cannot grant themselves
+        // any.
         let is_last = missing().next_back().is_some_and(|last| last == capability);
         let help = is_last.then_some(GIVE_ALL);
         if capability.held {

@@ -1,5 +1,5 @@
-//! The network interfaces on which the kernel is to take reports in, as the doctor tells of them: whether it may, what drives each, and
-//! what is in the way.
+//! Examines the network interfaces on which the kernel should receive reports: whether it may, the
+//! driver of each, and other programs in the way.
 
 use lb_kernel::receiver::{self, Receiver};
 use lb_kernel::xdp::names_of_others;
@@ -11,10 +11,9 @@ use super::AS_ROOT;
 use crate::config::{Config, Paths};
 use crate::error::chain;
 
-/// What the findings are called.
+/// The name of these findings.
 const CHECK: &str = "interfaces";
 
-/// Looks at the interfaces that the configuration names.
 pub fn examine(
     diagnosis: &mut Diagnosis,
     paths: &Paths,
@@ -79,7 +78,7 @@ pub fn examine(
     }
 }
 
-/// An interface that the program is not attached to: whether another one is.
+/// Examines an interface that socklb's program is not attached to: whether another program is.
 fn others(diagnosis: &mut Diagnosis, description: &str, interface: &Interface) {
     let named = names_of_others(interface, None);
     if named.is_empty() {
@@ -93,7 +92,7 @@ fn others(diagnosis: &mut Diagnosis, description: &str, interface: &Interface) {
     diagnosis.add(CHECK, Severity::Warning, text, Some(&help));
 }
 
-/// What an interface is.
+/// A description of an interface: its kind or driver.
 fn describe(interface: &Interface, all: &[Interface], driver: Option<&Driver>) -> String {
     let mut parts = vec![match (driver, interface.kind.as_deref()) {
         (Some(driver), _) => format!("driver {}", driver.name),

@@ -1,4 +1,5 @@
-//! Weights that follow load: whether what they follow is there, and whether the policy makes the most of it.
+//! Examines weights that follow load: whether the reports contain the data that they need, and
+//! whether the policy uses the weights fully.
 
 use lb_core::control::Law;
 use lb_core::service::Policy;
@@ -8,7 +9,7 @@ use lb_view::text::load_in_words;
 
 use crate::config::Config;
 
-/// Looks at all services, each once.
+/// Examines all services, each once.
 pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&StatusDocument>) {
     let configured =
         config.into_iter().flat_map(|config| &config.clients).flat_map(|client| &client.services);
@@ -37,7 +38,7 @@ pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Optio
 fn one(diagnosis: &mut Diagnosis, client: &str, service: &ServiceStatus, law: Law) {
     let Some(load) = &service.load else { return };
     let name = &service.name;
-    // What is wrong with it is a fault, which is told as that.
+    // If something is wrong with it, a fault reports it.
     let state = if load.is_blind() { Severity::Note } else { Severity::Ok };
     diagnosis.add("load", state, format!("client {client}, service {name}: {}", load_in_words(load)), None);
     let probes = service.backends.iter().filter_map(|backend| backend.probe.as_ref());
@@ -53,5 +54,5 @@ fn one(diagnosis: &mut Diagnosis, client: &str, service: &ServiceStatus, law: La
     }
 }
 
-/// What it takes that reports have rates.
+/// How to make applications report rates.
 pub const WITH_RATES: &str = "have the applications tell their agents (socklb agent report --qps RATE --eps RATE), or write control = \"feedback\"";

@@ -1,4 +1,5 @@
-//! What a client's maps tell the doctor: how full they are, and what was counted in them that should not happen.
+//! Examines a client's maps: how full they are, and whether they have counted events that should
+//! not happen.
 
 use lb_kernel::{Fullness, Pins, Tables};
 use lb_view::diagnosis::{Diagnosis, Severity};
@@ -21,20 +22,20 @@ pub fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables:
     let (limit, places) = (records.map, records.capacity);
     let flows = records.used + overflow.used;
     if has_two_tables {
-        // As many flows again fit in the table of collisions, for flows whose place is taken.
+        // The table of collisions has room for as many flows again, for those whose place is taken.
         let what = format!("{limit} ({places}, and as many again on collisions)");
         full(limit, flows, places.saturating_mul(2), &what);
     } else {
         full(limit, flows, places, limit);
     }
-    // A flow that finds one of these full is balanced all the same, and in no active count.
+    // If one of these maps is full, further flows are still balanced, but are in no active count.
     let collisions = "flow_overflow: flows whose place in the flow table is another's";
     full(limit, overflow.used, overflow.capacity, collisions);
     let datagrams_of = "datagrams: sockets that address their datagrams";
     full(limit, datagrams.used, datagrams.capacity, datagrams_of);
 }
 
-/// How full one of a client's maps is, and which limit to raise if it is nearly.
+/// How full one map of a client is, and which limit to raise if it is nearly full.
 fn full(
     diagnosis: &mut Diagnosis,
     name: &str,
@@ -52,7 +53,7 @@ fn full(
     }
 }
 
-/// What should not happen and did. The counts are right all the same, so there is nothing to do.
+/// Events that should not happen but did. The counts are still right, so nothing needs to be done.
 pub fn anomalies(diagnosis: &mut Diagnosis, name: &str, pins: &Pins) {
     let Ok(anomalies) = Tables::open(pins, false).and_then(|tables| tables.anomalies()) else { return };
     let AnomalyCounts { close_without_record, established_out_of_turn, ended_twice, release_out_of_turn } =

@@ -1,4 +1,5 @@
-//! Whether probes and reports come through, as the doctor tells of them: by what a daemon that runs says, else whether one could listen.
+//! Examines whether probes and reports arrive: if a daemon runs, from its status, else by checking
+//! whether a daemon could listen for reports.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -12,10 +13,10 @@ use lb_view::text::counted;
 
 use crate::config::{ClientConfig, Config, ProbeConfig, ReportsConfig};
 
-/// Backends that are named in one finding.
+/// The most backends that one finding names.
 const NAMED: usize = 3;
 
-/// What to do where agents do not answer.
+/// What to do if agents do not answer.
 const NO_REPORT: &str =
     "on the backend's host: socklb agent status; its key, and whether UDP to its port is let through";
 
@@ -23,7 +24,7 @@ const NO_REPORT: &str =
 const GUESSES: &str = "an agent in that namespace knows (probe = \"report\"); to see the namespace of another user's process the \
                        daemon needs CAP_SYS_PTRACE: see docs/reference/reports.md";
 
-/// Looks at both.
+/// Examines the probes and reports of all services.
 pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&StatusDocument>) {
     match (status, config) {
         (Some(status), _) => of_daemon(diagnosis, status),
@@ -35,8 +36,9 @@ pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Optio
     }
 }
 
-/// Whether a client whose backends are probed by connection is in another network namespace than this process. A namespace that may not
-/// be looked at is no finding: privileges have findings of their own.
+/// Whether a client with backends that are probed by connection is in another network namespace
+/// than this process. If the namespace cannot be examined, there is no finding here: privileges
+/// have their own findings.
 fn namespace(diagnosis: &mut Diagnosis, client: &ClientConfig) {
     let connects = |probe: &ProbeConfig| !probe.is_by_report();
     let probed = client.services.iter().filter(|service| service.probe.as_ref().is_some_and(connects));
@@ -67,7 +69,7 @@ fn of_daemon(diagnosis: &mut Diagnosis, status: &StatusDocument) {
     }
 }
 
-/// What of a service's backends is known, by their states; and of whom nothing is.
+/// The number of a service's backends in each state, and the backends of which nothing is known.
 fn of_service(diagnosis: &mut Diagnosis, subject: &str, probed: &[(SocketAddr, &BackendHealth)]) {
     let Some((_, first)) = probed.first() else { return };
     let mut states: BTreeMap<&str, usize> = BTreeMap::new();
@@ -81,7 +83,7 @@ fn of_service(diagnosis: &mut Diagnosis, subject: &str, probed: &[(SocketAddr, &
         first.kind,
         states.join(", ")
     );
-    // Of whoever says that it is ill all is known that a probe can find out.
+    // If a backend reports a bad state, its state is known: a probe cannot find out more.
     let unknown = [ReportState::Unheard, ReportState::Silent, ReportState::Unknown].map(ReportState::name);
     let is_unknown = |probe: &BackendHealth| unknown.contains(&probe.state.as_str());
     let mut unknown: Vec<&(SocketAddr, &BackendHealth)> =

@@ -1,7 +1,9 @@
-//! `socklb doctor --pid`: whether the connects of one process are balanced, and if not, why and what to do.
+//! `socklb doctor --pid`: whether the connects of one process are balanced, or why they are not and
+//! what to do.
 //!
-//! A process is covered by the clients whose programs are attached to its cgroup or one above. Each of its sockets is
-//! covered by the cgroup in which it was made, which need not be the one that the process is in now.
+//! A process is covered by the clients whose programs are attached to its cgroup or to one above
+//! it. Each of its sockets is covered by the cgroup in which it was made, which may differ from the
+//! process's current cgroup.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -14,10 +16,10 @@ use lb_view::status::StatusDocument;
 use super::{KnownClient, clients, sockets};
 use crate::config::{Config, Paths};
 
-/// Looks at a process. `status` is what the daemon says, if one answers.
+/// Examines a process. `status` is the daemon's status, if one answers.
 ///
 /// # Errors
-/// If there is no such process, or it cannot be seen where it is or what is attached there.
+/// If there is no such process, or its cgroups or the programs attached to them cannot be read.
 pub fn examine(
     paths: &Paths,
     pid: u32,
@@ -39,7 +41,8 @@ pub fn examine(
             "client {client}{version} covers it: programs are attached to {place}, {}",
             cgroup.display()
         );
-        // Programs of the inner cgroup run first; what they have sent to a backend is no service for the outer ones.
+        // Programs of the inner cgroup run first. A connect that they have sent to a
+        // backend no longer has the address of a service for the outer ones.
         diagnosis.add("coverage", if number == 0 { Severity::Ok } else { Severity::Note }, text, None);
     }
     if let Some(first) = covering.first() {
@@ -55,22 +58,22 @@ pub fn examine(
     Ok(diagnosis)
 }
 
-/// A client whose programs see what a process does.
+/// A client whose programs see the connects of a process.
 struct Covering {
     client: String,
     cgroup: PathBuf,
     id: u64,
-    /// The version of its maps, if it is not ours.
+    /// The ABI version of its maps, if it differs from this version's.
     abi: Option<u32>,
 }
 
 impl Covering {
-    /// The cgroups that it covers.
+    /// The ids of the cgroups that it covers.
     fn ids(&self) -> Vec<u64> {
         [vec![self.id], lb_kernel::cgroups_below(&self.cgroup)].concat()
     }
 
-    /// How to have a process make its sockets there.
+    /// How to make a process create its sockets there.
     fn start(&self) -> String {
         format!("restart it in its cgroup: in its unit, or with `socklb exec {} -- COMMAND`", self.client)
     }
@@ -85,7 +88,8 @@ fn covering(paths: &Paths, cgroups: &[(PathBuf, u64)]) -> Result<Vec<Covering>, 
             let (covers, abi) = if pins.is_of_this_version() {
                 (lb_kernel::is_balanced(pins, *id)?, None)
             } else {
-                // Which hooks another version has is not known here: where flows begin, it covers.
+                // The hooks of another version are unknown here. If flows begin at the cgroup, it
+                // is covered.
                 (lb_kernel::begins_at(pins)?.contains(id), Some(pins.version))
             };
             if covers {
@@ -97,7 +101,7 @@ fn covering(paths: &Paths, cgroups: &[(PathBuf, u64)]) -> Result<Vec<Covering>, 
     Ok(covering)
 }
 
-/// Why nothing covers a process of this cgroup.
+/// Explains why nothing covers a process of this cgroup.
 fn uncovered(diagnosis: &mut Diagnosis, own: &std::path::Path, known: &[KnownClient]) {
     let mount = lb_kernel::cgroup2_mount().unwrap_or_default();
     let full: Vec<(&str, PathBuf)> =

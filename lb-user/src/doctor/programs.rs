@@ -1,4 +1,4 @@
-//! Other programs on a client's cgroup or above it, as the doctor tells of them.
+//! Examines other programs on a client's cgroup or above it.
 
 use lb_kernel::{Cgroup, Neighbour, Pinned, Pins};
 use lb_view::diagnosis::{Diagnosis, Severity};
@@ -6,7 +6,7 @@ use lb_view::diagnosis::{Diagnosis, Severity};
 use super::AS_ROOT;
 use crate::config::Paths;
 
-/// The other programs that run for a client's sockets.
+/// Reports the other programs that run for a client's sockets.
 pub fn others(diagnosis: &mut Diagnosis, name: &str, paths: &Paths, pins: &Pins, cgroup: &Cgroup) {
     let neighbours = match lb_kernel::neighbours(pins, &Pinned::below(&paths.pins), &cgroup.path) {
         Ok(neighbours) => neighbours,
@@ -44,7 +44,7 @@ pub fn others(diagnosis: &mut Diagnosis, name: &str, paths: &Paths, pins: &Pins,
     }
 }
 
-/// When a program runs, and what that means at its hook.
+/// When a program runs, and what this means at its hook.
 fn order(neighbour: &Neighbour) -> &'static str {
     let hook = neighbour.hook.as_str();
     let chooses = hook.starts_with("connect") || hook.starts_with("sendmsg");
@@ -66,7 +66,7 @@ fn order(neighbour: &Neighbour) -> &'static str {
     }
 }
 
-/// How to find the pins that hold a program of socklb: without the pins it cannot be removed.
+/// How to find the pins that hold a program of socklb. Without the pins it cannot be removed.
 fn where_it_may_be_pinned(neighbour: &Neighbour) -> String {
     format!(
         "another socklb with other --pins has it, or its pins were moved: find them with `find / -name \

@@ -1,4 +1,4 @@
-//! Sockets that a client's processes hold and that its programs never see, as the doctor tells of them.
+//! Examines sockets that a client's processes hold but its programs never see.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,14 @@ use lb_view::text::counted;
 
 use super::AS_ROOT;
 
-/// Sockets of one client that are told one by one: a process that was handed thousands is one fault, not thousands.
+/// The most sockets of one client with a finding of their own: a process that received thousands of
+/// sockets is one fault, not thousands.
 const SHOWN: usize = 20;
 
-/// What to do about a socket that was handed to a service.
+/// What to do about a socket that was passed to a service.
 const HELP: &str = "have the process make its sockets itself, in its own cgroup";
 
-/// The sockets of a client that are not covered.
+/// Reports the sockets of a client that are not covered.
 pub fn uncovered(diagnosis: &mut Diagnosis, name: &str, sockets: &Sockets) {
     let good = format!(
         "client {name}: every TCP socket of its processes that is connected or listens is covered; the kernel lists \
@@ -23,15 +24,16 @@ pub fn uncovered(diagnosis: &mut Diagnosis, name: &str, sockets: &Sockets) {
     told(diagnosis, &format!("client {name}"), sockets, &good, HELP);
 }
 
-/// The sockets of a client or a process that are not covered, with what to do about it; or `good`, if there is none.
+/// Reports the uncovered sockets of a client or a process with `help`; or `good`, if there are
+/// none.
 pub fn told(diagnosis: &mut Diagnosis, subject: &str, sockets: &Sockets, good: &str, help: &str) {
     let Sockets { uncovered, unseen } = sockets;
-    // Processes that were forked hold the same sockets.
+    // Forked processes hold the same sockets.
     let mut found: BTreeMap<u32, Vec<&Uncovered>> = BTreeMap::new();
     for socket in uncovered {
         found.entry(socket.inode).or_default().push(socket);
     }
-    // Connected sockets come first: a socket that only listens dials nothing.
+    // Connected sockets come first, because a socket that only listens dials nothing.
     let (dialling, listening): (Vec<_>, Vec<_>) =
         found.into_values().partition(|holders| holders.iter().any(|socket| !socket.listens));
     for holders in dialling.iter().chain(&listening).take(SHOWN) {
@@ -61,11 +63,11 @@ pub fn told(diagnosis: &mut Diagnosis, subject: &str, sockets: &Sockets, good: &
     }
 }
 
-/// One socket, which all of these hold.
+/// Reports one socket, which all of these processes hold.
 fn one(diagnosis: &mut Diagnosis, subject: &str, holders: &[&Uncovered], help: &str) {
     let Some(socket) = holders.first() else { return };
     let made_in = match &socket.made_in {
-        // Escaped: the process that makes a cgroup chooses its name.
+        // Escaped, because the process that makes a cgroup chooses its name.
         Some(path) => format!("made in {}", path.to_string_lossy().escape_debug()),
         None => "made in a cgroup that is gone".to_owned(),
     };
@@ -82,9 +84,8 @@ fn one(diagnosis: &mut Diagnosis, subject: &str, holders: &[&Uncovered], help: &
     diagnosis.add("sockets", state, text, help);
 }
 
-/// The processes that hold a socket.
 fn holders_text(holders: &[&Uncovered]) -> String {
-    /// A server may have forked hundreds.
+    /// A server may have forked hundreds of processes.
     const NAMED: usize = 5;
     let named = holders.iter().take(NAMED).map(|holder| format!("{} (pid {})", holder.process, holder.pid));
     let mut text = named.collect::<Vec<_>>().join(", ");
@@ -118,7 +119,8 @@ mod tests {
         assert_eq!(text(7), "web (pid 1), web (pid 2), web (pid 3), web (pid 4), web (pid 5) and 2 more");
     }
 
-    /// How many findings there are of each state, and what is said of those that are not told one by one.
+    /// Checks the number of findings in each state, and the text about sockets without a finding of
+    /// their own.
     #[track_caller]
     fn check(connected: u32, listening: u32, expected: (usize, usize), more: &[&str]) {
         let mut uncovered: Vec<Uncovered> = (0..listening).map(|inode| socket(inode, false)).collect();

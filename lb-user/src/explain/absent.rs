@@ -1,4 +1,5 @@
-//! Why there is nothing to explain: no client dials the service, only other clients do, or there is no such client.
+//! Explains why there is nothing to explain: no client dials the service, only other clients do, or
+//! the client does not exist.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +7,7 @@ use crate::config::ClientConfig;
 use lb_document::did_you_mean;
 use lb_view::status::StatusDocument;
 
-/// What a client dials: to say why there is nothing to explain.
+/// The services that a client dials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dials {
     client: String,
@@ -14,13 +15,11 @@ pub struct Dials {
 }
 
 impl Dials {
-    /// A client as it is configured.
     pub fn of_config(client: &ClientConfig) -> Self {
         let services = client.services.iter().map(|configured| configured.service.name.clone()).collect();
         Self { client: client.name.clone(), services }
     }
 
-    /// All clients of a status.
     pub fn of_status(status: &StatusDocument) -> Vec<Self> {
         let of = |client: &lb_view::status::ClientStatus| {
             let open = client.services.iter().filter(|service| service.open);
@@ -30,7 +29,7 @@ impl Dials {
     }
 }
 
-/// Why there is no explanation of a service, of this client or of any.
+/// Why there is no explanation of a service for this client, or for any client.
 pub fn why_none(service: &str, client: Option<&str>, all: &[Dials]) -> String {
     let has = |dials: &Dials| dials.services.iter().any(|name| name == service);
     let who: Vec<&str> = all.iter().filter(|dials| has(dials)).map(|dials| dials.client.as_str()).collect();

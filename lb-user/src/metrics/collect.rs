@@ -1,4 +1,5 @@
-//! What one page tells of a client task: what the event loop knows, and a snapshot of the maps, which are opened for it.
+//! Collects the values of one page for a client task: the state of the event loop, and a snapshot
+//! of the maps, which are opened for this page.
 
 use std::collections::BTreeSet;
 
@@ -8,29 +9,29 @@ use lb_kernel::{BackendSnapshot, DatapathError, Fullness, Snapshot, Tables};
 use crate::facts::ClientFacts;
 use crate::window::{Lately, Recent};
 
-/// One client task.
 #[derive(Debug)]
 pub struct ClientMetrics {
     pub facts: ClientFacts,
-    /// What its maps hold; nothing if they cannot be read.
+    /// The contents of its maps; `None` if they cannot be read.
     pub maps: Option<MapMetrics>,
 }
 
-/// What the maps of one client task hold.
+/// The contents of the maps of one client task.
 #[derive(Debug)]
 pub struct MapMetrics {
     pub fullness: [Fullness; 5],
-    /// With each service name once.
+    /// Contains each service name once.
     pub snapshot: Snapshot,
     /// Backends to which every connect of the last minute failed.
     pub failing: BTreeSet<BackendRef>,
 }
 
-/// Collects what is told of a client task.
+/// Collects the values of a client task.
 pub fn collect(facts: ClientFacts) -> ClientMetrics {
     let maps = Tables::open(&facts.pins, false).and_then(|tables| read_maps(&tables, facts.lately.as_ref()));
     let maps = maps.inspect_err(|error| {
-        // No warning: the page shows it (`socklb_client_readable`), and this comes once per scrape.
+        // Not a warning: the page shows it (`socklb_client_readable`), and it would repeat with
+        // every scrape.
         tracing::debug!(client = %facts.pins.client, error = %crate::error::chain(error), "maps cannot be read for metrics");
     });
     ClientMetrics { maps: maps.ok(), facts }
@@ -38,8 +39,8 @@ pub fn collect(facts: ClientFacts) -> ClientMetrics {
 
 fn read_maps(tables: &Tables, lately: Option<&Lately>) -> Result<MapMetrics, DatapathError> {
     let mut snapshot = Snapshot::read(tables)?;
-    // A service that was removed and configured again may have two indexes until the last flow of the old one has ended. A
-    // series has one value, and it is the new one's.
+    // A service that was removed and configured again may have two indexes until the last flow of
+    // the old one has ended. A series has one value, and the new index supplies it.
     snapshot.services.sort_by(|a, b| (&a.view.name, b.view.open).cmp(&(&b.view.name, a.view.open)));
     snapshot.services.dedup_by(|one, before| one.view.name == before.view.name);
     let backends = snapshot.services.iter().flat_map(|service| &service.backends);

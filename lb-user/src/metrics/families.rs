@@ -1,30 +1,32 @@
-//! Every metric: its name, type, unit and labels, and what it means. `docs/reference/metrics.md` has the same table; a
-//! test compares.
+//! Every metric: its name, type, unit, labels and meaning. `docs/reference/metrics.md` has the same
+//! table; a test compares them.
 //!
-//! Operators build on the names: they change as configuration keys do, with a line in the changelog.
+//! Operators depend on the names. They change only like configuration keys do: with a line in the
+//! changelog.
 
 /// A metric with all its series.
 #[derive(Debug)]
 pub struct Family {
-    /// The name without what the type adds to it (`_total`, `_info`, `_bucket`). Ends with the unit, if there is one.
+    /// The name without the suffix of its type (`_total`, `_info`, `_bucket`). It ends with the
+    /// unit, if there is one.
     pub name: &'static str,
     pub kind: FamilyType,
     pub unit: Option<&'static str>,
-    /// Names of the labels, in the order in which values are given.
+    /// Names of the labels, in the order of the values.
     pub labels: &'static [&'static str],
     pub help: &'static str,
 }
 
-/// How values of a metric behave.
+/// How the values of a metric behave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FamilyType {
-    /// Only grows, until what it counts is gone.
+    /// Only grows, until the counted object disappears.
     Counter,
     /// Goes up and down.
     Gauge,
-    /// Counts of observations up to each of some bounds.
+    /// Counts of observations up to each of several bounds.
     Histogram,
-    /// Always 1; the labels tell.
+    /// Always 1; the labels carry the information.
     Info,
 }
 
@@ -54,7 +56,7 @@ const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'stat
 const S: Option<&str> = Some("seconds");
 const B: Option<&str> = Some("bytes");
 
-/// Defines the constants, and the list of all of them in the order in which a page has them.
+/// Defines the constants, and a list of all of them in the order of a page.
 macro_rules! families {
     ($($name:ident = $family:expr;)*) => {
         $(pub const $name: Family = $family;)*
@@ -65,7 +67,7 @@ macro_rules! families {
 }
 
 families! {
-    // ---- the daemon ------------------------------------------------------------------------------------------------
+    // ---- the daemon -----------------------------------------------------------------------------
     BUILD = of(FamilyType::Info, "socklb_build", None, &["version", "abi"],
         "Version of the daemon and of its kernel maps.");
     START_TIME = of(FamilyType::Gauge, "socklb_start_time_seconds", S, NONE, "When the daemon started, as Unix time.");
@@ -87,7 +89,7 @@ families! {
     XDP_INTERFACE = gauge("socklb_xdp_interface", &["interface", "mode"],
         "1 for who takes reports in on an interface of the configuration: the kernel (native, generic), or the daemon's socket alone.");
 
-    // ---- a client task ---------------------------------------------------------------------------------------------
+    // ---- a client task --------------------------------------------------------------------------
     ATTACHED = gauge("socklb_client_attached", CLIENT,
         "1 if the programs are attached to the client's cgroup, else 0: connects go unbalanced.");
     READABLE = gauge("socklb_client_readable", CLIENT,
@@ -107,7 +109,7 @@ families! {
     PROGRAM_RUNS = counter("socklb_program_runs", &["client", "program"],
         "Runs of a kernel program since it was loaded; only while kernel.bpf_stats_enabled is 1.");
 
-    // ---- a service of a client task --------------------------------------------------------------------------------
+    // ---- a service of a client task -------------------------------------------------------------
     SERVICE_OPEN = gauge("socklb_service_open", SERVICE,
         "1 if connects to the service are balanced, 0 if it was removed and waits for its last flow to end.");
     SERVICE_USABLE = gauge("socklb_service_usable", SERVICE,
@@ -135,7 +137,7 @@ families! {
     SOURCE_ERROR = gauge("socklb_source_error", SERVICE,
         "1 if the service's endpoints could not be used when they were last read and older ones are in force, else 0.");
 
-    // ---- a backend of a service of a client task -------------------------------------------------------------------
+    // ---- a backend of a service of a client task ------------------------------------------------
     STATE = gauge("socklb_backend_state", &["client", "service", "backend", "state"],
         "1 for the health of the backend, 0 for the others: the worst of what its list, its reports, probes and the ends of connections show.");
     MEMBERSHIP = gauge("socklb_backend_membership", &["client", "service", "backend", "membership"],

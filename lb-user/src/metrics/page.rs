@@ -1,7 +1,9 @@
-//! A page in one of the two forms that Prometheus reads: OpenMetrics, or its own older text form.
+//! Writes a page in one of the two formats that Prometheus reads: OpenMetrics, or its older text
+//! format.
 //!
-//! The client library writes the first. The second differs in what a counter is called where it is described, and has
-//! neither units nor an end mark; the same library writes it with other descriptions.
+//! The client library writes OpenMetrics. In the text format the description of a counter has
+//! another name, and there are neither units nor an end mark. The same library writes the text
+//! format from adapted descriptions.
 
 mod contents;
 
@@ -18,7 +20,6 @@ use super::collect::{ClientMetrics, collect};
 use super::families::{Family, FamilyType};
 use crate::facts::Facts;
 
-/// In which form a page is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpositionFormat {
     OpenMetrics,
@@ -26,7 +27,7 @@ pub enum ExpositionFormat {
 }
 
 impl ExpositionFormat {
-    /// The form that a reader accepts, by its `Accept` header.
+    /// The format for a reader, from its `Accept` header.
     pub fn accepted(header: Option<&str>) -> Self {
         let open = |range: &str| range.trim_start().starts_with("application/openmetrics-text");
         if header.unwrap_or_default().split(',').any(open) { Self::OpenMetrics } else { Self::Text }
@@ -43,7 +44,7 @@ impl ExpositionFormat {
 /// Reads the maps and writes a page.
 ///
 /// # Errors
-/// If the writer takes no more.
+/// If the writer fails.
 pub fn write(mut facts: Facts, form: ExpositionFormat, writer: &mut impl Write) -> fmt::Result {
     let clients = std::mem::take(&mut facts.clients).into_iter().map(collect).collect();
     let mut registry = Registry::default();
@@ -55,7 +56,6 @@ pub fn write(mut facts: Facts, form: ExpositionFormat, writer: &mut impl Write) 
     }
 }
 
-/// Everything that a page tells.
 #[derive(Debug)]
 struct MetricsPage {
     facts: Facts,
@@ -63,7 +63,6 @@ struct MetricsPage {
     form: ExpositionFormat,
 }
 
-/// The value of a series.
 enum SeriesValue<'v> {
     Whole(u64),
     Real(f64),
@@ -76,14 +75,15 @@ impl From<bool> for SeriesValue<'_> {
     }
 }
 
-/// What series are written with.
+/// The writer of series.
 struct Sheet<'e> {
     encoder: DescriptorEncoder<'e>,
     form: ExpositionFormat,
 }
 
 impl Sheet<'_> {
-    /// Writes a metric: its description, then a line for each series, by the values of its labels.
+    /// Writes a metric: its description, then one line for each series with the values of its
+    /// labels.
     fn family<'v, const N: usize>(
         &mut self,
         family: &Family,
@@ -128,7 +128,6 @@ impl Sheet<'_> {
     }
 }
 
-/// Writes one series.
 fn put(
     series: &mut MetricEncoder<'_>,
     form: ExpositionFormat,
@@ -142,7 +141,7 @@ fn put(
         (SeriesValue::Real(x), ExpositionFormat::OpenMetrics, FamilyType::Counter) => {
             series.encode_counter::<NoLabelSet, _, f64>(x, None)
         }
-        // The text form writes counters as gauges do: their name has its suffix already.
+        // The text format writes counters as gauges: their name already has its suffix.
         (SeriesValue::Whole(n), ..) => series.encode_gauge(n),
         (SeriesValue::Real(x), ..) => series.encode_gauge(x),
         (SeriesValue::Times(times), ..) => {

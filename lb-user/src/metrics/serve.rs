@@ -1,7 +1,8 @@
-//! Answers requests for `/metrics` on the daemon's socket, or on a loopback port if one is configured.
+//! Answers requests for `/metrics` on the daemon's socket, or on a loopback port if one is
+//! configured.
 //!
-//! A page is made whole, one at a time in each of the two forms, and then read by as many as wanted it: a reader that
-//! is slow or stops holds up no other.
+//! In each of the two formats one complete page is made at a time, and every waiting reader
+//! receives it. A slow or stopped reader does not delay others.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,24 +24,22 @@ use crate::config::Metrics;
 use crate::facts::Facts;
 use lb_http::{CompressedDocument, DocumentWriter, accepts_gzip, respond};
 
-/// Pages in both forms.
 #[derive(Clone)]
 struct Pages {
     open_metrics: Rounds,
     text: Rounds,
 }
 
-/// Binds the port, so that errors show before the kernel is touched.
+/// Binds the port early, so that errors show before the daemon touches the kernel.
 ///
 /// # Errors
-/// If it cannot be listened on.
+/// If the port cannot be bound.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = std::net::TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     TcpListener::from_std(listener)
 }
 
-/// Answers requests for `/metrics`.
 pub fn router(queries: &mpsc::Sender<ControllerQuery>) -> Router {
     let pages = Pages {
         open_metrics: Rounds::of(queries.clone(), |facts| make(facts, ExpositionFormat::OpenMetrics)),
@@ -49,8 +48,9 @@ pub fn router(queries: &mpsc::Sender<ControllerQuery>) -> Router {
     Router::new().route("/metrics", get(metrics)).with_state(pages)
 }
 
-/// The same for requests by one of the port's names: `localhost`, its address, or one of `hosts`. A browser sends the name of the page's
-/// site, whatever address that has. (HTTP/1.0 has no `Host` field, and no browser sends it.)
+/// Limits `router` to requests with one of the port's names: `localhost`, its address, or one of
+/// `hosts`. A browser sends the name of the page's site, even if that name resolves to this
+/// address. (HTTP/1.0 has no `Host` field, and no browser sends it.)
 pub fn for_names_of(metrics: &Metrics, router: Router) -> Router {
     let names: Arc<[String]> = ["localhost".to_owned()]
         .into_iter()
@@ -75,7 +75,7 @@ fn has_host(request: &Request) -> bool {
     request.uri().authority().is_some() || request.headers().contains_key(HOST)
 }
 
-/// The name by which a request asks, in lower case and without a port.
+/// The host name of a request, in lower case and without a port.
 fn name_of(request: &Request) -> Option<String> {
     let authority = match request.uri().authority() {
         Some(authority) => authority.clone(),

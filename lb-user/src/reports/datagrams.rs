@@ -1,4 +1,5 @@
-//! A UDP socket that takes and gives many datagrams by one system call: thousands a second would otherwise cost a core.
+//! A UDP socket that receives and sends many datagrams per system call; otherwise thousands per
+//! second would cost a core.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
@@ -8,16 +9,16 @@ use lb_report::wire::BYTES;
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-/// Datagrams of one system call.
+/// The most datagrams per system call.
 pub const BATCH: usize = 64;
 
-/// Bytes of a datagram that are looked at: one more than there are, so that a longer one is seen to be longer.
+/// Bytes of a datagram that are read: one more than a valid one has, so that a longer one is
+/// detected.
 const ROOM: usize = BYTES + 1;
 
-/// Bytes that may wait in the socket, some 10,000 datagrams as the kernel counts them.
+/// Bytes that may wait in the socket: about 10,000 datagrams as the kernel counts them.
 const BUFFER: usize = 8 << 20;
 
-/// The socket.
 #[derive(Debug)]
 pub struct ReportSocket {
     socket: UdpSocket,
@@ -25,7 +26,7 @@ pub struct ReportSocket {
     is_v6: bool,
 }
 
-/// What was received by one system call.
+/// The datagrams that one system call received.
 pub struct ReceivedBatch {
     bytes: Box<[[u8; ROOM]; BATCH]>,
     lengths: [usize; BATCH],
@@ -38,7 +39,8 @@ impl Default for ReceivedBatch {
 }
 
 impl ReportSocket {
-    /// Binds a socket. One at `[::]` takes both families; where the host has no IPv6, it is one at `0.0.0.0`.
+    /// Binds a socket. A socket at `[::]` receives both families; if the host has no IPv6, it is
+    /// bound at `0.0.0.0` instead.
     ///
     /// # Errors
     /// If the address is taken, or not one of this host.
@@ -54,25 +56,25 @@ impl ReportSocket {
         Ok(Self { socket, is_v6 })
     }
 
-    /// Where it is bound.
-    ///
     /// # Errors
     /// None that is known.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// Takes what has come, without waiting, as much as `received` has room for. Returns how many.
+    /// Receives the datagrams that have arrived, without waiting, as many as `received` has room
+    /// for. Returns how many.
     ///
     /// # Errors
-    /// If the kernel refuses; that nothing has come is none.
+    /// If the kernel refuses; it is no error if nothing has arrived.
     pub fn receive(&self, received: &mut ReceivedBatch) -> io::Result<usize> {
         let mut parts = received
             .bytes
             .each_mut()
             .map(|bytes| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: ROOM });
         let mut headers = parts.each_mut().map(|part| header(part, &mut SocketName::None));
-        // SAFETY: the headers name parts, and these buffers, that outlive the call; no address is asked for.
+        // SAFETY: the headers name parts, and these name buffers, that outlive the call; no address
+        // is requested.
         let count = unsafe {
             libc::recvmmsg(
                 self.socket.as_raw_fd(),
@@ -84,7 +86,8 @@ impl ReportSocket {
         };
         let Ok(count) = usize::try_from(count) else {
             let error = io::Error::last_os_error();
-            // An error that another datagram of ours met on its way says nothing of those that have come.
+            // An error that a datagram of ours met on its way does not concern the received
+            // datagrams.
             let is_nothing = matches!(
                 error.raw_os_error(),
                 Some(
@@ -99,7 +102,8 @@ impl ReportSocket {
         Ok(count)
     }
 
-    /// Sends datagrams, without waiting. Returns how many went out; of the others the next probe is a new attempt.
+    /// Sends datagrams, without waiting. Returns how many were sent; the next poll replaces the
+    /// others.
     pub fn send(&self, datagrams: &[(SocketAddr, [u8; BYTES])]) -> usize {
         datagrams.chunks(BATCH).map(|batch| self.send_batch(batch)).sum()
     }
@@ -119,7 +123,8 @@ impl ReportSocket {
             let mut headers: Vec<libc::mmsghdr> =
                 parts.iter_mut().zip(&mut names).map(|(part, name)| header(part, name)).collect();
             let length = libc::c_uint::try_from(headers.len()).expect("a batch");
-            // SAFETY: the headers name addresses, parts and bytes that outlive the call, which only reads them.
+            // SAFETY: the headers name addresses, parts and bytes that outlive the call, which only
+            // reads them.
             let count = unsafe {
                 libc::sendmmsg(self.socket.as_raw_fd(), headers.as_mut_ptr(), length, libc::MSG_DONTWAIT)
             };
@@ -128,7 +133,7 @@ impl ReportSocket {
                     sent += count;
                     at += count;
                 }
-                // The first of them cannot be sent: there is no way to it, or no room.
+                // The first datagram cannot be sent: there is no route to it, or no room.
                 _ => at += 1,
             }
         }
@@ -143,7 +148,7 @@ impl AsFd for ReportSocket {
 }
 
 impl ReceivedBatch {
-    /// The bytes of one; of a longer one the first of them.
+    /// The bytes of the datagram at this index; of a longer one only its beginning.
     pub fn get(&self, at: usize) -> &[u8] {
         &self.bytes[at][..self.lengths[at].min(ROOM)]
     }
@@ -159,19 +164,20 @@ fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
     if let SocketAddr::V6(v6) = address {
         sockopt::set_ipv6_v6only(&socket, !v6.ip().is_unspecified())?;
     }
-    // As much as the host allows, where that is less.
+    // As much as the host allows, if that is less.
     let _ = sockopt::set_socket_recv_buffer_size(&socket, BUFFER);
     let _ = sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER);
-    // No way is too narrow for these. A packet that may be cut up gets a number from a counter that all processors share, which is a
-    // twentieth of the cost of sending. Refused, it has that cost.
+    // These datagrams fit every path. A packet that may be fragmented receives an id from a counter
+    // that all processors share, which is a twentieth of the cost of sending. If the option is
+    // refused, sending has that cost.
     let _ = sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO);
     rustix::net::bind(&socket, &address)?;
     Ok(UdpSocket::from(socket))
 }
 
-/// An address as the socket's family has it.
+/// An address in the form of the socket's family.
 enum SocketName {
-    /// Not asked for.
+    /// Not requested.
     None,
     V4(libc::sockaddr_in),
     V6(libc::sockaddr_in6),
@@ -279,7 +285,7 @@ mod tests {
         let to = there.address().unwrap();
         let other_family: SocketAddr = "[::1]:9".parse().unwrap();
         assert_eq!(here.send(&[(to, [1; BYTES]), (other_family, [2; BYTES]), (to, [3; BYTES])]), 2);
-        // Nobody listens: what the kernel says of that later is no fault of the next.
+        // No process listens: an error that the kernel reports later must not affect the next call.
         drop(there);
         here.send(&[(to, [4; BYTES])]);
         assert_eq!(here.receive(&mut ReceivedBatch::default()).unwrap(), 0);

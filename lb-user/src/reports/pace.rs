@@ -1,30 +1,32 @@
-//! How often the thread of reports looks: a turn, with its system calls and its wait, costs more than a datagram. Where thousands come
-//! and go in a second they are taken together; where few do, none waits.
+//! How often the thread of reports takes a turn. A turn, with its system calls and its wait, costs
+//! more than a datagram. If thousands of datagrams arrive and leave per second, a turn handles many
+//! together; if few do, none waits.
 
 use std::time::Duration;
 
-/// How far turns are apart where many datagrams come: a change is stored that much later at most. It is less than half of what an
-/// agent waits before it says it again.
+/// The time between turns if many datagrams arrive: a change is stored at most that much later. It
+/// is less than half of the time after which an agent repeats a change.
 pub const APART: Duration = Duration::from_millis(4);
 
-/// Turns that may follow each other at once. Some 250 backends that are asked every two seconds never use them up.
+/// Turns that may follow each other at once. Some 250 backends that are polled every two seconds
+/// never use them up.
 const AT_ONCE: u32 = 16;
 
 /// A bucket of turns, by CLOCK_MONOTONIC.
 #[derive(Debug)]
 pub struct TokenBucket {
-    /// Turns that may be taken at once, in time.
+    /// The turns that may be taken at once, as time.
     saved: Duration,
     at: Duration,
 }
 
 impl TokenBucket {
-    /// All of them may be taken.
+    /// The bucket is full.
     pub fn new(now: Duration) -> Self {
         Self { saved: APART * AT_ONCE, at: now }
     }
 
-    /// A turn is wanted. It may begin after so long.
+    /// Requests a turn. Returns the time after which it may begin.
     pub fn turn(&mut self, now: Duration) -> Duration {
         self.saved = (self.saved + now.saturating_sub(self.at)).min(APART * AT_ONCE);
         let rest = APART.saturating_sub(self.saved);
@@ -57,7 +59,7 @@ mod tests {
         let mut pace = TokenBucket::new(Duration::ZERO);
         let (mut now, mut turns) = (Duration::ZERO, 0);
         while now < MS * 1_000 {
-            // Whoever is woken finds something to do at once.
+            // A woken thread always finds work at once.
             now += pace.turn(now) + MS / 100;
             turns += 1;
         }

@@ -1,7 +1,7 @@
-//! The last lists that could be used, kept on disk for a start without their files.
+//! The last good lists, stored on disk for a start without their files.
 //!
-//! A list that was cut off is a shorter list, and a start that took it would drop backends. So a list is used only if it ends as it was
-//! written.
+//! A list that was cut off is a shorter list, and a start with it would drop backends. So a stored
+//! list is used only if its end is intact.
 
 use std::io;
 use std::path::Path;
@@ -11,31 +11,31 @@ use lb_host::store::{StateDirectory, StoreError};
 
 use crate::source::{self, SourceError};
 
-/// What ends a list that was written whole. JSON needs no more than its last bracket.
+/// The end of a list that was written whole. JSON needs no more than its last bracket.
 const END_OF_TOML: &[u8] = b"\n# socklb: the list is complete\n";
 
-/// The last line of a list that is kept.
+/// The last line of a stored list.
 fn end(text: &[u8]) -> &'static [u8] {
     if endpoints::is_json(text) { b"" } else { END_OF_TOML }
 }
 
-/// Whether what was kept was written whole.
+/// Whether the text of a stored list is whole.
 pub fn is_whole(text: &[u8]) -> bool {
     text.ends_with(end(text))
 }
 
-/// Reads what is kept at a path, two levels below the state's directory.
+/// Reads a stored list, at a path two levels below the state's directory.
 ///
 /// # Errors
-/// If it cannot be read whole, or others may write to it or to the directory of the state.
+/// If it cannot be read whole, or other users may write to it or to the directory of the state.
 pub fn read(path: &Path) -> Result<Vec<u8>, SourceError> {
     read_at_most(path, source::MAX_BYTES)
 }
 
-/// As [`read`], of a file that may be so long.
+/// As [`read`], for a file of at most `most` bytes.
 ///
 /// # Errors
-/// As there.
+/// As [`read`].
 pub fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
     let (store, name) = place(path);
     match store.read(name, most) {
@@ -55,10 +55,11 @@ pub fn place(path: &Path) -> (StateDirectory, &Path) {
     (StateDirectory::at(root), path.strip_prefix(root).unwrap_or(path))
 }
 
-/// Keeps a list. If another process is keeping a list in the directory, this fails, to be tried again.
+/// Stores a list. Fails if another process is storing a list in the directory; then the caller has
+/// to retry.
 ///
 /// # Errors
-/// If it cannot be written; what was kept before stays.
+/// If it cannot be written; the list that was stored before stays.
 pub fn keep(path: &Path, text: &[u8]) -> Result<(), StoreError> {
     let end = end(text);
     let is_kept = |kept: Vec<u8>| kept.strip_suffix(end).is_some_and(|kept| kept == text);
@@ -69,7 +70,7 @@ pub fn keep(path: &Path, text: &[u8]) -> Result<(), StoreError> {
     store.write(name, &[text, end])
 }
 
-/// A list as it is kept.
+/// The content of a stored list with this text.
 #[cfg(test)]
 pub fn whole(text: &[u8]) -> Vec<u8> {
     [text, end(text)].concat()
@@ -102,7 +103,7 @@ mod tests {
         keep(&toml, b"[{}]").unwrap();
         assert_eq!(fs::read(&toml).unwrap(), b"[{}]");
         keep(&toml, b"list").unwrap();
-        // What is kept already is not written again.
+        // A list that is stored already is not written again.
         let before = fs::metadata(&toml).unwrap().modified().unwrap();
         keep(&toml, b"list").unwrap();
         assert_eq!(fs::metadata(&toml).unwrap().modified().unwrap(), before);
@@ -134,7 +135,8 @@ mod tests {
             keep(&source.last_good, text.as_bytes()).unwrap();
             let kept = fs::read(&source.last_good).unwrap();
             assert_eq!(read(&source.last_good, &kept), Ok(list), "{text}");
-            // A disk that lost the end of it gives no shorter list; what ends a line may be lost.
+            // If a disk loses the end of it, the list is refused rather than shorter; only the last
+            // end of line may be missing.
             let end = String::from_utf8_lossy(&kept).trim_end().len();
             for cut in 0..end {
                 assert!(read(&source.last_good, &kept[..cut]).is_err(), "{cut} of {text}");

@@ -1,4 +1,4 @@
-//! What a configuration would change, as text.
+//! The text form of a comparison.
 
 use std::fmt::Write as _;
 
@@ -8,10 +8,9 @@ use crate::comparison::{
     BackendChange, ChangeKind, Comparison, ConfigurationChange, KeyChange, ShareChanges,
 };
 
-/// Letters of a value that are shown. A list of endpoints may have thousands.
+/// The longest value that is shown, in characters. A list of endpoints may have thousands.
 const LONGEST: usize = 60;
 
-/// What a file would change of what runs.
 pub fn comparison(comparison: &Comparison, style: Style) -> String {
     let Comparison { file, from_daemon, clients, services, host, shares, unchangeable, .. } = comparison;
     let mut text = String::new();
@@ -105,7 +104,8 @@ fn row(change: &BackendChange) -> TableRow {
     ])
 }
 
-/// What changes in one line for a log: by kind the names, those of what is changed with their keys, as many as are `most`.
+/// The changes in one line for a log: by kind, at most `most` names; a changed item includes its
+/// keys.
 pub fn changes_in_a_line(
     clients: &[ConfigurationChange],
     services: &[ConfigurationChange],
@@ -134,7 +134,7 @@ pub fn changes_in_a_line(
     if told.is_empty() { "nothing".to_owned() } else { told.join("; ") }
 }
 
-/// The first names, and how many there are more.
+/// The first `most` names, and how many more there are.
 pub fn names(names: impl ExactSizeIterator<Item = String>, most: usize) -> String {
     let more = names.len().saturating_sub(most);
     let mut text = names.take(most).collect::<Vec<_>>().join(", ");

@@ -1,4 +1,4 @@
-//! An explanation as text, step by step.
+//! The text form of an explanation, step by step.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,6 @@ use super::{Style, percent, wrap};
 use crate::explanation::{Explanation, ShareSource, SubsetMember, Unhealthy};
 use crate::load::MemberLoadStatus;
 
-/// An explanation as text.
 pub fn explanation(explanation: &Explanation, style: Style) -> String {
     let Explanation { inputs, .. } = explanation;
     let mut text = String::new();
@@ -62,7 +61,8 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
     wrap(text, style.width)
 }
 
-/// How a connect uses the schedule under the policy of this name. A newer daemon may name one that is unknown here.
+/// How a connect uses the schedule under this policy. A newer daemon may name a policy that is
+/// unknown here.
 fn use_of_schedule(policy: &str) -> &'static str {
     match Policy::ALL.into_iter().find(|known| known.name() == policy) {
         Some(Policy::RoundRobin | Policy::WeightedRoundRobin) => {
@@ -86,7 +86,7 @@ fn the_subset(text: &mut String, explanation: &Explanation) {
         let _ = writeln!(text, "   all that take connections: {all} of {} endpoints", inputs.endpoints);
         return;
     };
-    // An arc may overlap more backends than the size, also that of a task that is alone.
+    // An arc may overlap more backends than the size, even for a task that is alone.
     let is_arc = inputs.algorithm.parse().is_ok_and(Algorithm::is_aperture);
     let length = if is_arc { members.len() } else { size as usize };
     let _ = writeln!(
@@ -121,7 +121,7 @@ fn the_subset(text: &mut String, explanation: &Explanation) {
     }
 }
 
-/// Who of the subset is not in the table or not chosen now, and who is in their place.
+/// Adds the unhealthy backends of the subset and the backends that take their place.
 fn who_is_unhealthy(text: &mut String, explanation: &Explanation) {
     let mut list = |title: &str, is_listed: &dyn Fn(&Unhealthy) -> bool| {
         let listed = explanation.unhealthy.iter().filter(|one| is_listed(one));
@@ -146,7 +146,8 @@ fn who_is_unhealthy(text: &mut String, explanation: &Explanation) {
     }
 }
 
-/// The columns of the members: the result stays longest, then what it is made of.
+/// The columns of the members, by importance: first the resulting share, then the numbers that it
+/// is made of.
 const COLUMNS: [Column<'_>; 9] = [
     Column::left("backend", ALWAYS),
     Column::right("index", 3),

@@ -1,4 +1,4 @@
-//! Active flows as text: one a line, the oldest first.
+//! The text form of active flows: one per line, oldest first.
 
 use std::fmt::Write as _;
 
@@ -10,21 +10,19 @@ use crate::filter::Filter;
 use crate::flows::ActiveFlow;
 use crate::status::LeavingClient;
 
-/// The flows that were found. Each is made only when it is shown, for there may be a hundred thousand.
+/// The flows to show. Each is built only when it is shown, because there may be a hundred thousand.
 pub struct Listing<'l, F> {
-    /// How many there are.
     pub count: usize,
-    /// One of them by its number, the oldest first.
+    /// Builds a flow from its number; number 0 is the oldest.
     pub flow: F,
-    /// Whether they are of more than one client.
+    /// Whether the flows belong to more than one client.
     pub has_many_clients: bool,
-    /// Clients that are on their way out and of another version.
+    /// Leaving clients of another version.
     pub leaving: &'l [LeavingClient],
-    /// Clients whose maps could not be read, and why.
+    /// Clients whose maps could not be read, each with the reason.
     pub unreadable: &'l [String],
 }
 
-/// The flows that were asked for.
 pub fn flows<'f, F: Fn(usize) -> ActiveFlow<'f>>(
     listing: &Listing<'_, F>,
     filter: &Filter,
@@ -70,7 +68,8 @@ fn asked(filter: &Filter) -> String {
     text
 }
 
-/// The columns. How far a flow has come goes first, then the reason, which is the longest.
+/// The columns. On a narrow terminal the phase is left out first, then the reason, which is the
+/// widest.
 fn columns(has_clients: bool) -> Vec<Column<'static>> {
     let mut columns = vec![
         Column::right("age", 5),
@@ -114,7 +113,7 @@ fn why(flow: &ActiveFlow<'_>) -> String {
     format!("{}{reason}, {entries} of table {}", flow.policy, flow.table_generation)
 }
 
-/// A time in its two largest units.
+/// A duration in its two largest units.
 fn age(seconds: f64) -> String {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an age for people")]
     let whole = seconds.max(0.0) as u64;
@@ -172,7 +171,8 @@ mod tests {
             line(&flow()),
             "1m02s | nginx (4711) | users | 10.0.0.1:8080 | healthy | established | p2c, 50.0 % of table 7"
         );
-        // The process has ended, the table is an earlier one, and the slot has, against all rules, another backend.
+        // The process has ended, the table is an older one, and the slot has another backend, which
+        // must not happen.
         let odd = ActiveFlow {
             process_name: None,
             backend: None,

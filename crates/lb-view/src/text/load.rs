@@ -1,4 +1,5 @@
-//! Weights that follow load as text: a table of the members of each service, and what holds them back.
+//! The text form of weights that follow load: for each service a table of its members, and what
+//! holds their factors.
 
 use std::fmt::Write as _;
 
@@ -6,7 +7,6 @@ use super::table::{ALWAYS, Column, TableRow, left_out, table};
 use super::{Style, percent, wrap};
 use crate::load::{ClientLoad, LoadDocument, MemberLoadStatus, ServiceLoadStatus};
 
-/// All of them.
 pub fn loads(loads: &LoadDocument, style: Style) -> String {
     let mut text = String::new();
     let mut missing = Vec::new();
@@ -30,7 +30,7 @@ pub fn loads(loads: &LoadDocument, style: Style) -> String {
     wrap(text, style.width)
 }
 
-/// What changes the weights, how fast, and what is known.
+/// One line about a service: what changes the weights, how fast, and how many members report.
 pub fn describe(load: &ServiceLoadStatus) -> String {
     let mut parts = Vec::new();
     if let Some(control) = &load.control {
@@ -57,7 +57,7 @@ pub fn describe(load: &ServiceLoadStatus) -> String {
     parts.join("; ")
 }
 
-/// The columns: what is known of a member and what follows stays longest.
+/// The columns, by importance: first the reported load of a member, then what follows from it.
 fn columns(is_observed: bool) -> [Column<'static>; 6] {
     [
         Column::left("backend", ALWAYS),
@@ -82,7 +82,7 @@ fn row(member: &MemberLoadStatus, is_observed: bool) -> TableRow {
     ])
 }
 
-/// A time of which nobody needs to know the last digit.
+/// A duration with about two significant digits.
 pub fn span(seconds: f64) -> String {
     match seconds {
         seconds if seconds < 0.0995 => format!("{:.0} ms", seconds * 1e3),

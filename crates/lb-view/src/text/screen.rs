@@ -1,18 +1,16 @@
-//! What a terminal shows of a text that may be longer and wider: as many lines as fit, from one of them on, and what is
-//! not seen. It never has more rows than the terminal, so that nothing scrolls.
+//! The part of a text that a terminal shows. The text may be longer and wider than the terminal: as
+//! many lines as fit are shown, and a row says how many are not. A screen never has more rows than
+//! the terminal, so that nothing scrolls.
 
 use super::wrap::{is_escape, pieces};
 
-/// How large a terminal is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TerminalSize {
-    /// Characters in a row.
+    /// Characters per row.
     pub columns: usize,
-    /// Rows.
     pub rows: usize,
 }
 
-/// A text on a terminal.
 #[derive(Clone, Debug)]
 pub struct Screen {
     lines: Vec<String>,
@@ -23,8 +21,9 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// A text, and below it a remark, which is always seen: as much of it as one row holds. `top` is the first line that is
-    /// shown, if so many are above those that fit.
+    /// A text, and below it a remark of at most one row, which is always visible. `top` is the
+    /// first line to show; it is lowered if the text has too few lines below it to fill the
+    /// terminal.
     pub fn new(text: &str, remark: Option<&str>, size: TerminalSize, top: usize) -> Self {
         let columns = size.columns.max(1);
         let mut lines = Vec::new();
@@ -37,12 +36,12 @@ impl Screen {
         screen
     }
 
-    /// The first line that is shown.
+    /// The number of the first line that is shown.
     pub fn top(&self) -> usize {
         self.top
     }
 
-    /// The first line that is shown at the end of the text.
+    /// The largest value of `top`, which shows the end of the text.
     pub fn last_top(&self) -> usize {
         // Without room for a line there is nothing to scroll.
         match self.room() {
@@ -51,7 +50,8 @@ impl Screen {
         }
     }
 
-    /// How many lines of the text are seen at once. One row says how many are not seen, if any.
+    /// How many lines of the text are visible at once. If the text does not fit, one row is used to
+    /// say how many lines are not visible.
     pub fn room(&self) -> usize {
         let rows = self.rows_of_text();
         if self.lines.len() > rows { rows.saturating_sub(1) } else { rows }
@@ -61,7 +61,7 @@ impl Screen {
         self.rows - usize::from(self.remark.is_some())
     }
 
-    /// The rows, from the top down.
+    /// The rows of the terminal, from the top down.
     pub fn rows(&self) -> Vec<String> {
         let room = self.room();
         let mut rows: Vec<String> = self.lines.iter().skip(self.top).take(room).cloned().collect();
@@ -85,8 +85,8 @@ fn count(lines: usize, place: &str) -> String {
     }
 }
 
-/// Adds a line as so many pieces of at most `columns` characters as it takes. Each begins in the colour in which the one
-/// before it ended, for it may be the first that is shown.
+/// Splits a line into pieces of at most `columns` characters. Each piece begins in the colour in
+/// which the piece before it ended, because it may be the first that is shown.
 fn cut(line: &str, columns: usize, lines: &mut Vec<String>) {
     let (mut row, mut at, mut colour) = (String::new(), 0, "");
     for piece in pieces(line) {
@@ -95,7 +95,7 @@ fn cut(line: &str, columns: usize, lines: &mut Vec<String>) {
             colour = if piece == "\x1b[0m" { "" } else { piece };
             continue;
         }
-        // What a terminal would obey is not a letter.
+        // A terminal would interpret control characters, so they are replaced.
         for letter in piece.chars().map(|letter| if letter.is_control() { ' ' } else { letter }) {
             if at == columns {
                 row.push_str(if colour.is_empty() { "" } else { "\x1b[0m" });

@@ -1,5 +1,5 @@
-//! The status as text: for each service a table of its backends that fits a terminal, and below a backend how its
-//! connects fail.
+//! The text form of the status: for each service a table of its backends that fits the terminal,
+//! and below a backend the ways in which its connects fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -14,7 +14,6 @@ use super::{Style, counted, percent, wrap};
 use crate::backend::{BackendStatus, ConnectLatency, LONGEST_US};
 use crate::status::{ClientStatus, EjectionMode, NotChosen, ServiceStatus, StatusDocument};
 
-/// The status as text.
 pub fn status(status: &StatusDocument, style: Style) -> String {
     let mut text = String::new();
     match &status.daemon {
@@ -57,10 +56,11 @@ pub fn status(status: &StatusDocument, style: Style) -> String {
     wrap(text, style.width)
 }
 
-/// How many services and backends there are, and in which states but healthy; nothing without a service.
+/// The number of services and backends, and of backends in each state except healthy; `None` if
+/// there is no service.
 fn summary(status: &StatusDocument) -> Option<String> {
     let services = status.clients.iter().flat_map(|client| &client.services);
-    // A service that several clients use is one.
+    // A service that several clients use counts once.
     let names: BTreeSet<&str> = services.clone().map(|service| service.name.as_str()).collect();
     let count = names.len();
     let backends: Vec<&BackendStatus> = services.flat_map(|service| &service.backends).collect();
@@ -68,7 +68,7 @@ fn summary(status: &StatusDocument) -> Option<String> {
         0 | 1 => String::new(),
         clients => format!("{}, ", counted(clients, "client")),
     };
-    // The worst first.
+    // The worst state first.
     let states = [Health::Refusing, Health::Ejected, Health::LameDuck, Health::Unproven, Health::Drained];
     let in_state =
         states.map(|state| (state, backends.iter().filter(|one| one.state == state.name()).count()));
@@ -78,7 +78,7 @@ fn summary(status: &StatusDocument) -> Option<String> {
     (count > 0).then(|| format!("{clients}{all}, {backends}{in_state}"))
 }
 
-/// One client. Adds to `missing` the columns that there is no room for.
+/// Adds one client to the text, and to `missing` the columns that do not fit.
 fn one_client(text: &mut String, client: &ClientStatus, style: Style, missing: &mut Vec<&'static str>) {
     let cgroup =
         client.cgroup.as_ref().map_or_else(|| "no cgroup".to_owned(), |path| path.display().to_string());
@@ -92,7 +92,7 @@ fn one_client(text: &mut String, client: &ClientStatus, style: Style, missing: &
     }
 }
 
-/// One service. Returns the columns that there is no room for.
+/// Adds one service to the text. Returns the columns that do not fit.
 fn one_service(text: &mut String, service: &ServiceStatus, style: Style) -> Vec<&'static str> {
     let skew = service.skew.map_or_else(String::new, |skew| format!(", skew {skew:.3}"));
     let closed = if service.open { "" } else { " (removed; waiting for its last connection to end)" };
@@ -135,8 +135,9 @@ fn one_service(text: &mut String, service: &ServiceStatus, style: Style) -> Vec<
     table.left_out
 }
 
-/// The columns. Without a daemon, which alone measures rates, counts take their place. What the daemon wants and what
-/// connects get is told longest, how long they take is left out first, for it is shown three times.
+/// The columns. Only a daemon measures rates; without a daemon counts take their place. On a narrow
+/// terminal the mean and median connect times are left out first; flows, active flows and shares
+/// stay longest.
 fn columns(is_watched: bool) -> [Column<'static>; 10] {
     let flows = if is_watched { "flows/s" } else { "started" };
     [
@@ -176,7 +177,8 @@ fn row(backend: &BackendStatus, is_watched: bool) -> TableRow {
     ];
     let ejection = backend.ejection_in_words();
     let probe = backend.probe.as_ref().filter(|probe| probe.is_remarkable()).map(ToString::to_string);
-    // The same with and without a daemon, but for what only a daemon knows of probes.
+    // The text is the same with and without a daemon, except for details of probes that only a
+    // daemon knows.
     let is_told = ejection.is_some() && backend.state == Health::Ejected.name();
     let reason = backend.reason.clone().filter(|_| !is_told);
     let is_replaced = backend.membership == BackendState::Replaced.name();
@@ -186,7 +188,7 @@ fn row(backend: &BackendStatus, is_watched: bool) -> TableRow {
     TableRow { cells, is_bad: backend.is_failing(), note: (!notes.is_empty()).then(|| notes.join("; ")) }
 }
 
-/// The first endpoints that the list takes out, and how many more there are.
+/// The first endpoints that the list excludes, and how many more there are.
 fn not_chosen(all: &[NotChosen]) -> Option<String> {
     const SHOWN: usize = 4;
     let shown: Vec<String> = all.iter().take(SHOWN).map(ToString::to_string).collect();
@@ -197,8 +199,9 @@ fn not_chosen(all: &[NotChosen]) -> Option<String> {
     (!shown.is_empty()).then(|| format!("not chosen: {}{more}", shown.join(", ")))
 }
 
-/// How connects failed, if any did: per second, or, without a daemon, since the backend was first seen. Errors of the
-/// backend come first, then endings that the application or this host caused.
+/// How connects failed: per second, or, without a daemon, since the backend was first seen; `None`
+/// if none failed. Errors of the backend come first, then endings that the application or this host
+/// caused.
 fn failures(backend: &BackendStatus, is_watched: bool) -> Option<String> {
     let failed = |ending: &Ending| !matches!(ending, Ending::Closed | Ending::Unknown);
     let (errors, others): (Vec<Ending>, Vec<Ending>) =
@@ -228,7 +231,7 @@ fn rate(rate: f64) -> String {
     }
 }
 
-/// A time in three digits or so.
+/// A time in microseconds, as about three digits with a unit.
 fn time(us: f64) -> String {
     match us {
         us if us >= LONGEST_US => format!(">{:.1}s", LONGEST_US / 1e6),
@@ -239,7 +242,7 @@ fn time(us: f64) -> String {
     }
 }
 
-/// The outcomes of connects, if some need a remark. Each connect has one outcome.
+/// The outcomes of connects, if any of them needs a remark. Each connect has one outcome.
 fn odd(outcomes: &BTreeMap<String, u64>) -> Option<String> {
     let of = |outcome: Outcome| outcomes.get(outcome.name()).copied().unwrap_or(0);
     let balanced = Outcome::OF_A_SERVICE.into_iter().filter(|outcome| outcome.is_balanced());
@@ -385,7 +388,8 @@ mod tests {
         );
     }
 
-    /// A client whose second service has shorter addresses: its table has other columns.
+    /// A client whose second service has shorter addresses, so that its table has other column
+    /// widths.
     fn client() -> ClientStatus {
         let mut other = service();
         other.backends.truncate(1);

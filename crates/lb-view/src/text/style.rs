@@ -1,25 +1,25 @@
-//! How a text may look on the stream that it goes to: whether in colour, and how wide.
+//! The style of a text on its output stream: whether to use colour, and how wide lines may be.
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 
-/// How a text may look.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Style {
     /// Whether to use escape sequences.
     pub colour: bool,
-    /// Columns of the terminal that it goes to; `None` if that is none, or does not say: then nothing is left out.
+    /// The columns of the terminal. `None` if the stream is no terminal or its width is unknown;
+    /// then nothing is left out.
     pub width: Option<usize>,
 }
 
 impl Style {
-    /// For standard output. On a terminal with colour, unless `NO_COLOR` is set and not empty, and as wide as that is or as
-    /// `COLUMNS` says.
+    /// For standard output. On a terminal, colour is used unless `NO_COLOR` is set and not empty;
+    /// the width is `COLUMNS` if that is set, else the width of the terminal.
     pub fn for_stdout() -> Self {
         Self::of(&std::io::stdout())
     }
 
-    /// For standard error, by the same rule.
+    /// For standard error, by the same rules.
     pub fn for_stderr() -> Self {
         Self::of(&std::io::stderr())
     }
@@ -38,7 +38,8 @@ impl Style {
     }
 }
 
-/// The width of a terminal, by `COLUMNS` and by its own word. A terminal that does not know it says 0.
+/// The width from the variable `COLUMNS`, or else the one that the terminal reports. A terminal
+/// that does not know its width reports 0.
 fn width(variable: Option<&str>, columns: u16) -> Option<usize> {
     let said = variable.and_then(|value| value.trim().parse().ok());
     said.filter(|&width| width > 0).or(Some(columns.into()).filter(|&width| width > 0))

@@ -1,47 +1,44 @@
-//! A table of columns that line up, written row by row: rows are made when they are wanted and not kept.
+//! A table of aligned columns, written row by row. Rows are built when they are needed and are not
+//! stored.
 //!
-//! Where it is wider than the terminal, columns are left out, the least important first: a row that goes on in the next
-//! line cannot be read.
+//! If the table is wider than the terminal, columns are left out, the least important first. A row
+//! that continues on the next line would be hard to read.
 
 use std::fmt::Write as _;
 
 use super::Style;
 
-/// To which side the cells of a column go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alignment {
-    /// Names.
+    /// For names.
     Left,
-    /// Numbers.
+    /// For numbers.
     Right,
 }
 
-/// A column.
 #[derive(Clone, Copy, Debug)]
 pub struct Column<'t> {
-    /// What stands above it.
+    /// The heading.
     pub title: &'t str,
-    /// To which side its cells go.
     pub side: Alignment,
-    /// The higher, the longer it stays when the table is too wide; among equals the leftmost stays.
+    /// If the table is too wide, the column with the lowest importance is left out first; among
+    /// equals, the rightmost.
     pub importance: u8,
 }
 
-/// The importance of a column that is never left out: without it, nobody could tell what a row is about.
+/// The importance of a column that is never left out, because it says what the row is about.
 pub const ALWAYS: u8 = u8::MAX;
 
 impl<'t> Column<'t> {
-    /// A column to the left.
     pub const fn left(title: &'t str, importance: u8) -> Self {
         Self { title, side: Alignment::Left, importance }
     }
 
-    /// A column to the right.
     pub const fn right(title: &'t str, importance: u8) -> Self {
         Self { title, side: Alignment::Right, importance }
     }
 
-    /// Columns of which the first has names and always stays, and the others have numbers of equal importance.
+    /// The first column has names and always stays; the others have numbers of equal importance.
     pub fn first_left(titles: &[&'t str]) -> Vec<Self> {
         let column = |(number, title): (usize, &&'t str)| match number {
             0 => Self::left(title, ALWAYS),
@@ -51,34 +48,32 @@ impl<'t> Column<'t> {
     }
 }
 
-/// A row of a table.
 #[derive(Debug, Default)]
 pub struct TableRow {
-    /// One for each column.
+    /// One cell for each column.
     pub cells: Vec<String>,
-    /// Whether something is wrong with what the row shows: it then begins with `!`, and is red where colour is used.
+    /// Whether something is wrong with the object of the row. The row then begins with `!`, and is
+    /// red if colour is used.
     pub is_bad: bool,
-    /// Printed on a line of its own below the row.
+    /// Printed on its own line below the row.
     pub note: Option<String>,
 }
 
 impl TableRow {
-    /// A row with nothing but cells.
     pub fn of(cells: Vec<String>) -> Self {
         Self { cells, ..Self::default() }
     }
 }
 
-/// A table as text.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RenderedTable<'t> {
-    /// Its lines.
     pub text: String,
-    /// The titles of columns that the terminal has no room for, from left to right.
+    /// The titles of columns that do not fit the terminal, from left to right.
     pub left_out: Vec<&'t str>,
 }
 
-/// A table of so many rows. Each is asked for twice: the first time for the widths.
+/// Builds a table of `count` rows. `row` is called twice for each row: the first time to measure
+/// the widths.
 pub fn table<'t>(
     columns: &[Column<'t>],
     count: usize,
@@ -111,7 +106,7 @@ pub fn table<'t>(
         let mut this = String::new();
         line(&mut this, &mut cells.iter().map(String::as_str));
         if is_bad {
-            // In place of the first blank, so that columns stay where they are.
+            // Replaces the first blank, so that the columns stay aligned.
             this.replace_range(..1, "!");
             this = style.paint("31", &this);
         }
@@ -125,7 +120,7 @@ pub fn table<'t>(
     RenderedTable { text, left_out: left_out.map(|(column, _)| column.title).collect() }
 }
 
-/// Which columns are shown: all that fit, by their importance.
+/// For each column whether it is shown. Columns are left out by importance until the rest fits.
 fn fitting(columns: &[Column<'_>], widths: &[usize], limit: Option<usize>) -> Vec<bool> {
     let mut shown = vec![true; columns.len()];
     let mut together: usize = widths.iter().map(|width| width + 2).sum();
@@ -140,7 +135,7 @@ fn fitting(columns: &[Column<'_>], widths: &[usize], limit: Option<usize>) -> Ve
     shown
 }
 
-/// The line that says which columns were left out.
+/// The line that names the columns that were left out; `None` if there are none.
 pub fn left_out(titles: &[&str]) -> Option<String> {
     (!titles.is_empty()).then(|| format!("(narrow terminal: {} left out)\n", titles.join(", ")))
 }
@@ -185,12 +180,12 @@ mod tests {
             assert_eq!((table.text.as_str(), table.left_out.as_slice()), (text, left_out), "{width}");
         };
         check(33, "  name      b    c  state       d\n  backend  10  200  healthy  3000\n", &[]);
-        // Among equals the rightmost goes first.
+        // Among equals the rightmost is left out first.
         check(32, "  name      b    c  state\n  backend  10  200  healthy\n", &["d"]);
         check(26, "  name       c  state\n  backend  200  healthy\n", &["b", "d"]);
         let least = "  name     state\n  backend  healthy\n";
         check(18, least, &["b", "c", "d"]);
-        // What makes a row tell anything stays, however narrow it is.
+        // The columns that identify a row stay, however narrow the terminal is.
         check(1, least, &["b", "c", "d"]);
     }
 

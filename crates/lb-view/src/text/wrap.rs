@@ -1,10 +1,10 @@
-//! Lines that are longer than a terminal is wide, broken where a reader would break them.
+//! Breaks lines that are wider than the terminal at the blanks between words.
 //!
-//! What stands between back-quotes is a command or a name to be copied, and is never broken: a terminal that wraps it
-//! gives it back whole.
+//! A command or name between back-quotes is never broken. If the terminal wraps it, it can still be
+//! copied in one piece.
 
-/// A text whose lines are no longer than this, as far as their words are not. What goes on in another line is indented by
-/// two more than the line that it belongs to.
+/// Wraps each line to `width` columns. A word that is longer than the width stays whole. A
+/// continuation line is indented by two more than the line that it continues.
 pub fn wrap(text: String, width: Option<usize>) -> String {
     let Some(width) = width else { return text };
     let mut wrapped = String::with_capacity(text.len());
@@ -16,12 +16,13 @@ pub fn wrap(text: String, width: Option<usize>) -> String {
     wrapped
 }
 
-/// Adds a line as so many lines as it takes, all but the first of them indented. Escape sequences take no room.
+/// Adds a line in as many lines as it needs; all but the first are indented. Escape sequences have
+/// no width.
 pub fn wrap_line(text: &mut String, line: &str, width: usize, indent: usize) {
     let mut at = 0;
     for (blanks, word) in words(line) {
         let length = visible(word);
-        // From a line that holds no more than the indentation nothing is won by another.
+        // If the line holds only the indentation, a new line would not have more room.
         if at > indent && at + blanks + length > width {
             text.push('\n');
             text.extend(std::iter::repeat_n(' ', indent));
@@ -39,7 +40,7 @@ pub fn wrap_line(text: &mut String, line: &str, width: usize, indent: usize) {
 fn words(line: &str) -> Vec<(usize, &str)> {
     let mut words = Vec::new();
     let mut rest = line;
-    // Bound: each turn takes a word off.
+    // Bound: each turn removes a word.
     loop {
         let word = rest.trim_start_matches(' ');
         if word.is_empty() {
@@ -57,7 +58,7 @@ fn words(line: &str) -> Vec<(usize, &str)> {
     }
 }
 
-/// How many columns a text takes: one for each letter, none for escape sequences.
+/// The columns that a text takes: one for each character, none for escape sequences.
 pub fn visible(text: &str) -> usize {
     pieces(text).map(|piece| if is_escape(piece) { 0 } else { piece.chars().count() }).sum()
 }
@@ -67,7 +68,8 @@ pub fn is_escape(piece: &str) -> bool {
     piece.starts_with('\x1b')
 }
 
-/// A text as escape sequences, of the only kind that is written here, and what is between them.
+/// Splits a text into escape sequences and the text between them. It knows only sequences that end
+/// with `m`, the only kind that this crate writes.
 pub fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {

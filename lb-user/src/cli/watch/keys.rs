@@ -1,6 +1,5 @@
 //! The keys that a screen obeys, as a terminal sends them.
 
-/// What a key asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyAction {
     Quit,
@@ -12,8 +11,8 @@ pub enum KeyAction {
     End,
 }
 
-/// The sequences of terminals, those of `less` for who is used to them, and of cursor keys both kinds, for an application
-/// that ran before may have left the terminal in either mode.
+/// The sequences of terminals, and the keys of `less`. Both kinds of cursor keys are included,
+/// because an earlier application may have left the terminal in either mode.
 const KEYS: [(&[u8], KeyAction); 24] = [
     (b"q", KeyAction::Quit),
     (b"Q", KeyAction::Quit),
@@ -42,11 +41,11 @@ const KEYS: [(&[u8], KeyAction); 24] = [
     (b"G", KeyAction::End),
 ];
 
-/// The keys among what was typed. Others are passed over: of an escape sequence as far as it goes.
+/// The keys in the input. Other input is skipped; an unknown escape sequence is skipped to its end.
 pub fn keys(typed: &[u8]) -> Vec<KeyAction> {
     let mut keys = Vec::new();
     let mut rest = typed;
-    // Bound: each turn takes a byte off, at least.
+    // Bound: each turn removes at least one byte.
     while !rest.is_empty() {
         let length = match KEYS.iter().find(|(sequence, _)| rest.starts_with(sequence)) {
             Some((sequence, key)) => {
@@ -60,7 +59,8 @@ pub fn keys(typed: &[u8]) -> Vec<KeyAction> {
     keys
 }
 
-/// The length of what begins here and is no key: after ESC and `[` or `O` up to its letter, else a byte.
+/// The length of the input that begins here and is no key: after ESC and `[` or `O` up to the final
+/// letter, else one byte.
 fn unknown(typed: &[u8]) -> usize {
     match typed {
         [0x1b, b'[' | b'O', rest @ ..] => {
@@ -83,7 +83,8 @@ mod tests {
         check(b"\x1b[A\x1b[Bj\x1bOA", &[KeyAction::Up, KeyAction::Down, KeyAction::Down, KeyAction::Up]);
         check(b"\x1b[5~ \x1b[6~", &[KeyAction::PageUp, KeyAction::PageDown, KeyAction::PageDown]);
         check(b"gG\x1b[H\x1b[F", &[KeyAction::Home, KeyAction::End, KeyAction::Home, KeyAction::End]);
-        // F5, cursor left with a modifier, a letter that is none, ESC alone, and a sequence that is cut off.
+        // F5, cursor left with a modifier, a letter that is no key, ESC alone, and a truncated
+        // sequence.
         check(b"\x1b[15~\x1b[1;5Dx\xc3\xa4\x1bq", &[KeyAction::Quit]);
         check(b"\x1b[1;5", &[]);
     }

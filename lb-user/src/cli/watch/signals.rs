@@ -1,21 +1,20 @@
-//! The signals that a screen obeys. Whoever waits for them is not ended by them, and can give the terminal back.
+//! The signals that a screen obeys. A process that waits for them is not ended by them, so it can
+//! restore the terminal first.
 
 use std::io;
 
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
-/// What a signal asks for.
 pub enum SignalAction {
-    /// The terminal has another size, or this process was stopped and goes on.
+    /// The terminal has changed its size, or this process continues after a stop.
     Redraw,
-    /// To be stopped, as by ^Z.
+    /// Stop the process, as by ^Z.
     Stop,
-    /// To end, by the signal of this number.
+    /// End the process, because of the signal with this number.
     End(u8),
 }
 
-/// The signals.
 pub struct WatchSignals {
     resized: unix::Signal,
     continued: unix::Signal,
@@ -27,7 +26,7 @@ pub struct WatchSignals {
 }
 
 impl WatchSignals {
-    /// Waits for them from now on.
+    /// Starts to catch the signals.
     ///
     /// # Errors
     /// If the process has no descriptor for it.
@@ -44,7 +43,6 @@ impl WatchSignals {
         })
     }
 
-    /// The next.
     pub async fn next(&mut self) -> SignalAction {
         let end = tokio::select! {
             _ = self.resized.recv() => return SignalAction::Redraw,

@@ -1,5 +1,5 @@
-//! The terminal as a screen needs it: the other buffer, no cursor, no line that wraps, and keys as they are typed. All of
-//! it is given back.
+//! The terminal in the modes that a screen needs: alternate buffer, no cursor, no wrapping,
+//! unbuffered keys. All modes are restored at the end.
 
 use std::io::{self, IsTerminal};
 
@@ -12,30 +12,31 @@ use tokio::sync::mpsc;
 use super::keys::{KeyAction, keys};
 use crate::print;
 
-/// The alternate screen, no cursor, and no line that goes on in the next: a letter that is wider than others would else
-/// make the screen scroll.
+/// The alternate screen, no cursor, and no wrapping. With wrapping, a letter that is wider than
+/// others would make the screen scroll.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
-/// All of that the other way round.
+/// The reverse of [`ENTER`].
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 
-/// The terminal of standard output while a screen is on it.
+/// The terminal of standard output while it shows a screen.
 pub struct AlternateScreen {
-    /// How the terminal of standard input was.
+    /// The earlier modes of the terminal of standard input; `None` if standard input is no
+    /// terminal.
     before: Option<Termios>,
     is_left: bool,
 }
 
 impl AlternateScreen {
-    /// Takes the screen.
+    /// Enters the alternate screen.
     ///
     /// # Errors
     /// If the terminal cannot be written to.
     pub fn enter() -> Result<Self> {
-        // If keys do not come from a terminal, there are none.
+        // If standard input is no terminal, there are no keys.
         let before = rustix::termios::tcgetattr(io::stdin()).ok();
         let terminal = Self { before, is_left: false };
         if let Some(mut modes) = terminal.before.clone() {
-            // Signals stay with the terminal: ^C is SIGINT.
+            // Signals stay with the terminal: ^C sends SIGINT.
             modes.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
             modes.special_codes[SpecialCodeIndex::VMIN] = 1;
             modes.special_codes[SpecialCodeIndex::VTIME] = 0;
@@ -50,8 +51,9 @@ impl AlternateScreen {
     /// # Errors
     /// If the terminal cannot be written to.
     pub fn show(&self, rows: &[String]) -> Result<()> {
-        // Each row is cleared before it is written, and what is below at the end: to clear all first would flicker. From a
-        // full row the end could not be cleared, for the cursor stands on its last letter.
+        // Each row is cleared before it is written, and the rest at the end. Clearing everything
+        // first would flicker. The end of a full row could not be cleared after writing it, because
+        // the cursor stays on its last letter.
         let mut frame = "\x1b[H".to_owned();
         for (number, row) in rows.iter().enumerate() {
             frame.push_str(if number == 0 { "\x1b[2K" } else { "\r\n\x1b[2K" });
@@ -65,12 +67,13 @@ impl AlternateScreen {
         write(&frame)
     }
 
-    /// Gives it back. A failure is ignored: then the terminal is gone.
+    /// Restores the terminal. A failure is ignored, because then the terminal is gone.
     pub fn leave(&mut self) {
         if !std::mem::replace(&mut self.is_left, true) {
             let _ = print::text(LEAVE);
             if let Some(before) = &self.before {
-                // Keys that were typed for the screen are not for the shell.
+                // Discards keys that were typed for the screen, so that the shell does not receive
+                // them.
                 let _ = rustix::termios::tcsetattr(io::stdin(), OptionalActions::Flush, before);
             }
         }
@@ -90,7 +93,7 @@ fn write(text: &str) -> Result<()> {
     Ok(())
 }
 
-/// How large the terminal of standard output is; as large as the first ones were, if it does not say.
+/// The size of the terminal of standard output; 80 x 24, as early terminals had, if it is unknown.
 pub fn size() -> TerminalSize {
     let size = rustix::termios::tcgetwinsize(io::stdout());
     let (columns, rows) = size.map_or((0, 0), |size| (size.ws_col, size.ws_row));
@@ -98,26 +101,26 @@ pub fn size() -> TerminalSize {
     TerminalSize { columns: or(columns, 80), rows: or(rows, 24) }
 }
 
-/// Keys of standard input.
+/// The keys from standard input.
 pub struct Keyboard {
     typed: mpsc::Receiver<Vec<KeyAction>>,
 }
 
 impl Keyboard {
-    /// The keys from now on; none, if standard input is no terminal.
+    /// Starts to read keys; there are none if standard input is no terminal.
     ///
     /// # Errors
     /// If no thread can be started to read them.
     pub fn open() -> io::Result<Self> {
         let (keys, typed) = mpsc::channel(1);
         if io::stdin().is_terminal() {
-            // Ends with the process: nothing else ends a read of a terminal.
+            // Ends with the process: nothing else ends a read from a terminal.
             std::thread::Builder::new().name("keys".to_owned()).spawn(move || read(&keys))?;
         }
         Ok(Self { typed })
     }
 
-    /// What is typed next.
+    /// The next keys; waits forever if there are none.
     pub async fn keys(&mut self) -> Vec<KeyAction> {
         match self.typed.recv().await {
             Some(keys) => keys,
@@ -126,10 +129,11 @@ impl Keyboard {
     }
 }
 
-/// Reads keys, until nobody wants them or nothing can be typed any more, which is to quit.
+/// Reads keys until the receiver is gone or the input ends. The end of the input counts as
+/// [`KeyAction::Quit`].
 fn read(wanted: &mpsc::Sender<Vec<KeyAction>>) {
     let mut typed = [0; 256];
-    // Bound: the process.
+    // Bound: the life of the process.
     loop {
         let (keys, is_last) = match rustix::io::read(io::stdin(), &mut typed) {
             Ok(count) if count > 0 => (keys(&typed[..count]), false),

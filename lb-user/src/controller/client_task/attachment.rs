@@ -1,7 +1,9 @@
-//! Where a client task is attached: at the cgroup that its path names now, and at earlier ones until their flows ended.
+//! Where a client task is attached: at the cgroup that its path names now, and at earlier ones
+//! until their flows have ended.
 //!
-//! A cgroup may be made anew at the same path, and a client may be configured for another one. The programs attach there
-//! first; old links go once no flow is open that may have begun at them. It reads no clock.
+//! A cgroup may be created again at the same path, and a client may be configured for another one.
+//! The programs attach to the new cgroup first; old links go once no flow is open that may have
+//! begun at them. It reads no clock.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,10 +12,11 @@ use lb_kernel::{Cgroup, ClientKernel, DatapathError};
 
 use super::ClientTask;
 
-/// Links to a cgroup that is still there are looked at this often. Only an operator takes them away, and each is three system calls.
+/// Links to a cgroup that still exists are checked at this interval. Only an operator removes them,
+/// and each check takes three system calls.
 const LINKS: Duration = Duration::from_secs(10);
 
-/// What became of a client's attachment when its cgroup was looked at.
+/// What became of a client's attachment when its cgroup was checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Followed {
     /// The programs are where they were.
@@ -31,9 +34,9 @@ impl ClientTask {
         self.datapath.kernel()
     }
 
-    /// Puts this build's programs in place of those that are attached, or attaches them: from now on the cgroup's
-    /// connects are balanced. Without a cgroup there is nothing to attach to yet. On other cgroups they stay until
-    /// [`ClientTask::leave_other_cgroups`].
+    /// Replaces the attached programs with this build's, or attaches these: from now on the
+    /// cgroup's connects are balanced. Without a cgroup there is nothing to attach to yet. On other
+    /// cgroups the programs stay until [`ClientTask::leave_other_cgroups`].
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -53,13 +56,14 @@ impl ClientTask {
         result
     }
 
-    /// Attaches again if the programs are not attached to the cgroup that the configured path names now: a service that
-    /// was restarted has a new cgroup at its old path, links can be removed by hand, and an attachment may have been cut
-    /// off. After a failure nothing is done until it is time to try again.
+    /// Attaches again if the programs are not attached to the cgroup that the configured path names
+    /// now: a restarted service has a new cgroup at its old path, links can be removed by hand, and
+    /// an attachment may have been interrupted. After a failure nothing is done until a retry is
+    /// due.
     ///
     /// # Errors
-    /// If the kernel refuses, or what is attached cannot be seen: everything stays as it was then. The error comes with
-    /// whether it is another one than before.
+    /// If the kernel refuses, or the attachment cannot be read; then everything stays as it was.
+    /// The `bool` is `true` if the error differs from the one before.
     pub fn follow_cgroup(&mut self, now: Instant) -> Result<Followed, (DatapathError, bool)> {
         if self.is_unpinned || self.first_look.is_some() || !self.attaching.is_due(now) {
             return Ok(Followed::Unchanged);
@@ -84,7 +88,7 @@ impl ClientTask {
             return Ok(Followed::Unchanged);
         }
         let there = self.cgroup_there()?;
-        // Links of an earlier daemon get the programs of this one, too.
+        // Links of an earlier daemon also receive the programs of this one.
         self.links_seen = None;
         if let Some(there) = there
             && self.kernel().is_fully_attached(there.id)?
@@ -98,17 +102,19 @@ impl ClientTask {
         if self.look_for_pins()? { self.attach() } else { Ok(Followed::Unpinned) }
     }
 
-    /// Something has changed at the client's cgroup: the next look at it need not wait for its pause.
+    /// Something has changed at the client's cgroup: the next check of it need not wait for its
+    /// pause.
     pub fn cgroup_changed(&mut self) {
         self.links_seen = None;
         self.attaching.retry_now();
     }
 
-    /// Looks whether the client's pins are still those that this client task works on. Where the whole directory was
-    /// removed, an operator wants the client gone: it stays gone until another client task is opened for it.
+    /// Checks whether the client's pins are still those that this client task works on. If the
+    /// whole directory was removed, an operator wants the client gone: it stays gone until another
+    /// client task is opened for it.
     ///
     /// # Errors
-    /// If that cannot be seen.
+    /// If that cannot be determined.
     pub fn look_for_pins(&mut self) -> Result<bool, DatapathError> {
         if !self.is_unpinned && !self.kernel().is_pinned()? {
             self.is_unpinned = true;
@@ -123,12 +129,13 @@ impl ClientTask {
         self.is_unpinned
     }
 
-    /// Leaves cgroups that are not the client's any more: lets no flow begin there, and detaches once no flow is open
-    /// that may have begun there. To be called only once the client that takes a cgroup over is attached there. After a
-    /// failure nothing is done until it is time to try again.
+    /// Leaves cgroups that are no longer the client's: stops flows from beginning there, and
+    /// detaches once no flow is open that may have begun there. Call this only once the client that
+    /// takes over a cgroup is attached there. After a failure nothing is done until a retry is due.
     ///
     /// # Errors
-    /// If a link cannot be looked at or removed. The error comes with whether it is another one than before.
+    /// If a link cannot be read or removed. The `bool` is `true` if the error differs from the one
+    /// before.
     pub fn leave_other_cgroups(&mut self, now: Instant) -> Result<(), (DatapathError, bool)> {
         if !self.leaving.is_due(now) || !self.has_moved && !self.has_old_links {
             return Ok(());
@@ -152,7 +159,7 @@ impl ClientTask {
         self.has_moved
     }
 
-    /// Cgroups other than the client's at which its flows still begin.
+    /// Ids of cgroups other than the client's in which its flows still begin.
     ///
     /// # Errors
     /// If the links cannot be read.
@@ -162,8 +169,9 @@ impl ClientTask {
         Ok(cgroups)
     }
 
-    /// While there is no cgroup at the client's path, links to a cgroup that was removed there stay: sockets that were
-    /// made in it may still dial. A cgroup at another path is not the client's any more, and its links go.
+    /// While there is no cgroup at the client's path, links to a cgroup that was removed there
+    /// stay, because sockets that were made in it may still dial. A cgroup at another path is no
+    /// longer the client's, and its links go.
     fn retire_other_links(&self) -> Result<(), DatapathError> {
         match &self.cgroup {
             Some(cgroup) => self.kernel().leave_other_cgroups(cgroup.id),
@@ -173,7 +181,7 @@ impl ClientTask {
 
     fn remove_other_links(&mut self) -> Result<(), DatapathError> {
         let Some(cgroup) = &self.cgroup else { return Ok(()) };
-        // Only this daemon makes links: once there are none, there are none until the client moves.
+        // Only this daemon makes links, so no old link can appear until the client moves.
         self.has_old_links = self.kernel().has_old_links(cgroup.id)?;
         if !self.has_old_links || self.open_flows() > 0 {
             return Ok(());
@@ -181,10 +189,11 @@ impl ClientTask {
         self.kernel().remove_old_links(cgroup.id)
     }
 
-    /// Whether the programs of this client task are attached to the cgroup that the configured path names now.
+    /// Whether the programs of this client task are attached to the cgroup that the configured path
+    /// names now.
     ///
     /// # Errors
-    /// If that cannot be seen, which says nothing of what is attached.
+    /// If that cannot be determined, in which case the programs may or may not be attached.
     pub fn is_effective(&self) -> Result<bool, DatapathError> {
         match self.cgroup_there()? {
             Some(there) => self.kernel().is_fully_attached(there.id),
@@ -204,12 +213,12 @@ impl ClientTask {
     /// Whether the client's connects are balanced in the cgroup with this id.
     ///
     /// # Errors
-    /// If that cannot be seen.
+    /// If that cannot be determined.
     pub fn covers(&self, cgroup: u64) -> Result<bool, DatapathError> {
         self.kernel().is_balanced(cgroup)
     }
 
-    /// Whether there is a cgroup at its path.
+    /// Whether there is a cgroup at its path; `false` as well if that cannot be determined.
     pub fn has_cgroup(&self) -> bool {
         self.cgroup_there().is_ok_and(|there| there.is_some())
     }
@@ -224,7 +233,7 @@ impl ClientTask {
         self.attach_error.as_deref()
     }
 
-    /// The cgroup that the programs were attached to when it was last looked at.
+    /// The cgroup that the programs were attached to at the last check.
     pub fn cgroup(&self) -> Option<&Cgroup> {
         self.cgroup.as_ref()
     }

@@ -1,5 +1,6 @@
-//! The weights of a client task that change while its lists stay: with load, and in slow start. What is known of each row goes to its
-//! [`Control`], and what that makes of it becomes a fact for the balancer.
+//! The weights of a client task that change while its lists stay: with load, and in slow start. The
+//! state of each row goes to its [`Control`], and the factors that this returns become a fact for
+//! the balancer.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,7 +23,7 @@ use lb_view::load;
 
 use super::ClientTask;
 
-/// The control of one service, and what is counted for it.
+/// The control of one service, and the counts for it.
 pub struct Controlled {
     control: Control,
     lives: Lives,
@@ -30,13 +31,13 @@ pub struct Controlled {
     /// Flows that had begun at the last tick; `None` before the first.
     begun: Option<u64>,
     counted: ByAddress<BackendFlows>,
-    /// What the last tick has seen.
+    /// The state of the row at the last tick.
     look: Look,
-    /// When that was, by the clock of reports.
+    /// When the last tick was, by the clock of reports.
     looked: Duration,
-    /// Tables that were made because of it.
+    /// How many tables were made for the control.
     tables: u64,
-    /// Whether an operator has said something of it since this daemon knows it.
+    /// Whether an operator has set the switch since this daemon has the service.
     is_said: bool,
 }
 
@@ -48,7 +49,8 @@ struct BackendFlows {
     of_late: OfLate,
 }
 
-/// Every how many ticks it is counted which flows fail: of each backend that is half a kilobyte for each CPU.
+/// Failed flows are counted every this many ticks, because a count reads half a kilobyte per
+/// backend and CPU.
 const COUNTED_TICKS: u32 = 5;
 
 impl Controlled {
@@ -68,7 +70,8 @@ impl Controlled {
 }
 
 impl ClientTask {
-    /// Makes the controls that the configuration asks for. `learnt` tells what was learnt for a service before, and how long ago.
+    /// Creates the controls that the configuration requires. `learnt` returns what was learnt for a
+    /// service before, and how long ago.
     pub fn make_controls(
         &mut self,
         learnt: impl Fn(&str) -> Option<(LearntWeights, Duration)>,
@@ -97,14 +100,15 @@ impl ClientTask {
                     new
                 }
             };
-            // A balancer that is new knows none.
+            // A new balancer has no factors.
             self.apply_factors(position, controlled.control.in_force().clone(), now);
             self.controls.push(Some((name, controlled)));
         }
     }
 
-    /// Takes up what was learnt before, where that could not be read in time. What was said meanwhile holds, and what was learnt, which
-    /// is of how things are now: unless an operator had frozen the weights, or switched the law off.
+    /// Applies what was learnt before, if the file could not be read in time. A switch that an
+    /// operator has set in the meantime holds. So do factors learnt in the meantime, because they
+    /// describe the present, unless the file has the weights frozen or the law switched off.
     pub fn adopt_late(&mut self, learnt: impl Fn(&str) -> Option<(LearntWeights, Duration)>, now: Instant) {
         for position in 0..self.controls.len() {
             let Some((name, controlled)) = &mut self.controls[position] else { continue };
@@ -119,8 +123,9 @@ impl ClientTask {
         }
     }
 
-    /// Lets the laws look at what is reported and counted, a tick after the last time. Returns what is worth a table, by position.
-    /// `heard`: what reports say of a member of the table of the service at a position. `tick`: the number of this one.
+    /// Runs the laws on the current reports and counts, one tick after the last time. Returns the
+    /// proposals that are worth a table, by position. `heard` returns the report of a member of the
+    /// table of the service at a position. `tick`: the number of this tick.
     pub fn tick_controls(
         &mut self,
         tick: u32,
@@ -154,7 +159,8 @@ impl ClientTask {
         proposals
     }
 
-    /// Whoever is new, or available again or no longer, starts slowly from now on, where that is configured.
+    /// If slow start is configured, begins that of members that are new or available again, and
+    /// ends that of members that are no longer available.
     pub fn start_slowly(&mut self, now: Instant) {
         let at = self.clock.monotonic(now);
         let mut controls = std::mem::take(&mut self.controls);
@@ -181,8 +187,9 @@ impl ClientTask {
         }
     }
 
-    /// Returns whether the table is another one. It is in the maps at once where all else there is as planned: a plan for it would say
-    /// as much of all the other services and backends, and what follows load makes many tables.
+    /// Returns whether the table changed. If the maps otherwise match the plan, the table is
+    /// written to them at once: a plan would repeat all other services and backends, and following
+    /// load makes many tables.
     fn apply_factors(&mut self, position: usize, factors: Factors, now: Instant) -> bool {
         let is_new = self.balancer.handle(now, Fact::Factors(position, factors)).expect("it takes no room");
         if !is_new {
@@ -196,7 +203,7 @@ impl ClientTask {
         true
     }
 
-    /// What is known of a row; `None` before there is a list.
+    /// The state of a row; `None` before there is a list.
     fn look(
         &self,
         position: usize,
@@ -231,7 +238,8 @@ impl ClientTask {
         })
     }
 
-    /// Takes in how many flows of each service with a law have begun since the last tick, and how many are open.
+    /// Counts the flows of each service with a law that have begun since the last tick, and those
+    /// that are open.
     fn count_begun(&self, controls: &mut [Option<(String, Controlled)>]) {
         let tables = self.datapath.tables();
         let mut followed: Vec<(ServiceIndex, &mut Controlled)> = Vec::new();
@@ -244,12 +252,12 @@ impl ClientTask {
         }
         followed.sort_by_key(|(index, _)| *index);
         let indexes: Vec<ServiceIndex> = followed.iter().map(|(index, _)| *index).collect();
-        // What cannot be read now is read at the next tick; the log has it from `sample`.
+        // After a read error the next tick reads again; `sample` logs the error.
         let Ok(outcomes) = tables.outcomes_of(&indexes) else { return };
         for ((_, controlled), outcomes) in followed.into_iter().zip(outcomes) {
             let begun = flows_begun(&outcomes);
             let open: u64 = controlled.counted.values().map(|counted| tables.active(counted.at.slot)).sum();
-            // Of flows that were there before anybody looked it is not known when they began.
+            // It is unknown when the flows began that existed before the first count.
             if let Some(before) = controlled.begun.replace(begun) {
                 let new = begun.saturating_sub(before);
                 controlled.lives.tick(float(new), float(open));
@@ -258,7 +266,7 @@ impl ClientTask {
         }
     }
 
-    /// Takes in how many flows to each member of a service with a law have failed, of how many.
+    /// Counts the failed flows and all flows to each member of a service with a law.
     fn count_failed(&self, controls: &mut [Option<(String, Controlled)>]) {
         let mut slots: BTreeMap<Slot, (usize, SocketAddr, BackendRef)> = BTreeMap::new();
         for (position, controlled) in controls.iter().enumerate() {
@@ -287,7 +295,7 @@ impl ClientTask {
             let failed = Ending::ALL.into_iter().filter(|ending| ending.is_error());
             let failed: u64 = failed.map(|ending| counts.sums.endings[ending as usize]).sum();
             let begun = counts.sums.chosen;
-            // What was counted before anybody looked says nothing of now.
+            // The first count is only a baseline: it does not describe the present.
             let known = before[position].remove(&address).filter(|known| known.at == at);
             let known = known.unwrap_or(BackendFlows { at, begun, failed, of_late: OfLate::default() });
             let mut of_late = known.of_late;
@@ -297,7 +305,8 @@ impl ClientTask {
         });
     }
 
-    /// An operator says what becomes of the law of a service. Returns what it was; `None` if the service has none here.
+    /// Sets the switch of a service's law as an operator requests. Returns the switch before;
+    /// `None` if the service has no law here.
     pub fn switch_control(&mut self, service: &str, switch: Switch) -> Option<Switch> {
         let mut controls = self.controls.iter_mut().flatten();
         let (_, controlled) = controls
@@ -308,7 +317,7 @@ impl ClientTask {
         Some(before)
     }
 
-    /// What is kept for the next daemon, by service name.
+    /// The learnt weights that are stored for the next daemon, by service name.
     pub fn learnt(&self, now: Instant) -> impl Iterator<Item = (&str, LearntWeights)> {
         let now = self.clock.monotonic(now);
         self.controls.iter().flatten().filter_map(move |(name, controlled)| {
@@ -318,13 +327,14 @@ impl ClientTask {
         })
     }
 
-    /// Whether a member has begun or ended a slow start by becoming available or unavailable since this was last called.
+    /// Whether a member has begun or ended a slow start by becoming available or unavailable since
+    /// the last call.
     pub fn take_slow_starts_changed(&mut self) -> bool {
         let controls = self.controls.iter_mut().flatten();
         controls.fold(false, |any, (_, controlled)| controlled.control.take_slow_starts_changed() || any)
     }
 
-    /// What is shown of weights that change, by service name.
+    /// What status shows of weights that change, by service name.
     pub fn loads(&self) -> BTreeMap<String, load::ServiceLoadStatus> {
         let controls = self.controls.iter().flatten();
         controls.map(|(name, controlled)| (name.clone(), controlled.view())).collect()
@@ -367,14 +377,14 @@ impl Controlled {
 
 /// Whether a member takes new flows as far as is known.
 fn is_available(row: &Row, address: SocketAddr) -> bool {
-    // As nearly always: nothing is looked up where all are well.
+    // The usual case: if all members are healthy, nothing is looked up.
     if !row.is_unsettled() && row.available.1 > 0 {
         return true;
     }
     row.usable.get(&address).is_none_or(|(_, health)| *health == Health::Healthy)
 }
 
-/// Calls that have begun a flow that is counted while it is open.
+/// How many calls have begun a flow that is counted while it is open.
 pub(super) fn flows_begun(outcomes: &Outcomes) -> u64 {
     let begins_a_flow =
         |outcome: &Outcome| outcome.is_balanced() && !matches!(outcome, Outcome::Reused | Outcome::Untracked);

@@ -1,6 +1,7 @@
-//! What the programs of a client task have counted of late: samples of its counters, taken now and then.
+//! Recent counts of a client task's programs, from regular samples of its counters.
 //!
-//! Counters only grow; what happened in the last minute is the difference of two samples. It reads no clock.
+//! Counters only grow; the counts of the last minute are the difference of two samples. It reads no
+//! clock.
 
 use std::time::Instant;
 
@@ -11,10 +12,11 @@ use super::ClientTask;
 use crate::window::{Sample, Window};
 
 impl ClientTask {
-    /// Remembers the counts of every slot now and then, for what was counted in the last minute.
+    /// Samples the counts of every slot if that is due, for the counts of the last minute.
     ///
     /// # Errors
-    /// If the kernel refuses a look-up. The error comes with whether it is another one than before.
+    /// If the kernel refuses a lookup. The `bool` is `true` if the error differs from the one
+    /// before.
     pub fn sample(&mut self, now: Instant) -> Result<(), (DatapathError, bool)> {
         if !self.window.is_due(now) || !self.counting.is_due(now) {
             return Ok(());
@@ -62,7 +64,8 @@ impl ClientTask {
         Ok(())
     }
 
-    /// How many connects were refused because all backends were at their limit, of the services that have a limit.
+    /// How many connects were refused because all backends were at their limit, for the services
+    /// that have a limit.
     fn limited(&self) -> Result<Vec<(ServiceIndex, u64)>, DatapathError> {
         let services = self.datapath.applied().services.iter();
         let limited = services.filter(|(_, service)| service.rules.active_limit != 0);
@@ -70,7 +73,6 @@ impl ClientTask {
         limited.map(|(index, _)| count(*index)).collect()
     }
 
-    /// What was counted of late.
     pub fn window(&self) -> &Window {
         &self.window
     }

@@ -1,5 +1,6 @@
-//! Errors of backends as load of these, for the policies that compare load: those that backends report are added to those that the kernel
-//! programs see, and [`error_load`](lb_core::control::error_load) decides how much these weigh.
+//! Errors of backends that count as load, for the policies that compare load: errors that backends
+//! report are added to those that the kernel programs see, and
+//! [`error_load`](lb_core::control::error_load) decides how much they weigh.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -28,11 +29,11 @@ struct ServiceLoad {
     policy: Policy,
     /// The half-life of errors.
     decay: Duration,
-    /// The members of its table, and whether anything is left of their errors.
+    /// The members of its table, each with whether anything is left of its errors.
     members: Vec<(Slot, MemberLoad, bool)>,
-    /// The logarithm of the entries of the table.
+    /// The base-2 logarithm of the number of entries of the table.
     length_log2: u8,
-    /// The most open flows of a member per share, as the kernel programs are given it.
+    /// The most open flows of a member per share, as the kernel programs receive it.
     peak_flows: u64,
 }
 
@@ -42,13 +43,13 @@ impl ServiceLoad {
     }
 }
 
-/// The half-life of a service's errors, if they count as load.
+/// The half-life of a service's errors; `None` if they do not count as load.
 pub fn error_decay(service: &Service) -> Option<Duration> {
     service.error_decay.filter(|_| service.policy.counts_errors())
 }
 
 impl ClientTask {
-    /// What there is of the services whose errors count as load, in the order of their indexes.
+    /// The services whose errors count as load, in the order of their indexes.
     fn service_loads(&self) -> Vec<ServiceLoad> {
         let (tables, now_ns) = (self.datapath.tables(), self.datapath.kernel().now_ns());
         let look = |(position, (service, index, _)): (usize, (&Service, ServiceIndex, _))| {
@@ -70,7 +71,8 @@ impl ClientTask {
         loads
     }
 
-    /// Gives the kernel programs each service's most open flows per share. To be called whenever tables have changed.
+    /// Publishes each service's most open flows per share to the kernel programs. Call this
+    /// whenever tables have changed.
     pub(super) fn publish_peak_flows(&mut self) {
         self.set_peak_flows(&self.service_loads());
     }
@@ -81,8 +83,9 @@ impl ClientTask {
         }
     }
 
-    /// Gives the kernel programs each service's most open flows per share, limits the errors of backends to what that is worth, and delays
-    /// their halving while few connects come. To be called each tick.
+    /// Publishes each service's most open flows per share to the kernel programs, limits each
+    /// backend's errors to the equivalent of that many flows, and delays their halving while few
+    /// connects come. Call this each tick.
     pub fn weigh_errors(&mut self, now: Instant) {
         let last = self.errors_seen.at.replace(now);
         let elapsed = last.map_or(TICK, |last| now.saturating_duration_since(last));
@@ -91,17 +94,18 @@ impl ClientTask {
         loads.retain(ServiceLoad::has_errors);
         let before = std::mem::take(&mut self.errors_seen.connects);
         let indexes: Vec<ServiceIndex> = loads.iter().map(|service| service.index).collect();
-        // What cannot be read now is read at the next tick; the log has it from `sample`.
+        // After a read error the next tick reads again; `sample` logs the error.
         let Ok(outcomes) = self.datapath.tables().outcomes_of(&indexes) else { return };
         let reported: BTreeSet<Slot> = self.reported_errors.keys().map(|at| at.slot).collect();
         for (service, outcomes) in loads.into_iter().zip(outcomes) {
             let ServiceLoad { index, policy, decay, members, length_log2, peak_flows } = service;
             let connects = flows_begun(&outcomes);
-            // Of a service that had no errors it is not known how many there were.
+            // If a service had no errors at the last tick, its connects until then are unknown.
             let new = before.get(&index).map_or(0, |before| connects.saturating_sub(*before));
             let all = members.iter().map(|(_, load, _)| load.share(policy)).sum();
             for (slot, load, _) in members.iter().filter(|(.., has_errors)| *has_errors) {
-                // What a backend reports counts by the share of its requests, whatever others have open.
+                // Reported errors count by the backend's share of requests, whatever flows others
+                // have open.
                 if !reported.contains(slot) {
                     let most = most_errors(peak_of(policy as u8, peak_flows, load.entries, length_log2));
                     self.datapath.limit_errors(*slot, most);
@@ -115,8 +119,8 @@ impl ClientTask {
         }
     }
 
-    /// Adds the errors that backends report to their recent errors, for the services whose policy counts these as load. To be called each
-    /// tick. `heard`: as for [`ClientTask::tick_controls`].
+    /// Adds the errors that backends report to their recent errors, for the services whose policy
+    /// counts these as load. Call this each tick. `heard`: as for [`ClientTask::tick_controls`].
     pub fn count_reported_errors(&mut self, heard: impl Fn(usize, usize) -> Option<Heard>, now: Instant) {
         let now = self.clock.monotonic(now);
         let mut shares: BTreeMap<Slot, (BackendRef, f64)> = BTreeMap::new();
@@ -132,7 +136,7 @@ impl ClientTask {
             }
         }
         let slots: Vec<Slot> = shares.keys().copied().collect();
-        // What cannot be read now is read at the next tick; the log has it from `sample`.
+        // After a read error the next tick reads again; `sample` logs the error.
         let Ok(chosen) = self.datapath.tables().chosen(&slots) else { return };
         let mut before = std::mem::take(&mut self.reported_errors);
         for ((at, share), chosen) in shares.into_values().zip(chosen) {

@@ -1,5 +1,5 @@
-//! Backends that fail probes of the daemon, as a client in another network namespace sees them: a guess, until the client's own
-//! connections show that it is wrong.
+//! Backends that fail the daemon's probes while the client is in another network namespace: the
+//! failure is a guess until the client's own connections refute it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,15 +15,16 @@ use super::ClientTask;
 /// A backend that fails probes.
 #[derive(Debug, Default)]
 pub struct Guess {
-    /// How many connections the client had established when the backend was ejected for it; `None` before it has a slot.
+    /// The backend, and how many connections the client had established to it, when the guess
+    /// ejected it; `None` before it has a slot.
     ejected: Option<(BackendRef, u64)>,
-    /// Whether the client has established a connection since then. Nothing but a probe that succeeds ends that: if the backend fails
-    /// later, the client's own connects eject it.
+    /// Whether the client has established a connection since then. This stays so until a probe
+    /// succeeds: if the backend fails later, the client's own connects eject it.
     is_refuted: bool,
 }
 
 impl ClientTask {
-    /// Applies what probes by connection have found of the backends of the service at this position.
+    /// Applies the results of connect probes of the backends of the service at this position.
     pub fn apply_findings(
         &mut self,
         position: usize,
@@ -44,7 +45,7 @@ impl ClientTask {
         self.hear(position, Who::Probe, said, now);
     }
 
-    /// How a backend is to this client if probes have found it like that.
+    /// The health of a backend for this client, if probes have found `found`.
     fn seen(&self, identity: Identity, found: Health) -> Health {
         let is_refuted = self.guesses.get(&identity).is_some_and(|guess| guess.is_refuted);
         seen_from(found, self.is_elsewhere(), is_refuted)
@@ -54,9 +55,10 @@ impl ClientTask {
         self.balancer.services().nth(position).map(|(_, index, _)| index)
     }
 
-    /// Ejects backends for new guesses, so that the kernel programs try them, and notes which guesses connections have refuted: the
-    /// next look at probes applies that. Does nothing until the maps are as planned, because until then the ejected ones may be the
-    /// only ones that connects can choose.
+    /// Ejects backends for new guesses, so that the kernel programs try them, and notes which
+    /// guesses connections have refuted; the next look at probes applies that. Does nothing until
+    /// the maps match the plan, because until then connects may have no other backend than those to
+    /// be ejected.
     pub fn judge_guesses(&mut self) {
         if self.guesses.is_empty() || !self.is_settled() {
             return;

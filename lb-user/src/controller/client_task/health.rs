@@ -1,8 +1,9 @@
-//! What the kernel programs of a client task find of its backends, as it is taken in, and what is said of that.
+//! What the kernel programs of a client task find of its backends: how the controller applies and
+//! logs their verdicts.
 //!
-//! The programs eject and take back by themselves. Here the controller hears of it, for what follows in the tables, and the
-//! log gets a line for each change: from the counters, so that of a backend that is not quite well nothing is missed that came
-//! and went between two looks.
+//! The programs eject and readmit backends by themselves. The controller reads their verdicts
+//! because tables depend on them, and logs one line for each change. The lines come from counters,
+//! so that an ejection which begins and ends between two looks is logged as well.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::SocketAddr;
@@ -27,25 +28,27 @@ use crate::controller::probing::{ProbeCandidate, connect_target};
 use crate::probes::probed;
 use crate::status;
 
-/// Lines of one client task at a time; what is beyond is told in one.
+/// Lines per client task and call; one more line counts the rest.
 const MOST_LINES: usize = 8;
 
-/// What the log has of backends, and of services whether they were in panic.
+/// What was logged of backends, and which services were logged as in panic.
 #[derive(Debug, Default)]
 pub struct Told {
-    /// Whether healths may have changed since they were logged.
+    /// Whether any health may have changed since the last log lines.
     pub is_stale: bool,
-    /// By position of the service and address: the health that was logged last, and who had found it.
+    /// The health that was logged last and the witness that had found it, by service position and
+    /// address.
     health: BTreeMap<(usize, SocketAddr), (Health, Option<Who>)>,
     backends: BTreeMap<BackendRef, ToldOfBackend>,
-    /// Ejected backends that are to be tried before their time, and when that was last done.
+    /// Ejected backends that are to be tried before their time; `tried` holds when that was last
+    /// done.
     returned: BTreeSet<BackendRef>,
     tried: BTreeMap<BackendRef, Instant>,
     panics: BTreeSet<String>,
 }
 
 impl Told {
-    /// What an earlier daemon has logged, by the maps.
+    /// What an earlier daemon has logged, as the maps show it.
     pub fn adopted(balancer: &Balancer, datapath: &Datapath) -> Self {
         let positions: BTreeMap<ServiceIndex, usize> =
             balancer.services().enumerate().map(|(position, (_, index, _))| (index, position)).collect();
@@ -58,20 +61,20 @@ impl Told {
     }
 }
 
-/// Between two looks at which backends serve.
+/// The shortest time between two checks of whether backends serve.
 const EVERY: Duration = Duration::from_millis(900);
 
-/// What is known of whether a service with too few available backends serves.
+/// Whether a service with too few available backends serves.
 #[derive(Debug, Default)]
 pub struct Serving {
     looked_at: Option<Instant>,
-    /// By backend how many connections to it were established when it was last looked at.
+    /// How many connections to each backend had been established at the last look.
     established: BTreeMap<BackendRef, u64>,
-    /// When that had grown for any of them.
+    /// When any of these counts last grew.
     grown_at: Option<Instant>,
 }
 
-/// Of a backend how often it was ejected and taken back, and whether it was ejected then.
+/// The ejections and readmissions of a backend at the last look, and whether it was ejected then.
 #[derive(Clone, Copy, Debug)]
 struct ToldOfBackend {
     ejections: u64,
@@ -79,7 +82,7 @@ struct ToldOfBackend {
     is_ejected: bool,
 }
 
-/// A line of the log.
+/// A backend that was ejected and came back between two looks.
 struct Line {
     service: String,
     backend: SocketAddr,
@@ -87,7 +90,7 @@ struct Line {
     readmissions: u64,
 }
 
-/// Why a backend is healthy again, by who had found it otherwise.
+/// Why a backend is healthy again, by the witness that had found it unhealthy.
 const fn recovery(before: Option<Who>) -> &'static str {
     match before {
         Some(Who::Kernel) => "no longer ejected",
@@ -98,7 +101,7 @@ const fn recovery(before: Option<Who>) -> &'static str {
     }
 }
 
-/// Whether the programs see why flows fail, without which nothing is known of backends.
+/// Whether the programs see why flows fail. If they do not, they know nothing of backends.
 pub fn knows_causes(accounting: Accounting, features: Features) -> bool {
     match accounting {
         Accounting::Full => features.socket_errors,
@@ -107,8 +110,8 @@ pub fn knows_causes(accounting: Accounting, features: Features) -> bool {
 }
 
 impl ClientTask {
-    /// Takes in the programs' verdicts, and that time has passed. The next [`ClientTask::settle`] carries out what
-    /// follows.
+    /// Applies the verdicts of the programs, and the passing of time. The next
+    /// [`ClientTask::settle`] carries out what follows.
     pub fn hear_kernel(&mut self, now: Instant) {
         let verdicts = self.datapath.tables().kernel_verdicts(&self.datapath.applied().backends);
         self.has_verdicts = !verdicts.is_empty();
@@ -129,11 +132,12 @@ impl ClientTask {
         }
     }
 
-    /// Finds out whether services with too few available backends have available ones that serve: that have established connections
-    /// within the time of a first ejection. To be called before what has changed of a service is carried out, so that a fact that
-    /// comes alone is not taken for panic. What cannot be read is looked at again a second later.
+    /// Finds the services that have too few available backends but still serve: a backend has
+    /// established connections within the time of a first ejection. Call this before a service's
+    /// changes are carried out, so that one fact that arrives alone does not start panic. Counters
+    /// that cannot be read are read again a second later.
     pub fn look_who_serves(&mut self, now: Instant) {
-        /// Backends that are looked at in each service, at most.
+        /// The most backends that are checked per service.
         const LOOKS: usize = 256;
         let below: BTreeMap<ServiceIndex, Duration> = self
             .balancer
@@ -161,7 +165,7 @@ impl ClientTask {
                 let at = BackendRef { slot, generation: backend.generation };
                 let new = || window.established(at).map_or(0, u64::from);
                 let before = serving.established.entry(at).or_insert_with(new);
-                // Of a sample only the low half is known.
+                // A sample holds only the low half of the count.
                 let low = |count: u64| count & u64::from(u32::MAX);
                 if low(std::mem::replace(before, counts.sums.established)) != low(counts.sums.established) {
                     serving.grown_at = Some(now);
@@ -178,7 +182,7 @@ impl ClientTask {
         self.take_in(Fact::Serving(recent), now);
     }
 
-    /// Takes in all that somebody says of the backends of the service at this position.
+    /// Applies all verdicts of one witness on the backends of the service at this position.
     pub fn hear(
         &mut self,
         position: usize,
@@ -189,13 +193,16 @@ impl ClientTask {
         self.take_in(Fact::Said(position, who, said), now);
     }
 
-    /// The agents of these backends of the service at this position have started again: the ejected ones return.
+    /// Notes that the agents of these backends of the service at this position have restarted, so
+    /// that ejected ones return.
     pub fn note_restarts(&mut self, position: usize, has_restarted: impl Fn(SocketAddr) -> bool) {
         self.balancer.note_returns(position, has_restarted);
     }
 
-    /// Makes the next connect the trial of each ejected backend of which a probe or its own report says that it is well again, or whose
-    /// agent has started again, once within the time of a first ejection. To be called once the maps are as planned, for until then none may be tried.
+    /// Makes the next connect the trial of each ejected backend that has returned: a probe or its
+    /// own report shows it healthy again, or its agent has restarted. This happens at most once per
+    /// backend within the time of a first ejection. Call this only when the maps match the plan,
+    /// because no backend may be tried before.
     pub fn try_returned(&mut self, now: Instant) {
         let backends = &self.datapath.applied().backends;
         let at = |slot: Slot| {
@@ -223,23 +230,22 @@ impl ClientTask {
         self.datapath.try_at_once(&slots);
     }
 
-    /// What is said of a backend of the service at this position.
+    /// The evidence on a backend of the service at this position.
     fn standing(&self, position: usize, address: SocketAddr) -> Option<&BackendEvidence<Instant>> {
         self.balancer.standing(Identity { service: self.index(position)?, address })
     }
 
-    /// Whether a backend of the service at this position is down by its own report.
     pub fn is_down_by_report(&self, position: usize, address: SocketAddr) -> bool {
         self.standing(position, address).is_some_and(BackendEvidence::is_down_by_report)
     }
 
-    /// Whether a backend of the service at this position is well by the probes of an earlier daemon alone.
+    /// Whether only the probes of an earlier daemon show that the backend is healthy.
     pub fn is_taken_over_well(&self, position: usize, address: SocketAddr) -> bool {
         self.standing(position, address).is_some_and(BackendEvidence::is_taken_over_well)
     }
 
-    /// Takes in the ids of all backends that report, for the services that ask for reports: those keep what they have while nobody
-    /// was asked yet.
+    /// Applies the ids of all backends that report to the services that request reports. Before any
+    /// backend is polled `ids` is `None`, and these services retain the ids that they have.
     pub fn take_report_ids(&mut self, ids: Option<&ReportIdMap>, now: Instant) {
         let none = ReportIdMap::default();
         for (position, configured) in self.client.services.iter().enumerate() {
@@ -252,7 +258,7 @@ impl ClientTask {
         }
     }
 
-    /// Backends that the service at this position uses, or would use next.
+    /// The backends that the service at this position uses, or would use next.
     pub fn candidates(&self, position: usize) -> Vec<ProbeCandidate> {
         let Some((_, index, Some((_, membership)))) = self.balancer.services().nth(position) else {
             return Vec::new();
@@ -271,7 +277,7 @@ impl ClientTask {
         let of_row = self.balancer.row(position).map(|row| &row.usable);
         let is_of_row = |address: &SocketAddr| of_row.is_some_and(|row| row.contains_key(address));
         let probed = probed(membership, |address| is_of_row(&address));
-        // Weights follow the load of all the row, of those as well that get little.
+        // Weights follow the load of the whole row, including members that receive little.
         let follows_load = self.client.services[position].service.control.law.is_some() && !active.is_empty();
         let endpoints = probed.map(|member| &member.endpoint);
         let mut candidates: Vec<ProbeCandidate> = endpoints
@@ -285,7 +291,8 @@ impl ClientTask {
         candidates
     }
 
-    /// Takes a service's backend back, if it is ejected, and says whether it was; `None` if there is no such backend here.
+    /// Readmits a service's backend if it is ejected. Returns whether it was; `None` if this client
+    /// has no such backend.
     pub fn readmit(&mut self, service: &str, address: SocketAddr) -> Option<bool> {
         let plan = self.datapath.applied();
         let (index, _) = plan.services.iter().find(|(_, known)| known.open && known.name == service)?;
@@ -295,12 +302,13 @@ impl ClientTask {
         Some(self.datapath.readmit(slot))
     }
 
-    /// Whether anything is to be carried out.
+    /// Whether the maps match the plan, so that nothing is to be carried out.
     pub fn is_settled(&self) -> bool {
         self.settled.is_some()
     }
 
-    /// Logs each backend whose health has changed since this was last done: one line, or one for all beyond `MOST_LINES`.
+    /// Logs each backend whose health has changed since the last call: one line each for the first
+    /// `MOST_LINES`, and one for all others.
     pub fn log_health(&mut self, network: &dyn Network) {
         if !std::mem::take(&mut self.told.is_stale) {
             return;
@@ -356,10 +364,11 @@ impl ClientTask {
         self.told.health = logged;
     }
 
-    /// Logs what was ejected and came back between two looks, and where panic has begun or ended, since this was last done.
+    /// Logs the backends that were ejected and came back since the last call, and the services in
+    /// which panic began or ended.
     ///
     /// # Errors
-    /// If the kernel refuses a look-up.
+    /// If the kernel refuses a lookup.
     pub fn log_kernel(&mut self) -> Result<(), DatapathError> {
         let lines = self.new_lines()?;
         for Line { service, backend, ejections, readmissions } in lines.iter().take(MOST_LINES) {
@@ -387,13 +396,14 @@ impl ClientTask {
         Ok(())
     }
 
-    /// After how long a member that is unavailable is replaced, by service name.
+    /// The time after which an unavailable member is replaced, by service name.
     pub fn replace_after(&self) -> BTreeMap<String, Duration> {
         let services = self.client.services.iter().map(|configured| &configured.service);
         services.map(|service| (service.name.clone(), service.health.replace_after)).collect()
     }
 
-    /// Services of which no backend is ejected although that is configured, because it is not known why flows fail.
+    /// Services for which ejection is configured but no backend is ejected, because the programs do
+    /// not see why flows fail.
     pub fn without_causes(&self) -> BTreeSet<String> {
         let services = self.client.services.iter().map(|configured| &configured.service);
         let asked = services.filter(|service| service.ejection.is_some());
@@ -401,7 +411,6 @@ impl ClientTask {
         if knows_causes(self.client.accounting, self.features) { BTreeSet::new() } else { names.collect() }
     }
 
-    /// Services that are in panic.
     pub fn panics(&self) -> BTreeSet<String> {
         let services = self.balancer.services().enumerate();
         let panics =
@@ -427,7 +436,7 @@ impl ClientTask {
         lists.collect()
     }
 
-    /// For how long backends have not been available, by service name and address.
+    /// For how long backends have been unavailable, by service name and address.
     pub fn unavailable(&self, now: Instant) -> BTreeMap<(String, SocketAddr), Duration> {
         let names: BTreeMap<ServiceIndex, &str> =
             self.balancer.services().map(|(service, index, _)| (index, service.name.as_str())).collect();
@@ -455,7 +464,7 @@ impl ClientTask {
         for (&slot, backend) in &applied.backends {
             let at = BackendRef { slot, generation: backend.generation };
             let known = self.told.backends.get(&at).copied();
-            // Counters are read only of those of which something bad is or was known.
+            // Counters are read only for backends that have or had a bad verdict.
             if known.is_none() && !verdicts.contains_key(&slot) {
                 continue;
             }
@@ -468,7 +477,8 @@ impl ClientTask {
                 is_ejected: false,
                 ..now
             });
-            // A change that is there to see is logged as one of health. That it stays ejected after a trial that failed is no news.
+            // A change of `is_ejected` is logged as a change of health. A backend that stays
+            // ejected after a failed trial is not logged.
             let has_changed = is_ejected != before.is_ejected;
             let has_flapped = !has_changed
                 && (now.readmissions != before.readmissions
@@ -482,9 +492,9 @@ impl ClientTask {
                     readmissions: now.readmissions.saturating_sub(before.readmissions),
                 });
             }
-            // Trials that fail meanwhile are counted in the line that says that it is back.
+            // Trials that fail in the meantime are counted in the line that logs the return.
             let ejections = if has_changed || has_flapped { now.ejections } else { before.ejections };
-            // Whoever is well again is not looked at any more.
+            // A backend that is healthy again is not read any more.
             if verdicts.contains_key(&slot) {
                 told.insert(at, ToldOfBackend { ejections, ..now });
             }

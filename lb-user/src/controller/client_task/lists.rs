@@ -1,5 +1,5 @@
-//! The endpoint lists of a client task's services, as they are taken in: what the task uses of each becomes a fact for its
-//! controller.
+//! The endpoint lists of a client task's services: what the task uses of each becomes a fact for
+//! its balancer.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,10 +11,10 @@ use crate::assignments::{Assignments, AssignmentsByService};
 use crate::config::EndpointSource;
 
 impl ClientTask {
-    /// Takes in the lists that the configuration itself holds.
+    /// Applies the lists that the configuration itself holds.
     ///
     /// # Errors
-    /// The first that does not fit; the others are taken in all the same.
+    /// The first list that does not fit; the others are applied all the same.
     pub fn deliver_static(
         &mut self,
         by_service: &AssignmentsByService,
@@ -25,7 +25,8 @@ impl ClientTask {
         for position in 0..self.client.services.len() {
             let configured = &self.client.services[position];
             let name = configured.service.name.clone();
-            // A client that keeps an earlier configuration, because it cannot have this one, keeps its lists as well.
+            // A client that stays with an earlier configuration, because it cannot have this one,
+            // retains its lists as well.
             let Some(assignments) =
                 by_service.get(&name).filter(|_| matches!(configured.source, EndpointSource::Static(_)))
             else {
@@ -39,18 +40,19 @@ impl ClientTask {
         result
     }
 
-    /// By service: why the list that the configuration holds was refused, if it was.
+    /// Why a list that the configuration holds was refused, by service name.
     pub fn refused_static(&self) -> &BTreeMap<String, String> {
         &self.refused_static
     }
 
-    /// Where the service of this name stands among this client's.
+    /// The index of the service of this name among this client's services.
     pub fn position(&self, service: &str) -> Option<usize> {
         self.client.services.iter().position(|configured| configured.service.name == service)
     }
 
-    /// Takes in a new list for the service at `position` of this client's services. Returns `false` if what this task
-    /// uses of the list is not computed yet. A list that is equal to the one before costs nothing.
+    /// Applies a new list for the service at `position` of this client's services. Returns `false`
+    /// if what this task uses of the list is not computed yet. A list equal to the one before costs
+    /// nothing.
     ///
     /// # Errors
     /// If it does not fit; the one before stays in force.

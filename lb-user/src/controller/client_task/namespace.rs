@@ -1,5 +1,6 @@
-//! Whose evidence counts: in which network namespace the processes of a client are, and whether several of them begin flows. The
-//! daemon finds it by searches, which are carried out beside the loop, and tells the programs.
+//! Which flows' evidence counts: the network namespace of a client's processes, and whether several
+//! of these begin flows. The daemon finds both by searches beside the loop, and publishes them to
+//! the programs.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,13 +11,12 @@ use tracing::info;
 
 use super::ClientTask;
 
-/// Between two searches.
+/// The time between two searches.
 const EVERY: Duration = Duration::from_secs(10);
-/// From a search that found another namespace, or no process, to the next: a service manager first starts a process and then moves it
-/// into its namespace.
+/// The time from a search that found another namespace, or no process, to the next: a service
+/// manager first starts a process and then moves it into its namespace.
 const SOON: Duration = Duration::from_secs(1);
 
-/// When the namespace is searched for.
 #[derive(Debug)]
 pub struct Searches {
     /// The cgroup of the last search, and when the next is due.
@@ -26,7 +26,7 @@ pub struct Searches {
 }
 
 impl Default for Searches {
-    /// Nothing was searched yet, and flows may have begun under a daemon before this one.
+    /// Nothing has been searched yet, and flows may have begun under an earlier daemon.
     fn default() -> Self {
         Self { last: None, has_new_flows: true }
     }
@@ -36,37 +36,38 @@ impl Default for Searches {
 pub struct Search {
     /// The path of the client's cgroup.
     pub path: PathBuf,
-    /// What is known.
+    /// The namespace found so far.
     pub known: Option<ClientNamespace>,
-    /// Where flow records are to be read, if they are.
+    /// The pins of the flow records, if these are to be read.
     pub records: Option<Pins>,
 }
 
 impl ClientTask {
-    /// Whether a search is due: at the start, for another cgroup than at the last search, and some time after each.
+    /// Whether a search is due: at the start, when the cgroup is not that of the last search, and
+    /// some time after each search.
     pub fn is_search_due(&self, now: Instant) -> bool {
         let cgroup = self.cgroup.as_ref().map(|cgroup| cgroup.id);
         self.search.last.is_none_or(|(last, due)| last != cgroup || due <= now)
     }
 
-    /// Begins a search.
     pub fn begin_search(&mut self, now: Instant) -> Search {
         self.search.last = Some((self.cgroup.as_ref().map(|cgroup| cgroup.id), now + EVERY));
         let records = std::mem::take(&mut self.search.has_new_flows).then(|| self.pins.clone());
         Search { path: self.path.clone(), known: self.namespace, records }
     }
 
-    /// Takes in that flows have begun.
+    /// Notes that flows have begun.
     pub(super) fn flows_have_begun(&mut self) {
         self.search.has_new_flows = true;
     }
 
-    /// Forgets what was found of another cgroup.
+    /// Forgets the results for another cgroup.
     pub(super) fn forget_namespace(&mut self) {
         (self.namespace, self.search) = (None, Searches::default());
     }
 
-    /// Applies the result of a search. If there is no process, the namespace before stays: nothing connects from anywhere.
+    /// Applies the result of a search. If it found no process, the namespace before stays, because
+    /// nothing connects.
     pub fn search_ended(
         &mut self,
         found: io::Result<Option<ClientNamespace>>,
@@ -75,7 +76,8 @@ impl ClientTask {
     ) {
         self.recorded = recorded.unwrap_or(self.recorded);
         let has_process = !matches!(found, Ok(None));
-        // Between two processes of a client that is started again both look like current ones, until the second runs.
+        // While a client restarts, records of its old and its new process both look current until
+        // the new one runs.
         self.search.has_new_flows |= !has_process && self.recorded.are_several;
         let namespace = found.map_or(None, |found| found.or(self.namespace));
         let is_same = match (&self.namespace, &namespace) {
@@ -88,7 +90,7 @@ impl ClientTask {
             *due = now + SOON;
         }
         if is_same {
-            // Only the process that decides may be another one.
+            // Only the process by which the namespace was found may have changed.
             self.namespace = namespace;
         } else {
             self.namespace_found(namespace);
@@ -96,8 +98,9 @@ impl ClientTask {
         self.publish_evidence_scope();
     }
 
-    /// Tells the programs whose evidence counts: flows of the namespace that was found, else of the one that flow records tell where it
-    /// may not be looked at, and until one is known, of the daemon's. Each service that is new has to be told.
+    /// Publishes to the programs which flows' evidence counts: those of the namespace that was
+    /// found; else, if it may not be read, of the one in flow records; and until one is known, of
+    /// the daemon's. Also needed for each new service.
     pub(super) fn publish_evidence_scope(&mut self) {
         let RecordedProcesses { are_several, namespace } = self.recorded;
         let found = self.namespace.and_then(|found| found.cookie);
@@ -105,7 +108,8 @@ impl ClientTask {
         self.datapath.set_evidence_scope(found.or(namespace).or(own), are_several);
     }
 
-    /// Stores a namespace that differs from the one before, and what follows from it. `None`: it may not be looked at.
+    /// Stores a namespace that differs from the one before, and applies the consequences. `None`:
+    /// it may not be read.
     fn namespace_found(&mut self, namespace: Option<ClientNamespace>) {
         let was_elsewhere = self.is_elsewhere();
         self.namespace = namespace;
@@ -115,11 +119,12 @@ impl ClientTask {
             (true, false) => info!(%client, pid, "the client is in the daemon's network namespace"),
             (false, false) | (true, true) => return,
         }
-        // Failed probes mean something else from now on.
+        // From now on failed probes have another meaning.
         self.probes_heard = None;
     }
 
-    /// Whether the client's processes are in another network namespace than the daemon, as far as that is known.
+    /// Whether the client's processes are in another network namespace than the daemon, as far as
+    /// that is known.
     pub fn is_elsewhere(&self) -> bool {
         self.namespace.is_some_and(|namespace| !namespace.is_ours)
     }

@@ -1,5 +1,6 @@
-//! Subsets whose size follows this client task's open flows: looked at once a second, one backend more or less at a time, along the
-//! task's own order. Which order that is, was computed beside the loop; here it is cut at another place.
+//! Subsets whose size follows this client task's open flows: they are checked once a second, and
+//! grow or shrink by one backend at a time along the task's own order. The order was computed
+//! beside the loop; here it is only cut at another place.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,7 +12,7 @@ use lb_core::service::{Size, Subset};
 use super::ClientTask;
 use crate::assignments::Assignment;
 
-/// The size of one service's subset, and what it is cut from.
+/// The size of one service's subset, and the assignment that it is cut from.
 pub struct FollowedSize {
     band: LoadBand,
     size: BandedSize,
@@ -20,7 +21,8 @@ pub struct FollowedSize {
 }
 
 impl ClientTask {
-    /// Makes the sizes that the configuration lets follow load. One that the kernel's tables have goes on from there.
+    /// Creates the sizes that follow load by configuration. If the kernel's tables have a size
+    /// already, it continues from there.
     pub fn make_sizes(&mut self) {
         let mut before: BTreeMap<String, FollowedSize> =
             std::mem::take(&mut self.sizes).into_iter().flatten().collect();
@@ -42,7 +44,8 @@ impl ClientTask {
         }
     }
 
-    /// The fact of a new assignment: with as many members as the size is now, where that follows load.
+    /// The fact of a new assignment; if the size follows load, with as many members as the size is
+    /// now.
     pub(super) fn sized(&mut self, position: usize, assignment: Assignment) -> Fact {
         match self.sizes.get_mut(position) {
             Some(Some((_, followed))) => {
@@ -54,7 +57,7 @@ impl ClientTask {
         }
     }
 
-    /// Looks at the open flows of services whose subsets follow them.
+    /// Adapts the subsets that follow load to the current numbers of open flows.
     ///
     /// # Errors
     /// The first subset that would not fit; it stays as it is.
@@ -77,7 +80,7 @@ impl ClientTask {
                 Ok(true) => self.settled = None,
                 Ok(false) => {}
                 Err(refused) => {
-                    // As large as it was, and seen what it has seen.
+                    // Restores the size, but retains the new observations.
                     followed.size = followed.size.with_size(before.size());
                     result = result.and(Err(refused));
                 }
@@ -87,7 +90,7 @@ impl ClientTask {
         result
     }
 
-    /// Open flows to all backends of a service, also to those that have left its table.
+    /// Open flows to all backends of a service, including those that have left its table.
     fn open_flows_of(&self, position: usize) -> u32 {
         let Some((_, index, _)) = self.balancer.services().nth(position) else { return 0 };
         let tables = self.datapath.tables();

@@ -1,4 +1,4 @@
-//! What is shown of backends by their reports, and by probes that connect.
+//! What status shows of backends by their reports and by connect probes.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,7 +15,8 @@ use crate::config::{ProbeConfig, ProbeKind};
 use crate::probes::Findings;
 
 impl Controller {
-    /// What probes and reports say of the backends of a client task, by service name and address.
+    /// The health of a client task's backends as probes and reports show it, by service name and
+    /// address.
     pub fn probe_views(
         &self,
         client_task: &ClientTask,
@@ -57,7 +58,7 @@ impl Controller {
     }
 }
 
-/// What is shown of a backend that was not probed yet.
+/// What is shown of a backend that has not been probed yet.
 fn unprobed(probe: &ProbeConfig) -> backend::BackendHealth {
     backend::BackendHealth::unprobed(probe.name())
 }
@@ -97,7 +98,7 @@ fn report_view(reported: &Reported<Duration>, now: Duration) -> backend::Backend
     }
 }
 
-/// What is shown of a backend by probes that connect.
+/// What is shown of a backend by connect probes.
 fn connect_view(probe: &ProbeConfig, findings: Findings) -> backend::BackendHealth {
     let state = match (&findings.failure, findings.probes) {
         (_, 0) => return unprobed(probe),

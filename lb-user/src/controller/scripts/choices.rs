@@ -1,4 +1,5 @@
-//! Scripts of what a connect does with a table that is older than what is known of its backends, and of what operators see of failures.
+//! Scripts of connects by a table that is older than the state of its backends, and of the failures
+//! that operators see.
 
 use lb_common::abi::{BackendState, NO_SLOT, StateWord};
 use lb_common::ending::Ending;
@@ -8,8 +9,8 @@ use super::reports::REPORTS;
 use super::stage::{BACKENDS, Stage, address, list_of, script};
 
 impl Stage {
-    /// Says of which slots the backends may be chosen, of all others' not, and which slot is the fallback, with nobody there to follow
-    /// up with a new table.
+    /// Makes the backends in these slots usable and all others not, and sets the fallback, with no
+    /// daemon that could publish a new table.
     fn leave_with(&mut self, usable: &[u32], fallback: u32) {
         self.kill();
         let pins = self.pins();
@@ -33,7 +34,8 @@ fn who_may_not_be_chosen_is_skipped_at_once_and_the_fallback_taken_where_nobody_
         assert_eq!(stage.dialled(300), of(&[1, 2, 3, 4]));
         stage.leave_with(&slots, NO_SLOT);
         assert_eq!(stage.dialled(300), of(&[0, 1, 2, 3, 4]), "back with one store; the table goes first");
-        // Five equal weights are five different entries in a row: one that may be chosen gets all.
+        // Five equal weights are five different entries in a row: a single usable backend receives
+        // all connects.
         stage.leave_with(&slots[4..], NO_SLOT);
         assert_eq!((stage.dial(200), stage.dialled(200)), (0, of(&[4])));
         stage.leave_with(&[], slots[2]);
@@ -102,8 +104,8 @@ fn refusals_at_the_limit_are_told() {
     });
 }
 
-/// After all backends had been restarted one after another, load stayed uneven for long: whoever was restarted first kept what the others
-/// had lost meanwhile.
+/// After all backends had been restarted one after another, load stayed uneven for long: the first
+/// to restart retained what the others had lost in the meantime.
 #[test]
 fn r17_after_a_rolling_restart_under_load_shares_are_even_at_once() {
     script("ejection = { base = \"1s\", max = \"1s\" }", |stage| {
@@ -134,7 +136,7 @@ fn r17_after_a_rolling_restart_under_load_shares_are_even_at_once() {
     });
 }
 
-/// Panic, in which everybody is as good as anybody, sent connects to hosts that were being drained.
+/// In panic all backends counted as equal, so connects were sent to hosts that were being drained.
 #[test]
 fn r18_in_panic_neither_lame_ducks_nor_drained_backends_are_chosen_and_panic_is_said() {
     const DEAD: [&str; 3] = ["10.0.1.1:80", "10.0.1.2:80", "10.0.1.3:80"];
@@ -143,7 +145,7 @@ fn r18_in_panic_neither_lame_ducks_nor_drained_backends_are_chosen_and_panic_is_
     let (lame_line, drained_line) =
         (with(&[lame], "\nstate = \"lame-duck\""), with(&[drained], "\nweight = 0"));
     script("ejection = { base = \"2s\", max = \"1h\" }", |stage| {
-        // Three of the four that the list wants are dead.
+        // Three of the four backends that the list wants are dead.
         stage.list(&[DEAD[0], DEAD[1], DEAD[2], well]);
         stage.list_text(&(list_of(&[DEAD[0], DEAD[1], DEAD[2], well]) + &lame_line + &drained_line));
         stage.stop_faults();
@@ -155,12 +157,14 @@ fn r18_in_panic_neither_lame_ducks_nor_drained_backends_are_chosen_and_panic_is_
             assert_eq!(stage.service().is_panic, is_told, "{:?}", stage.degraded());
             is_told
         };
-        // While the one that is well serves, this is no panic; when it has not for a while, it is.
+        // While the healthy backend serves, this is no panic; when it has not served for a while,
+        // it is.
         stage.tick();
         assert!(!panics(stage));
         stage.pass(std::time::Duration::from_mins(2));
         assert!(panics(stage));
-        // Backends that fail have their shares again, lame ducks and drained ones have none; nor does it take a daemon.
+        // Failing backends have their shares again, lame ducks and drained ones have none; this
+        // needs no daemon.
         stage.kill();
         let before = stage.sent.clone();
         assert_eq!(stage.dial(80), 60);
@@ -171,7 +175,8 @@ fn r18_in_panic_neither_lame_ducks_nor_drained_backends_are_chosen_and_panic_is_
             stage.tick();
         }
         assert!(!panics(stage), "the one that is well serves");
-        // Without an ordinary one the lame duck serves, and without that nobody: never one that is drained.
+        // Without an ordinary backend the lame duck serves, and without that no backend: a drained
+        // one never serves.
         stage.list_text(&(lame_line.clone() + &drained_line));
         stage.stop_faults();
         assert_eq!((stage.dial(20), stage.dialled(20)), (0, [address(lame)].into()));
@@ -181,7 +186,8 @@ fn r18_in_panic_neither_lame_ducks_nor_drained_backends_are_chosen_and_panic_is_
     });
 }
 
-/// Counts lay by position in a table: a rebuild or a restart gave them to other backends, and open connections with them.
+/// Counts were stored by position in a table: a rebuild or a restart gave them to other backends,
+/// and open connections with them.
 #[test]
 fn r15_counts_are_a_backends_own_through_rebuilt_tables_and_restarts() {
     script("", |stage| {
@@ -196,7 +202,8 @@ fn r15_counts_are_a_backends_own_through_rebuilt_tables_and_restarts() {
         };
         stage.stop_faults();
         assert_eq!(counts(stage), [(3, 3); 3]);
-        // The order, the weights and the length of the list change, and with them every position in the table.
+        // The order, the weights and the length of the list change, and with them every position in
+        // the table.
         let added: Vec<String> = (10..60).map(|n| format!("10.0.1.{n}:80")).collect();
         let added: String = added.iter().map(|one| format!("{}weight = 0\n", list_of(&[one]))).collect();
         let known = [(BACKENDS[2], 5), (BACKENDS[1], 2), (BACKENDS[0], 1)];
@@ -207,7 +214,7 @@ fn r15_counts_are_a_backends_own_through_rebuilt_tables_and_restarts() {
         assert_eq!(counts(stage), [(3, 3); 3]);
         stage.try_to_start(1);
         assert_eq!(counts(stage), [(3, 3); 3]);
-        // Ends while no daemon runs are the backend's as well.
+        // Flows that end while no daemon runs are also counted for their backend.
         stage.kill();
         let at = stage.open.iter().position(|flow| flow.backend == address(BACKENDS[1]));
         let flow = stage.open.swap_remove(at.expect("three"));

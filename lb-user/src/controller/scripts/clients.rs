@@ -16,14 +16,14 @@ const MORE_BACKEND: &str = "10.0.0.9:80";
 const SECOND: Duration = Duration::from_secs(1);
 
 impl Stage {
-    /// The clients are these, each with its cgroup, and the daemon follows.
+    /// Configures these clients, each with its cgroup, and lets the daemon reload them.
     fn clients(&mut self, clients: &[(&str, &str)]) {
         self.write_clients(clients);
         self.tell(Event::Hangup);
         self.settle();
     }
 
-    /// Adds to the configuration.
+    /// Adds text to the configuration.
     fn add(&mut self, text: &str) {
         let before = self.config_text();
         self.write_text(&(before + text));
@@ -33,7 +33,6 @@ impl Stage {
         self.reached(place, SERVICE).is_some()
     }
 
-    /// Opens a connection to the second service.
     fn open_to_more(&mut self) -> FakeFlow {
         let Connect::Sent(mut flow) = self.kernel.connect(self.place, 1, address(MORE)) else {
             panic!("it is balanced");
@@ -44,8 +43,8 @@ impl Stage {
         flow
     }
 
-    /// The second service was removed: the flow goes on, no other begins, and getpeername(2) finds what was dialled. With its end nothing
-    /// is left.
+    /// The second service was removed: the flow goes on, no other begins, and getpeername(2)
+    /// returns the dialled address. When the flow ends, nothing is left of the service.
     fn ends_after_more_was_removed(&mut self, flow: FakeFlow) {
         assert_eq!(self.kernel.connect(self.place, 1, address(MORE)), Connect::Unchanged);
         assert_eq!(self.task().datapath().tables().active(self.slot(flow.backend).at.slot), 1);
@@ -61,8 +60,8 @@ impl Stage {
     }
 }
 
-/// Lets each operation that a change takes fail in turn: the service is balanced with what was done before that one, and from then on.
-/// Returns the stage on which none has failed.
+/// Lets each operation of a change fail in turn: the service is balanced after the operations
+/// before that one, and from then on. Returns the stage on which none has failed.
 fn balanced_at_each_step(change: impl Fn(&mut Stage)) -> Stage {
     let run = |fails: Option<u64>| {
         let mut stage = Stage::new("");
@@ -87,7 +86,7 @@ fn balanced_at_each_step(change: impl Fn(&mut Stage)) -> Stage {
     stage
 }
 
-/// Another service, of one backend.
+/// Another service, with one backend.
 fn second_service() -> String {
     format!(
         "[[service]]\nname = \"more\"\naddress = \"{MORE}\"\nbackends = {{ static = [\"{MORE_BACKEND}\"] }}\n"
@@ -172,7 +171,7 @@ fn a_configuration_with_a_fault_changes_nothing_and_is_reported_until_it_is_good
         stage.changed(CONFIG);
         stage.tick();
         assert!(!stage.faults().iter().any(|fault| fault.contains("socklb.toml")), "{:?}", stage.faults());
-        // Its file system does not answer: that is told, and everything else goes on.
+        // Its file system does not answer: that is reported, and everything else goes on.
         stage.disk.set_silent(CONFIG, true);
         stage.changed(CONFIG);
         stage.pass(2 * SECOND);
@@ -203,7 +202,8 @@ fn a_configuration_with_a_fault_changes_nothing_and_is_reported_until_it_is_good
     });
 }
 
-/// Each says what it takes; a restart all the same is refused where maps have other sizes.
+/// Each fault names the steps that it needs; a restart without these is refused if maps have other
+/// sizes.
 #[test]
 fn what_cannot_change_while_running_is_named_and_the_rest_changes() {
     script("", |stage| {
@@ -221,7 +221,7 @@ fn what_cannot_change_while_running_is_named_and_the_rest_changes() {
         let expected = [remade.to_owned(), restart("paths.run"), restart("metrics.listen")];
         assert_eq!(stage.faults(), expected);
         assert_eq!(stage.reached(stage.place, MORE), Some(address(MORE_BACKEND)));
-        // Only that is put back.
+        // Only that key is put back.
         stage.write_text(&(good + &second_service() + metrics));
         stage.tell(Event::Hangup);
         stage.settle();
@@ -232,7 +232,8 @@ fn what_cannot_change_while_running_is_named_and_the_rest_changes() {
     });
 }
 
-/// Two are refused whose pins are somebody else's in part: of one, then of both.
+/// Some pins of a client are foreign, first for one client and then for both: these clients are
+/// refused.
 #[test]
 fn a_client_that_cannot_be_started_keeps_no_other_from_that_and_heals_by_itself() {
     script("", |stage| {
@@ -295,7 +296,7 @@ fn the_line_on_the_state_follows_what_happens() {
     });
 }
 
-/// Services were restarted, and what they dialled first went to the service address.
+/// Services were restarted, and their first connects went to the service address.
 #[test]
 fn r29_a_cgroup_that_is_made_anew_is_covered_before_a_process_that_waits_goes_on() {
     script("", |stage| {
@@ -310,12 +311,12 @@ fn r29_a_cgroup_that_is_made_anew_is_covered_before_a_process_that_waits_goes_on
         for _ in 0..5 {
             stage.kernel.remove_cgroup(&cgroup_path("web"));
             assert_eq!(stage.degraded().len(), 1, "attached is not effective");
-            // One that is not there is waited for.
+            // The request waits for a cgroup that does not exist yet.
             let mut waiting = cover(stage, &[elsewhere.0]);
             stage.tick();
             assert!(waiting.try_recv().is_err());
             stage.place = stage.kernel.make_cgroup(&cgroup_path("web"));
-            // No watch has told of it: the query itself has it looked at.
+            // No watch has reported it: the query itself causes the check.
             let said = cover(stage, &[stage.place.0]).try_recv();
             assert_eq!(said.expect("at once"), Coverage::Covered);
             let configured = cgroup_path("web");
@@ -326,7 +327,7 @@ fn r29_a_cgroup_that_is_made_anew_is_covered_before_a_process_that_waits_goes_on
     });
 }
 
-/// Readiness is told once the maps of all clients follow.
+/// Readiness is reported once the maps of all clients follow their plans.
 #[test]
 fn each_sighup_is_answered_once_everything_follows() {
     script("", |stage| {
@@ -339,7 +340,7 @@ fn each_sighup_is_answered_once_everything_follows() {
             assert_eq!((reloading, ready), (times, times));
             assert_eq!(stage.controller().facts(stage.now).reloads.taken_on, times as u64);
         }
-        // Two while one is under way are one more.
+        // Two more requests during a reload cause one more reload.
         stage.hangs = |work| matches!(work, BackgroundWork::Load(_));
         (0..3).for_each(|_| stage.tell(Event::Hangup));
         stage.pass(5 * SECOND);
@@ -367,7 +368,7 @@ fn a_client_that_is_added_is_attached_and_one_that_is_removed_goes_with_its_last
         stage.stop_faults();
         assert!(!stage.reaches(other), "no flow begins");
         assert_eq!(stage.pinned(), ["batch", "web"]);
-        // A daemon that dies meanwhile makes no difference.
+        // A daemon that dies in the meantime makes no difference.
         stage.try_to_start(1);
         stage.settle();
         let leaving = &stage.controller().clients.leaving;
@@ -382,7 +383,7 @@ fn a_client_that_is_added_is_attached_and_one_that_is_removed_goes_with_its_last
 #[test]
 fn a_client_that_gets_another_name_is_balanced_all_the_time() {
     script("", |stage| {
-        // `web` is made anew.
+        // `web` is made again.
         stage.is_counted = false;
         for name in ["other", "third", "web"] {
             stage.write_clients(&[(name, "web")]);
@@ -439,7 +440,7 @@ fn a_client_that_moves_to_another_cgroup_leaves_the_one_where_it_was() {
     });
 }
 
-/// The client that takes a cgroup over cannot be started: the one before goes on until it can.
+/// The client that takes over a cgroup cannot be started: the one before goes on until it can.
 #[test]
 fn a_client_stays_until_the_one_that_takes_over_is_attached() {
     script("", |stage| {
@@ -464,13 +465,13 @@ fn a_client_stays_until_the_one_that_takes_over_is_attached() {
     });
 }
 
-/// It comes with the configuration and the list that there were when its opening began.
+/// The client is opened with the configuration and the list of the time when its opening began.
 #[test]
 fn a_client_that_was_opened_late_follows_what_has_changed_meanwhile() {
     script("", |stage| {
         let places = ["b", "c"].map(|cgroup| stage.kernel.make_cgroup(&cgroup_path(cgroup)));
         stage.stop_faults();
-        // Each attempt to open it fails, but for one that hangs.
+        // Each attempt to open it fails, except for one that hangs.
         let configure = |stage: &mut Stage, cgroup| {
             stage.write_clients(&[("web", "web"), ("other", cgroup)]);
             stage.kernel.faults().fail_some(1_000, super::SEED);
@@ -585,7 +586,7 @@ fn what_changed_while_the_daemon_was_away_is_caught_up_with() {
     });
 }
 
-/// Four clients that follow what is known, and whose events are those of changes alone.
+/// Four clients that follow their plans, and whose events come only from changes.
 fn with_four_clients() -> Stage {
     let mut stage = Stage::new("");
     let clients = [("a", "a"), ("b", "b"), ("c", "c"), ("d", "d")];
@@ -604,13 +605,14 @@ fn unsettled(stage: &Stage) -> usize {
     stage.controller().clients.tasks.iter().filter(|task| !task.is_settled()).count()
 }
 
-/// With many clients and services a turn that settled all of them would keep probes, queries and the service manager waiting.
+/// With many clients and services, a turn that settled all of them would delay probes, queries and
+/// the service manager.
 #[test]
 fn a_change_of_all_clients_settles_one_in_each_turn() {
     let mut stage = with_four_clients();
     stage.write_list(&BACKENDS[1..]);
     stage.tell(Event::Changed([super::stage::LIST.into()].into()));
-    // The reading settles the first.
+    // The reading settles the first client.
     while unsettled(&stage) == 0 {
         let at = stage.controller().next_wakeup(stage.now).expect("it is read soon");
         stage.pass_one(at);
@@ -623,7 +625,7 @@ fn a_change_of_all_clients_settles_one_in_each_turn() {
     assert_eq!(unsettled(&stage), 0);
 }
 
-/// It is over for the service manager once the last of them is settled.
+/// The reload is over for the service manager once the last client is settled.
 #[test]
 fn a_reload_settles_one_client_in_each_turn() {
     let mut stage = with_four_clients();
@@ -640,7 +642,7 @@ fn a_reload_settles_one_client_in_each_turn() {
     assert!(matches!(stage.notices[..], [Notice::Reloading, Notice::Ready(_)]), "{:?}", stage.notices);
 }
 
-/// Each event comes twice, and for something that is gone.
+/// Each event comes twice, and for an object that is gone.
 #[test]
 fn events_that_come_again_or_too_late_change_nothing() {
     script("", |stage| {

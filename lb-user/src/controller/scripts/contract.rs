@@ -1,4 +1,5 @@
-//! Scenarios that the kernel in memory and a real one must go through alike (`lb_contract`), on the kernel in memory.
+//! Scenarios that the kernel in memory and a real one must go through alike (`lb_contract`), on the
+//! kernel in memory.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,5 +1,6 @@
-//! Scripts of ejection: what the programs decide by themselves, mostly while no daemon runs. That the programs in the kernel decide alike
-//! is shown by the local tests of the same name's module, for one case of each kind.
+//! Scripts of ejection: what the programs decide by themselves, mostly while no daemon runs. The
+//! local tests of the module of the same name show, for one case of each kind, that the programs in
+//! the kernel decide alike.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,13 +19,12 @@ use crate::status;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// So many addresses.
 fn many(count: u32) -> Vec<String> {
     (0..count).map(|n| format!("10.1.{}.{}:80", n / 200, 1 + n % 200)).collect()
 }
 
 impl Stage {
-    /// The list is of these backends, and no daemon runs from then on.
+    /// Lists these backends, and runs no daemon from then on.
     fn leave_alone(&mut self, backends: &[String]) {
         let backends: Vec<&str> = backends.iter().map(String::as_str).collect();
         self.list(&backends);
@@ -36,7 +36,8 @@ impl Stage {
         self.dead.extend(backends.iter().map(|backend| address(backend)));
     }
 
-    /// Backends that are ejected, and ejections that were withheld, as a daemon that starts finds them.
+    /// The number of ejected backends, and of withheld ejections, as a daemon that starts finds
+    /// them.
     fn ejected_and_withheld(&mut self) -> (usize, u64) {
         let tables = self.task().datapath().tables();
         let slots = tables.slots();
@@ -51,7 +52,8 @@ fn each_trial_that_fails_makes_the_next_ejection_twice_as_long() {
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
         for level in 2..=5 {
-            // With a tenth of jitter the ejection is over after that, and not before half of it.
+            // Jitter is a tenth: the ejection lasts longer than half of `least`, and less than 1.2
+            // times `least`.
             let least = SECOND * (1 << (level - 2));
             stage.pass(least / 2);
             assert_eq!(stage.dial(30), 0, "level {level}");
@@ -64,7 +66,7 @@ fn each_trial_that_fails_makes_the_next_ejection_twice_as_long() {
 
 #[test]
 fn all_that_are_dead_are_ejected_but_never_the_last() {
-    // Dead and alive, and how many are ejected.
+    // Dead backends, healthy ones, and how many are ejected.
     for (dead, alive, expected) in [(1, 0, 0), (3, 0, 2), (1, 1, 1), (2, 1, 2), (3, 2, 3)] {
         script(FOR_LONG, |stage| {
             let backends = many(dead + alive);
@@ -80,7 +82,8 @@ fn all_that_are_dead_are_ejected_but_never_the_last() {
     }
 }
 
-/// Where none is well, the one that recovers first is found within the shortest time, whatever it was ejected for.
+/// If no backend is healthy, the first to recover is found within the shortest time, however long
+/// its ejection was to last.
 #[test]
 fn where_nobody_is_well_trials_come_at_the_shortest_time() {
     script("ejection = { base = \"1s\", max = \"1h\" }", |stage| {
@@ -125,7 +128,8 @@ fn each_of_more_than_can_be_listed_is_ejected_and_found_again() {
         stage.leave_alone(&backends);
         let dead: Vec<String> = backends.iter().step_by(30).cloned().collect();
         stage.lose(&dead);
-        // Each is met once, and is tried when a draw falls on it and its second is over.
+        // Each dead backend is chosen once, and is tried when a sample hits it after its second of
+        // ejection.
         stage.dial(6_000);
         assert_eq!(stage.dial(500), 0);
         stage.dead.clear();
@@ -139,7 +143,7 @@ fn each_of_more_than_can_be_listed_is_ejected_and_found_again() {
     });
 }
 
-/// Resets later, or after an answer, are the client's or a middlebox's doing.
+/// Later resets, or resets after an answer, come from the client or a middlebox.
 #[test]
 fn who_answers_and_resets_then_is_not_ejected() {
     script(FOR_LONG, |stage| {
@@ -163,7 +167,7 @@ fn who_leaves_is_not_named_for_a_trial_any_more() {
         stage.stop_faults();
         stage.pass(60 * SECOND);
         assert_eq!(stage.dial(60), 0, "it is not tried");
-        // A backend that gets its slot begins with nothing against it.
+        // A backend that gets its slot begins without any failures.
         stage.list(&[BACKENDS[1], BACKENDS[2], "10.0.0.4:80"]);
         stage.stop_faults();
         let states = stage.states();
@@ -173,7 +177,8 @@ fn who_leaves_is_not_named_for_a_trial_any_more() {
     });
 }
 
-/// A daemon that was killed while it turned ejection off has stored the rules, and has taken nobody back yet.
+/// A daemon that was killed while it turned ejection off has stored the rules, but has not
+/// readmitted any backend yet.
 #[test]
 fn who_is_still_ejected_where_ejection_is_off_comes_back() {
     script(FOR_LONG, |stage| {
@@ -188,7 +193,8 @@ fn who_is_still_ejected_where_ejection_is_off_comes_back() {
     });
 }
 
-/// What is named for the next trial may have left since, and its slot may be another service's.
+/// The backend that is named for the next trial may have left since, and its slot may belong to
+/// another service.
 #[test]
 fn a_trial_never_goes_to_a_backend_of_another_service() {
     script("ejection = { base = \"1s\", max = \"1h\" }", |stage| {
@@ -214,12 +220,13 @@ fn a_trial_never_goes_to_a_backend_of_another_service() {
         stage.pass(10 * SECOND);
         let trial = NextTrial::of(ejected.at.slot.number(), 0, 0);
         stage.kernel.change_service(&stage.pins(), 0, |row| row.next_trial = trial);
-        // `begin` would not know its backend.
+        // `begin` would not find the other service's backend in any list.
         assert_eq!(stage.dialled(20), BACKENDS.map(address).into());
     });
 }
 
-/// Of ten endpoints a subset of four: one that stays ejected is replaced, keeps its trials, and comes back to its place.
+/// A subset of four of ten endpoints: a member that stays ejected is replaced, is still tried, and
+/// returns to its place.
 #[test]
 fn a_member_that_stays_ejected_is_replaced_and_tried_on() {
     let lines = "subset = { size = 4 }\nejection = { failures = 2, base = \"1s\", max = \"1s\" }\n\
@@ -252,7 +259,7 @@ fn a_member_that_stays_ejected_is_replaced_and_tried_on() {
         let stands_in = after.difference(&before).next().expect("one");
         let told = format!("the next of the order in their place: {stands_in}\n");
         assert!(explained.contains(&told), "{explained}");
-        // It is in no table, and is tried, also without a daemon, and found again.
+        // It is in no table but is still tried, even without a daemon, and found healthy again.
         let trials = |stage: &Stage| stage.backend(&lost.to_string()).trials;
         let first = trials(stage);
         stage.pass(3 * SECOND);
@@ -272,7 +279,7 @@ fn a_member_that_stays_ejected_is_replaced_and_tried_on() {
     });
 }
 
-/// The backend is taken back at once and with a clean record.
+/// The backend is readmitted at once, without any failures.
 #[test]
 fn an_ejection_is_lifted_before_its_time() {
     script(FOR_LONG, |stage| {
@@ -295,14 +302,14 @@ fn an_ejection_is_lifted_before_its_time() {
         let before = stage.sent[&address(BACKENDS[0])];
         assert_eq!(stage.dial(30), 0);
         assert_eq!(stage.sent[&address(BACKENDS[0])] - before, 10, "its whole share");
-        // Four failures do not eject it, the fifth does, for as long as at first.
+        // Four failures do not eject it; the fifth does, for as long as the first time.
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
         assert_eq!(stage.slot(address(BACKENDS[0])).ejection.level, 1);
     });
 }
 
-/// A trial whose connect is never decided holds no other backend up.
+/// A trial whose connect is never decided delays no other backend.
 #[test]
 fn a_trial_that_is_not_decided_holds_nobody_else_up() {
     script("ejection = { base = \"1s\", max = \"1s\" }", |stage| {
@@ -313,7 +320,7 @@ fn a_trial_that_is_not_decided_holds_nobody_else_up() {
         stage.lose(&backends[..2]);
         assert_eq!(stage.dial(100), 10);
         stage.pass(2 * SECOND);
-        // The first trial's SYN leaves, and nothing more is heard of it.
+        // The first trial's SYN is sent, and nothing follows.
         let undecided = (0..40).find_map(|_| {
             let flow = stage.begin().ok()?;
             let is_trial = stage.dead.contains(&flow.backend);

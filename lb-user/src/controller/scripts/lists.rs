@@ -1,4 +1,4 @@
-//! Scripts of endpoint files: each way to change one, to lose one and to get it wrong.
+//! Scripts of endpoint files: each way in which a file changes, is lost, or is invalid.
 
 use std::collections::BTreeMap;
 
@@ -15,18 +15,18 @@ use crate::status;
 
 const LAST_GOOD: &str = "/var/lib/socklb";
 
-/// A list of the three backends, each with more lines.
+/// A list of the three backends, each with these additional lines.
 fn with(lines: [&str; 3]) -> String {
     let endpoint = |(backend, lines)| format!("{}{lines}\n", list_of(&[backend]));
     BACKENDS.into_iter().zip(lines).map(endpoint).collect()
 }
 
-/// These of the three backends.
+/// The backends with these indexes.
 fn of(numbers: &[usize]) -> std::collections::BTreeSet<std::net::SocketAddr> {
     numbers.iter().map(|number| address(BACKENDS[*number])).collect()
 }
 
-/// So many backends of a network.
+/// `count` backends of a network.
 fn many(network: u8, count: usize) -> Vec<String> {
     (0..count).map(|n| format!("10.{network}.{}.{}:80", n / 200, 1 + n % 200)).collect()
 }
@@ -41,7 +41,6 @@ impl Stage {
         self.controller().sources(self.task(), self.now).remove("users").expect("the service")
     }
 
-    /// The fault of the service's file.
     fn file_fault(&self) -> String {
         self.service_source().error.unwrap_or_default()
     }
@@ -81,7 +80,8 @@ fn a_lame_duck_gets_no_new_connects_and_keeps_its_open_ones() {
         stage.settle();
         assert_eq!(stage.dialled(60), of(&[0, 2]));
         stage.close_all();
-        // With the last connection to another lame duck its slot is freed: one stays, as the backup.
+        // When the last connection to the other lame duck ends, its slot is freed; one lame duck
+        // stays, as the backup.
         stage.list_text(&with(["", lame, lame]));
         stage.stop_faults();
         assert_eq!(stage.dialled(60), of(&[0]));
@@ -164,7 +164,7 @@ fn a_file_that_is_missing_or_cannot_be_read_changes_nothing_and_is_seen_when_it_
         stage.list(&BACKENDS[..2]);
         stage.settle();
         assert_eq!(stage.dialled(60), of(&[0, 1]));
-        // For want of memory, say: the same version is tried again.
+        // A read error, for example for lack of memory: the same version is retried.
         stage.disk.set_broken(LIST, true);
         stage.list(&BACKENDS[1..]);
         stage.tick();
@@ -199,7 +199,7 @@ fn a_start_with_a_bad_file_uses_the_last_good_list_of_its_service() {
         stage.settle();
         assert_eq!(stage.dialled(60), of(&[0, 1, 2]));
         assert!(stage.file_fault().contains("users.toml:1:"), "{}", stage.file_fault());
-        // One that was cut off is not used.
+        // A stored list that was cut off is not used.
         stage.kill();
         lb_kernel::Kernel::detach(&stage.kernel, &stage.pins()).expect("no fault");
         (stage.sent, stage.open) = Default::default();
@@ -216,7 +216,8 @@ fn a_start_with_a_bad_file_uses_the_last_good_list_of_its_service() {
     });
 }
 
-/// A source that came back empty, or a daemon that started without one, took all backends away.
+/// A source that came back empty, or a daemon that started without its source, removed all
+/// backends.
 #[test]
 fn r13_no_broken_source_takes_backends_away_and_a_valid_shorter_list_does() {
     let whole = list_of(&BACKENDS);
@@ -255,7 +256,7 @@ fn the_json_of_prometheus_is_read_and_what_is_another_programs_is_told() {
         stage.stop_faults();
         assert_eq!(notes(stage), [""; 0]);
         assert_eq!(stage.backend(BACKENDS[2]).state, "lame-duck");
-        // What was kept of it begins as JSON, and serves a start without the file.
+        // The stored list begins as JSON, and serves a start without the file.
         stage.disk.remove(LIST);
         stage.try_to_start(1);
         stage.settle();
@@ -264,7 +265,8 @@ fn the_json_of_prometheus_is_read_and_what_is_another_programs_is_told() {
     });
 }
 
-/// The shell gives the file and the last good list up after a while each: what the kernel holds serves then.
+/// The shell gives up the file and the last good list, each after a while; then the kernel's state
+/// serves.
 #[test]
 fn a_start_goes_on_without_a_file_system_that_does_not_answer() {
     script("", |stage| {
@@ -293,7 +295,7 @@ fn a_start_goes_on_without_a_file_system_that_does_not_answer() {
     });
 }
 
-/// Other files of its directory change, and so does time.
+/// Other files of the directory change, and time passes.
 #[test]
 fn an_idle_daemon_reads_nothing_anew() {
     script("", |stage| {
@@ -305,7 +307,8 @@ fn an_idle_daemon_reads_nothing_anew() {
             stage.changed(format!("/lists/other{n}"));
             stage.pass(std::time::Duration::from_mins(1));
         }
-        // A change in its directory has the file looked at, and not read, for it is the version that is known.
+        // A change in the directory causes a check of the file, but no reading, because the version
+        // is known.
         assert_eq!((readings(stage) - before, stage.service_source().failures), (5, 0));
         stage.hangs = |work| matches!(work, BackgroundWork::Read { .. });
         stage.pass(std::time::Duration::from_mins(1));
@@ -313,10 +316,10 @@ fn an_idle_daemon_reads_nothing_anew() {
     });
 }
 
-/// The store holds twice the limit; tables that grow and shrink scatter over it.
+/// The arena holds twice the limit; tables that grow and shrink are scattered over it.
 #[test]
 fn tables_of_many_lengths_always_find_room() {
-    // 1,024 entries up to 32 backends, 4,096 for 128.
+    // Up to 32 backends take 1,024 entries, 128 take 4,096.
     let sizes =
         [(4, 128), (4, 127), (4, 1), (0, 2), (1, 128), (3, 2), (2, 2), (3, 1), (1, 127), (1, 1), (2, 128)];
     let list = |service: usize, count: usize, version: usize| {
@@ -362,12 +365,12 @@ fn a_static_list_that_finds_no_slot_keeps_no_daemon_from_starting() {
             let backends = stage.service().backends.into_iter();
             backends.filter(|one| one.usable && one.address.to_string().starts_with(of)).count()
         };
-        // As many others at once do not fit beside those that are in force.
+        // 300 other backends at once do not fit beside those in force.
         stage.write_config(&lines(&new));
         stage.try_to_start(1);
         assert!(stage.file_fault().contains("all 512 slots"), "{}", stage.file_fault());
         assert_eq!((used(stage, "10.1."), stage.reached(stage.place, SERVICE).is_some()), (300, true));
-        // A shorter one fits, and makes room for the rest.
+        // A shorter list fits, and makes room for the rest.
         for count in [100, 300] {
             stage.configure(&lines(&new[..count]));
             stage.stop_faults();
@@ -408,12 +411,13 @@ fn a_list_that_finds_no_slot_is_taken_once_there_is_one() {
         stage.list_all(&old);
         stage.stop_faults();
         stage.connect().expect("all are well");
-        // No slot is left beside the old ones, so the old ones stay.
+        // No slot is left beside the old backends, so these stay.
         stage.list_all(&new);
         stage.tick();
         assert!(stage.file_fault().contains("all 512 slots"), "{}", stage.file_fault());
         assert!(stage.dialled(30).iter().all(|backend| old.contains(&backend.to_string())));
-        // Fewer of them first: the others' slots are freed, all but the one that is held.
+        // The list is reduced first: the slots of the other backends are freed, except the one with
+        // an open flow.
         stage.list_all(&old[..20]);
         stage.stop_faults();
         stage.list_all(&new[..400]);
@@ -423,7 +427,7 @@ fn a_list_that_finds_no_slot_is_taken_once_there_is_one() {
     });
 }
 
-/// The file is as it was: it is not read again for that.
+/// The file has not changed, so it is not read again.
 #[test]
 fn a_list_that_found_no_slot_is_taken_when_flows_have_ended() {
     script("subset = \"all\"", |stage| {
@@ -437,7 +441,7 @@ fn a_list_that_found_no_slot_is_taken_when_flows_have_ended() {
         stage.list_all(&second);
         let list_in_force = list_of(&second.iter().map(String::as_str).collect::<Vec<_>>());
         stage.stop_faults();
-        // Those of the first list have open flows, those of the second are in force.
+        // Backends of the first list have open flows; those of the second are in force.
         stage.list_all(&newest);
         stage.tick();
         assert!(stage.file_fault().contains("all 512 slots"), "{}", stage.file_fault());
@@ -452,7 +456,7 @@ fn a_list_that_found_no_slot_is_taken_when_flows_have_ended() {
     });
 }
 
-/// What one client task has no room for is no fault of another that took the same list.
+/// If one client task has no room for a list, that is no fault of another that has accepted it.
 #[test]
 fn a_list_that_one_client_has_no_slots_for_is_a_fault_of_that_client_alone() {
     let mut stage = Stage::new("");
@@ -500,7 +504,7 @@ fn a_list_that_is_stored_late_or_never_holds_nothing_up() {
         stage.tick();
         let stored = stage.disk.content("/var/lib/socklb/last-good/users.toml").expect("it is stored");
         assert!(stored.starts_with(list_of(&BACKENDS[..2]).as_bytes()), "the newest");
-        // A disk that is full, and a newer list has come when that is found.
+        // A disk that is full, and a newer list that arrives before that is known.
         stage.hangs = |work| matches!(work, BackgroundWork::Store(_));
         for number in [0, 2] {
             stage.list(&BACKENDS[number..=number]);
@@ -532,7 +536,7 @@ fn a_file_that_does_not_answer_holds_nothing_up_and_is_read_when_it_does() {
     });
 }
 
-/// A result that comes after a reload has named another file.
+/// A result that arrives after a reload has named another file.
 #[test]
 fn what_was_read_of_another_file_is_not_taken() {
     script("", |stage| {
@@ -545,7 +549,7 @@ fn what_was_read_of_another_file_is_not_taken() {
         stage.finish_hung();
         stage.stop_faults();
         assert_eq!(stage.dialled(30), of(&[1]));
-        // One that is begun while the configuration is read is the later one of the two.
+        // A reading that begins while the configuration is read is the later of the two.
         stage.write_list(&BACKENDS[1..]);
         stage.hangs = |work| matches!(work, BackgroundWork::Load(_) | BackgroundWork::Read { .. });
         stage.write_config("");
@@ -572,7 +576,7 @@ fn a_reload_keeps_the_list_in_force_where_the_file_is_bad_and_counts_failures_on
         assert!(stage.file_fault().contains("users.toml:2:"), "{}", stage.file_fault());
         stage.list_text("[[endpoint]]\naddress = 6\n");
         assert_eq!(stage.file_failures(), 2);
-        // A client that is new begins with that list, and not with none until its part of it is computed.
+        // A new client begins with that list, rather than with none until its part is computed.
         let other = stage.kernel.make_cgroup(&cgroup_path("batch"));
         stage.hangs = |work| matches!(work, BackgroundWork::Compute { .. });
         stage.write_clients(&[("web", "web"), ("batch", "batch")]);
@@ -580,7 +584,7 @@ fn a_reload_keeps_the_list_in_force_where_the_file_is_bad_and_counts_failures_on
         stage.settle();
         assert_eq!(stage.reached(other, SERVICE), Some(address(BACKENDS[1])));
         stage.finish_hung();
-        // The list in force is the one that a later start uses, too.
+        // A later start uses the list in force, too.
         stage.stop_faults();
         stage.try_to_start(1);
         stage.settle();
@@ -604,7 +608,8 @@ fn files_that_are_not_watched_are_read_at_sighup_only() {
     });
 }
 
-/// What the daemon has given back goes to a list that waits for room: also slots that became idle while no daemon ran.
+/// Slots that the daemon has freed go to a list that waits for room, including slots that became
+/// idle while no daemon ran.
 #[test]
 fn slots_that_became_idle_while_no_daemon_ran_are_free_for_the_lists_of_a_start() {
     for is_static in [false, true] {
@@ -627,7 +632,7 @@ fn slots_that_became_idle_while_no_daemon_ran_are_free_for_the_lists_of_a_start(
                 stage.write_config(&format!("subset = \"all\"\nbackends = {{ static = {last:?} }}"));
             }
             stage.try_to_start(1);
-            // A refusal would be counted, also if the list is taken a moment later.
+            // A refusal would be counted, even if the list is accepted a moment later.
             assert_eq!((stage.file_fault().as_str(), stage.file_failures()), ("", 0));
             stage.stop_faults();
             assert_eq!((stage.file_fault().as_str(), stage.states().len()), ("", 300));

@@ -1,4 +1,5 @@
-//! Scripts of weights that follow load: what agents report, what an operator says, and what a later daemon knows of it.
+//! Scripts of weights that follow load: reports of agents, switches of operators, and what a later
+//! daemon adopts.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::controller::{BackgroundWork, Event};
 const SECOND: Duration = Duration::from_secs(1);
 const FILE: &str = "/var/lib/socklb/load/factors.json";
 
-/// Lines of a service whose weights change like that.
+/// The lines of a service with these load settings.
 fn lines(load: &str) -> String {
     format!(
         "{load}\npolicy = \"weighted-round-robin\"\nhealth = {{ probe = \"report\", interval = \"1s\" }}\n[reports]\nkey = \"1\""
@@ -30,7 +31,7 @@ impl Stage {
         }
     }
 
-    /// So many seconds pass, with some connects in each.
+    /// Lets seconds pass, with some connects in each.
     fn use_for(&mut self, seconds: u32) {
         for _ in 0..seconds {
             self.pass(SECOND);
@@ -59,14 +60,14 @@ impl Stage {
         })
     }
 
-    /// An operator says what becomes of the service's law.
+    /// An operator sets the switch of the service's law.
     fn switch(&mut self, switch: Switch) -> Switched {
         let said = self.switch_of(None, switch);
         assert_eq!(said.clients.len(), 1);
         said
     }
 
-    /// The same, of one client if it is named.
+    /// The same for one client, if it is named.
     fn switch_of(&mut self, client: Option<&str>, switch: Switch) -> Switched {
         let (answer, mut said) = Reply::new();
         let client = client.map(str::to_owned);
@@ -85,7 +86,7 @@ fn the_share_of_a_backend_that_is_busy_falls_until_an_operator_says_otherwise() 
         assert!(busy < 0.7 && one > 1.05 && other > 1.05, "{busy} {one} {other}");
         stage.stop_faults();
         assert!(stage.shares()[0] < 0.25, "{:?}", stage.shares());
-        // While it is frozen nothing follows.
+        // While the law is frozen, weights do not change.
         stage.switch(Switch::Frozen);
         let frozen = stage.shares();
         stage.utilize([100, 300, 300]);
@@ -118,7 +119,7 @@ fn a58_weights_are_requests_over_utilization() {
         stage.utilize([900, 300, 300]);
         stage.use_for(60);
         stage.stop_faults();
-        // 100 requests a second at 0.9 and twice at 0.3: 111 of 778.
+        // 100 requests per second at 0.9, and 100 at 0.3 twice: 111 of 778.
         assert!((stage.shares()[0] - 1.0 / 7.0).abs() < 0.01, "{:?}", stage.shares());
     });
 }
@@ -141,7 +142,8 @@ fn with_reports_of_fewer_than_half_weights_stay_and_that_is_told() {
     });
 }
 
-/// The third gets no connect: its weight is too small. An idle service's agents are asked every ten minutes.
+/// The third backend receives no connect, because its weight is too small. An idle service's agents
+/// are polled every ten minutes.
 #[test]
 fn of_a_service_that_is_used_members_that_get_nothing_are_asked_as_often() {
     let seldom = lines(FEEDBACK).replace("\"1s\"", "\"1s\", idle_interval = \"10m\"");
@@ -156,19 +158,19 @@ fn of_a_service_that_is_used_members_that_get_nothing_are_asked_as_often() {
         assert_eq!(stage.sent.get(&address(BACKENDS[2])).copied(), before, "it gets nothing");
         let load = stage.load();
         assert!(!load.is_idle && (load.reporting, load.expected) == (3, 3), "{load:?}");
-        // What it says next is heard within an interval, and a second that the daemon takes to look.
+        // Its next report arrives within an interval, plus a second for the daemon's tick.
         stage.utilize([300, 300, 700]);
         stage.use_for(3);
         assert_eq!(stage.member(2).utilization, Some(0.7));
     });
 }
 
-/// A number that cannot be true moves a share as far as a true one may, and no other share with it.
+/// A number that cannot be true moves a share as far as a true one may, and moves no other share.
 #[test]
 fn what_is_absurd_moves_a_share_as_far_as_it_goes() {
     script(&lines(FEEDBACK), |stage| {
         stage.utilize([4_000_000_000, 300, 300]);
-        // Bound: it takes a minute or two.
+        // Bound: this takes a minute or two.
         for _ in 0..300 {
             stage.use_for(1);
             if stage.member(0).is_at_clamp {
@@ -200,7 +202,7 @@ fn what_was_learnt_and_said_holds_over_kills_silence_and_other_configurations() 
         }
         stage.configure(&lines(&format!("{FEEDBACK}\nslow_start = \"1m\"")));
         assert!(is_as_before(stage) && stage.load().slow_start_s.is_some(), "{:?}", stage.shares());
-        // Another service before it in the file.
+        // Another service is put before it in the file.
         let text = stage.config_text();
         let first = "[[service]]\nname = \"first\"\naddress = \"10.96.0.11:80\"\nbackends = { static = [] }\n[[service]]";
         stage.write_text(&text.replacen("[[service]]", first, 1));
@@ -212,7 +214,7 @@ fn what_was_learnt_and_said_holds_over_kills_silence_and_other_configurations() 
         stage.try_to_start(1);
         stage.pass(2 * SECOND);
         assert_eq!(stage.load().switch, "freeze");
-        // A file that is cut off is as good as none, and is put aside.
+        // A file that is cut off is ignored, and is put aside.
         let stored = stage.disk.content(FILE).expect("it is stored");
         stage.disk.write(FILE, &stored[..stored.len() / 2]);
         stage.try_to_start(1);
@@ -235,7 +237,8 @@ fn what_was_said_of_a_client_holds_while_that_cannot_be_started() {
         stage.tell(Event::Hangup);
         stage.stop_faults();
         stage.switch_of(Some("web"), Switch::Frozen);
-        // `web` is dropped and wanted again: the first attempt to open it fails, and the second hangs.
+        // `web` is dropped and configured again: the first attempt to open it fails, and the second
+        // hangs.
         stage.is_counted = false;
         stage.write_clients(&[batch]);
         stage.tell(Event::Hangup);
@@ -257,7 +260,7 @@ fn what_was_said_of_a_client_holds_while_that_cannot_be_started() {
     });
 }
 
-/// What an operator has said is in a file that cannot be read: nothing is written over it.
+/// An operator's switch is in a file that cannot be read: nothing is written over it.
 #[test]
 fn what_is_said_while_the_file_cannot_be_read_holds_once_it_can_be() {
     script(&lines(FEEDBACK), |stage| {
@@ -301,7 +304,7 @@ fn a_backend_that_is_new_or_available_again_starts_slowly_also_over_a_restart() 
         stage.list(&[BACKENDS[0], BACKENDS[1], BACKENDS[2], new]);
         stage.use_for(2);
         stage.stop_faults();
-        // 64 seconds: its share is whole.
+        // 64 seconds have passed: its share is whole.
         assert!(stage.shares().iter().all(|share| (share - 0.25).abs() < 0.02), "{:?}", stage.shares());
         stage.report(BACKENDS[0], |agent| agent.readiness = lb_report::wire::Readiness::LameDuck);
         stage.use_for(10);

@@ -1,5 +1,6 @@
-//! Scripts of reports: what backends say of themselves, while daemons and agents come and go. That datagrams are believed by the right rules
-//! is shown where these are; that the kernel's programs take them in by the same, by the local tests of `xdp`.
+//! Scripts of reports, while daemons and agents come and go. Other tests show which datagrams are
+//! believed (in `lb_report`), and that the kernel's programs receive them by the same rules (the
+//! local tests of `xdp`).
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -30,14 +31,13 @@ impl Stage {
         self.report(backend, |agent| agent.readiness = Readiness::LameDuck);
     }
 
-    /// The backends that have a place in the kernel for what they report.
+    /// The backends that have an entry for their reports in the kernel.
     fn registered(&self) -> BTreeSet<SocketAddr> {
         let maps = self.kernel.host_maps(Path::new(PINS)).expect("no fault");
         let senders = maps.senders().expect("no fault").into_iter();
         senders.map(|(name, _)| socket_addr(name.address, name.port)).collect()
     }
 
-    /// What is shown of a backend by its reports.
     fn reported(&self, backend: &str) -> String {
         let views = self.controller().probe_views(self.task());
         views[&("users".to_owned(), address(backend))].state.clone()
@@ -63,7 +63,7 @@ fn a_lame_duck_is_passed_over_from_then_on_and_back_when_it_is_ready() {
     });
 }
 
-/// The kernel keeps what was said, and the next daemon takes that over although nobody answers it.
+/// The kernel stores the report, and the next daemon adopts it although the agent does not answer.
 #[test]
 fn a_lame_duck_stays_one_while_agent_and_daemon_are_dead_and_until_its_time_is_over() {
     script(REPORTS, |stage| {
@@ -78,7 +78,7 @@ fn a_lame_duck_stays_one_while_agent_and_daemon_are_dead_and_until_its_time_is_o
         assert!(stage.controller().is_open(), "what is pinned goes on, and waits for no first answer");
         stage.pass(5 * SECOND);
         assert!(!stage.dialled(60).contains(&address(BACKENDS[0])), "another daemon runs");
-        // It asked for a minute.
+        // The report asked for a minute.
         stage.pass(60 * SECOND);
         stage.settle();
         assert_eq!(stage.dialled(60).len(), 3);
@@ -99,7 +99,7 @@ fn nobody_at_the_limit_is_taken_instead_of_a_lame_duck() {
         for _ in 0..2 {
             assert_eq!(next(), address(BACKENDS[0]), "it serves, and they are at their limit");
         }
-        // All are at the limit: one that is no lame duck is taken beyond it.
+        // All are at the limit: a backend that is no lame duck is chosen beyond it.
         assert_ne!(next(), address(BACKENDS[0]));
     });
 }
@@ -122,7 +122,7 @@ fn a_lame_duck_that_is_ejected_is_not_tried_before_it_is_ready() {
     });
 }
 
-/// Programs of all clients read one word.
+/// The programs of all clients read one word.
 #[test]
 fn all_clients_of_a_host_heed_what_a_backend_says() {
     script(REPORTS, |stage| {
@@ -139,13 +139,13 @@ fn all_clients_of_a_host_heed_what_a_backend_says() {
     });
 }
 
-/// Another backend that got its place there would be heeded in its stead.
+/// If another backend got its id, the old rows would follow the reports of that backend.
 #[test]
 fn who_is_named_by_a_client_that_is_kept_until_another_takes_over_stays_registered() {
     script(REPORTS, |stage| {
         stage.are_ready(&BACKENDS);
         stage.stop_faults();
-        // Who is listed no more may come back: it is known for a minute.
+        // A backend that is no longer listed may come back, so its entry stays for a minute.
         stage.list(&BACKENDS[1..]);
         stage.pass(30 * SECOND);
         assert_eq!(stage.registered(), BACKENDS.map(address).into());
@@ -159,7 +159,7 @@ fn who_is_named_by_a_client_that_is_kept_until_another_takes_over_stays_register
         stage.pass(90 * SECOND);
         assert!(stage.reached(stage.place, SERVICE).is_some(), "it is balanced by the rows of before");
         assert_eq!(stage.registered(), BACKENDS.map(address).into());
-        // Once nobody can name those that are listed no more, they go.
+        // Once no row can name the backends that are no longer listed, their entries are removed.
         stage.write_list(&BACKENDS[1..]);
         stage.finish_hung();
         stage.pass(90 * SECOND);
@@ -174,7 +174,7 @@ fn where_all_are_lame_ducks_all_serve_and_who_is_not_heard_is_available() {
         stage.pass(3 * SECOND);
         stage.settle();
         assert_eq!(stage.dialled(60).len(), 3);
-        // One whose agent has never answered is better than a lame duck.
+        // A backend whose agent has never answered is better than a lame duck.
         let new = "10.0.0.4:80";
         stage.list(&[BACKENDS[0], BACKENDS[1], new]);
         stage.settle();
@@ -196,7 +196,7 @@ fn who_falls_silent_is_shown_as_that_and_stays_available() {
     });
 }
 
-/// It is knowledge, other than ejection: it is the last to be chosen.
+/// Being down is a fact, unlike ejection: such a backend is chosen last.
 #[test]
 fn who_says_that_it_is_down_is_chosen_last() {
     script(REPORTS, |stage| {
@@ -218,7 +218,7 @@ fn who_says_that_it_is_down_is_chosen_last() {
     });
 }
 
-/// First the daemon's side has both, then the agents have the new one, then the old one goes.
+/// First the daemon's side has both keys, then the agents have the new one, then the old one goes.
 #[test]
 fn a_key_is_replaced_without_a_gap() {
     script(REPORTS, |stage| {
@@ -235,14 +235,15 @@ fn a_key_is_replaced_without_a_gap() {
             }
             assert_eq!(stage.reported(BACKENDS[1]), "ready", "{file}, agents {agents}");
         }
-        // Who has the old key alone is not believed any more.
+        // An agent that only has the old key is no longer believed.
         stage.report(BACKENDS[0], |agent| (agent.key, agent.readiness) = (1, Readiness::Ready));
         stage.pass(5 * SECOND);
         assert!(!stage.dialled(12).contains(&address(BACKENDS[0])));
     });
 }
 
-/// Whoever may write a list and has a key of his own could otherwise speak for a backend of another service.
+/// Otherwise anyone who can write a list and has a key could report for a backend of another
+/// service.
 #[test]
 fn a_service_hears_of_its_backends_by_its_own_key_alone() {
     let (more, list) = ("10.96.0.11:80", "/lists/more.toml");
@@ -263,7 +264,8 @@ fn a_service_hears_of_its_backends_by_its_own_key_alone() {
         stage.disk.write(list, list_of(&BACKENDS[..1]));
         stage.are_ready(&BACKENDS);
         stage.announce_lame(BACKENDS[0]);
-        // It asks nobody, so it has to do with what its list says, though another service of the client knows more.
+        // The service requests no reports, so only its list counts, though another service of the
+        // client has a report.
         assert_eq!(with_more(stage, ""), [""; 0]);
         assert_eq!(stage.reached(stage.place, more), Some(address(BACKENDS[0])));
         assert!(!stage.dialled(60).contains(&address(BACKENDS[0])));
@@ -304,7 +306,8 @@ fn keys_that_cannot_be_read_and_a_port_that_is_taken_are_named_and_what_was_hear
     });
 }
 
-/// It has lost its disk, and its clock was fast before: its numbers are lower than those that were believed.
+/// The agent has lost its disk, and its clock was fast before: its numbers are lower than those
+/// that were believed.
 #[test]
 fn an_agent_that_starts_again_with_lower_numbers_is_believed() {
     script(REPORTS, |stage| {
@@ -335,7 +338,8 @@ fn an_ejected_backend_whose_agent_starts_again_is_tried_by_the_next_connect() {
         stage.report(BACKENDS[0], |agent| (agent.incarnation, agent.counter) = (2, 1));
         stage.stop_faults();
         assert_eq!(stage.dialled(60).len(), 3);
-        // One that starts again and again is tried so once within the time of a first ejection.
+        // A backend whose agent restarts repeatedly is tried for that at most once within the time
+        // of a first ejection.
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
         stage.report(BACKENDS[0], |agent| (agent.incarnation, agent.counter) = (3, 1));
@@ -355,7 +359,7 @@ fn a_backend_that_reports_errors_does_not_look_idle() {
         let mut sent = 0;
         for _ in 0..20 {
             let before = stage.sent.get(&address(BACKENDS[0])).copied().unwrap_or(0);
-            // The others hold what they get.
+            // The other backends hold their connections.
             for _ in 0..6 {
                 stage.connect().expect("all accept");
             }

@@ -1,4 +1,5 @@
-//! A daemon without a host: the controller, the shell's own readers of files, and a kernel, a disk and a network in memory, in virtual time.
+//! A daemon without a host: the controller, the shell's own readers of files, and a kernel, a disk
+//! and a network in memory, in virtual time.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -45,21 +46,22 @@ pub const SERVICE: &str = "10.96.0.10:80";
 pub const BACKENDS: [&str; 3] = ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"];
 pub const FAULTS_PER_MILLE: u64 = 100;
 pub const SEED: u64 = 20_261_127;
-/// Where the configuration, the list and the pins are.
+/// The paths of the configuration, the list and the pins.
 pub const CONFIG: &str = "/etc/socklb/socklb.toml";
 pub const LIST: &str = "/lists/users.toml";
 pub const PINS: &str = "/sys/fs/bpf";
-/// Seconds after which the daemon has done all that it can: the longest pause after failures is half a minute.
+/// Seconds until the daemon has done everything that it can: the longest pause after failures is
+/// half a minute.
 const SETTLED: u32 = 64;
-/// Starts after which the chance that all have failed is nil.
+/// The number of starts at which the chance that all fail is nil.
 const STARTS: u32 = 100;
 
-/// Small, so that looking at all of it is cheap.
+/// Small, so that checking all of it is cheap.
 const LIMITS: Limits = Limits { schedule_entries: 1 << 15, flow_records: 64, slots: 512 };
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A list of these backends, as a file has it.
+/// The text of a file with a list of these backends.
 pub fn list_of(backends: &[&str]) -> String {
     backends.iter().map(|backend| format!("[[endpoint]]\naddress = \"{backend}\"\n")).collect()
 }
@@ -74,12 +76,12 @@ pub struct Disk(Mutex<DiskState>);
 
 #[derive(Default)]
 struct DiskState {
-    /// By path: the content, and how often the disk had changed before.
+    /// By path: how many changes the disk had had when the file was written, and the content.
     files: BTreeMap<PathBuf, (u64, Vec<u8>)>,
     changes: u64,
-    /// Paths, and directories, of which nothing can be read or written.
+    /// Files, and directories with all files below, that can be neither read nor written.
     broken: BTreeSet<PathBuf>,
-    /// Paths, and directories, whose file system does not answer.
+    /// Files, and directories with all files below, whose file system does not answer.
     silent: BTreeSet<PathBuf>,
 }
 
@@ -88,7 +90,6 @@ impl Disk {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a file.
     pub fn write(&self, path: impl AsRef<Path>, text: impl AsRef<[u8]>) {
         let mut state = self.state();
         state.changes += 1;
@@ -96,12 +97,11 @@ impl Disk {
         state.files.insert(path.as_ref().to_owned(), (version, text.as_ref().to_owned()));
     }
 
-    /// Removes a file.
     pub fn remove(&self, path: impl AsRef<Path>) {
         self.state().files.remove(path.as_ref());
     }
 
-    /// Lets all that is at a path or below it fail from now on, or work again.
+    /// Makes all access to a path, or below it, fail from now on, or work again.
     pub fn set_broken(&self, path: impl AsRef<Path>, is_broken: bool) {
         let (mut state, path) = (self.state(), path.as_ref().to_owned());
         if is_broken {
@@ -111,7 +111,8 @@ impl Disk {
         };
     }
 
-    /// Lets the file system of all that is at a path or below it not answer from now on, or answer again.
+    /// Makes the file system of a path, and all below it, stop answering from now on, or answer
+    /// again.
     pub fn set_silent(&self, path: impl AsRef<Path>, is_silent: bool) {
         let (mut state, path) = (self.state(), path.as_ref().to_owned());
         if is_silent {
@@ -126,12 +127,11 @@ impl Disk {
         if is_silent { Err(NoAnswer::Silent(path.to_owned())) } else { Ok(()) }
     }
 
-    /// Looks what lies at a path.
+    /// Reads the stamp of a path, as the shell does.
     fn look(&self, path: &Path) -> Result<Option<Stamp>, NoAnswer> {
         self.ask(path).map(|()| self.stamp(path))
     }
 
-    /// What a file holds.
     pub fn content(&self, path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
         let state = self.state();
         if state.broken.iter().any(|broken| path.as_ref().starts_with(broken)) {
@@ -141,7 +141,6 @@ impl Disk {
         file.map(|(_, text)| text.clone()).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// The files below a directory.
     pub fn below(&self, directory: &str) -> Vec<PathBuf> {
         self.state().files.keys().filter(|path| path.starts_with(directory)).cloned().collect()
     }
@@ -187,7 +186,8 @@ impl Files for Disk {
     }
 }
 
-/// A network in which probes by connection find what a script says, and agents answer at once or not at all.
+/// A network in which connect probes find what a script sets, and agents answer at once or not at
+/// all.
 #[derive(Clone, Default)]
 pub struct Wire(Arc<Mutex<WireState>>);
 
@@ -206,18 +206,18 @@ struct WireState {
     agents: BTreeMap<SocketAddr, ScriptedAgent>,
 }
 
-/// What an agent says of its backend.
+/// What an agent reports of its backend.
 #[derive(Clone, Copy, Debug)]
 pub struct ScriptedAgent {
     pub readiness: Readiness,
     /// Requests and errors per second, and utilization, in thousandths.
     pub load: [u32; 3],
-    /// The number of the key that it has.
+    /// The id of the agent's key.
     pub key: u16,
-    /// Rises with each start, and with each change.
+    /// Rises with each start; `counter` rises with each change.
     pub incarnation: u32,
     pub counter: u32,
-    /// Whether it does not answer.
+    /// Whether the agent does not answer.
     pub is_silent: bool,
 }
 
@@ -229,7 +229,7 @@ impl Default for ScriptedAgent {
 }
 
 impl ScriptedAgent {
-    /// Its answer to a request; `None` if it does not understand it.
+    /// The agent's answer to a request; `None` if the request does not parse.
     fn answer(&self, request: &[u8]) -> Option<Datagram> {
         let mut report = Datagram::parse(request).ok()?;
         let backend = socket_addr(report.address, report.port);
@@ -246,7 +246,7 @@ impl ScriptedAgent {
     }
 }
 
-/// The key of a service with this number.
+/// The service key with this id.
 fn key(id: u16) -> Numbered<ServiceKey> {
     Numbered { id, key: ServiceKey::from_bytes([id.to_be_bytes()[1]; 32]) }
 }
@@ -263,12 +263,13 @@ impl Exchanging {
         act(&mut self.exchange.lock().unwrap_or_else(PoisonError::into_inner), now)
     }
 
-    /// Polls the agents that are due and takes their answers in. Returns when the next one is due, and whether a backend is otherwise than before.
+    /// Polls the agents that are due, and handles their answers. Returns when the next one is due,
+    /// and whether the health of a backend changed.
     fn turn(&self) -> (Duration, bool) {
         let agents = self.wire.with(|state| state.agents.clone());
         self.with(|exchange, now| {
             let mut is_news = false;
-            // Bound: each that is due is asked once, in parts.
+            // Bound: each agent that is due is polled once, in batches.
             loop {
                 let turn = exchange.turn(now);
                 is_news |= turn.is_news;
@@ -321,7 +322,7 @@ impl Wire {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Lets another process have the port for reports, or give it up.
+    /// Gives the port for reports to another process, or frees it.
     pub fn take_port(&self, is_taken: bool) {
         self.with(|state| state.is_taken = is_taken);
     }
@@ -398,7 +399,7 @@ impl Network for WireEnd {
     }
 }
 
-/// What the environment of a configuration has: nothing.
+/// An environment without any variables and files, for reading a configuration.
 struct Nothing;
 
 impl config::ProcessEnvironment for Nothing {
@@ -410,7 +411,7 @@ impl config::ProcessEnvironment for Nothing {
         None
     }
 
-    /// The name of the file of a key is its number.
+    /// The name of a key file lists the ids of its keys, as in `2-1`.
     fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let mut keys = name.split('-').map(str::parse).map_while(Result::ok).map(key);
@@ -457,7 +458,7 @@ pub struct Stage {
     /// The cgroup of the client `web`.
     pub place: FakeCgroup,
     pub controller: Option<Controller>,
-    /// Lines of the service.
+    /// Additional lines of the service.
     lines: String,
     /// The clients, each with its cgroup.
     clients: Vec<(String, String)>,
@@ -466,12 +467,12 @@ pub struct Stage {
     clock: Clock,
     worker: Worker,
     runtime: tokio::runtime::Runtime,
-    /// Events that the controller has not taken in.
+    /// Events that the controller has not handled yet.
     inbox: VecDeque<Event>,
-    /// Which work is not done for now, and what was left of it.
+    /// Selects the work that hangs for now; `hung` holds the work that was left.
     pub hangs: fn(&BackgroundWork) -> bool,
     hung: Vec<BackgroundWork>,
-    /// What the service manager was told, but for lines on the state, and the last of these.
+    /// The notifications to the service manager, without status lines, and the last status line.
     pub notices: Vec<Notice>,
     pub state_line: String,
     /// The directories that are watched for changes of files.
@@ -482,7 +483,7 @@ pub struct Stage {
     listed: BTreeSet<SocketAddr>,
     /// Backends that refuse connects.
     pub dead: BTreeSet<SocketAddr>,
-    /// Connects that were sent to each backend.
+    /// The number of connects that were sent to each backend.
     pub sent: BTreeMap<SocketAddr, u64>,
     pub open: Vec<FakeFlow>,
     /// Whether `sent` and `open` are all flows that the maps of the client `web` have counted.
@@ -509,7 +510,6 @@ pub fn script(lines: &str, act: impl Fn(&mut Stage)) {
     }
 }
 
-/// The full path of a cgroup.
 pub fn cgroup_path(name: &str) -> PathBuf {
     Path::new("/sys/fs/cgroup").join(name)
 }
@@ -589,12 +589,11 @@ impl Stage {
         self.write_config(&lines);
     }
 
-    /// The text of the configuration.
     pub fn config_text(&self) -> String {
         String::from_utf8(self.disk.content(CONFIG).expect("it is there")).expect("text")
     }
 
-    /// The daemon follows a configuration in which this text has that in its place.
+    /// Replaces a text in the configuration, and lets the daemon reload it.
     pub fn reconfigure(&mut self, text: &str, instead: &str) {
         let before = self.config_text();
         assert!(before.contains(text), "{text} is not in {before}");
@@ -603,18 +602,18 @@ impl Stage {
         self.settle();
     }
 
-    /// Writes the configuration with this text.
     pub fn write_text(&mut self, text: &str) {
         self.disk.write(CONFIG, text);
     }
 
-    /// Writes the list.
+    /// Writes a list of these backends.
     pub fn write_list(&mut self, backends: &[&str]) {
         self.listed.extend(backends.iter().map(|backend| address(backend)));
         self.disk.write(LIST, list_of(backends));
     }
 
-    /// A daemon starts with this list, after any before has died, and starts again until it can.
+    /// Starts a daemon with this list, after any earlier daemon has died, and repeats that until it
+    /// succeeds.
     pub fn start(&mut self, backends: &[&str]) {
         self.write_list(backends);
         self.try_to_start(STARTS);
@@ -622,7 +621,7 @@ impl Stage {
         self.settle();
     }
 
-    /// A daemon starts, so often at most.
+    /// Starts a daemon, in at most `starts` attempts.
     pub fn try_to_start(&mut self, starts: u32) {
         for _ in 0..starts {
             self.kill();
@@ -640,7 +639,7 @@ impl Stage {
         }
     }
 
-    /// The daemon dies: what it has not done is never done.
+    /// The daemon dies: work that it has not done is never done.
     pub fn kill(&mut self) {
         self.wire.with(|state| {
             let WireState { agents, now, is_taken, .. } = std::mem::take(state);
@@ -670,13 +669,13 @@ impl Stage {
         SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000) + self.clock.monotonic(self.now)
     }
 
-    /// Gives the controller an event, and does what it asks for.
+    /// Passes an event to the controller, and carries out its effects.
     pub fn tell(&mut self, event: Event) {
         self.inbox.push_back(event);
         self.run();
     }
 
-    /// Lets the controller take in all that has happened.
+    /// Lets the controller handle all events.
     fn run(&mut self) {
         while let Some(event) = self.inbox.pop_front() {
             let (now, wall) = (self.now, self.wall());
@@ -723,7 +722,7 @@ impl Stage {
                     })
                     .collect(),
             ),
-            // Without a thread for each, because there are two each second.
+            // Without a thread for each, because there are two per second.
             BackgroundWork::Look { service, source } => {
                 let result = self.disk.look(&source.file.path);
                 Event::Looked { service, source, result }
@@ -745,7 +744,7 @@ impl Stage {
         self.run();
     }
 
-    /// Time passes, and a daemon that runs does what it does meanwhile.
+    /// Lets time pass; a daemon that runs acts in the meantime.
     pub fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         self.run();
@@ -770,7 +769,7 @@ impl Stage {
         self.advance(until);
     }
 
-    /// The next wake-up comes, at this time.
+    /// Lets the next wake-up happen, at this time.
     pub fn pass_one(&mut self, at: Instant) {
         self.advance(at);
         self.tell(Event::Wakeup);
@@ -784,7 +783,7 @@ impl Stage {
         self.wire.with(|state| state.now = now);
     }
 
-    /// An agent says this of its backend.
+    /// Changes the report of a backend's agent.
     pub fn report(&mut self, backend: &str, change: impl FnOnce(&mut ScriptedAgent)) {
         self.wire.with(|state| {
             let agent = state.agents.entry(address(backend)).or_default();
@@ -793,19 +792,20 @@ impl Stage {
         });
     }
 
-    /// A second passes.
+    /// Lets a second pass.
     pub fn tick(&mut self) {
         self.pass(SECOND);
         self.check();
     }
 
-    /// Probes find these backends well, or as refusing connections.
+    /// Makes probes find these backends healthy, or refusing connections.
     pub fn find(&mut self, backends: &[&str], is_well: bool) {
         let health = if is_well { Health::Healthy } else { Health::Refusing };
         self.found(backends, ProbedHealth { health, why: Why::Probe, is_unconfirmed: false });
     }
 
-    /// The first probe of these backends is lost, and no second one has shown yet that it was by chance.
+    /// The first probe of these backends is lost, and no second one has shown yet that this was by
+    /// chance.
     pub fn lose_first_probe(&mut self, backends: &[&str]) {
         self.found(
             backends,
@@ -821,32 +821,33 @@ impl Stage {
         self.tell(Event::Heard);
     }
 
-    /// The list is another one, and the daemon reads it.
+    /// Writes another list, and lets the daemon read it.
     pub fn list(&mut self, backends: &[&str]) {
         self.write_list(backends);
         self.changed(LIST);
     }
 
-    /// The list has this text, which names no backend that none has named before, and the daemon reads it.
+    /// Writes this text of the list, which must not name a new backend, and lets the daemon read
+    /// it.
     pub fn list_text(&mut self, text: &str) {
         self.disk.write(LIST, text);
         self.changed(LIST);
     }
 
-    /// Something has changed at this path, which is watched; and the time passes that it is given to settle.
+    /// Reports a change at this path, as a watch does, and lets it settle.
     pub fn changed(&mut self, path: impl AsRef<Path>) {
         self.tell(Event::Changed([path.as_ref().to_owned()].into()));
         self.pass(lb_core::feed::SETTLE);
     }
 
-    /// The service has these lines, and the daemon follows.
+    /// Writes these lines of the service, and lets the daemon reload them.
     pub fn configure(&mut self, lines: &str) {
         self.write_config(lines);
         self.tell(Event::Hangup);
         self.settle();
     }
 
-    /// Seconds pass until the daemon has nothing left to do.
+    /// Lets seconds pass until the daemon has nothing left to do.
     pub fn settle(&mut self) {
         for _ in 0..SETTLED {
             self.tick();
@@ -862,7 +863,7 @@ impl Stage {
         panic!("it does not settle: {:?}", self.task().trouble());
     }
 
-    /// No operation of the kernel fails any more, and the daemon does what is left to do.
+    /// Stops all faults of the kernel, and lets the daemon do what is left to do.
     pub fn stop_faults(&mut self) {
         self.kernel.faults().stop();
         for _ in 0..SETTLED {
@@ -876,45 +877,42 @@ impl Stage {
         String::from_utf8_lossy(&lines).lines().filter(|line| line.contains(what)).count()
     }
 
-    /// The controller of the daemon that runs.
     pub fn controller(&self) -> &Controller {
         self.controller.as_ref().expect("a daemon runs")
     }
 
-    /// The client `web`.
+    /// The client task of the client `web`.
     pub fn task(&self) -> &ClientTask {
         self.controller().clients.task("web").expect("the client runs")
     }
 
-    /// The faults that the daemon shows.
     pub fn faults(&self) -> Vec<String> {
         let faults = self.controller().facts(self.now).faults;
         faults.into_iter().map(|fault| fault.text).collect()
     }
 
-    /// What `status` shows.
     pub fn status(&self) -> StatusDocument {
         status::of(&self.kernel, self.controller().facts(self.now))
     }
 
-    /// The client `web` of that.
+    /// The client `web` in `status`.
     pub fn client(&self) -> ClientStatus {
         let mut clients = self.status().clients.into_iter();
         clients.find(|client| client.name == "web").expect("the client runs")
     }
 
-    /// Its service.
+    /// The service of that client in `status`.
     pub fn service(&self) -> ServiceStatus {
         self.client().services.swap_remove(0)
     }
 
-    /// A backend of that.
+    /// A backend of that service in `status`.
     pub fn backend(&self, backend: &str) -> BackendStatus {
         let mut backends = self.service().backends.into_iter();
         backends.find(|one| one.address == address(backend)).expect("it has a slot")
     }
 
-    /// All that `status` says is wrong.
+    /// All faults in `status`.
     pub fn degraded(&self) -> Vec<String> {
         self.status().faults.iter().map(ToString::to_string).collect()
     }
@@ -931,7 +929,7 @@ impl Stage {
         lb_view::text::explanation(&self.explanation(), Style::default())
     }
 
-    /// Begins a connection: its SYN leaves.
+    /// Begins a connection: its SYN is sent.
     pub fn begin(&mut self) -> Result<FakeFlow, u16> {
         match self.kernel.connect(self.place, 1, address(SERVICE)) {
             Connect::Unchanged => Err(0),
@@ -945,7 +943,7 @@ impl Stage {
         }
     }
 
-    /// Opens a connection; what is dead refuses it.
+    /// Opens a connection; a dead backend refuses it.
     pub fn connect(&mut self) -> Result<SocketAddr, u16> {
         let mut flow = self.begin()?;
         if self.dead.contains(&flow.backend) {
@@ -957,7 +955,8 @@ impl Stage {
         Ok(flow.backend)
     }
 
-    /// Where a connection goes that a process in this cgroup opens to an address and ends at once; `None` if it is not balanced.
+    /// The backend of a connection that a process in this cgroup opens to an address and ends at
+    /// once; `None` if it is not balanced.
     pub fn reached(&mut self, from: FakeCgroup, to: &str) -> Option<SocketAddr> {
         match self.kernel.connect(from, 1, address(to)) {
             Connect::Unchanged | Connect::Refused(_) => None,
@@ -973,7 +972,7 @@ impl Stage {
         }
     }
 
-    /// Opens so many, ends each at once, and says how many failed.
+    /// Opens this many connections, ends each at once, and returns how many failed.
     pub fn dial(&mut self, count: u32) -> u32 {
         let held = std::mem::take(&mut self.open);
         let mut failed = 0;
@@ -987,7 +986,7 @@ impl Stage {
         failed
     }
 
-    /// The backends that so many connects go to.
+    /// The backends that this many connects go to.
     pub fn dialled(&mut self, count: u32) -> BTreeSet<SocketAddr> {
         let before = self.sent.clone();
         self.dial(count);
@@ -1001,8 +1000,8 @@ impl Stage {
         }
     }
 
-    /// The maps hold no backend that the daemon does not know. Counts are exact: as many flows were sent to each backend as the test
-    /// has counted, and as many are open.
+    /// Checks that the maps hold no backend that the daemon does not have, and that counts are
+    /// exact: each backend has as many flows sent and open as the test has counted.
     pub fn check(&mut self) {
         let task = self.controller.as_ref().and_then(|controller| controller.clients.task("web"));
         let Some(task) = task.filter(|task| self.is_counted && !task.is_unpinned()) else { return };
@@ -1012,7 +1011,7 @@ impl Stage {
             assert_eq!(known, Some(slot.address), "{:?}", slot.at);
             let open = self.open.iter().filter(|flow| flow.backend == slot.address).count() as u64;
             assert_eq!(tables.active(slot.at.slot), open, "{}", slot.address);
-            // A look-up may fail now.
+            // A lookup may fail now.
             if let Ok(counts) = tables.counts(slot.at.slot) {
                 let sent = self.sent.get(&slot.address).copied().unwrap_or(0);
                 assert_eq!(counts.sums.chosen, sent, "{}", slot.address);
@@ -1020,24 +1019,23 @@ impl Stage {
         }
     }
 
-    /// The slot of a backend.
     pub fn slot(&self, backend: SocketAddr) -> SlotView {
         let slots = self.task().datapath().tables().slots();
         slots.into_iter().find(|slot| slot.address == backend).expect("it has a slot")
     }
 
-    /// The state of each backend that has a slot.
+    /// The state of each backend that has a slot, and whether it is ejected.
     pub fn states(&self) -> BTreeMap<SocketAddr, (BackendState, bool)> {
         let slots = self.task().datapath().tables().slots();
         slots.into_iter().map(|slot| (slot.address, (slot.state, slot.is_ejected))).collect()
     }
 
-    /// Where the client `web` is pinned.
+    /// The pins of the client `web`.
     pub fn pins(&self) -> Pins {
         Pins::of(Path::new(PINS), "web")
     }
 
-    /// The clients that are pinned.
+    /// The names of the clients that are pinned.
     pub fn pinned(&self) -> Vec<String> {
         let pinned = self.kernel.clients(Path::new(PINS)).expect("no fault");
         pinned.into_iter().map(|pins| pins.client).collect()

@@ -1,4 +1,5 @@
-//! Scripts of subsets: what of a list a task of a job uses, as lists, load and the configuration change.
+//! Scripts of subsets: which endpoints a task of a job uses, as lists, load and the configuration
+//! change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -9,13 +10,12 @@ use lb_view::explanation::SubsetMember;
 use super::stage::{Stage, address, list_of, script};
 use crate::controller::{BackgroundWork, Event};
 
-/// So many addresses.
 fn many(count: usize) -> Vec<String> {
     (0..count).map(|n| format!("10.1.{}.{}:80", n / 200, 1 + n % 200)).collect()
 }
 
 impl Stage {
-    /// The client is this task of a job of so many, before this list, and the daemon follows.
+    /// Makes the client this task of a job of `count`, with this list, and lets the daemon follow.
     fn task_of(&mut self, index: u32, count: u32, list: &[String], lines: &str) {
         self.list(&list.iter().map(String::as_str).collect::<Vec<_>>());
         self.write_config(lines);
@@ -31,7 +31,7 @@ impl Stage {
     }
 }
 
-/// Of 7 backends each of 5 tasks takes an arc of three fifths: 4 1/5 backends.
+/// Each of 5 tasks takes an arc of three fifths of 7 backends: 4 1/5 backends.
 #[test]
 fn the_edges_of_an_arc_show_in_the_shares() {
     script("", |stage| {
@@ -108,7 +108,8 @@ fn a_lost_backend_is_replaced_by_the_next_of_the_order_and_open_flows_stay() {
     });
 }
 
-/// With nothing said of a subset it is `rocksteadier` with size `auto`, and more than the largest fixed size.
+/// Without a `subset` key it is `rocksteadier` with size `auto`, and more than the largest fixed
+/// size.
 #[test]
 fn a_task_that_is_alone_uses_three_hundred_backends() {
     script("", |stage| {
@@ -125,8 +126,8 @@ fn a_task_that_is_alone_uses_three_hundred_backends() {
     });
 }
 
-/// Of a size that the list tells, and of one that only a computation does: two tasks that choose at random leave out some of 60 backends
-/// unless both take all.
+/// For a size that follows from the list, and for one that has to be computed: two tasks that
+/// choose at random leave out some of 60 backends unless both take all.
 #[test]
 fn a_list_that_needs_too_many_entries_is_refused_with_both_numbers() {
     let both = "would have 2048 entries, limits.schedule_entries allows 1024";
@@ -147,7 +148,8 @@ fn a_list_that_needs_too_many_entries_is_refused_with_both_numbers() {
     }
 }
 
-/// Lists are computed beside the loop: a reload that comes between must not get what was computed for another task.
+/// Lists are computed beside the loop: a reload in between must not receive the result for another
+/// task.
 #[test]
 fn a_reload_while_a_list_is_computed_ends_with_both_new() {
     let lines = "subset = { algorithm = \"random\", size = 8 }";
@@ -164,7 +166,7 @@ fn a_reload_while_a_list_is_computed_ends_with_both_new() {
             assert_eq!((inputs.index, inputs.endpoints), (7 * round, list.len()));
             let members = stage.members().into_keys().collect::<BTreeSet<_>>();
             assert_eq!(stage.dialled(100), members);
-            // What a daemon makes of it that knows nothing else.
+            // The result of a daemon without any earlier state.
             let mut other = Stage::new("");
             other.task_of(7 * round, 400, &list, lines);
             other.start(&list.iter().map(String::as_str).collect::<Vec<_>>());

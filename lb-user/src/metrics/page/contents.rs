@@ -1,4 +1,4 @@
-//! What stands on a page, metric by metric.
+//! The contents of a page, metric by metric.
 
 use std::fmt;
 
@@ -282,7 +282,7 @@ impl MetricsPage {
         sheet.family(&f::RETRANSMITS, self.of_backends(|b| SeriesValue::Whole(b.counts.sums.retransmits)))
     }
 
-    // ---- iterators over clients, services and backends -------------------------------------------------------------
+    // ---- iterators over clients, services and backends ------------------------------------------
 
     /// Clients whose maps could be read.
     fn maps(&self) -> impl Iterator<Item = (&str, &MapMetrics)> {

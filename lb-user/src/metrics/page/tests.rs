@@ -1,4 +1,4 @@
-//! Pages of made-up counts, in both forms.
+//! Pages with example counts, in both formats.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
